@@ -1,0 +1,19 @@
+// The result of an operation that may fail on bad input.
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace stalloc::plan {
+
+// A value, or one line that says what is wrong.
+template <class T>
+struct Outcome {
+  T value{};
+  std::string error;  // empty: value is good
+  [[nodiscard]] bool ok() const { return error.empty(); }
+
+  static Outcome failure(std::string what) { return Outcome{{}, std::move(what)}; }
+};
+
+}  // namespace stalloc::plan

@@ -1,0 +1,63 @@
+// The plan in memory: what schemas/plan.fbs says, as plain structs.
+// Written by the planner, read by the tool and the interposer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stalloc::plan {
+
+// Requests are rounded up to this many bytes, never to a page: CUDA promises at least 256-byte alignment,
+// PyTorch and the driver's pools use 512.
+inline constexpr std::uint64_t kUnitBytes = 512;
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+enum class SlotKind : std::uint8_t { Static = 0, Persistent = 1, Dynamic = 2, PassThrough = 3 };
+
+// One request and its place: bytes [offset, offset + size) of a view, for the lifetime [lower, upper).
+// Fields as in schemas/plan.fbs.
+struct Slot {
+  std::uint64_t id = 0;
+  std::uint64_t size = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t lower = 0;
+  std::uint64_t upper = 0;
+  std::uint32_t view = 0;
+  std::uint32_t stream = 0;
+  SlotKind kind = SlotKind::Static;
+  bool event_on_free = false;
+};
+
+struct Wait {
+  std::uint32_t slot = 0;
+  std::uint32_t freed = 0;
+};
+
+struct View {
+  std::uint64_t bytes = 0;
+  std::vector<std::uint32_t> handles;
+};
+
+struct DevicePlan {
+  std::uint32_t device = 0;
+  std::uint64_t granularity = 0;
+  std::uint64_t physical_bytes = 0;
+  std::uint64_t peak_live_bytes = 0;
+  std::vector<std::uint64_t> handles;
+  std::vector<View> views;
+  std::vector<Slot> slots;
+  std::uint32_t prologue = 0;
+  std::uint32_t body = 0;
+  std::vector<Wait> waits;
+};
+
+struct Plan {
+  std::string writer;
+  std::string source;
+  std::uint64_t source_checksum = 0;
+  std::vector<DevicePlan> devices;
+};
+
+}  // namespace stalloc::plan

@@ -1,0 +1,37 @@
+// Reading and writing plan files (schemas/plan.fbs).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/outcome.h"
+#include "plan/plan.h"
+
+namespace stalloc::plan {
+
+inline constexpr std::uint16_t kPlanVersionMajor = 1;
+inline constexpr std::uint16_t kPlanVersionMinor = 0;
+
+// Serialises `plan`. Never fails.
+std::vector<std::uint8_t> encode_plan(const Plan& plan);
+
+// True when the bytes begin as a plan does; says nothing about the rest.
+bool is_plan(std::span<const std::uint8_t> bytes);
+
+// Verifies and decodes a plan. Refuses: not a plan, truncated, a newer major version, a checksum that does not match,
+// and anything that would place a slot outside its view or a view outside the handles (see `find_defect`).
+// Pure; touches no file; allocates O(size of the input).
+Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes);
+
+// Names the first thing in `plan` that cannot be served whatever the trace: handles not multiples of the granularity,
+// a home view that does not map each handle once in order, handle or view indices out of range, slots that end outside
+// their view or are not aligned to kUnitBytes, sums that overflow. Empty when there is none.
+std::string find_defect(const Plan& plan);
+
+// File variants. Errors name the path. `write_plan` replaces the file only when the new one is complete.
+Outcome<Plan> read_plan(const std::string& path);
+std::string write_plan(const Plan& plan, const std::string& path);  // empty: written
+
+}  // namespace stalloc::plan

@@ -1,0 +1,98 @@
+// Reading and writing traces: files of size-prefixed chunks (schemas/trace.fbs).
+//
+// The recorder encodes one chunk at a time and appends it; the planner reads the whole file. A process that is killed
+// leaves whole chunks and perhaps a piece of one at the end.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/outcome.h"
+#include "trace_generated.h"
+
+namespace stalloc::trace {
+
+using plan::Outcome;
+
+inline constexpr std::uint16_t kTraceVersionMajor = 1;
+inline constexpr std::uint16_t kTraceVersionMinor = 0;
+
+// Fields as in schemas/trace.fbs.
+using Event = tracefb::Event;
+using Frame = tracefb::Frame;
+using EventKind = tracefb::EventKind;
+
+struct Process {
+  std::string writer;
+  std::uint32_t pid = 0;
+  std::string rank;
+  std::string host;
+  std::string command;
+  std::uint64_t start_unix_ns = 0;
+};
+
+struct Device {
+  std::uint32_t ordinal = 0;
+  std::string name;
+  std::uint64_t total_bytes = 0;
+  std::uint64_t granularity = 0;
+};
+
+struct Module {
+  std::uint32_t id = 0;
+  std::string path;
+};
+
+struct Stack {
+  std::uint32_t id = 0;
+  std::vector<Frame> frames;  // innermost first
+};
+
+// What one chunk holds. The spans point into the caller's memory.
+struct ChunkView {
+  std::uint32_t sequence = 0;        // 0, 1, 2, ...
+  const Process* process = nullptr;  // in chunk 0, else null
+  std::span<const Device> devices;   // those first seen since the chunk before; so too modules and stacks
+  std::span<const Module> modules;
+  std::span<const Stack> stacks;
+  std::span<const Event> events;
+  bool last = false;  // the closing chunk of a process that ends in order
+};
+
+// One chunk as it stands in a file, size prefix included. Chunks appended in the order of their sequence numbers are a
+// trace. Allocates with operator new, which may throw. A chunk must stay below 2 GiB and 500,000 stacks and modules;
+// recorders flush long before.
+std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk);
+
+// A whole trace.
+struct Trace {
+  Process process;
+  std::vector<Device> devices;
+  std::vector<Module> modules;
+  std::vector<Stack> stacks;
+  std::vector<Event> events;
+  std::uint64_t chunks = 0;           // read
+  bool closed = false;                // the closing chunk was seen; else the process was killed or still runs
+  bool truncated = false;             // bytes behind the last whole chunk were left out (see ReadOptions)
+  std::uint64_t source_checksum = 0;  // of all bytes of the file
+};
+
+struct ReadOptions {
+  // A file that stops inside a chunk is an error that says how many whole chunks it holds; with this set those chunks
+  // are read and `Trace::truncated` is set.
+  bool take_whole_chunks = false;
+};
+
+// True when the bytes begin as a trace does; says nothing about the rest.
+bool is_trace(std::span<const std::uint8_t> bytes);
+
+// Verifies and decodes a trace: every buffer, identifier, major version, checksum and sequence number. Pure; touches no
+// file; allocates O(size of the input). The error is one line.
+Outcome<Trace> decode_trace(std::span<const std::uint8_t> bytes, const ReadOptions& options = {});
+
+// The same for a file; the error names the path.
+Outcome<Trace> read_trace(const std::string& path, const ReadOptions& options = {});
+
+}  // namespace stalloc::trace
