@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Times allocation pairs (pair_bench) on the driver's pool and under stalloc, for several sizes and thread counts.
+
+  bench_pairs.py --library LIB --tool STALLOC_PLAN --program PAIR_BENCH --out DIR [--runtime LIBCUDART]
+
+Each case is run bare, recorded, planned and served, and this --rounds times. DIR receives pairs.json (every run) and
+pairs.md, which is printed too. With --runtime the same again through the CUDA runtime of that file.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+BYTES = (1 << 10, 1 << 20, 64 << 20)
+THREADS = (1, 4, 16)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
+    parser.add_argument("--program", required=True, type=pathlib.Path, help="the pair_bench program")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--driver", help="the driver to open instead of libcuda.so.1")
+    parser.add_argument("--runtime", help="a libcudart to measure through as well")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=30, help="batches measured in a run")
+    parser.add_argument("--pairs", type=int, default=1000, help="pairs in a batch")
+    return parser.parse_args()
+
+
+def run(arguments, case, settings, batches):
+    """One run of the program; what it printed, or the end of this program when it fails."""
+    command = [str(arguments.program.resolve()), "--api", case["api"], "--bytes", str(case["bytes"]),
+               "--threads", str(case["threads"]), "--pairs", str(arguments.pairs), "--batches", str(batches)]
+    library = {"driver": arguments.driver, "runtime": arguments.runtime}[case["api"]]
+    if library:
+        command += ["--library", library]
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("STALLOC_") and name != "LD_PRELOAD"}
+    result = subprocess.run(command, env={**environment, **settings}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, check=False)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} under {settings} failed with status {result.returncode}:\n{result.stderr}")
+    return {**json.loads(result.stdout), "stalloc_says": result.stderr.splitlines()}
+
+
+def measure(arguments, case):
+    """All runs of one case. The recording needs few batches: the plan repeats."""
+    preload = {"LD_PRELOAD": str(arguments.library.resolve()), "STALLOC_LOG_LEVEL": "info"}
+    trace, plan = arguments.out / "pairs.trace.fb", arguments.out / "pairs.plan.fb"
+    record = {**preload, "STALLOC_TRACE": str(trace)}
+    run(arguments, case, record, batches=2)
+    subprocess.run([str(arguments.tool.resolve()), str(trace), "-o", str(plan)], stdout=subprocess.DEVNULL, check=True)
+    runs = []
+    for _ in range(arguments.rounds):
+        for variant, settings, batches in (("bare", {}, arguments.batches), ("record", record, 2),
+                                           ("serve", {**preload, "STALLOC_PLAN": str(plan)}, arguments.batches)):
+            runs.append({"variant": variant, **run(arguments, case, settings, batches)})
+    return runs
+
+
+def median(values):
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def table(runs):
+    """Nanoseconds a pair: the median over the rounds of each run's median."""
+    def nanoseconds(case, variant):
+        found = [run["median_ns"] for run in runs
+                 if (run["api"], run["bytes"], run["threads"]) == case and run["variant"] == variant]
+        return median(found) if found else None
+
+    lines = ["| API | size | threads | driver's pool, ns | recording, ns | serving, ns | serving / pool |",
+             "|---|---|---|---|---|---|---|"]
+    for case in dict.fromkeys((run["api"], run["bytes"], run["threads"]) for run in runs):
+        api, size, threads = case
+        text = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+        bare, record, serve = (nanoseconds(case, variant) for variant in ("bare", "record", "serve"))
+        recorded = f"{record:.0f}" if record is not None else ""
+        lines.append(f"| {api} | {text} | {threads} | {bare:.0f} | {recorded} | {serve:.0f} | {serve / bare:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    arguments = parse_arguments()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.out = arguments.out.resolve()
+    runs = []
+    for api in ("driver", "runtime") if arguments.runtime else ("driver",):
+        for size in BYTES:
+            for threads in THREADS:
+                runs += measure(arguments, {"api": api, "bytes": size, "threads": threads})
+    (arguments.out / "pairs.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / "pairs.md").write_text(table(runs), encoding="utf-8")
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

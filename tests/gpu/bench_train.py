@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Measures one training run (train.py) under today's allocators and under stalloc, in one call on one GPU.
+
+  bench_train.py --library LIB --tool STALLOC_PLAN --out DIR [--rounds N] [--variants LIST] [-- train.py options]
+
+Variants, run one after the other in each round, so that slow drifts of the machine hit all alike:
+  native      PyTorch's caching allocator
+  expandable  the same with expandable segments
+  async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
+  record      trace mode (compare its step time with async: the cost of the hooks and the recorder)
+  serve       alloc mode; planned once, from the first round's trace
+
+DIR receives each run's report and standard error, trace.fb, plan.fb, summary.json (of the planner), measured.json
+(what belongs beside a trace that is shipped) and table.md, which is printed too.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+GIB = 1 << 30
+VARIANTS = ("native", "expandable", "async", "record", "serve")
+TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments",
+          "async": "cudaMallocAsync (driver pool)", "record": "stalloc, recording",
+          "serve": "stalloc, serving the plan"}
+PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # read since 2.9; read before
+TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
+
+
+def variant_list(text):
+    names = text.split(",")
+    for name in names:
+        if name not in VARIANTS:
+            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(VARIANTS)}")
+    if "serve" in names and "record" not in names:
+        raise argparse.ArgumentTypeError("serve needs record: its plan comes from the recorded trace")
+    return sorted(names, key=VARIANTS.index)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--variants", type=variant_list, default=list(VARIANTS), metavar="LIST",
+                        help="comma-separated; default: all")
+    parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train.py, after --")
+    arguments = parser.parse_args()
+    if arguments.train[:1] == ["--"]:
+        del arguments.train[0]
+    arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
+    for path in (arguments.library, arguments.tool):
+        if not path.exists():
+            parser.error(f"{path} does not exist")
+    return arguments
+
+
+def environment_for(variant, arguments, trace):
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("STALLOC_") and name not in ("LD_PRELOAD", *PYTORCH_SETTINGS)}
+    settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}.get(variant)
+    if settings:
+        environment.update(dict.fromkeys(PYTORCH_SETTINGS, settings))
+    if variant in ("record", "serve"):
+        environment["LD_PRELOAD"] = str(arguments.library)
+        environment["STALLOC_LOG_LEVEL"] = "info"
+    if variant == "record":
+        environment["STALLOC_TRACE"] = str(trace)
+    if variant == "serve":
+        environment["STALLOC_PLAN"] = str(arguments.out / "plan.fb")
+    return environment
+
+
+def run_training(variant, round_number, arguments):
+    """One training run; its report, with the end of its standard error added. Ends the program when it fails."""
+    name = f"{variant}-{round_number}"
+    trace = arguments.out / ("trace.fb" if round_number == 0 else f"trace-{round_number}.fb")
+    report_path = arguments.out / f"{name}.json"
+    print(f"{name} ...", flush=True)
+    command = [sys.executable, str(TRAIN), "--json", str(report_path), *arguments.train]
+    with open(arguments.out / f"{name}.stderr", "w+", encoding="utf-8", errors="replace") as log:
+        status = subprocess.run(command, env=environment_for(variant, arguments, trace), stdout=log, stderr=log,
+                                stdin=subprocess.DEVNULL, check=False).returncode
+        log.seek(0)
+        text = log.read()
+    if status != 0:
+        sys.exit(f"{name} failed with status {status}; the end of its output:\n{text[-4000:]}")
+    if variant == "record" and round_number > 0:
+        trace.unlink(missing_ok=True)  # the first one is planned and kept; the others only cost time, which is measured
+    report = json.loads(report_path.read_text(encoding="utf-8"))
+    report["stalloc_says"] = [line for line in text.splitlines() if "stalloc" in line]
+    return report
+
+
+def make_plan(arguments):
+    command = [str(arguments.tool), str(arguments.out / "trace.fb"), "-o", str(arguments.out / "plan.fb")]
+    result = subprocess.run([*command, "--summary", "json"], stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        sys.exit(f"planning failed with status {result.returncode}")
+    (arguments.out / "summary.json").write_text(result.stdout, encoding="utf-8")
+    return json.loads(result.stdout)
+
+
+def median(values):
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def steady_step_ms(reports):
+    """Median over the steady steps of all rounds."""
+    return median([ms for report in reports
+                   for ms in (report["step_ms"][report["options"]["warmup"]:] or report["step_ms"])])
+
+
+def table(results):
+    """One row a variant. Live: the peak of allocated bytes; held: the peak of what the allocator took from the card."""
+    reference = results.get("native") or next(iter(results.values()))
+    lines = ["| allocator | live GiB | held GiB | held / live | lost | card grew by GiB | step ms | / first row | "
+             "losses as first row |", "|---|---|---|---|---|---|---|---|---|"]
+    for variant, reports in results.items():
+        live = max(report["max_memory_allocated"] for report in reports)
+        held = max(report["max_memory_reserved"] for report in reports)
+        grown = [report["device_bytes_grown"] for report in reports if "device_bytes_grown" in report]
+        same = all(report["losses_hex"] == reference[0]["losses_hex"] for report in reports)
+        step = steady_step_ms(reports)
+        card = f"{max(grown) / GIB:.3f}" if grown else "unknown"
+        lines.append(f"| {TITLES[variant]} | {live / GIB:.3f} | {held / GIB:.3f} | {held / live:.4f} | "
+                     f"{100 * (1 - live / held):.1f} % | {card} | {step:.1f} | "
+                     f"{step / steady_step_ms(reference):.4f} | {'identical' if same else 'different'} |")
+    return "\n".join(lines) + "\n"
+
+
+def measured(results, arguments):
+    """The figures that are kept beside a shipped trace."""
+    first = next(iter(results.values()))[0]
+    return {
+        "gpu": first["gpu"], "torch": first["torch"], "parameters": first["parameters"],
+        "command": " ".join(["train.py", *arguments.train]), "rounds": arguments.rounds,
+        "allocators": {variant: {
+            "max_memory_allocated": max(report["max_memory_allocated"] for report in reports),
+            "max_memory_reserved": max(report["max_memory_reserved"] for report in reports),
+            "median_step_ms": steady_step_ms(reports),
+        } for variant, reports in results.items()},
+    }
+
+
+def main():
+    arguments = parse_arguments()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.out = arguments.out.resolve()
+    results = {variant: [] for variant in arguments.variants}
+    for round_number in range(arguments.rounds):
+        for variant in arguments.variants:
+            results[variant].append(run_training(variant, round_number, arguments))
+            if variant == "record" and round_number == 0 and "serve" in results:
+                summary = make_plan(arguments)
+                print("plan: " + ", ".join(f"{name} {value}" for name, value in summary.items()
+                                           if isinstance(value, (int, float))), flush=True)
+        # Written each round: a run that is cut short leaves what it has.
+        (arguments.out / "measured.json").write_text(json.dumps(measured(results, arguments), indent=1) + "\n",
+                                                     encoding="utf-8")
+        (arguments.out / "table.md").write_text(table(results), encoding="utf-8")
+    for line in results.get("serve", [{}])[-1].get("stalloc_says", []):
+        print(line)
+    print(f"\n{' '.join(['train.py', *arguments.train])}; {next(iter(results.values()))[0]['gpu']}, "
+          f"PyTorch {next(iter(results.values()))[0]['torch']}, rounds: {arguments.rounds}\n\n{table(results)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""What can be known of the GPU programs without a GPU: they compile, parse their options and put a table together."""
+
+import argparse
+import pathlib
+import sys
+import types
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import bench_pairs  # noqa: E402
+import bench_train  # noqa: E402
+import train  # noqa: E402
+
+TORCHRUN = ("nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts "
+            "monitor-interval start-method event-log-handler role module no-python run-path log-dir redirects tee "
+            "local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters node-rank master-addr master-port "
+            "local-addr logs-specs numa-binding signals-to-handle virtual-local-rank").split()
+
+
+class Options(unittest.TestCase):
+    def test_defaults_are_the_benchmark(self):
+        options = train.make_parser().parse_args(["--recompute"])
+        self.assertEqual((options.size, options.batch, options.seq, options.accumulate), ("1b", 16, 2048, 4))
+
+    def test_no_option_is_a_prefix_of_one_of_torchruns(self):
+        for action in train.make_parser()._actions:
+            for name in action.option_strings:
+                clashes = [other for other in TORCHRUN if ("--" + other).startswith(name) and name != "-h"]
+                self.assertEqual(clashes, [], name)
+
+    def test_serving_needs_recording(self):
+        with self.assertRaises(argparse.ArgumentTypeError):
+            bench_train.variant_list("native,serve")
+        self.assertEqual(bench_train.variant_list("serve,record,native"), ["native", "record", "serve"])
+
+
+class Environment(unittest.TestCase):
+    def test_only_stallocs_runs_are_preloaded(self):
+        arguments = types.SimpleNamespace(library=pathlib.Path("/lib.so"), out=pathlib.Path("/out"))
+        for variant in bench_train.VARIANTS:
+            environment = bench_train.environment_for(variant, arguments, "/out/trace.fb")
+            self.assertEqual("LD_PRELOAD" in environment, variant in ("record", "serve"), variant)
+            self.assertEqual("STALLOC_PLAN" in environment, variant == "serve", variant)
+
+
+class Table(unittest.TestCase):
+    def test_ratios_and_losses(self):
+        def report(held, step, losses):
+            return {"max_memory_allocated": 8 << 30, "max_memory_reserved": held << 30, "losses_hex": losses,
+                    "step_ms": [9000.0, step, step], "options": {"warmup": 1}}
+
+        text = bench_train.table({"native": [report(10, 200.0, ["0x1p+0"])],
+                                  "serve": [report(8, 100.0, ["0x1p+0"]), report(8, 100.0, ["0x1p+1"])]})
+        rows = [line.split(" | ") for line in text.splitlines()[2:]]
+        self.assertEqual(rows[0][3:5], ["1.2500", "20.0 %"])
+        self.assertEqual(rows[1][3:8], ["1.0000", "0.0 %", "unknown", "100.0", "0.5000"])
+        self.assertTrue(rows[0][8].startswith("identical"))
+        self.assertTrue(rows[1][8].startswith("different"))
+
+
+class Pairs(unittest.TestCase):
+    def test_table(self):
+        base = {"api": "driver", "bytes": 1024, "threads": 1}
+        rows = bench_pairs.table([dict(base, variant="bare", median_ns=1500.0),
+                                  dict(base, variant="serve", median_ns=300.0)])
+        self.assertIn("| driver | 1 KiB | 1 | 1500 |  | 300 | 0.200 |", rows)
+
+
+if __name__ == "__main__":
+    unittest.main()
