@@ -1,0 +1,175 @@
+#include "interpose/serve/cursor.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace stalloc::serve {
+namespace {
+
+using plan::SlotKind;
+
+constexpr std::uint64_t kFirstWindow = 1000;     // requests after which the plan is judged for the first time
+constexpr std::uint64_t kLaterWindow = 100'000;  // long enough for an evaluation that the plan does not know
+constexpr std::uint64_t kLeastShare = 10;        // one request in so many must match
+constexpr int kLookAhead = 64;                   // slots searched for the end of a gap
+constexpr std::size_t kLeastAgreement = 2;       // requests that must agree before the cursor jumps ahead
+constexpr int kManyRecentMisses = 8;             // of the latest 16: the place is lost
+constexpr int kCandidates = 64;                  // places compared when it is
+
+std::uint32_t to_units(std::uint64_t bytes) noexcept {
+  const std::uint64_t units = bytes / plan::kUnitBytes + (bytes % plan::kUnitBytes != 0);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(units, std::numeric_limits<std::uint32_t>::max()));
+}
+
+// One step of FNV-1a over words (Fowler, Noll, Vo).
+std::uint64_t mix(std::uint64_t hash, std::uint32_t units) noexcept { return (hash ^ units) * 0x100000001b3ULL; }
+constexpr std::uint64_t kSeed = 0xcbf29ce484222325ULL;
+
+}  // namespace
+
+Cursor::Cursor(const plan::DevicePlan& plan)
+    : body_begin_(plan.prologue),
+      body_end_(plan.prologue + plan.body),
+      window_left_(kFirstWindow),
+      window_size_(kFirstWindow) {
+  slots_.reserve(plan.slots.size());
+  for (const plan::Slot& slot : plan.slots) slots_.push_back({to_units(slot.size), slot.kind});
+  index_grams();
+}
+
+Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
+  const std::uint32_t units = to_units(bytes);
+  remember(units);
+  Position found = find_here(units);
+  if (found == kNowhere) {
+    found = find_after_deviation(units);
+    if (found != kNowhere) ++resynchronisations_;
+  }
+  count(found != kNowhere);
+  if (found == kNowhere) return {};
+  at_ = successor(found);
+  return {slots_[found].kind == SlotKind::PassThrough ? Answer::Original : Answer::Serve, found};
+}
+
+void Cursor::pass_through(std::uint64_t bytes) noexcept {
+  if (at_ < slots_.size() && slots_[at_].kind == SlotKind::PassThrough && matches(at_, to_units(bytes))) {
+    at_ = successor(at_);
+  }
+}
+
+Cursor::Position Cursor::successor(Position at) const noexcept {
+  ++at;
+  const bool repeats = body_begin_ < body_end_;
+  return repeats && (at == body_end_ || at == slots_.size()) ? body_begin_ : at;
+}
+
+Cursor::Position Cursor::predecessor(Position at) const noexcept {
+  if (body_begin_ < body_end_ && at == body_begin_) return body_end_ - 1;
+  return at == 0 ? kNowhere : at - 1;
+}
+
+bool Cursor::matches(Position at, std::uint32_t units) const noexcept {
+  if (at >= slots_.size()) return false;
+  const Wanted& wanted = slots_[at];
+  return wanted.kind == SlotKind::Dynamic ? units <= wanted.units : units == wanted.units;
+}
+
+void Cursor::remember(std::uint32_t units) noexcept {
+  history_[seen_ % kHistory] = units;
+  ++seen_;
+}
+
+void Cursor::count(bool matched) noexcept {
+  last_missed_ = !matched;
+  recent_misses_ = static_cast<std::uint16_t>(recent_misses_ << 1 | (matched ? 0 : 1));
+  window_matched_ += matched;
+  if (--window_left_ != 0) return;
+  if (window_matched_ * kLeastShare < window_size_) fits_ = false;
+  window_left_ = window_size_ = kLaterWindow;
+  window_matched_ = 0;
+}
+
+// The slot expected now: the next one; a later one when only requests that go to the original allocator lie between
+// (they may never come here); the epilogue's first when the body may be over.
+Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
+  Position at = at_;
+  for (int i = 0; i < kLookAhead && at < slots_.size(); ++i, at = successor(at)) {
+    if (matches(at, units)) return at;
+    if (slots_[at].kind != SlotKind::PassThrough) break;
+  }
+  const bool body_may_be_over = body_begin_ < body_end_ && at_ == body_begin_ && seen_ > 1;
+  return body_may_be_over && matches(body_end_, units) ? body_end_ : kNowhere;
+}
+
+Cursor::Position Cursor::find_after_deviation(std::uint32_t units) const noexcept {
+  // One request that does not match says nothing yet: were it an extra one, jumping after it would lose the place.
+  const Position ahead = last_missed_ ? find_ahead(units) : kNowhere;
+  if (ahead != kNowhere) return ahead;
+  return std::popcount(recent_misses_) >= kManyRecentMisses ? find_anywhere() : kNowhere;
+}
+
+// The slot a little ahead that the latest requests agree with best; the nearest of equals.
+Cursor::Position Cursor::find_ahead(std::uint32_t units) const noexcept {
+  Position best = kNowhere;
+  std::size_t best_agreement = kLeastAgreement - 1;
+  Position at = at_;
+  for (int i = 0; i < kLookAhead && at < slots_.size(); ++i, at = successor(at)) {
+    if (!matches(at, units)) continue;
+    const std::size_t agreed = agreement(at);
+    if (agreed > best_agreement) {
+      best = at;
+      best_agreement = agreed;
+    }
+  }
+  return best;
+}
+
+// The place in the whole plan that the latest requests agree with best; of equals the next one after the cursor.
+Cursor::Position Cursor::find_anywhere() const noexcept {
+  if (seen_ < kGram || grams_.empty()) return kNowhere;
+  std::uint64_t hash = kSeed;
+  for (std::size_t back = kGram; back-- > 0;) hash = mix(hash, past(back));
+  const auto first = std::lower_bound(grams_.begin(), grams_.end(), Gram{hash, 0});
+  const auto last = std::upper_bound(first, grams_.end(), Gram{hash, kNowhere});
+  if (first == last) return kNowhere;
+  auto gram = std::lower_bound(first, last, Gram{hash, at_});
+  Position best = kNowhere;
+  std::size_t best_agreement = kGram - 1;
+  const auto candidates = std::min<std::ptrdiff_t>(last - first, kCandidates);
+  for (std::ptrdiff_t i = 0; i < candidates; ++i, ++gram) {
+    if (gram == last) gram = first;
+    const std::size_t agreed = agreement(gram->end);
+    if (agreed > best_agreement) {
+      best = gram->end;
+      best_agreement = agreed;
+    }
+  }
+  return best;
+}
+
+// How many of the latest requests, newest first, match the slots that end at `at`.
+std::size_t Cursor::agreement(Position at) const noexcept {
+  const std::size_t known = std::min<std::uint64_t>(seen_, kHistory);
+  std::size_t agreed = 0;
+  while (agreed < known && at != kNowhere && matches(at, past(agreed))) {
+    ++agreed;
+    at = predecessor(at);
+  }
+  return agreed;
+}
+
+void Cursor::index_grams() {
+  for (Position end = 0; end < slots_.size(); ++end) {
+    std::array<Position, kGram> gram{};
+    Position at = end;
+    for (std::size_t i = kGram; i-- > 0 && at != kNowhere; at = predecessor(at)) gram[i] = at;
+    if (at == kNowhere && end + 1 < kGram) continue;  // too near the plan's start
+    std::uint64_t hash = kSeed;
+    for (const Position position : gram) hash = mix(hash, slots_[position].units);
+    grams_.push_back({hash, end});
+  }
+  std::sort(grams_.begin(), grams_.end());
+}
+
+}  // namespace stalloc::serve

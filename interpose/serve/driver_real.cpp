@@ -1,0 +1,156 @@
+#include "interpose/serve/driver_real.h"
+
+#include <algorithm>
+#include <array>
+
+namespace stalloc::serve {
+namespace {
+
+// The calling thread's capture mode is relaxed while it lives: a call that CUDA counts as unsafe during somebody's
+// capture then neither fails nor invalidates that capture.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const DriverFunctions& call) : call_(call) {
+    exchanged_ = call_.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+  }
+  ~RelaxedCapture() {
+    if (exchanged_) call_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const DriverFunctions& call_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged_ = false;
+};
+
+CUmemAllocationProp pinned_memory(int device) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = device;
+  return prop;
+}
+
+}  // namespace
+
+CUresult RealDriver::granularity(int device, std::size_t* bytes) {
+  const RelaxedCapture relaxed(call_);
+  const CUmemAllocationProp prop = pinned_memory(device);
+  return call_.cuMemGetAllocationGranularity(bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+}
+
+CUresult RealDriver::reserve(CUdeviceptr* base, std::size_t bytes) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemAddressReserve(base, bytes, 0, 0, 0);
+}
+
+CUresult RealDriver::unreserve(CUdeviceptr base, std::size_t bytes) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemAddressFree(base, bytes);
+}
+
+CUresult RealDriver::create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) {
+  const RelaxedCapture relaxed(call_);
+  CUmemAllocationProp prop = pinned_memory(device);
+  int rdma = 0;
+  if (call_.cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device) ==
+      CUDA_SUCCESS) {
+    prop.allocFlags.gpuDirectRDMACapable = rdma != 0;
+  }
+  return call_.cuMemCreate(handle, bytes, &prop, 0);
+}
+
+CUresult RealDriver::release(CUmemGenericAllocationHandle handle) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemRelease(handle);
+}
+
+CUresult RealDriver::map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocationHandle handle) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemMap(at, bytes, 0, handle, 0);
+}
+
+CUresult RealDriver::unmap(CUdeviceptr at, std::size_t bytes) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemUnmap(at, bytes);
+}
+
+CUresult RealDriver::set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) {
+  std::array<CUmemAccessDesc, 64> grants{};
+  if (devices.size() > grants.size()) return CUDA_ERROR_INVALID_VALUE;
+  std::transform(devices.begin(), devices.end(), grants.begin(), [](int device) {
+    CUmemAccessDesc grant{};
+    grant.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    grant.location.id = device;
+    grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return grant;
+  });
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemSetAccess(at, bytes, grants.data(), devices.size());
+}
+
+CUresult RealDriver::memory_info(std::size_t* free, std::size_t* total) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemGetInfo(free, total);
+}
+
+// The thread's own state: no stream is involved, nothing to relax.
+CUresult RealDriver::current_context(CUcontext* context) { return call_.cuCtxGetCurrent(context); }
+CUresult RealDriver::push_context(CUcontext context) { return call_.cuCtxPushCurrent(context); }
+CUresult RealDriver::pop_context() {
+  CUcontext popped = nullptr;
+  return call_.cuCtxPopCurrent(&popped);
+}
+
+CUresult RealDriver::stream_context(CUstream stream, CUcontext* context) {
+  if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return call_.cuCtxGetCurrent(context);
+  const RelaxedCapture relaxed(call_);
+  return call_.cuStreamGetCtx(stream, context);
+}
+
+// Made for being asked at any time: CUDA allows it whatever is being captured, and it is on the path of every request.
+CUresult RealDriver::is_capturing(CUstream stream, bool* capturing) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = call_.cuStreamIsCapturing(stream, &status);
+  if (result == CUDA_SUCCESS) *capturing = status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return result;
+}
+
+CUresult RealDriver::create_event(CUevent* event) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+}
+
+CUresult RealDriver::destroy_event(CUevent event) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuEventDestroy(event);
+}
+
+CUresult RealDriver::record_event(CUevent event, CUstream stream) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuEventRecord(event, stream);
+}
+
+CUresult RealDriver::wait_event(CUstream stream, CUevent event) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuStreamWaitEvent(stream, event, 0);
+}
+
+CUresult RealDriver::query_event(CUevent event) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuEventQuery(event);
+}
+
+CUresult RealDriver::synchronize_context() {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuCtxSynchronize();
+}
+
+CUresult RealDriver::synchronize_stream(CUstream stream) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuStreamSynchronize(stream);
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,76 @@
+// The driver interface over the original functions of libcuda.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "interpose/serve/driver.h"
+
+namespace stalloc::serve {
+
+// The original functions, each named after its symbol in libcuda (given behind it where it is a later version; never
+// a _ptsz variant, since streams are named explicitly). All must be set.
+struct DriverFunctions {
+  CUresult(CUDAAPI* cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
+  CUresult(CUDAAPI* cuMemGetAllocationGranularity)(std::size_t*, const CUmemAllocationProp*,
+                                                   CUmemAllocationGranularity_flags) = nullptr;
+  CUresult(CUDAAPI* cuMemAddressReserve)(CUdeviceptr*, std::size_t, std::size_t, CUdeviceptr,
+                                         unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemAddressFree)(CUdeviceptr, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemCreate)(CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*,
+                                 unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemRelease)(CUmemGenericAllocationHandle) = nullptr;
+  CUresult(CUDAAPI* cuMemMap)(CUdeviceptr, std::size_t, std::size_t, CUmemGenericAllocationHandle,
+                              unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemUnmap)(CUdeviceptr, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemSetAccess)(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemGetInfo)(std::size_t*, std::size_t*) = nullptr;  // cuMemGetInfo_v2
+  CUresult(CUDAAPI* cuCtxGetCurrent)(CUcontext*) = nullptr;
+  CUresult(CUDAAPI* cuCtxPushCurrent)(CUcontext) = nullptr;  // cuCtxPushCurrent_v2
+  CUresult(CUDAAPI* cuCtxPopCurrent)(CUcontext*) = nullptr;  // cuCtxPopCurrent_v2
+  CUresult(CUDAAPI* cuCtxSynchronize)() = nullptr;
+  CUresult(CUDAAPI* cuStreamGetCtx)(CUstream, CUcontext*) = nullptr;
+  CUresult(CUDAAPI* cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
+  CUresult(CUDAAPI* cuStreamWaitEvent)(CUstream, CUevent, unsigned) = nullptr;
+  CUresult(CUDAAPI* cuStreamSynchronize)(CUstream) = nullptr;
+  CUresult(CUDAAPI* cuEventCreate)(CUevent*, unsigned) = nullptr;
+  CUresult(CUDAAPI* cuEventDestroy)(CUevent) = nullptr;  // cuEventDestroy_v2
+  CUresult(CUDAAPI* cuEventRecord)(CUevent, CUstream) = nullptr;
+  CUresult(CUDAAPI* cuEventQuery)(CUevent) = nullptr;
+  CUresult(CUDAAPI* cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) = nullptr;
+};
+
+// Stateless but for the functions; thread-safe.
+class RealDriver final : public Driver {
+ public:
+  explicit RealDriver(const DriverFunctions& functions) : call_(functions) {}
+
+  CUresult granularity(int device, std::size_t* bytes) override;
+  CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
+  CUresult unreserve(CUdeviceptr base, std::size_t bytes) override;
+  CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) override;
+  CUresult release(CUmemGenericAllocationHandle handle) override;
+  CUresult map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocationHandle handle) override;
+  CUresult unmap(CUdeviceptr at, std::size_t bytes) override;
+  CUresult set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) override;
+  CUresult memory_info(std::size_t* free, std::size_t* total) override;
+  CUresult current_context(CUcontext* context) override;
+  CUresult push_context(CUcontext context) override;
+  CUresult pop_context() override;
+  CUresult stream_context(CUstream stream, CUcontext* context) override;
+  CUresult is_capturing(CUstream stream, bool* capturing) override;
+  CUresult create_event(CUevent* event) override;
+  CUresult destroy_event(CUevent event) override;
+  CUresult record_event(CUevent event, CUstream stream) override;
+  CUresult wait_event(CUstream stream, CUevent event) override;
+  CUresult query_event(CUevent event) override;
+  CUresult synchronize_context() override;
+  CUresult synchronize_stream(CUstream stream) override;
+
+ private:
+  DriverFunctions call_;
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,87 @@
+#include "interpose/serve/figures.h"
+
+#include <algorithm>
+
+namespace stalloc::serve {
+namespace {
+
+constexpr std::uint64_t kLargeBytes = std::uint64_t{1} << 20;
+
+}  // namespace
+
+const Figures::Pool* Figures::find(CUmemoryPool pool) const noexcept {
+  const auto end = pools_.begin() + static_cast<std::ptrdiff_t>(pool_count_);
+  const auto found = std::find_if(pools_.begin(), end, [&](const Pool& known) { return known.handle == pool; });
+  return found == end ? nullptr : &*found;
+}
+
+PoolIndex Figures::pool_index(CUmemoryPool pool) noexcept {
+  if (const Pool* known = find(pool)) return static_cast<PoolIndex>(known - pools_.data());
+  if (pool_count_ == pools_.size()) return kNoPool;
+  pools_[pool_count_].handle = pool;
+  pools_[pool_count_].use.known = true;
+  return static_cast<PoolIndex>(pool_count_++);
+}
+
+void Figures::added(std::uint64_t bytes, PoolIndex pool) noexcept {
+  sums_.live_peak_bytes = std::max(sums_.live_peak_bytes, sums_.planned_live_bytes + sums_.unplanned_live_bytes);
+  if (pool == kNoPool) return;
+  PoolUse& use = pools_[pool].use;
+  use.used += bytes;
+  use.used_high = std::max(use.used_high, use.used);
+}
+
+void Figures::removed(std::uint64_t bytes, PoolIndex pool) noexcept {
+  if (pool != kNoPool) pools_[pool].use.used -= bytes;
+}
+
+void Figures::planned(std::uint64_t bytes, PoolIndex pool, std::uint64_t physical) noexcept {
+  ++sums_.planned_requests;
+  sums_.planned_live_bytes += bytes;
+  sums_.planned_live_peak_bytes = std::max(sums_.planned_live_peak_bytes, sums_.planned_live_bytes);
+  added(bytes, pool);
+  if (pool == kNoPool) return;
+  PoolUse& use = pools_[pool].use;
+  use.reserved = physical;
+  use.reserved_high = std::max(use.reserved_high, physical);
+}
+
+void Figures::planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+  sums_.planned_live_bytes -= bytes;
+  removed(bytes, pool);
+}
+
+void Figures::unplanned(std::uint64_t bytes, PoolIndex pool) noexcept {
+  ++sums_.unplanned_requests;
+  if (bytes >= kLargeBytes) ++sums_.unplanned_large_requests;
+  sums_.unplanned_live_bytes += bytes;
+  added(bytes, pool);
+}
+
+void Figures::unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+  sums_.unplanned_live_bytes -= bytes;
+  removed(bytes, pool);
+}
+
+void Figures::physical_is(std::uint64_t bytes) noexcept {
+  sums_.physical_bytes = bytes;
+  for (std::size_t i = 0; i < pool_count_; ++i) {
+    PoolUse& use = pools_[i].use;
+    if (use.reserved != 0) use.reserved = bytes;
+  }
+}
+
+PoolUse Figures::pool_use(CUmemoryPool pool) const noexcept {
+  const Pool* known = find(pool);
+  return known == nullptr ? PoolUse{} : known->use;
+}
+
+void Figures::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept {
+  const Pool* known = find(pool);
+  if (known == nullptr) return;
+  PoolUse& use = pools_[static_cast<std::size_t>(known - pools_.data())].use;
+  if (used) use.used_high = use.used;
+  if (reserved) use.reserved_high = use.reserved;
+}
+
+}  // namespace stalloc::serve

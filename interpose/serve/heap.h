@@ -1,0 +1,89 @@
+// One device's served memory: the plan's arena, the cursor that says which slot is next, who owns which bytes, and
+// the order between streams. DESIGN: docs/design.md, "Serving".
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "interpose/serve/driver.h"
+#include "interpose/serve/figures.h"
+#include "interpose/serve/stream_key.h"
+#include "plan/plan.h"
+
+namespace stalloc::serve {
+
+// Told once, in one line without a newline, what the user should know. Called without any lock held, on the thread of
+// a request; must not throw.
+using Notice = void (*)(const char* text);
+
+// Thread-safe throughout; nothing but `create` throws or fails for want of host memory: then a request goes unplanned.
+// The calls into the driver that a request needs are made on the requesting thread.
+class Heap {
+ public:
+  // Reserves, creates and maps everything the plan names, once. `context` is the context the heap serves; requests
+  // made under any other belong to the original allocator. It must be current. Pre: `plan` was read by
+  // plan::decode_plan. On failure everything is given back, and `why` says in one line what did not fit. `driver` must
+  // outlive the heap. Never throws.
+  static std::unique_ptr<Heap> create(Driver& driver, const plan::DevicePlan& plan, CUcontext context, std::string* why,
+                                      Notice notice = nullptr) noexcept;
+  // Waits for the context and gives everything back. Not for the end of a process: the driver may be gone by then.
+  ~Heap();
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  // Serves `bytes` at the planned place, ordered on `stream`, or returns nothing: then the caller asks the original
+  // allocator and reports the result by `note_unplanned`. `pool` is the driver pool the request names (null: the
+  // device's own, also when the program names that one by its handle). A captured stream is never served. Never blocks
+  // on the device. Pre: `context` is current.
+  std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept;
+  // As cuMemAlloc: the bytes may be used on any stream at once. Served only when nothing is pending on them.
+  std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
+  // The original allocator served a request of the program. `note_unplanned_sync`: one that names no pool (cuMemAlloc).
+  void note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept;
+  void note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept;
+
+  // True for addresses inside the arena's reservation, whatever is live there. Lock-free.
+  [[nodiscard]] bool owns(CUdeviceptr address) const noexcept;
+
+  // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
+  // CUDA_ERROR_INVALID_VALUE when no live range starts at `address`, and when the stream is being captured: as CUDA,
+  // which lets a graph free only what a graph allocated. The bytes then stay live. A stream of another context is
+  // waited for.
+  CUresult free_async(CUdeviceptr address, StreamKey stream) noexcept;
+  // As cuMemFree: waits for all work of the context; the bytes are then reusable everywhere. When the wait is refused
+  // because some stream is being captured, the bytes stay taken until a later wait succeeds.
+  CUresult free_sync(CUdeviceptr address) noexcept;
+  // An address outside the arena was freed: keeps the live figures right. Unknown addresses are ignored.
+  void note_original_freed(CUdeviceptr address) noexcept;
+
+  // The live range that holds `address`; false when there is none. Fast for starts, else it looks at all that is live.
+  bool find_range(CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) const noexcept;
+
+  // Call before the original destroys the stream: work that the bytes freed on it wait for gets its event now.
+  void stream_destroyed(CUstream stream) noexcept;
+  // Kernels of `peer` may touch this device's memory from now on.
+  CUresult grant_access(int peer) noexcept;
+
+  // Once the plan was dropped (it did not fit the program): waits for the context and gives back every handle on which
+  // nothing lives, for when the program runs out of memory. Returns the bytes given back; 0 while the plan is served.
+  std::uint64_t trim() noexcept;
+
+  // The figures for a pool; `reset_pool_high` is cuMemPoolSetAttribute(..._HIGH, 0).
+  [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
+  void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
+
+  [[nodiscard]] Statistics statistics() const noexcept;
+  [[nodiscard]] CUcontext context() const noexcept;
+
+ private:
+  class Impl;
+  explicit Heap(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,76 @@
+#include "interpose/serve/live_table.h"
+
+#include <new>
+#include <utility>
+
+namespace stalloc::serve {
+namespace {
+
+constexpr std::size_t kFirstCapacity = 4096;
+
+}  // namespace
+
+// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the high bits of a product with 2^64 / phi.
+std::size_t LiveTable::home(CUdeviceptr address) const noexcept {
+  return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);
+}
+
+std::size_t LiveTable::locate(CUdeviceptr address) const noexcept {
+  std::size_t cell = home(address);
+  while (cells_[cell].address != 0 && cells_[cell].address != address) cell = next(cell);
+  return cell;
+}
+
+bool LiveTable::reserve_one() noexcept {
+  if (size_ * 2 < capacity_) return true;
+  const std::size_t capacity = capacity_ == 0 ? kFirstCapacity : capacity_ * 2;
+  std::unique_ptr<LiveEntry[]> cells(new (std::nothrow) LiveEntry[capacity]);
+  if (!cells) return false;
+  const std::size_t old_capacity = std::exchange(capacity_, capacity);
+  cells_.swap(cells);
+  for (std::size_t i = 0; i < old_capacity; ++i) {
+    if (cells[i].address != 0) cells_[locate(cells[i].address)] = cells[i];
+  }
+  return true;
+}
+
+void LiveTable::insert(const LiveEntry& entry) noexcept {
+  cells_[locate(entry.address)] = entry;
+  ++size_;
+}
+
+const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {
+  if (size_ == 0 || address == 0) return nullptr;
+  const LiveEntry& entry = cells_[locate(address)];
+  return entry.address == address ? &entry : nullptr;
+}
+
+// Closes the gap by moving back what was displaced over it (Knuth 6.4, algorithm R), so no tombstones gather.
+bool LiveTable::erase(CUdeviceptr address, LiveEntry* entry) noexcept {
+  const LiveEntry* found = find(address);
+  if (found == nullptr) return false;
+  *entry = *found;
+  std::size_t gap = locate(address);
+  for (std::size_t cell = next(gap); cells_[cell].address != 0; cell = next(cell)) {
+    const std::size_t from_home = (cell - home(cells_[cell].address)) & (capacity_ - 1);
+    const std::size_t from_gap = (cell - gap) & (capacity_ - 1);
+    if (from_home < from_gap) continue;  // its home lies behind the gap
+    cells_[gap] = cells_[cell];
+    gap = cell;
+  }
+  cells_[gap].address = 0;
+  --size_;
+  return true;
+}
+
+const LiveEntry* LiveTable::find_holding(CUdeviceptr address) const noexcept {
+  if (const LiveEntry* entry = find(address)) return entry;
+  if (size_ == 0) return nullptr;
+  for (std::size_t i = 0; i < capacity_; ++i) {
+    const LiveEntry& entry = cells_[i];
+    if (entry.address != 0 && address - entry.address < entry.bytes) return &entry;
+  }
+  return nullptr;
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,46 @@
+// What is live, by address.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "interpose/serve/figures.h"
+
+namespace stalloc::serve {
+
+struct LiveEntry {
+  CUdeviceptr address = 0;  // 0: an empty cell of the table
+  std::uint64_t bytes = 0;  // as requested
+  std::uint32_t slot = 0;   // of the plan; unused for what the original allocator served
+  PoolIndex pool = kNoPool;
+};
+
+// Open addressing with linear probing, at most half full. Not thread-safe. Never throws.
+class LiveTable {
+ public:
+  // Makes room for one more entry; false when the host is out of memory. A later insert cannot fail.
+  [[nodiscard]] bool reserve_one() noexcept;
+  // Pre: reserve_one said true, and entry.address is neither 0 nor in the table.
+  void insert(const LiveEntry& entry) noexcept;
+  // Null when nothing starts at `address`. Valid until the next insert or erase.
+  [[nodiscard]] const LiveEntry* find(CUdeviceptr address) const noexcept;
+  // Removes the entry that starts at `address` and copies it to `entry`; false when there is none.
+  bool erase(CUdeviceptr address, LiveEntry* entry) noexcept;
+  // The entry whose bytes hold `address`; null without one. Looks at its start first, then at everything live.
+  [[nodiscard]] const LiveEntry* find_holding(CUdeviceptr address) const noexcept;
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+ private:
+  [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept;
+  [[nodiscard]] std::size_t locate(CUdeviceptr address) const noexcept;  // its cell, or the empty one for it
+  [[nodiscard]] std::size_t next(std::size_t cell) const noexcept { return (cell + 1) & (capacity_ - 1); }
+
+  std::unique_ptr<LiveEntry[]> cells_;
+  std::size_t capacity_ = 0;  // 0 or a power of two
+  std::size_t size_ = 0;
+};
+
+}  // namespace stalloc::serve
