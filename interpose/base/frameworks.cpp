@@ -1,0 +1,53 @@
+#include "interpose/base/frameworks.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "interpose/base/log.h"
+
+namespace stalloc {
+namespace {
+
+struct FrameworkVariable {
+  const char* name;
+  const char* value;
+  std::string_view required;  // what a user's own value must contain to serve as well
+  const char* framework;
+};
+
+// PyTorch read PYTORCH_CUDA_ALLOC_CONF up to 2.8 and reads PYTORCH_ALLOC_CONF since; each release accepts one of them.
+constexpr FrameworkVariable kVariables[] = {
+    {"PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync", "PyTorch"},
+    {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync", "PyTorch"},
+    {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async", "cuda_async", "JAX"},
+    {"XLA_PYTHON_CLIENT_PREALLOCATE", "false", "false", "JAX"},
+    {"TF_GPU_ALLOCATOR", "cuda_malloc_async", "cuda_malloc_async", "TensorFlow"},
+};
+
+bool serves(const char* value, const FrameworkVariable& variable) {
+  return value != nullptr && std::string_view(value).find(variable.required) != std::string_view::npos;
+}
+
+}  // namespace
+
+void set_framework_variables() noexcept {
+  // A user who set one of PyTorch's two names meant both.
+  const bool user_pytorch =
+      std::getenv("PYTORCH_ALLOC_CONF") != nullptr || std::getenv("PYTORCH_CUDA_ALLOC_CONF") != nullptr;
+  for (const FrameworkVariable& variable : kVariables) {
+    const bool pytorch = std::string_view(variable.framework) == "PyTorch";
+    if (pytorch && user_pytorch) continue;
+    setenv(variable.name, variable.value, /*overwrite=*/0);
+  }
+}
+
+void warn_of_conflicting_variables() noexcept {
+  for (const FrameworkVariable& variable : kVariables) {
+    const char* value = std::getenv(variable.name);
+    if (value == nullptr || serves(value, variable)) continue;
+    log::warn("{}={} hides {}'s tensors from stalloc (it sees whole segments); unset it, or include {}",
+              variable.name, value, variable.framework, variable.value);
+  }
+}
+
+}  // namespace stalloc

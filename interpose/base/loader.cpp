@@ -1,0 +1,86 @@
+#include "interpose/base/loader.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
+#include <initializer_list>
+
+namespace stalloc::loader {
+namespace {
+
+struct ModuleSearch {
+  const char* address;
+  Module* module;
+};
+
+int visit_module(dl_phdr_info* info, std::size_t, void* data) {
+  auto& search = *static_cast<ModuleSearch*>(data);
+  const char* low = nullptr;
+  const char* high = nullptr;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& header = info->dlpi_phdr[i];
+    if (header.p_type != PT_LOAD) continue;
+    const char* begin = reinterpret_cast<const char*>(info->dlpi_addr + header.p_vaddr);
+    const char* end = begin + header.p_memsz;
+    if (low == nullptr || begin < low) low = begin;
+    if (end > high) high = end;
+  }
+  if (search.address < low || search.address >= high) return 0;
+  *search.module = {low, high, info->dlpi_name};
+  return 1;
+}
+
+struct SymbolSearch {
+  const char* prefix;
+  const char* symbol;
+  char path[4096];
+};
+
+int visit_library(dl_phdr_info* info, std::size_t, void* data) {
+  auto& search = *static_cast<SymbolSearch*>(data);
+  const char* slash = std::strrchr(info->dlpi_name, '/');
+  const char* name = slash == nullptr ? info->dlpi_name : slash + 1;
+  if (std::strncmp(name, search.prefix, std::strlen(search.prefix)) != 0) return 0;
+  if (std::strlen(info->dlpi_name) >= sizeof search.path) return 0;
+  std::strcpy(search.path, info->dlpi_name);
+  return 1;
+}
+
+}  // namespace
+
+// glibc moved dlsym from libdl to libc in 2.34; aarch64 began at 2.17, x86-64 at 2.2.5.
+DlsymFunction find_real_dlsym() noexcept {
+  for (const char* version : {"GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.34"}) {
+    if (void* found = dlvsym(RTLD_NEXT, "dlsym", version)) return reinterpret_cast<DlsymFunction>(found);
+  }
+  return nullptr;
+}
+
+void* real_dlsym(void* handle, const char* symbol) noexcept {
+  static const DlsymFunction function = find_real_dlsym();
+  return function == nullptr ? nullptr : function(handle, symbol);
+}
+
+void* loaded(const char* name) noexcept { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
+
+void pin(const void* address) noexcept {
+  Module module;
+  // The reference that dlopen takes is kept on purpose.
+  if (find_module(address, &module) && module.path != nullptr && *module.path != '\0') (void)loaded(module.path);
+}
+
+bool find_module(const void* address, Module* module) noexcept {
+  ModuleSearch search{static_cast<const char*>(address), module};
+  return dl_iterate_phdr(visit_module, &search) != 0;
+}
+
+void* find_in_loaded(const char* prefix, const char* symbol) noexcept {
+  SymbolSearch search{prefix, symbol, {}};
+  // dlopen must not be called from within dl_iterate_phdr, so the name is taken out first.
+  if (dl_iterate_phdr(visit_library, &search) == 0) return nullptr;
+  void* handle = loaded(search.path);
+  return handle == nullptr ? nullptr : real_dlsym(handle, symbol);
+}
+
+}  // namespace stalloc::loader

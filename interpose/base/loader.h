@@ -1,0 +1,34 @@
+// The dynamic loader as seen below our own dlsym.
+#pragma once
+
+namespace stalloc::loader {
+
+// glibc's dlsym, found by version so that our own export is not.
+using DlsymFunction = void* (*)(void* handle, const char* symbol);
+DlsymFunction find_real_dlsym() noexcept;
+
+// Calls it. RTLD_NEXT means behind this library.
+void* real_dlsym(void* handle, const char* symbol) noexcept;
+
+// A pinned handle of the loaded library with this file name or path; null when it is not loaded.
+void* loaded(const char* name) noexcept;
+
+// Keeps the library that holds `address` from being unloaded, for good.
+void pin(const void* address) noexcept;
+
+// Address range of the module that holds `address`.
+struct Module {
+  const char* low = nullptr;
+  const char* high = nullptr;  // half-open
+  const char* path = nullptr;  // as the loader knows it; "" for the program itself; valid while the module is loaded
+  [[nodiscard]] bool holds(const void* address) const noexcept {
+    return static_cast<const char*>(address) >= low && static_cast<const char*>(address) < high;
+  }
+};
+// False when no module holds it. Takes the loader's lock.
+bool find_module(const void* address, Module* module) noexcept;
+
+// The first loaded library whose file name begins with `prefix` and that defines `symbol`, searched by itself; null.
+void* find_in_loaded(const char* prefix, const char* symbol) noexcept;
+
+}  // namespace stalloc::loader

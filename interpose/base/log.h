@@ -1,0 +1,50 @@
+// Lines on standard error, each one write(2): no allocation, no lock, no stdio. Thread-safe.
+#pragma once
+
+#define FMT_HEADER_ONLY 1  // the preloaded library needs nothing but glibc
+#include <fmt/format.h>
+
+#include <cstddef>
+
+#include "interpose/base/options.h"
+
+namespace stalloc::log {
+
+void set_level(LogLevel level) noexcept;
+bool enabled(LogLevel level) noexcept;
+
+namespace detail {
+inline constexpr std::size_t kLineBytes = 1024;  // longer lines are cut
+void write_line(LogLevel level, const char* text, std::size_t bytes) noexcept;
+
+template <class... Args>
+void line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) noexcept {
+  if (!enabled(level)) return;
+  char text[kLineBytes];
+  try {
+    const auto end = fmt::format_to_n(text, sizeof text, format, std::forward<Args>(args)...);
+    write_line(level, text, end.size < sizeof text ? end.size : sizeof text);
+  } catch (...) {
+    // A line that cannot be formatted is not worth the host's life.
+  }
+}
+}  // namespace detail
+
+template <class... Args>
+void error(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  detail::line(LogLevel::Error, format, std::forward<Args>(args)...);
+}
+template <class... Args>
+void warn(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  detail::line(LogLevel::Warn, format, std::forward<Args>(args)...);
+}
+template <class... Args>
+void info(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  detail::line(LogLevel::Info, format, std::forward<Args>(args)...);
+}
+template <class... Args>
+void debug(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  detail::line(LogLevel::Debug, format, std::forward<Args>(args)...);
+}
+
+}  // namespace stalloc::log

@@ -1,0 +1,37 @@
+// The library's settings, read once from the environment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace stalloc {
+
+enum class Mode : std::uint8_t { Auto, Trace, Alloc, Off };
+enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
+using Path = std::string_view;  // into the environment, which must not change while it is read
+using Switch = bool;
+using Count = std::uint32_t;
+
+struct Options {
+#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) type field{};
+#include "interpose/base/options.def"
+#undef STALLOC_OPTION
+  // The first variable whose value was not understood (its default is in force), for one warning; empty when none.
+  std::string_view refused_variable;
+  std::string_view refused_value;
+  std::string_view refused_accepted;
+};
+
+// A row of the table, for documentation and tests.
+struct OptionRow {
+  std::string_view variable, fallback, accepted, meaning;
+};
+std::span<const OptionRow> option_table() noexcept;
+
+// Looks each variable of the table up by `lookup` (as getenv: null when unset). Values that are not understood leave
+// the default and are named in `refused_*`. Allocates nothing, never fails.
+Options parse_options(const char* (*lookup)(const char* variable)) noexcept;
+
+}  // namespace stalloc

@@ -1,0 +1,58 @@
+// What each hook does: ask the session, forward to the original, report. One function a hook, grouped as hooks.def is.
+#pragma once
+
+#include "interpose/hooks/call.h"
+
+namespace stalloc::hooks {
+
+namespace memory {
+CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* out, size_t bytes) noexcept;
+CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,
+                     CUstream stream, Default zero) noexcept;
+CUresult alloc_from_pool(const Call<CUresult(CUdeviceptr*, size_t, CUmemoryPool, CUstream)>& call, CUdeviceptr* out,
+                         size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept;
+CUresult free(const Call<CUresult(CUdeviceptr)>& call, CUdeviceptr at) noexcept;
+CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdeviceptr at, CUstream stream,
+                    Default zero) noexcept;
+CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
+                       CUdeviceptr at) noexcept;
+CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CUipcMemHandle* handle,
+                    CUdeviceptr at) noexcept;
+}  // namespace memory
+
+namespace pools {
+CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,
+                const CUmemPoolProps* properties) noexcept;
+CUresult destroy(const Call<CUresult(CUmemoryPool)>& call, CUmemoryPool pool) noexcept;
+CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
+                       CUmemPool_attribute attribute, void* value) noexcept;
+CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
+                       CUmemPool_attribute attribute, void* value) noexcept;
+CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, size_t)>& call, CUmemoryPool pool,
+                    const CUmemAccessDesc* access, size_t count) noexcept;
+}  // namespace pools
+
+namespace contexts {
+CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept;
+CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept;
+CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
+CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
+CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
+}  // namespace contexts
+
+namespace lookup {
+CUresult get_proc_address(const Call<CUresult(const char*, void**, int, cuuint64_t)>& call, const char* name,
+                          void** address, int version, cuuint64_t flags) noexcept;
+CUresult get_proc_address_v2(
+    const Call<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>& call, const char* name,
+    void** address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) noexcept;
+}  // namespace lookup
+
+namespace runtime {
+template <class... Arguments>
+RuntimeResult forward(const Call<RuntimeResult(Arguments...)>& call, Arguments... arguments) noexcept {
+  return call.original(arguments...);
+}
+}  // namespace runtime
+
+}  // namespace stalloc::hooks

@@ -1,0 +1,55 @@
+// One call of the host's, seen by a hook: who called, and the original function behind it.
+#pragma once
+
+#include "interpose/hooks/hook_table.h"
+
+namespace stalloc::hooks {
+
+enum class Default : bool { Legacy, PerThread };  // what stream 0 means at this entry point
+
+// The return address of the outermost hook on this thread: the runtime's hook and the driver's hook beneath it are one
+// call of the program's, and its caller is the one above both.
+class CallerScope {
+ public:
+  explicit CallerScope(const void* caller) noexcept {
+    if (depth_++ == 0) outermost_ = caller;
+  }
+  ~CallerScope() { --depth_; }
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
+  static const void* outermost() noexcept { return outermost_; }
+
+ private:
+  // The library is preloaded, so its thread-local storage is part of the static block.
+  __attribute__((tls_model("initial-exec"))) static inline thread_local unsigned depth_ = 0;
+  __attribute__((tls_model("initial-exec"))) static inline thread_local const void* outermost_ = nullptr;
+};
+
+// What each library answers when there is no original: it is not loaded.
+template <class Result>
+constexpr Result kNoLibrary{};
+template <>
+inline constexpr CUresult kNoLibrary<CUresult> = CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
+template <>
+inline constexpr RuntimeResult kNoLibrary<RuntimeResult> = 35;  // cudaErrorInsufficientDriver
+
+template <class Function>
+class Call;
+
+template <class Result, class... Parameters>
+class Call<Result(Parameters...)> {
+ public:
+  Call(Hook hook, const void* caller) noexcept
+      : scope_(caller), original_(reinterpret_cast<Result (*)(Parameters...)>(original_of(hook, caller))) {}
+
+  // The original function; never recorded or served.
+  Result original(Parameters... arguments) const noexcept {
+    return original_ == nullptr ? kNoLibrary<Result> : original_(arguments...);
+  }
+
+ private:
+  CallerScope scope_;
+  Result (*original_)(Parameters...);
+};
+
+}  // namespace stalloc::hooks

@@ -1,0 +1,50 @@
+// Streams and contexts that end, and devices that become each other's peers.
+#include "interpose/hooks/actions.h"
+#include "interpose/session/cuda_query.h"
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks::contexts {
+namespace {
+
+Heaps* serving() noexcept {
+  Session& session = Session::get();
+  return session.active() ? session.heaps() : nullptr;
+}
+
+}  // namespace
+
+CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept {
+  Session& session = Session::get();
+  if (record::Recorder* recorder = session.active() ? session.recorder() : nullptr) recorder->stream_destroyed(stream);
+  if (Heaps* heaps = serving()) heaps->stream_destroyed(stream);
+  return call.original(stream);
+}
+
+CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept {
+  const CUresult result = call.original(peer, flags);
+  Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr) {
+    heaps->grant_access(cuda_query::device_of(peer), cuda_query::current_device());
+  }
+  return result;
+}
+
+CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
+  if (Heaps* heaps = serving()) heaps->context_destroyed(context);
+  return call.original(context);
+}
+
+CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
+  if (Heaps* heaps = serving()) heaps->device_reset(device);
+  return call.original(device);
+}
+
+CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
+  const CUresult result = call.original(device);
+  Heaps* heaps = serving();
+  // The last release ends the context; the driver says so only afterwards.
+  if (heaps != nullptr && !cuda_query::is_primary_active(device)) heaps->device_reset(device);
+  return result;
+}
+
+}  // namespace stalloc::hooks::contexts

@@ -1,0 +1,48 @@
+// dlsym: programs that look CUDA's functions up get ours, everybody else gets exactly what they would have got.
+//
+// The exported dlsym (dlsym_stub.S) asks `stalloc_answer_dlsym` first and, unless it answers, jumps to glibc's own with
+// the caller's frame untouched: RTLD_NEXT and RTLD_DEFAULT mean something only relative to the caller.
+#include <dlfcn.h>
+
+#include <cstdint>
+
+#include "interpose/hooks/hook_table.h"
+#include "interpose/base/loader.h"
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks {
+namespace {
+
+// Returned in two registers.
+struct Answer {
+  void* address;
+  std::uintptr_t answered;
+};
+
+Answer answer(void* handle, const char* symbol) noexcept {
+  if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u' || handle == RTLD_NEXT) return {nullptr, 0};
+  const Hook hook = find_hook(symbol);
+  if (hook == Hook::kCount || !Session::get().active()) return {nullptr, 0};
+  void* real = handle == RTLD_DEFAULT ? replacement_of(hook) : loader::real_dlsym(handle, symbol);
+  if (real == replacement_of(hook)) {
+    // The global scope: our own export stands there even in a program without CUDA, whose answer is still "no".
+    real = original_of(hook, reinterpret_cast<const void*>(&answer));
+  } else if (real != nullptr) {
+    offer_original(hook, real);
+  }
+  return {real == nullptr ? nullptr : replacement_of(hook), 1};
+}
+
+}  // namespace
+}  // namespace stalloc::hooks
+
+extern "C" {
+
+// glibc's dlsym, for the stub to jump to.
+__attribute__((visibility("hidden"))) void* (*stalloc_real_dlsym)(void*, const char*) = nullptr;
+
+__attribute__((visibility("hidden"))) stalloc::hooks::Answer stalloc_answer_dlsym(void* handle, const char* symbol) {
+  if (stalloc_real_dlsym == nullptr) stalloc_real_dlsym = stalloc::loader::find_real_dlsym();
+  return stalloc::hooks::answer(handle, symbol);
+}
+}

@@ -1,0 +1,138 @@
+#include "interpose/hooks/hook_table.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+
+#include "interpose/base/loader.h"
+
+using stalloc::hooks::RuntimeResult;
+extern "C" {
+#define STALLOC_HOOK(library, symbol, result, parameters, action) result symbol parameters;
+#include "interpose/hooks/hooks.def"
+#undef STALLOC_HOOK
+}
+
+namespace stalloc::hooks {
+namespace {
+
+struct Row {
+  const char* symbol;
+  Library library;
+  void* replacement;
+};
+
+const Row& row_of(Hook hook) noexcept {
+  static const Row rows[] = {
+#define STALLOC_HOOK(library, symbol, result, parameters, action) \
+  {#symbol, Library::library, reinterpret_cast<void*>(&::symbol)},
+#include "interpose/hooks/hooks.def"
+#undef STALLOC_HOOK
+  };
+  return rows[static_cast<std::size_t>(hook)];
+}
+
+constexpr std::size_t kHooks = static_cast<std::size_t>(Hook::kCount);
+
+// Two CUDA runtimes can live in one process, each bound to its own libraries, so a runtime original is cached per
+// calling module. Slots fill in order and never change after `function` is set.
+struct CallerOriginal {
+  std::atomic<void*> function{nullptr};
+  loader::Module module;
+};
+constexpr std::size_t kCallers = 16;
+
+struct OriginalSlot {
+  std::atomic<void*> any{nullptr};  // the driver's only one; for the runtime, what a lookup of the host's found
+  std::array<CallerOriginal, kCallers> by_caller;
+  std::atomic<std::size_t> claimed{0};
+};
+OriginalSlot slots[kHooks];
+
+void* driver_library() noexcept {
+  static std::atomic<void*> handle{nullptr};
+  void* found = handle.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    found = loader::loaded("libcuda.so.1");
+    if (found != nullptr) handle.store(found, std::memory_order_release);
+  }
+  return found;
+}
+
+// The definition behind us in the global scope; only when there is none there, the driver library by its name.
+void* find_driver_original(const Row& row) noexcept {
+  if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
+  void* driver = driver_library();
+  return driver == nullptr ? nullptr : loader::real_dlsym(driver, row.symbol);
+}
+
+// What the caller is linked with: its own dependencies come before the global scope, because libraries that Python
+// loads are not in the global scope at all.
+void* find_runtime_original(const Row& row, const loader::Module& caller) noexcept {
+  if (caller.path != nullptr && *caller.path != '\0') {
+    void* handle = loader::loaded(caller.path);
+    if (void* found = handle == nullptr ? nullptr : loader::real_dlsym(handle, row.symbol);
+        found != nullptr && found != row.replacement) {
+      return found;
+    }
+  }
+  if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
+  return loader::find_in_loaded("libcudart.so", row.symbol);
+}
+
+void* runtime_original(const Row& row, OriginalSlot& slot, const void* caller) noexcept {
+  for (const CallerOriginal& known : slot.by_caller) {
+    void* function = known.function.load(std::memory_order_acquire);
+    if (function == nullptr) break;
+    if (known.module.holds(caller)) return function;
+  }
+  loader::Module module;
+  void* function = loader::find_module(caller, &module) ? find_runtime_original(row, module) : nullptr;
+  if (function == nullptr) return slot.any.load(std::memory_order_acquire);
+  loader::pin(function);
+  const std::size_t index = slot.claimed.fetch_add(1, std::memory_order_relaxed);
+  if (index < kCallers) {  // with more callers than slots the rest is looked up each time
+    slot.by_caller[index].module = module;
+    slot.by_caller[index].function.store(function, std::memory_order_release);
+  }
+  return function;
+}
+
+}  // namespace
+
+Hook find_hook(std::string_view symbol) noexcept {
+  for (std::size_t i = 0; i < kHooks; ++i) {
+    if (symbol == row_of(static_cast<Hook>(i)).symbol) return static_cast<Hook>(i);
+  }
+  return Hook::kCount;
+}
+
+Library library_of(Hook hook) noexcept { return row_of(hook).library; }
+const char* symbol_of(Hook hook) noexcept { return row_of(hook).symbol; }
+void* replacement_of(Hook hook) noexcept { return row_of(hook).replacement; }
+
+void* original_of(Hook hook, const void* caller) noexcept {
+  OriginalSlot& slot = slots[static_cast<std::size_t>(hook)];
+  const Row& row = row_of(hook);
+  if (row.library == Library::Runtime) return runtime_original(row, slot, caller);
+  void* function = slot.any.load(std::memory_order_acquire);
+  if (function != nullptr) return function;
+  function = find_driver_original(row);
+  if (function != nullptr) offer_original(hook, function);
+  return slot.any.load(std::memory_order_acquire);
+}
+
+void offer_original(Hook hook, void* real) noexcept {
+  if (real == replacement_of(hook)) return;
+  void* expected = nullptr;
+  if (slots[static_cast<std::size_t>(hook)].any.compare_exchange_strong(expected, real)) loader::pin(real);
+}
+
+void* driver_symbol(const char* symbol) noexcept {
+  void* driver = driver_library();
+  return driver == nullptr ? nullptr : loader::real_dlsym(driver, symbol);
+}
+
+}  // namespace stalloc::hooks

@@ -1,0 +1,41 @@
+// The hooks by number and by name, and the original function behind each.
+#pragma once
+
+#include <cuda.h>
+#undef cuGetProcAddress  // both versions are hooked, each under its exported name
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace stalloc::hooks {
+
+using RuntimeResult = int;  // cudaError_t: an enumeration, so an int in the ABI; 0 is success
+
+enum class Library : std::uint8_t { Driver, Runtime };
+
+enum class Hook : std::uint16_t {
+#define STALLOC_HOOK(library, symbol, result, parameters, action) symbol,
+#include "interpose/hooks/hooks.def"
+#undef STALLOC_HOOK
+  kCount
+};
+
+// The hook of that exported name, kCount if none.
+Hook find_hook(std::string_view symbol) noexcept;
+Library library_of(Hook hook) noexcept;
+const char* symbol_of(Hook hook) noexcept;
+void* replacement_of(Hook hook) noexcept;  // our exported function
+
+// The original function for a call that came from `caller` (a return address): what the caller would have been bound to
+// without us. Null when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so that
+// a dlclose of the host's cannot leave a dangling pointer. Lock-free once cached. Thread-safe.
+void* original_of(Hook hook, const void* caller) noexcept;
+
+// A lookup of the host's found `real` for this hook: remembers it for callers that name no library themselves.
+void offer_original(Hook hook, void* real) noexcept;
+
+// Any function of the driver library, hooked or not; null when it is not loaded or has none of that name.
+void* driver_symbol(const char* symbol) noexcept;
+
+}  // namespace stalloc::hooks

@@ -1,0 +1,46 @@
+// cuGetProcAddress: the road by which the CUDA runtime and every modern library finds the driver.
+#include "interpose/hooks/actions.h"
+
+#include <cstring>
+
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks::lookup {
+namespace {
+
+// The driver picks a variant (_v2, _ptsz) by version and flags; which one it picked shows in the address it returned.
+// An address that is none of ours to replace, say a newer variant with other parameters, stays.
+void* replace(const char* name, void* real) noexcept {
+  const std::size_t length = std::strlen(name);
+  for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
+    const auto hook = static_cast<Hook>(i);
+    if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
+    if (driver_symbol(symbol_of(hook)) != real) continue;
+    offer_original(hook, real);
+    return replacement_of(hook);
+  }
+  return real;
+}
+
+CUresult replace_found(CUresult result, const char* name, void** address) noexcept {
+  if (result == CUDA_SUCCESS && name != nullptr && address != nullptr && *address != nullptr &&
+      Session::get().active()) {
+    *address = replace(name, *address);
+  }
+  return result;
+}
+
+}  // namespace
+
+CUresult get_proc_address(const Call<CUresult(const char*, void**, int, cuuint64_t)>& call, const char* name,
+                          void** address, int version, cuuint64_t flags) noexcept {
+  return replace_found(call.original(name, address, version, flags), name, address);
+}
+
+CUresult get_proc_address_v2(
+    const Call<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>& call, const char* name,
+    void** address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) noexcept {
+  return replace_found(call.original(name, address, version, flags, status), name, address);
+}
+
+}  // namespace stalloc::hooks::lookup

@@ -1,0 +1,154 @@
+// Allocation and release: recorded in trace mode, served in alloc mode, else forwarded.
+#include <algorithm>
+#include <optional>
+
+#include "interpose/hooks/actions.h"
+#include "interpose/session/cuda_query.h"
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks::memory {
+namespace {
+
+using record::Recorder;
+using serve::StreamKey;
+using trace::EventKind;
+
+struct Request {
+  EventKind kind;
+  std::size_t bytes;
+  StreamKey stream;
+  CUmemoryPool pool = nullptr;  // null: the device's own
+};
+
+StreamKey key_of(CUstream stream, Default zero) { return serve::make_stream_key(stream, zero == Default::PerThread); }
+
+// cuMemAlloc and cuMemFree are ordered with everything: they belong to no stream, and are noted on the legacy one.
+StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
+
+record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
+  record::Call event;
+  event.kind = kind;
+  event.device = std::max(cuda_query::current_device(), 0);
+  event.address = address;
+  event.size = bytes;
+  event.stream = stream;
+  event.caller = CallerScope::outermost();
+  return event;
+}
+
+template <class Original>
+CUresult allocate_recorded(Recorder& recorder, const Request& request, CUdeviceptr* out, Original original) {
+  const bool captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
+  const CUresult result = original();
+  record::Call event = event_of(request.kind, result == CUDA_SUCCESS ? *out : 0, request.bytes, request.stream);
+  event.captured = captured;
+  event.failed = result != CUDA_SUCCESS;
+  recorder.record(event);
+  return result;
+}
+
+std::optional<CUdeviceptr> serve(serve::Heap& heap, const Request& request) {
+  if (request.kind == EventKind::Alloc) return heap.allocate_sync(request.bytes);
+  return heap.allocate(request.bytes, request.stream, request.pool);
+}
+
+template <class Original>
+CUresult allocate_served(Heaps& heaps, Request request, CUdeviceptr* out, Original original) {
+  serve::Heap* heap = heaps.of_current_context();
+  if (heap == nullptr || !heaps.resolve_pool(*heap, &request.pool)) return original();
+  if (const auto address = serve(*heap, request)) {
+    *out = *address;
+    return CUDA_SUCCESS;
+  }
+  CUresult result = original();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap->trim() > 0) result = original();
+  if (result != CUDA_SUCCESS) return result;
+  if (request.kind == EventKind::Alloc) {
+    heap->note_unplanned_sync(*out, request.bytes);
+  } else {
+    heap->note_unplanned(*out, request.bytes, request.pool);
+  }
+  return result;
+}
+
+template <class Original>
+CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
+  Session& session = Session::get();
+  if (!session.active() || out == nullptr || request.bytes == 0) return original();
+  if (Recorder* recorder = session.recorder()) return allocate_recorded(*recorder, request, out, original);
+  if (Heaps* heaps = session.heaps()) return allocate_served(*heaps, request, out, original);
+  return original();
+}
+
+// `serve` gives the bytes back to the heap that owns them.
+template <class Original, class Serve>
+CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, Serve serve) {
+  Session& session = Session::get();
+  if (!session.active() || at == 0) return original();
+  if (Recorder* recorder = session.recorder()) {
+    recorder->record(event_of(kind, at, 0, stream));
+    return original();
+  }
+  Heaps* heaps = session.heaps();
+  if (heaps == nullptr) return original();
+  if (serve::Heap* heap = heaps->owning(at)) return serve(*heap);
+  heaps->note_original_freed(at);
+  return original();
+}
+
+}  // namespace
+
+CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* out, size_t bytes) noexcept {
+  return allocate({EventKind::Alloc, bytes, no_stream()}, out, [&] { return call.original(out, bytes); });
+}
+
+CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,
+                     CUstream stream, Default zero) noexcept {
+  return allocate({EventKind::AllocAsync, bytes, key_of(stream, zero)}, out,
+                  [&] { return call.original(out, bytes, stream); });
+}
+
+CUresult alloc_from_pool(const Call<CUresult(CUdeviceptr*, size_t, CUmemoryPool, CUstream)>& call, CUdeviceptr* out,
+                         size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
+  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, zero), pool}, out,
+                  [&] { return call.original(out, bytes, pool, stream); });
+}
+
+CUresult free(const Call<CUresult(CUdeviceptr)>& call, CUdeviceptr at) noexcept {
+  return release(
+      EventKind::Free, at, no_stream(), [&] { return call.original(at); },
+      [&](serve::Heap& heap) { return heap.free_sync(at); });
+}
+
+CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdeviceptr at, CUstream stream,
+                    Default zero) noexcept {
+  const StreamKey key = key_of(stream, zero);
+  return release(
+      EventKind::FreeAsync, at, key, [&] { return call.original(at, stream); },
+      [&](serve::Heap& heap) { return heap.free_async(at, key); });
+}
+
+CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
+                       CUdeviceptr at) noexcept {
+  Session& session = Session::get();
+  Heaps* heaps = session.active() ? session.heaps() : nullptr;
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  // The driver would answer with the whole mapped handle: the program means its own allocation.
+  CUdeviceptr found_base = 0;
+  size_t found_bytes = 0;
+  if (heap == nullptr || !heap->find_range(at, &found_base, &found_bytes)) return call.original(base, bytes, at);
+  if (base != nullptr) *base = found_base;
+  if (bytes != nullptr) *bytes = found_bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CUipcMemHandle* handle,
+                    CUdeviceptr at) noexcept {
+  Session& session = Session::get();
+  if (Recorder* recorder = session.active() ? session.recorder() : nullptr) {
+    recorder->record(event_of(EventKind::IpcExport, at, 0, no_stream()));
+  }
+  return call.original(handle, at);
+}
+
+}  // namespace stalloc::hooks::memory

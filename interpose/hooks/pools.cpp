@@ -1,0 +1,80 @@
+// Memory pools: what we serve in a pool's name counts in its figures; pools whose memory may leave the process do not
+// concern us.
+#include "interpose/hooks/actions.h"
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks::pools {
+namespace {
+
+Heaps* serving() noexcept {
+  Session& session = Session::get();
+  return session.active() ? session.heaps() : nullptr;
+}
+
+}  // namespace
+
+CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,
+                const CUmemPoolProps* properties) noexcept {
+  const CUresult result = call.original(pool, properties);
+  Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr) heaps->pool_created(*pool, *properties);
+  return result;
+}
+
+CUresult destroy(const Call<CUresult(CUmemoryPool)>& call, CUmemoryPool pool) noexcept {
+  if (Heaps* heaps = serving()) heaps->pool_destroyed(pool);
+  return call.original(pool);
+}
+
+CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
+                       CUmemPool_attribute attribute, void* value) noexcept {
+  const CUresult result = call.original(pool, attribute, value);
+  Heaps* heaps = serving();
+  if (result != CUDA_SUCCESS || heaps == nullptr || attribute < CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) return result;
+  const auto use = heaps->pool_use(pool);
+  if (!use) return result;
+  auto& bytes = *static_cast<cuuint64_t*>(value);
+  switch (attribute) {
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+      bytes += use->reserved;
+      break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+      bytes += use->reserved_high;
+      break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      bytes = use->used;  // the heap knows of the unplanned ones too
+      break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      bytes = use->used_high;
+      break;
+    default:
+      break;
+  }
+  return result;
+}
+
+CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
+                       CUmemPool_attribute attribute, void* value) noexcept {
+  const CUresult result = call.original(pool, attribute, value);
+  Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr) {
+    heaps->reset_pool_high(pool, attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+                           attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+  return result;
+}
+
+CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, size_t)>& call, CUmemoryPool pool,
+                    const CUmemAccessDesc* access, size_t count) noexcept {
+  const CUresult result = call.original(pool, access, count);
+  Heaps* heaps = serving();
+  if (result != CUDA_SUCCESS || heaps == nullptr) return result;
+  for (size_t i = 0; i < count; ++i) {
+    const bool grants = access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                        access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (grants) heaps->grant_pool_access(pool, access[i].location.id);
+  }
+  return result;
+}
+
+}  // namespace stalloc::hooks::pools

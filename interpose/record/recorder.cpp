@@ -1,0 +1,126 @@
+#include "interpose/record/recorder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <exception>
+
+#include "interpose/base/log.h"
+#include "interpose/base/process.h"
+#include "interpose/record/call_stack.h"
+
+namespace stalloc::record {
+namespace {
+
+constexpr std::size_t kDeepestStack = 64;
+
+std::uint64_t now_ns(clockid_t clock) noexcept {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+std::uint32_t thread_ordinal() noexcept {
+  static std::atomic<std::uint32_t> next{0};
+  static thread_local const std::uint32_t ordinal = next.fetch_add(1, std::memory_order_relaxed);
+  return ordinal;
+}
+
+}  // namespace
+
+Recorder::Recorder(const Options& options, trace::Device (*describe)(int device))
+    : stacks_(options.stacks && call_stacks_available()),
+      stack_depth_(std::min<std::size_t>(options.stack_depth, kDeepestStack)),
+      chunk_events_(options.trace_chunk),
+      flush_ns_(std::uint64_t{options.trace_flush_ms} * 1'000'000U),
+      describe_(describe),
+      output_(expand_path(options.trace)),
+      start_ns_(now_ns(CLOCK_MONOTONIC)),
+      last_write_ns_(start_ns_) {
+  if (options.stacks && !stacks_) log::info("libunwind.so.8 is not installed: the trace will hold no call stacks");
+  process_ = {"stalloc " STALLOC_VERSION, static_cast<std::uint32_t>(::getpid()), launcher_rank(),
+              host_name(),                command_line(),                           now_ns(CLOCK_REALTIME)};
+  events_.reserve(chunk_events_);
+}
+
+void Recorder::record(const Call& call) noexcept {
+  if (stopped_.load(std::memory_order_relaxed)) return;
+  try {
+    append_event(call);
+  } catch (const std::exception& error) {
+    stop(error.what());
+  }
+}
+
+void Recorder::append_event(const Call& call) {
+  std::array<void*, kDeepestStack> frames;
+  const std::size_t depth = stacks_ ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
+  const std::lock_guard lock(mutex_);
+  if (stopped_.load(std::memory_order_relaxed)) return;
+  const std::uint64_t now = now_ns(CLOCK_MONOTONIC);
+  note_device(call.device);
+  std::uint8_t flags = 0;
+  if (call.captured) flags |= static_cast<std::uint8_t>(tracefb::EventFlags::Captured);
+  if (call.failed) flags |= static_cast<std::uint8_t>(tracefb::EventFlags::Failed);
+  events_.emplace_back(now - start_ns_, call.address, call.size, stream_ordinal(call.stream), thread_ordinal(),
+                       interning_.stack_of(std::span<void* const>(frames.data(), depth)),
+                       interning_.module_of(call.caller), static_cast<std::uint16_t>(call.device), call.kind, flags);
+  if (events_.size() >= chunk_events_ || now - last_write_ns_ >= flush_ns_) write_chunk(/*last=*/false);
+}
+
+void Recorder::note_device(int device) {
+  if (std::find(known_devices_.begin(), known_devices_.end(), device) != known_devices_.end()) return;
+  known_devices_.push_back(device);
+  new_devices_.push_back(describe_(device));
+}
+
+std::uint32_t Recorder::stream_ordinal(const serve::StreamKey& stream) {
+  if (stream == serve::make_stream_key(nullptr, /*per_thread=*/false)) return 0;
+  const auto [entry, inserted] = streams_.try_emplace(stream, next_stream_);
+  if (inserted) ++next_stream_;
+  return entry->second;
+}
+
+void Recorder::stream_destroyed(CUstream stream) noexcept {
+  if (stopped_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  streams_.erase(serve::StreamKey{stream, 0});
+}
+
+void Recorder::write_chunk(bool last) {
+  trace::ChunkView chunk;
+  chunk.sequence = sequence_++;
+  chunk.process = chunk.sequence == 0 ? &process_ : nullptr;
+  chunk.devices = new_devices_;
+  chunk.modules = interning_.new_modules();
+  chunk.stacks = interning_.new_stacks();
+  chunk.events = events_;
+  chunk.last = last;
+  const std::vector<std::uint8_t> bytes = trace::encode_chunk(chunk);
+  if (const std::string error = output_.append(bytes); !error.empty()) return stop(error);
+  if (chunk.sequence == 0) log::info("recording to {}", output_.path());
+  total_events_ += events_.size();
+  events_.clear();
+  new_devices_.clear();
+  interning_.forget_new();
+  last_write_ns_ = now_ns(CLOCK_MONOTONIC);
+}
+
+void Recorder::stop(const std::string& why) noexcept {
+  if (!stopped_.exchange(true)) log::warn("recording stopped: {}", why);
+}
+
+void Recorder::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (stopped_.load() || (sequence_ == 0 && events_.empty())) return;
+  try {
+    write_chunk(/*last=*/true);
+    if (!stopped_.exchange(true)) log::info("recorded {} events to {}", total_events_, output_.path());
+  } catch (const std::exception& error) {
+    stop(error.what());
+  }
+}
+
+}  // namespace stalloc::record

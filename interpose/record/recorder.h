@@ -1,0 +1,82 @@
+// Trace mode: each call of the program becomes an event; events become chunks of the trace file.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "interpose/base/options.h"
+#include "interpose/record/interning.h"
+#include "interpose/record/trace_output.h"
+#include "interpose/serve/heap.h"
+#include "plan/trace_file.h"
+
+namespace stalloc::record {
+
+// One call, as a hook saw it. Sizes in bytes.
+struct Call {
+  trace::EventKind kind{};
+  bool captured = false;
+  bool failed = false;
+  int device = 0;
+  std::uint64_t address = 0;
+  std::uint64_t size = 0;
+  serve::StreamKey stream;
+  const void* caller = nullptr;  // return address in the program
+};
+
+class Recorder {
+ public:
+  // `describe` tells the name, size and granularity of a device; it is called once a device.
+  Recorder(const Options& options, trace::Device (*describe)(int device));
+
+  // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning. Allocations are recorded after the original
+  // returned, frees before it is called, so that an address is never seen twice at once.
+  void record(const Call& call) noexcept;
+
+  // The handle may be given to a new stream after this.
+  void stream_destroyed(CUstream stream) noexcept;
+
+  // Writes what is in memory and the closing chunk. Nothing is recorded afterwards.
+  void close() noexcept;
+
+ private:
+  struct StreamHash {
+    std::size_t operator()(const serve::StreamKey& key) const noexcept {
+      return std::hash<const void*>{}(key.handle) * 31 + std::hash<std::uint64_t>{}(key.thread);
+    }
+  };
+
+  void append_event(const Call& call);
+  void note_device(int device);
+  void write_chunk(bool last);
+  void stop(const std::string& why) noexcept;
+  std::uint32_t stream_ordinal(const serve::StreamKey& stream);
+
+  const bool stacks_;
+  const std::size_t stack_depth_;
+  const std::size_t chunk_events_;
+  const std::uint64_t flush_ns_;
+  trace::Device (*const describe_)(int device);
+
+  std::atomic<bool> stopped_{false};
+  std::mutex mutex_;  // guards all below
+  TraceOutput output_;
+  Interning interning_;
+  trace::Process process_;
+  std::unordered_map<serve::StreamKey, std::uint32_t, StreamHash> streams_;
+  std::uint32_t next_stream_ = 1;  // 0 is the legacy default stream
+  std::vector<int> known_devices_;
+  std::vector<trace::Device> new_devices_;
+  std::vector<trace::Event> events_;
+  std::uint64_t start_ns_;
+  std::uint64_t last_write_ns_;
+  std::uint64_t total_events_ = 0;
+  std::uint32_t sequence_ = 0;
+};
+
+}  // namespace stalloc::record

@@ -1,0 +1,96 @@
+#include "interpose/session/cuda_query.h"
+
+#include "interpose/hooks/hook_table.h"
+
+namespace stalloc::cuda_query {
+namespace {
+
+// The driver's function of that exported name, looked up at first use: by then the driver is loaded.
+template <class Function>
+Function find(const char* symbol) noexcept {
+  return reinterpret_cast<Function>(hooks::driver_symbol(symbol));
+}
+
+}  // namespace
+
+int current_device() noexcept {
+  static const auto get = find<CUresult (*)(CUdevice*)>("cuCtxGetDevice");
+  CUdevice device = -1;
+  return get != nullptr && get(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+CUcontext current_context() noexcept {
+  static const auto get = find<CUresult (*)(CUcontext*)>("cuCtxGetCurrent");
+  CUcontext context = nullptr;
+  return get != nullptr && get(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+bool is_capturing(CUstream stream) noexcept {
+  static const auto query = find<CUresult (*)(CUstream, CUstreamCaptureStatus*)>("cuStreamIsCapturing");
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (query == nullptr) return false;
+  return query(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool is_primary_context(CUcontext context, int device) noexcept {
+  static const auto retain = find<CUresult (*)(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain");
+  static const auto release = find<CUresult (*)(CUdevice)>("cuDevicePrimaryCtxRelease_v2");
+  CUcontext primary = nullptr;
+  if (retain == nullptr || release == nullptr || retain(&primary, device) != CUDA_SUCCESS) return false;
+  release(device);
+  return primary == context;
+}
+
+CUmemoryPool device_pool(int device) noexcept {
+  static const auto get = find<CUresult (*)(CUmemoryPool*, CUdevice)>("cuDeviceGetMemPool");
+  CUmemoryPool pool = nullptr;
+  return get != nullptr && get(&pool, device) == CUDA_SUCCESS ? pool : nullptr;
+}
+
+bool is_pool_of(CUmemoryPool pool, int device) noexcept {
+  static const auto get = find<CUresult (*)(CUmemoryPool*, CUdevice)>("cuDeviceGetDefaultMemPool");
+  CUmemoryPool default_pool = nullptr;
+  if (get == nullptr || get(&default_pool, device) != CUDA_SUCCESS) return false;
+  return pool == default_pool || pool == device_pool(device);
+}
+
+int device_of(CUcontext context) noexcept {
+  static const auto push = find<CUresult (*)(CUcontext)>("cuCtxPushCurrent_v2");
+  static const auto pop = find<CUresult (*)(CUcontext*)>("cuCtxPopCurrent_v2");
+  if (push == nullptr || pop == nullptr || push(context) != CUDA_SUCCESS) return -1;
+  const int device = current_device();
+  CUcontext popped = nullptr;
+  pop(&popped);
+  return device;
+}
+
+bool is_primary_active(int device) noexcept {
+  static const auto state = find<CUresult (*)(CUdevice, unsigned*, int*)>("cuDevicePrimaryCtxGetState");
+  unsigned flags = 0;
+  int active = 0;
+  return state != nullptr && state(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+trace::Device describe_device(int device) {
+  static const auto name_of = find<CUresult (*)(char*, int, CUdevice)>("cuDeviceGetName");
+  static const auto bytes_of = find<CUresult (*)(size_t*, CUdevice)>("cuDeviceTotalMem_v2");
+  static const auto granularity_of =
+      find<CUresult (*)(size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags)>(
+          "cuMemGetAllocationGranularity");
+  trace::Device description;
+  description.ordinal = static_cast<std::uint32_t>(device);
+  char name[128] = "";
+  if (name_of != nullptr && name_of(name, sizeof name, device) == CUDA_SUCCESS) description.name = name;
+  size_t bytes = 0;
+  if (bytes_of != nullptr && bytes_of(&bytes, device) == CUDA_SUCCESS) description.total_bytes = bytes;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  if (granularity_of != nullptr &&
+      granularity_of(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) == CUDA_SUCCESS) {
+    description.granularity = bytes;
+  }
+  return description;
+}
+
+}  // namespace stalloc::cuda_query

@@ -1,0 +1,14 @@
+// The driver's own functions, for the serving half.
+#pragma once
+
+#include <optional>
+
+#include "interpose/serve/driver_real.h"
+
+namespace stalloc {
+
+// Nothing when the installed driver lacks one of them (CUDA before 12, or a device library without VMM); `missing` then
+// names it.
+std::optional<serve::DriverFunctions> find_driver_functions(const char** missing) noexcept;
+
+}  // namespace stalloc

@@ -1,0 +1,45 @@
+// The library's life in one process: what mode it is in, and the parts that mode needs, made when first needed.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+
+#include "interpose/base/options.h"
+#include "interpose/record/recorder.h"
+#include "interpose/session/heaps.h"
+
+namespace stalloc {
+
+class Session {
+ public:
+  // The only one. Made when the library is loaded, never destroyed: hooks may run until the process is gone.
+  static Session& get() noexcept;
+
+  // False when turned off, after a failure that turned it off, and in a child of fork: then every hook only forwards.
+  [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+
+  // Null unless in trace mode. The first call makes it.
+  record::Recorder* recorder() noexcept;
+  // Null unless in alloc mode with a readable plan. The first call reads the plan.
+  Heaps* heaps() noexcept;
+
+  void stop_in_child() noexcept;
+  void finish() noexcept;  // at exit: closes the trace, logs the figures
+
+ private:
+  Session() noexcept;
+  void first_use() noexcept;  // CUDA is used: warnings that were held back, and the parts
+  void begin_recording();
+  void begin_serving();
+  void turn_off(const std::string& why) noexcept;
+
+  Options options_;
+  std::atomic<bool> active_{false};
+  std::once_flag used_;
+  // Set once in first_use, never destroyed.
+  std::atomic<record::Recorder*> recorder_{nullptr};
+  std::atomic<Heaps*> heaps_{nullptr};
+};
+
+}  // namespace stalloc
