@@ -1,0 +1,31 @@
+# How tools/test and tools/demo configure and build: sourced by them, with `root` set to the checkout.
+export LC_ALL=C.UTF-8
+
+say() { echo "== $*"; }
+
+# One job a core, but no more than memory allows at 1.5 GiB a compiler.
+jobs_that_fit() {
+  local cores memory_mib fitting
+  cores=$(nproc)
+  memory_mib=$(($(getconf _PHYS_PAGES) / 1024 * $(getconf PAGE_SIZE) / 1024))
+  fitting=$((memory_mib / 1536))
+  [ "$fitting" -ge 1 ] || fitting=1
+  echo $((cores < fitting ? cores : fitting))
+}
+
+# configure PRESET [cmake options...]
+configure() {
+  local preset=$1 launcher=()
+  shift
+  command -v ccache > /dev/null && launcher=(-D CMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  say "configuring $preset"
+  (cd "$root" && cmake --preset "$preset" --log-level=WARNING "${launcher[@]}" "$@")
+}
+
+# build PRESET [targets...]
+build() {
+  local preset=$1
+  shift
+  say "building $preset"
+  (cd "$root" && cmake --build --preset "$preset" --parallel "$(jobs_that_fit)" ${@+--target "$@"})
+}
