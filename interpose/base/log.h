@@ -1,9 +1,7 @@
 // Lines on standard error, each one write(2): no allocation, no lock, no stdio. Thread-safe.
 #pragma once
 
-#define FMT_HEADER_ONLY 1  // the preloaded library needs nothing but glibc
 #include <fmt/format.h>
-
 #include <cstddef>
 
 #include "interpose/base/options.h"

@@ -1,0 +1,83 @@
+#include "interpose/base/options.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "catch.h"
+
+using stalloc::LogLevel;
+using stalloc::Mode;
+
+namespace {
+
+std::map<std::string, std::string> variables;
+
+const char* lookup(const char* name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? nullptr : found->second.c_str();
+}
+
+stalloc::Options parse(std::map<std::string, std::string> set) {
+  variables = std::move(set);
+  return stalloc::parse_options(lookup);
+}
+
+}  // namespace
+
+TEST_CASE("without variables every option has its default") {
+  const auto options = parse({});
+  CHECK(options.mode == Mode::Auto);
+  CHECK(options.trace == "trace.fb");
+  CHECK(options.plan.empty());
+  CHECK(options.log_level == LogLevel::Warn);
+  CHECK(options.stacks);
+  CHECK(options.stack_depth == 32);
+  CHECK(options.refused_variable.empty());
+}
+
+TEST_CASE("values are taken as the table accepts them") {
+  const auto options = parse({{"STALLOC_MODE", "alloc"},
+                              {"STALLOC_PLAN", "p%r.fb"},
+                              {"STALLOC_LOG_LEVEL", "debug"},
+                              {"STALLOC_STACKS", "off"},
+                              {"STALLOC_STACK_DEPTH", "64"}});
+  CHECK(options.mode == Mode::Alloc);
+  CHECK(options.plan == "p%r.fb");
+  CHECK(options.log_level == LogLevel::Debug);
+  CHECK_FALSE(options.stacks);
+  CHECK(options.stack_depth == 64);
+  CHECK(options.refused_variable.empty());
+}
+
+TEST_CASE("a value that is not understood leaves the default and is named") {
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"STALLOC_MODE", "Alloc!"},
+                                                                      {"STALLOC_STACK_DEPTH", "65"},
+                                                                      {"STALLOC_STACK_DEPTH ", "1"},
+                                                                      {"STALLOC_TRACE_CHUNK", "0"},
+                                                                      {"STALLOC_TRACE_FLUSH_MS", "1s"},
+                                                                      {"STALLOC_STACKS", "maybe"}}) {
+    const bool known = name.back() != ' ';
+    const auto options = parse({{name, value}});
+    CHECK(options.refused_variable == (known ? name : ""));
+    CHECK(options.mode == Mode::Auto);
+    CHECK(options.stack_depth == 32);
+    CHECK(options.trace_chunk == 8192);
+    CHECK(options.stacks);
+  }
+}
+
+TEST_CASE("an empty value counts as unset") {
+  const auto options = parse({{"STALLOC_MODE", ""}, {"STALLOC_TRACE", ""}});
+  CHECK(options.mode == Mode::Auto);
+  CHECK(options.trace == "trace.fb");
+  CHECK(options.refused_variable.empty());
+}
+
+TEST_CASE("the table's own defaults are accepted values") {
+  for (const auto& row : stalloc::option_table()) {
+    if (row.fallback.empty()) continue;
+    const auto options = parse({{std::string(row.variable), std::string(row.fallback)}});
+    CHECK(options.refused_variable.empty());
+  }
+}

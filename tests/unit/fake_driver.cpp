@@ -1,0 +1,361 @@
+#include "fake_driver.h"
+
+#include <algorithm>
+
+namespace stalloc::test {
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+using serve::StreamKey;
+
+thread_local std::vector<CUcontext> context_stack{FakeDriver::context()};
+
+void require(bool held, const char* rule) {
+  if (!held) throw FakeDriver::Misuse(rule);
+}
+
+StreamKey key_of(CUstream handle) { return serve::make_stream_key(handle, false); }
+
+}  // namespace
+
+FakeDriver::FakeDriver(std::size_t page_bytes, std::uint64_t memory_bytes)
+    : page_bytes_(page_bytes), memory_bytes_(memory_bytes) {}
+
+bool FakeDriver::fails() { return ++calls_ == fail_at_; }
+
+void FakeDriver::fail_at(std::uint64_t count, CUresult error) {
+  error_ = error;
+  fail_at_ = count == 0 ? 0 : calls_ + count;
+}
+
+bool FakeDriver::is_clean() {
+  const Lock lock(mutex_);
+  return reservations_.empty() && mappings_.empty() && physical_.empty() && memory_used_ == 0;
+}
+
+// --- virtual memory
+
+CUresult FakeDriver::granularity(int, std::size_t* bytes) {
+  if (fails()) return error_;
+  *bytes = page_bytes_;
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::reserve(CUdeviceptr* base, std::size_t bytes) {
+  const Lock lock(mutex_);
+  require(bytes > 0 && bytes % page_bytes_ == 0, "reserve whole pages");
+  if (fails()) return error_;
+  *base = next_address_;
+  next_address_ += bytes + page_bytes_;  // a hole behind each, to notice overruns
+  reservations_[*base] = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::unreserve(CUdeviceptr base, std::size_t bytes) {
+  const Lock lock(mutex_);
+  const auto found = reservations_.find(base);
+  require(found != reservations_.end() && found->second == bytes, "unreserve what was reserved");
+  const auto mapped = mappings_.lower_bound(base);
+  require(mapped == mappings_.end() || mapped->first >= base + bytes, "unmap before unreserving");
+  if (fails()) return error_;
+  reservations_.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int) {
+  const Lock lock(mutex_);
+  require(bytes > 0 && bytes % page_bytes_ == 0, "create whole pages");
+  if (fails()) return error_;
+  if (memory_used_ + bytes > memory_bytes_) return CUDA_ERROR_OUT_OF_MEMORY;
+  memory_used_ += bytes;
+  *handle = next_handle_++;
+  physical_[*handle] = {bytes, true, 0};
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::release(CUmemGenericAllocationHandle handle) {
+  const Lock lock(mutex_);
+  const auto found = physical_.find(handle);
+  require(found != physical_.end() && found->second.held, "release a handle once");
+  require(found->second.mappings == 0, "unmap a handle before releasing it");
+  if (fails()) return error_;
+  memory_used_ -= found->second.bytes;
+  physical_.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocationHandle handle) {
+  const Lock lock(mutex_);
+  const auto found = physical_.find(handle);
+  require(found != physical_.end() && found->second.held, "map a live handle");
+  require(found->second.bytes == bytes, "map a handle whole");
+  auto reservation = reservations_.upper_bound(at);
+  require(reservation != reservations_.begin(), "map into a reservation");
+  --reservation;
+  require(at + bytes <= reservation->first + reservation->second, "map into a reservation");
+  auto behind = mappings_.lower_bound(at);
+  require(behind == mappings_.end() || behind->first >= at + bytes, "map over nothing mapped");
+  require(behind == mappings_.begin() || std::prev(behind)->first + std::prev(behind)->second.bytes <= at,
+          "map over nothing mapped");
+  if (fails()) return error_;
+  ++found->second.mappings;
+  mappings_[at] = {bytes, handle, {}};
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::unmap(CUdeviceptr at, std::size_t bytes) {
+  const Lock lock(mutex_);
+  const auto found = mappings_.find(at);
+  require(found != mappings_.end() && found->second.bytes == bytes, "unmap exactly what was mapped");
+  if (fails()) return error_;
+  --physical_.at(found->second.handle).mappings;
+  mappings_.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) {
+  const Lock lock(mutex_);
+  require(!devices.empty(), "give access to somebody");
+  CUdeviceptr next = at;
+  for (auto mapping = mappings_.find(at); next < at + bytes; ++mapping) {
+    require(mapping != mappings_.end() && mapping->first == next, "give access to mapped memory only");
+    next += mapping->second.bytes;
+  }
+  require(next == at + bytes, "give access to whole mappings");
+  if (fails()) return error_;
+  for (auto mapping = mappings_.find(at); mapping != mappings_.end() && mapping->first < at + bytes; ++mapping) {
+    mapping->second.devices = {devices.begin(), devices.end()};
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::memory_info(std::size_t* free, std::size_t* total) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  *free = memory_bytes_ - memory_used_;
+  *total = memory_bytes_;
+  return CUDA_SUCCESS;
+}
+
+std::uint64_t FakeDriver::physical(CUdeviceptr address, int device) {
+  const Lock lock(mutex_);
+  auto mapping = mappings_.upper_bound(address);
+  require(mapping != mappings_.begin(), "the address is mapped");
+  --mapping;
+  const std::uint64_t offset = address - mapping->first;
+  require(offset < mapping->second.bytes, "the address is mapped");
+  require(mapping->second.devices.count(device) == 1, "the device has access");
+  return static_cast<std::uint64_t>(mapping->second.handle) << 40 | offset;
+}
+
+// --- contexts
+
+CUresult FakeDriver::current_context(CUcontext* context) {
+  if (fails()) return error_;
+  *context = context_stack.back();
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::push_context(CUcontext context) {
+  if (fails()) return error_;
+  context_stack.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::pop_context() {
+  require(context_stack.size() > 1, "pop what was pushed");
+  ++calls_;  // undoing cannot fail
+  context_stack.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::stream_context(CUstream stream, CUcontext* context) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  *context = key_of(stream).is_default() ? context_stack.back() : usable(stream).context;
+  return CUDA_SUCCESS;
+}
+
+// --- streams and events: vector clocks
+
+std::size_t FakeDriver::index(StreamKey key, CUcontext context) {
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (streams_[i].alive && streams_[i].key == key && streams_[i].context == context) return i;
+  }
+  require(key.is_default(), "name a living stream");
+  streams_.push_back({key, context, true, false, {}});
+  return streams_.size() - 1;
+}
+
+std::size_t FakeDriver::index(CUstream handle) {
+  const StreamKey key = key_of(handle);
+  if (key.is_default()) return index(key, context_stack.back());
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (streams_[i].alive && streams_[i].key == key) return i;
+  }
+  throw Misuse("name a living stream");
+}
+
+FakeDriver::Stream& FakeDriver::usable(CUstream handle) { return streams_[index(handle)]; }
+
+FakeDriver::Event& FakeDriver::known(CUevent event) {
+  const auto found = events_.find(event);
+  require(found != events_.end(), "name a living event");
+  return found->second;
+}
+
+CUstream FakeDriver::new_stream(CUcontext owner) {
+  const Lock lock(mutex_);
+  const auto handle = reinterpret_cast<CUstream>(next_object_);
+  next_object_ += 16;
+  streams_.push_back({{handle, 0}, owner, true, false, {}});
+  return handle;
+}
+
+void FakeDriver::destroy_stream(CUstream stream) {
+  const Lock lock(mutex_);
+  usable(stream).alive = false;
+  // The next stream gets this handle, as CUDA may well do.
+  next_object_ = reinterpret_cast<std::uintptr_t>(stream);
+  for (const Stream& other : streams_) {
+    if (other.alive && !other.key.is_default()) {
+      next_object_ = std::max(next_object_, reinterpret_cast<std::uintptr_t>(other.key.handle) + 16);
+    }
+  }
+}
+
+void FakeDriver::set_capturing(CUstream stream, bool capturing) {
+  const Lock lock(mutex_);
+  usable(stream).capturing = capturing;
+}
+
+void FakeDriver::join(Clock& into, const Clock& from) {
+  if (into.size() < from.size()) into.resize(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
+}
+
+void FakeDriver::advance(std::size_t stream) {
+  Clock& clock = streams_[stream].clock;
+  join(clock, finished_);
+  if (clock.size() <= stream) clock.resize(stream + 1);
+  ++clock[stream];
+}
+
+Moment FakeDriver::work(StreamKey key) {
+  const Lock lock(mutex_);
+  const std::size_t stream = index(key, key.is_default() ? context() : usable(key.handle).context);
+  advance(stream);
+  return {stream, streams_[stream].clock[stream]};
+}
+
+void FakeDriver::finish_all_work() {
+  const Lock lock(mutex_);
+  for (const Stream& stream : streams_) join(finished_, stream.clock);
+}
+
+bool FakeDriver::is_finished(const Clock& clock) const {
+  for (std::size_t i = 0; i < clock.size(); ++i) {
+    if (clock[i] > (i < finished_.size() ? finished_[i] : 0)) return false;
+  }
+  return true;
+}
+
+bool FakeDriver::is_ordered(StreamKey key, Moment moment) {
+  const Lock lock(mutex_);
+  const Stream& stream = streams_[index(key, key.is_default() ? context() : usable(key.handle).context)];
+  Clock clock = stream.clock;
+  join(clock, finished_);
+  return moment.stream < clock.size() && clock[moment.stream] >= moment.step;
+}
+
+// A capture of a blocking stream, as all of the fake's are, bars the legacy stream.
+bool FakeDriver::blocked_by_capture(const Stream& stream) const {
+  if (stream.key.handle != CU_STREAM_LEGACY) return false;
+  return std::any_of(streams_.begin(), streams_.end(), [&](const Stream& other) {
+    return other.alive && other.capturing && other.context == stream.context;
+  });
+}
+
+CUresult FakeDriver::is_capturing(CUstream stream, bool* capturing) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  const Stream& asked = usable(stream);
+  if (!asked.capturing && blocked_by_capture(asked)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  *capturing = asked.capturing;
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::create_event(CUevent* event) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  *event = reinterpret_cast<CUevent>(next_object_ | (std::uintptr_t{1} << 60));
+  next_object_ += 16;
+  events_[*event] = {context_stack.back(), false, {}};
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::destroy_event(CUevent event) {
+  const Lock lock(mutex_);
+  known(event);
+  if (fails()) return error_;
+  events_.erase(event);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::record_event(CUevent event, CUstream stream) {
+  const Lock lock(mutex_);
+  Event& recorded = known(event);
+  const std::size_t recorder = index(stream);
+  require(!streams_[recorder].capturing, "record no event of ours into a capture");
+  ++order_calls_;
+  if (fails()) return error_;
+  if (streams_[recorder].context != recorded.context) return CUDA_ERROR_INVALID_HANDLE;
+  recorded.recorded = true;
+  advance(recorder);
+  recorded.clock = streams_[recorder].clock;
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::wait_event(CUstream stream, CUevent event) {
+  const Lock lock(mutex_);
+  const Event& awaited = known(event);
+  Stream& waiter = usable(stream);
+  require(!waiter.capturing, "capture no wait of ours");
+  ++order_calls_;
+  if (fails()) return error_;
+  join(waiter.clock, awaited.clock);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::query_event(CUevent event) {
+  const Lock lock(mutex_);
+  const Event& asked = known(event);
+  ++order_calls_;
+  if (fails()) return error_;
+  return is_finished(asked.clock) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult FakeDriver::synchronize_context() {
+  const Lock lock(mutex_);
+  for (const Stream& stream : streams_) {
+    require(!stream.capturing || stream.context != context_stack.back(), "do not break a capture by synchronising");
+  }
+  ++order_calls_;
+  if (fails()) return error_;
+  for (const Stream& stream : streams_) {
+    if (stream.context == context_stack.back()) join(finished_, stream.clock);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::synchronize_stream(CUstream stream) {
+  const Lock lock(mutex_);
+  Stream& awaited = usable(stream);
+  require(!awaited.capturing, "do not break a capture by synchronising");
+  ++order_calls_;
+  if (fails()) return error_;
+  join(finished_, awaited.clock);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace stalloc::test
