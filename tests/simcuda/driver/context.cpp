@@ -1,0 +1,252 @@
+#include "tests/simcuda/driver/context.h"
+
+#include <pthread.h>
+
+#include <map>
+#include <mutex>
+
+#include "tests/simcuda/driver/allocation.h"
+#include "tests/simcuda/driver/capture.h"
+#include "tests/simcuda/driver/device.h"
+#include "tests/simcuda/driver/pool.h"
+#include "tests/simcuda/driver/stream.h"
+
+namespace simcuda {
+namespace {
+
+std::atomic<bool> initialized{false};
+std::mutex contexts_mutex;
+
+std::map<CUcontext, Context*>& contexts() {
+  static auto* const all = new std::map<CUcontext, Context*>;
+  return *all;
+}
+
+thread_local std::vector<Context*> stack;
+
+void activate(Context& context, int device) {
+  static std::uint64_t next_id = 1;
+  const std::scoped_lock lock(stream_mutex());
+  context.id = next_id++;
+  context.device = device;
+  context.active = true;
+  context.error = CUDA_SUCCESS;
+  context.legacy = make_stream(context, CU_STREAM_DEFAULT, 0);
+}
+
+// All work done first, as the real driver does; then nothing of the context is left.
+void destroy(Context& context, bool pools) {
+  for (const Point& point : pending(context)) point.wait();
+  close_streams(context);
+  drop_allocations(context.id, context.device, pools);
+  context.active = false;
+  trim_to_threshold(context.device);
+}
+
+// The heap of cuMemAlloc is open to every device whose current contexts asked for it.
+void open_to_peer(int owner, int peer, bool open) {
+  const std::scoped_lock lock(memory_mutex());
+  ChunkHeap& heap = *find_device(owner)->plain;
+  heap.set_access(open ? heap.access() | 1U << peer : heap.access() & ~(1U << peer));
+}
+
+}  // namespace
+
+CUresult check_initialized() { return initialized ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
+
+CUresult enter(Context** context) {
+  if (const CUresult result = check_initialized()) return result;
+  if (on_stream_thread()) return CUDA_ERROR_NOT_PERMITTED;
+  if (stack.empty() || stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = stack.back();
+  if (!(*context)->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return (*context)->error;
+}
+
+Context* find_context(CUcontext handle) {
+  const std::scoped_lock lock(contexts_mutex);
+  const auto found = contexts().find(handle);
+  return found == contexts().end() ? nullptr : found->second;
+}
+
+void synchronize(Context& context) {
+  for (const Point& point : pending(context)) point.wait();
+  trim_to_threshold(context.device);
+}
+
+CUresult init(unsigned flags) {
+  static std::once_flag once;
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  std::call_once(once, [] {
+    create_devices();
+    // CUDA does not survive fork: the child has none of the threads.
+    pthread_atfork(nullptr, nullptr, [] { initialized = false; });
+    initialized = devices_present() > 0;
+  });
+  return devices_present() == 0 ? CUDA_ERROR_NO_DEVICE : check_initialized();
+}
+
+CUresult driver_version(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = kDriverVersion;
+  return CUDA_SUCCESS;
+}
+
+CUresult primary_retain(CUcontext* handle, CUdevice ordinal) {
+  if (const CUresult result = check_initialized()) return result;
+  Device* const device = find_device(ordinal);
+  if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  const std::scoped_lock lock(contexts_mutex);
+  Context& context = device->primary;
+  if (!context.active) activate(context, ordinal);
+  context.retained += 1;
+  *handle = handle_of(&context);
+  contexts()[*handle] = &context;
+  return CUDA_SUCCESS;
+}
+
+CUresult primary_release_v2(CUdevice ordinal) {
+  if (const CUresult result = check_initialized()) return result;
+  Device* const device = find_device(ordinal);
+  if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  Context& context = device->primary;
+  bool last = false;
+  {
+    const std::scoped_lock lock(contexts_mutex);
+    if (context.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    last = --context.retained == 0 && context.active;
+  }
+  if (last) destroy(context, false);
+  return CUDA_SUCCESS;
+}
+
+CUresult primary_release(CUdevice device) { return primary_release_v2(device); }
+
+CUresult primary_reset_v2(CUdevice ordinal) {
+  if (const CUresult result = check_initialized()) return result;
+  Device* const device = find_device(ordinal);
+  if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (device->primary.active) destroy(device->primary, true);
+  return CUDA_SUCCESS;
+}
+
+CUresult primary_reset(CUdevice device) { return primary_reset_v2(device); }
+
+CUresult primary_state(CUdevice ordinal, unsigned* flags, int* active) {
+  if (const CUresult result = check_initialized()) return result;
+  Device* const device = find_device(ordinal);
+  if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  *flags = 0;
+  *active = device->primary.active ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult context_create(CUcontext* handle, unsigned, CUdevice ordinal) {
+  if (const CUresult result = check_initialized()) return result;
+  if (find_device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  auto* const context = new Context;  // kept when destroyed: handles of it may still be in some thread's stack
+  activate(*context, ordinal);
+  *handle = handle_of(context);
+  {
+    const std::scoped_lock lock(contexts_mutex);
+    contexts()[*handle] = context;
+  }
+  stack.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult context_create_v4(CUcontext* context, void*, unsigned flags, CUdevice device) {
+  return context_create(context, flags, device);
+}
+
+CUresult context_destroy(CUcontext handle) {
+  if (const CUresult result = check_initialized()) return result;
+  Context* const context = find_context(handle);
+  if (context == nullptr || !context->active) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == &find_device(context->device)->primary) return CUDA_ERROR_INVALID_CONTEXT;
+  destroy(*context, false);
+  if (!stack.empty() && stack.back() == context) stack.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult context_push(CUcontext handle) {
+  if (const CUresult result = check_initialized()) return result;
+  Context* const context = find_context(handle);
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  stack.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult context_pop(CUcontext* handle) {
+  if (const CUresult result = check_initialized()) return result;
+  if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (handle != nullptr) *handle = handle_of(stack.back());
+  stack.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult context_set(CUcontext handle) {
+  if (const CUresult result = check_initialized()) return result;
+  Context* const context = find_context(handle);
+  if (handle != nullptr && context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stack.empty()) stack.pop_back();
+  if (context != nullptr) stack.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult context_get(CUcontext* handle) {
+  if (const CUresult result = check_initialized()) return result;
+  *handle = stack.empty() ? nullptr : handle_of(stack.back());
+  return CUDA_SUCCESS;
+}
+
+CUresult context_device(CUdevice* device) {
+  if (const CUresult result = check_initialized()) return result;
+  if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = stack.back()->device;
+  return CUDA_SUCCESS;
+}
+
+CUresult context_id(CUcontext handle, unsigned long long* id) {
+  if (const CUresult result = check_initialized()) return result;
+  Context* const context = handle != nullptr ? find_context(handle) : stack.empty() ? nullptr : stack.back();
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *id = context->id;
+  return CUDA_SUCCESS;
+}
+
+CUresult context_synchronize() {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = check_no_capture(*context)) return result;
+  synchronize(*context);
+  return context->error;
+}
+
+CUresult context_enable_peer(CUcontext peer_handle, unsigned flags) {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  Context* const peer = find_context(peer_handle);
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (peer->device == context->device) return CUDA_ERROR_INVALID_DEVICE;
+  if ((context->peers.fetch_or(1U << peer->device) >> peer->device & 1) != 0) {
+    return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+  }
+  open_to_peer(peer->device, context->device, true);
+  return CUDA_SUCCESS;
+}
+
+CUresult context_disable_peer(CUcontext peer_handle) {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  Context* const peer = find_context(peer_handle);
+  if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if ((context->peers.fetch_and(~(1U << peer->device)) >> peer->device & 1) == 0) {
+    return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+  }
+  open_to_peer(peer->device, context->device, false);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace simcuda

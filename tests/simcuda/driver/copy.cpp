@@ -1,0 +1,169 @@
+// Copies and fills. Where they may touch is checked as the work runs: what the device may not reach makes the
+// context's error sticky, as on hardware.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "tests/simcuda/driver/address_space.h"
+#include "tests/simcuda/driver/allocation.h"
+#include "tests/simcuda/driver/capture.h"
+#include "tests/simcuda/driver/stream.h"
+
+namespace simcuda {
+namespace {
+
+void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+CUdeviceptr address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+struct Side {
+  CUdeviceptr at = 0;
+  bool on_device = false;
+};
+
+bool reachable(const Context& context, const Side& side, std::uint64_t bytes) {
+  const std::scoped_lock lock(memory_mutex());
+  return !side.on_device || is_accessible(side.at, bytes, context.device);
+}
+
+bool fail_unless(bool condition, Context& context) {
+  if (!condition) context.error = CUDA_ERROR_ILLEGAL_ADDRESS;
+  return condition;
+}
+
+// Whether the call may be made at all: a device side must be mapped now.
+CUresult prepare(CUstream handle, std::initializer_list<Side> sides, std::uint64_t bytes,
+                 std::shared_ptr<Stream>* stream) {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, stream)) return result;
+  const std::scoped_lock lock(memory_mutex());
+  for (const Side& side : sides) {
+    if (side.on_device && bytes > 0 && !is_mapped(side.at, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+void run_copy(Context& context, Side to, Side from, std::uint64_t bytes) {
+  if (bytes == 0) return;
+  if (!fail_unless(reachable(context, to, bytes) && reachable(context, from, bytes), context)) return;
+  std::memmove(pointer(to.at), pointer(from.at), bytes);
+}
+
+// Pageable host memory is read at the call, and written before the call returns; pinned memory in stream order.
+CUresult copy_async(CUstream handle, Side to, Side from, std::uint64_t bytes) {
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = prepare(handle, {to, from}, bytes, &stream)) return result;
+  bool staged = false;
+  bool waits = false;
+  {
+    const std::scoped_lock lock(memory_mutex());
+    staged = !from.on_device && !is_pinned(pointer(from.at), bytes);
+    waits = !to.on_device && !is_pinned(pointer(to.at), bytes);
+  }
+  Context& context = *stream->context;
+  if (waits) {
+    Point done;
+    const CUresult result = submit_eager(*stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); }, &done);
+    if (result == CUDA_SUCCESS) done.wait();
+    return result;
+  }
+  if (staged) {
+    const auto* const begin = static_cast<const char*>(pointer(from.at));
+    auto stage = std::make_shared<std::vector<char>>(begin, begin + bytes);
+    return submit(*stream, [&context, to, stage, bytes] { run_copy(context, to, {address(stage->data()), false}, bytes); });
+  }
+  return submit(*stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); });
+}
+
+// The synchronous forms, on a default stream.
+CUresult copy_now(CUstream handle, Side to, Side from, std::uint64_t bytes) {
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = prepare(handle, {to, from}, bytes, &stream)) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
+  Context& context = *stream->context;
+  Point done;
+  const CUresult result = submit_eager(*stream, [&] { run_copy(context, to, from, bytes); }, &done);
+  if (result != CUDA_SUCCESS) return result;
+  done.wait();
+  return context.error;
+}
+
+template <class Unit>
+CUresult fill(CUstream handle, CUdeviceptr to, Unit value, std::uint64_t count) {
+  const std::uint64_t bytes = count * sizeof(Unit);
+  std::shared_ptr<Stream> stream;
+  if (to % sizeof(Unit) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = prepare(handle, {{to, true}}, bytes, &stream)) return result;
+  Context& context = *stream->context;
+  return submit(*stream, [&context, to, value, count, bytes] {
+    if (bytes == 0 || !fail_unless(reachable(context, {to, true}, bytes), context)) return;
+    std::fill_n(static_cast<Unit*>(pointer(to)), count, value);
+  });
+}
+
+// By unified addressing: an address that is mapped is the device's.
+Side side_of(CUdeviceptr at) {
+  const std::scoped_lock lock(memory_mutex());
+  return {at, find_mapping(at) != mappings().end()};
+}
+
+Side device(CUdeviceptr at) { return {at, true}; }
+Side host(const void* memory) { return {address(memory), false}; }
+
+}  // namespace
+
+CUresult copy_any(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_now(CU_STREAM_LEGACY, side_of(to), side_of(from), bytes);
+}
+CUresult copy_any_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_now(CU_STREAM_PER_THREAD, side_of(to), side_of(from), bytes);
+}
+CUresult copy_to_device(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy_now(CU_STREAM_LEGACY, device(to), host(from), bytes);
+}
+CUresult copy_to_device_ptds(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy_now(CU_STREAM_PER_THREAD, device(to), host(from), bytes);
+}
+CUresult copy_to_host(void* to, CUdeviceptr from, size_t bytes) {
+  return copy_now(CU_STREAM_LEGACY, host(to), device(from), bytes);
+}
+CUresult copy_to_host_ptds(void* to, CUdeviceptr from, size_t bytes) {
+  return copy_now(CU_STREAM_PER_THREAD, host(to), device(from), bytes);
+}
+// Device to device does not wait for the copy, as the real one does not.
+CUresult copy_on_device(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_async(CU_STREAM_LEGACY, device(to), device(from), bytes);
+}
+CUresult copy_on_device_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy_async(CU_STREAM_PER_THREAD, device(to), device(from), bytes);
+}
+CUresult copy_any_async(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy_async(stream, side_of(to), side_of(from), bytes);
+}
+CUresult copy_to_device_async(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return copy_async(stream, device(to), host(from), bytes);
+}
+CUresult copy_to_host_async(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy_async(stream, host(to), device(from), bytes);
+}
+CUresult copy_on_device_async(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy_async(stream, device(to), device(from), bytes);
+}
+
+CUresult fill8(CUdeviceptr to, unsigned char value, size_t count) { return fill(CU_STREAM_LEGACY, to, value, count); }
+CUresult fill8_ptds(CUdeviceptr to, unsigned char value, size_t count) {
+  return fill(CU_STREAM_PER_THREAD, to, value, count);
+}
+CUresult fill32(CUdeviceptr to, unsigned value, size_t count) { return fill(CU_STREAM_LEGACY, to, value, count); }
+CUresult fill32_ptds(CUdeviceptr to, unsigned value, size_t count) {
+  return fill(CU_STREAM_PER_THREAD, to, value, count);
+}
+CUresult fill8_async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  return fill(stream, to, value, count);
+}
+CUresult fill32_async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  return fill(stream, to, value, count);
+}
+
+}  // namespace simcuda

@@ -1,0 +1,65 @@
+// Carves allocations out of chunks of physical memory, in the order that streams promise: a freed range is reused on
+// the stream that freed it at once, on others only when that free has run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "tests/simcuda/driver/address_space.h"
+#include "tests/simcuda/driver/timeline.h"
+
+namespace simcuda {
+
+// pre of every member: memory_mutex() held.
+class ChunkHeap {
+ public:
+  // Chunks are multiples of `chunk_bytes`; the devices in `access` may touch them.
+  ChunkHeap(Device& device, std::uint64_t chunk_bytes, unsigned access);
+
+  // `on`: the stream that will use the memory first; null when it must be free for all.
+  CUresult allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address);
+  // `after`: when the range is free for all; empty for now. pre: `address` is a live allocation of this heap.
+  void free(CUdeviceptr address, Point after);
+  // Gives back chunks in which nothing is allocated or awaited, as long as more than `keep` bytes are reserved.
+  void trim(std::uint64_t keep);
+  void set_access(unsigned access);
+  [[nodiscard]] unsigned access() const { return access_; }
+
+  struct Use {
+    std::uint64_t now = 0;
+    std::uint64_t high = 0;
+    void add(std::uint64_t bytes) {
+      now += bytes;
+      if (now > high) high = now;
+    }
+  };
+  Use used;      // allocated, rounded to kUnit
+  Use reserved;  // chunks
+
+ private:
+  struct Free {
+    std::uint64_t bytes = 0;
+    CUdeviceptr chunk = 0;
+    Point after;
+  };
+  struct Live {
+    std::uint64_t bytes = 0;
+    CUdeviceptr chunk = 0;
+  };
+  using FreeRanges = std::map<CUdeviceptr, Free>;
+
+  CUresult grow(std::uint64_t bytes);
+  FreeRanges::iterator best_fit(std::uint64_t bytes, const Timeline* on);
+  void merge();
+
+  static constexpr std::uint64_t kUnit = 512;
+
+  Device& device_;
+  const std::uint64_t chunk_bytes_;
+  unsigned access_;
+  FreeRanges free_;
+  std::map<CUdeviceptr, Live> live_;
+  std::map<CUdeviceptr, std::uint64_t> chunks_;
+};
+
+}  // namespace simcuda

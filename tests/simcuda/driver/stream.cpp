@@ -1,0 +1,235 @@
+#include "tests/simcuda/driver/stream.h"
+
+#include <atomic>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tests/simcuda/driver/capture.h"
+#include "tests/simcuda/driver/pool.h"
+
+namespace simcuda {
+namespace {
+
+std::atomic<std::uint64_t> next_id{1};
+
+std::unordered_map<CUstream, std::shared_ptr<Stream>>& created() {
+  static auto* const streams = new std::unordered_map<CUstream, std::shared_ptr<Stream>>;
+  return *streams;
+}
+
+// One per-thread default stream for each context; gone when the context is.
+std::shared_ptr<Stream> own_stream(Context& context) {
+  thread_local std::map<std::uint64_t, std::weak_ptr<Stream>> own;
+  std::weak_ptr<Stream>& slot = own[context.id];
+  std::shared_ptr<Stream> stream = slot.lock();
+  if (stream == nullptr) {
+    stream = make_stream(context, CU_STREAM_DEFAULT, 0);
+    slot = stream;
+  }
+  return stream;
+}
+
+// Forgets destroyed streams whose work is done. pre: stream_mutex() held.
+void drop_drained(Context& context) {
+  std::erase_if(context.streams, [](const auto& stream) { return stream->closed && stream->timeline->now().passed(); });
+}
+
+// Where the implicit order of the legacy stream makes new work on `stream` wait. pre: stream_mutex() held.
+void add_implicit_order(const Stream& stream, std::vector<Point>& after) {
+  if (stream.flags == CU_STREAM_NON_BLOCKING) return;
+  const Context& context = *stream.context;
+  const auto add = [&](const Stream& other) {
+    Point point = other.timeline->now();
+    if (!point.passed()) after.push_back(std::move(point));
+  };
+  if (&stream != context.legacy.get()) {
+    add(*context.legacy);
+    return;
+  }
+  for (const auto& other : context.streams) {
+    if (other.get() != &stream && other->flags != CU_STREAM_NON_BLOCKING) add(*other);
+  }
+}
+
+CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point) {
+  if (&stream == stream.context->legacy.get()) {
+    if (const CUresult result = check_implicit_capture(*stream.context)) return result;
+  }
+  add_implicit_order(stream, after);
+  const std::uint64_t sequence = stream.timeline->submit(std::move(run), std::move(after));
+  if (point != nullptr) *point = {stream.timeline, sequence};
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+std::mutex& stream_mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+
+std::shared_ptr<Stream> make_stream(Context& context, unsigned flags, int priority) {
+  auto stream = std::make_shared<Stream>();
+  stream->context = &context;
+  stream->flags = flags;
+  stream->priority = priority;
+  stream->timeline = std::make_shared<Timeline>(next_id++);
+  context.streams.push_back(stream);
+  return stream;
+}
+
+CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>* stream) {
+  const std::scoped_lock lock(stream_mutex());
+  if (handle == nullptr || handle == CU_STREAM_LEGACY) {
+    *stream = context.legacy;
+  } else if (handle == CU_STREAM_PER_THREAD) {
+    *stream = own_stream(context);
+  } else {
+    const auto found = created().find(handle);
+    if (found == created().end()) return CUDA_ERROR_INVALID_HANDLE;
+    *stream = found->second;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult submit(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point) {
+  const std::scoped_lock lock(stream_mutex());
+  if (stream.capture != nullptr) {
+    if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (run) stream.capture->graph->nodes.push_back(std::move(run));
+    return CUDA_SUCCESS;
+  }
+  return submit_locked(stream, std::move(run), std::move(after), point);
+}
+
+CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point) {
+  const std::scoped_lock lock(stream_mutex());
+  if (stream.capture != nullptr) {
+    stream.capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return submit_locked(stream, std::move(run), {}, point);
+}
+
+void close_streams(Context& context) {
+  const std::scoped_lock lock(stream_mutex());
+  for (const auto& stream : context.streams) {
+    stream->timeline->close();
+    created().erase(reinterpret_cast<CUstream>(stream.get()));
+  }
+  context.streams.clear();
+  context.legacy.reset();
+}
+
+std::vector<Point> pending(Context& context) {
+  const std::scoped_lock lock(stream_mutex());
+  std::vector<Point> points;
+  for (const auto& stream : context.streams) points.push_back(stream->timeline->now());
+  return points;
+}
+
+CUresult stream_create_priority(CUstream* stream, unsigned flags, int priority) {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  if (stream == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  const std::scoped_lock lock(stream_mutex());
+  auto fresh = make_stream(*context, flags, priority);
+  *stream = reinterpret_cast<CUstream>(fresh.get());
+  created()[*stream] = std::move(fresh);
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_create(CUstream* stream, unsigned flags) { return stream_create_priority(stream, flags, 0); }
+
+// As the real one: returns at once; what is queued still runs.
+CUresult stream_destroy(CUstream handle) {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  const std::scoped_lock lock(stream_mutex());
+  const auto found = created().find(handle);
+  if (found == created().end()) return CUDA_ERROR_INVALID_HANDLE;
+  Stream& stream = *found->second;
+  if (stream.capture != nullptr) stream.capture->invalid = true;
+  stream.timeline->close();
+  stream.closed = true;  // its context still waits for what is queued
+  Context& owner = *stream.context;
+  created().erase(found);
+  drop_drained(owner);
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_synchronize(CUstream handle) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
+  Point end;
+  if (const CUresult result = submit_eager(*stream, {}, &end)) return result;
+  end.wait();
+  trim_to_threshold(stream->context->device);
+  return stream->context->error;
+}
+
+CUresult stream_query(CUstream handle) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
+  const std::scoped_lock lock(stream_mutex());
+  if (stream->capture != nullptr) {
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return stream->timeline->now().passed() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult stream_flags(CUstream handle, unsigned* flags) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_priority(CUstream handle, int* priority) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  *priority = stream->priority;
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_id(CUstream handle, unsigned long long* id) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  *id = stream->timeline->id();
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_context(CUstream handle, CUcontext* owner) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  *owner = handle_of(stream->context);
+  return CUDA_SUCCESS;
+}
+
+CUresult launch_host(CUstream handle, CUhostFn function, void* data) {
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  return submit(*stream, [function, data] { function(data); });
+}
+
+}  // namespace simcuda

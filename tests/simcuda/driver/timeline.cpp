@@ -1,0 +1,92 @@
+#include "tests/simcuda/driver/timeline.h"
+
+#include <csignal>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "tests/simcuda/driver/config.h"
+
+namespace simcuda {
+namespace {
+
+thread_local bool stream_thread = false;
+
+// SplitMix64 (Steele, Lea, Flood 2014): the delays of a timeline depend on the seed and its number alone.
+std::uint64_t next_random(std::uint64_t& state) {
+  std::uint64_t z = state += 0x9e3779b97f4a7c15ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+void delay(std::uint64_t& state) {
+  const std::uint64_t most = config().delay_us;
+  if (most == 0 || next_random(state) % config().delay_every != 0) return;
+  std::this_thread::sleep_for(std::chrono::microseconds(next_random(state) % (most + 1)));
+}
+
+}  // namespace
+
+bool on_stream_thread() { return stream_thread; }
+
+bool Point::passed() const { return timeline == nullptr || timeline->completed() >= sequence; }
+
+void Point::wait() const {
+  if (timeline != nullptr) timeline->wait(sequence);
+}
+
+std::uint64_t Timeline::submit(std::function<void()> run, std::vector<Point> after) {
+  const std::scoped_lock lock(mutex_);
+  if (!started_) start();
+  queue_.push_back({std::move(run), std::move(after)});
+  arrived_.notify_one();
+  return submitted_.fetch_add(1, std::memory_order_acq_rel) + 1;
+}
+
+void Timeline::wait(std::uint64_t sequence) {
+  if (completed() >= sequence) return;
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, [&] { return completed() >= sequence; });
+}
+
+void Timeline::close() {
+  const std::scoped_lock lock(mutex_);
+  closed_ = true;
+  arrived_.notify_one();
+}
+
+void Timeline::start() {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the host's signals are the host's threads' business
+  std::thread([self = shared_from_this()] { self->work(); }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  started_ = true;
+}
+
+void Timeline::work() {
+  stream_thread = true;
+  std::uint64_t random = config().seed * 0x2545f4914f6cdd1dULL + id_;
+  for (;;) {
+    Work next;
+    {
+      std::unique_lock lock(mutex_);
+      arrived_.wait(lock, [&] { return closed_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      next = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    for (const Point& point : next.after) point.wait();
+    delay(random);
+    if (next.run) next.run();
+    next = {};  // what the work holds is let go before anyone hears that it is done
+    const std::scoped_lock lock(mutex_);
+    completed_.fetch_add(1, std::memory_order_acq_rel);
+    finished_.notify_all();
+  }
+}
+
+}  // namespace simcuda

@@ -1,0 +1,23 @@
+// The driver functions the runtime calls, found as the real runtime finds them: dlopen of libcuda.so.1, dlsym of
+// cuGetProcAddress_v2, and everything else through that.
+#pragma once
+
+#include "tests/simcuda/driver/api.h"
+
+namespace simcuda::runtime {
+
+struct DriverTable {
+#define SIMCUDA_PLAIN(function, base, symbol, version, parameters) decltype(&simcuda::function) function = nullptr;
+#define SIMCUDA_PER_THREAD(function, base, symbol, version, parameters)
+#define SIMCUDA_STREAM(function, base, symbol, version, parameters, arguments) \
+  decltype(&simcuda::function) function = nullptr;
+#include "tests/simcuda/driver/functions.h"
+#undef SIMCUDA_PLAIN
+#undef SIMCUDA_PER_THREAD
+#undef SIMCUDA_STREAM
+};
+
+// Null when there is no driver. Loaded by the first call.
+const DriverTable* driver_table(bool per_thread_default_stream);
+
+}  // namespace simcuda::runtime

@@ -1,0 +1,51 @@
+// What a test may ask of simcuda beyond CUDA: where bytes really lie, what was called, and when it shall fail.
+// Exported by simcuda's libcuda.so.1; a program that may also run on a real driver finds it with dlsym.
+//
+// The environment sets the same things before the first call:
+//   SIMCUDA_DEVICES        number of devices (1)
+//   SIMCUDA_DEVICE_BYTES   memory of each, bytes (150,109,880,320, an H200)
+//   SIMCUDA_DELAY_US       each piece of stream work starts up to this many microseconds late (0)
+//   SIMCUDA_DELAY_EVERY    only one piece of work in this many is late (1)
+//   SIMCUDA_SEED           of the delays (1)
+//   SIMCUDA_FAIL_CREATE    the n-th cuMemCreate runs out of memory; "n+": from the n-th on
+//   SIMCUDA_FAIL_MAP       likewise cuMemMap
+//   SIMCUDA_FAIL_ALLOC     likewise cuMemAlloc, cuMemAllocAsync and cuMemAllocFromPoolAsync together
+//   SIMCUDA_SLOW_MAP_US    each cuMemCreate, cuMemMap and cuMemSetAccess takes at least this long (0)
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Where one byte of device memory lies physically.
+typedef struct SimcudaPhysical {
+  int device;
+  uint64_t handle;  // unique for the life of the process, also for memory of cuMemAlloc and of pools
+  uint64_t offset;  // into the handle
+  uint64_t bytes;   // contiguous from here to the end of the mapping
+} SimcudaPhysical;
+
+// Counts since start, of one device; bytes where the name says so.
+typedef struct SimcudaCounters {
+  uint64_t creates, releases, maps, unmaps, set_accesses;  // successful calls of the program
+  uint64_t allocs;                                         // cuMemAlloc
+  uint64_t pool_allocs;                                    // cuMemAllocAsync, cuMemAllocFromPoolAsync
+  uint64_t frees;                                          // of either, either way
+  uint64_t physical_bytes, physical_peak_bytes;            // in use, whoever asked for them
+  uint64_t handle_bytes, handle_peak_bytes;                // of cuMemCreate alone
+} SimcudaCounters;
+
+typedef enum SimcudaCall { SIMCUDA_CREATE = 0, SIMCUDA_MAP = 1, SIMCUDA_ALLOC = 2 } SimcudaCall;
+
+// 0 when nothing is mapped at `address`.
+int simcuda_physical_range(uint64_t address, SimcudaPhysical* where);
+void simcuda_counters(int device, SimcudaCounters* counters);
+// The `n`-th call from now (1: the next) runs out of memory, and with `onward` all that follow; 0: none.
+void simcuda_fail(SimcudaCall call, uint64_t n, int onward);
+void simcuda_set_delay(uint64_t microseconds, uint64_t every);
+
+#ifdef __cplusplus
+}
+#endif
