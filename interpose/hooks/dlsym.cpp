@@ -20,9 +20,14 @@ struct Answer {
 };
 
 Answer answer(void* handle, const char* symbol) noexcept {
-  if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u' || handle == RTLD_NEXT) return {nullptr, 0};
+  if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u') return {nullptr, 0};
   const Hook hook = find_hook(symbol);
   if (hook == Hook::kCount || !Session::get().active()) return {nullptr, 0};
+  if (handle == RTLD_NEXT) {
+    // Next behind the program itself is our own export: without CUDA the answer is "no", with dlerror set.
+    if (original_of(hook, reinterpret_cast<const void*>(&answer)) != nullptr) return {nullptr, 0};
+    return {loader::real_dlsym(RTLD_NEXT, symbol), 1};
+  }
   void* real = handle == RTLD_DEFAULT ? replacement_of(hook) : loader::real_dlsym(handle, symbol);
   if (real == replacement_of(hook)) {
     // The global scope: our own export stands there even in a program without CUDA, whose answer is still "no".
