@@ -14,6 +14,8 @@
 namespace stalloc::record {
 namespace {
 
+using trace::EventKind;
+
 constexpr std::size_t kDeepestStack = 64;
 
 std::uint64_t now_ns(clockid_t clock) noexcept {
@@ -56,7 +58,9 @@ void Recorder::record(const Call& call) noexcept {
 
 void Recorder::append_event(const Call& call) {
   std::array<void*, kDeepestStack> frames;
-  const std::size_t depth = stacks_ ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
+  // A free says which allocation it ends by its address; its own call site would tell nothing more.
+  const bool allocates = call.kind != EventKind::Free && call.kind != EventKind::FreeAsync;
+  const std::size_t depth = stacks_ && allocates ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
   const std::lock_guard lock(mutex_);
   if (stopped_.load(std::memory_order_relaxed)) return;
   const std::uint64_t now = now_ns(CLOCK_MONOTONIC);
