@@ -13,13 +13,12 @@ jobs_that_fit() {
   echo $((cores < fitting ? cores : fitting))
 }
 
-# configure PRESET [cmake options...]
+# configure PRESET: silent unless it fails.
 configure() {
-  local preset=$1 launcher=()
-  shift
-  command -v ccache > /dev/null && launcher=(-D CMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  say "configuring $preset"
-  (cd "$root" && cmake --preset "$preset" --log-level=WARNING "${launcher[@]}" "$@")
+  local launcher=() output
+  if command -v ccache > /dev/null; then launcher=(-D CMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+  say "configuring $1"
+  output=$(cd "$root" && cmake --preset "$1" "${launcher[@]}" 2>&1) || { echo "$output" >&2; return 1; }
 }
 
 # build PRESET [targets...]

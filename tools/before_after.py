@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Prints memory before and after: what a recorded run measured under other allocators, and what the library just held.
+
+  before_after.py MEASURED_JSON LIBRARY_LOG
+
+MEASURED_JSON lies beside a shipped trace (written by tests/gpu/bench_train.py); LIBRARY_LOG is the standard error of a
+replay under the library with STALLOC_LOG_LEVEL=info.
+"""
+
+import json
+import re
+import sys
+
+GIB = 1 << 30
+ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch, expandable segments",
+              "async": "PyTorch on cudaMallocAsync's pool"}
+FIGURES = re.compile(r"device (\d+): live peak (\d+) bytes, physical (\d+) bytes")
+
+
+def row(name, live, held, where):
+    return f"{name:34} {live / GIB:9.3f} {held / GIB:9.3f} {100 * (1 - live / held):7.1f} %   {where}"
+
+
+def main():
+    measured_path, log_path = sys.argv[1:]
+    with open(measured_path, encoding="utf-8") as measured_file:
+        measured = json.load(measured_file)
+    with open(log_path, encoding="utf-8", errors="replace") as log_file:
+        figures = FIGURES.findall(log_file.read())
+    if not figures:
+        sys.exit(f"before_after: the library served nothing; see {log_path}")
+    print(f"{measured['command']}, PyTorch {measured['torch']}\n")
+    print(f"{'allocator':34} {'live GiB':>9} {'held GiB':>9} {'lost':>9}")
+    for key, name in ALLOCATORS.items():
+        if key in measured["allocators"]:
+            result = measured["allocators"][key]
+            print(row(name, result["max_memory_allocated"], result["max_memory_reserved"],
+                      f"measured on one {measured['gpu']} when the trace was recorded"))
+    for device, live, held in figures:
+        print(row("stalloc" if len(figures) == 1 else f"stalloc, device {device}", int(live), int(held),
+                  "measured now: the same requests, replayed"))
+
+
+if __name__ == "__main__":
+    main()
