@@ -134,9 +134,9 @@ CUresult Arena::set_access() noexcept {
 }
 
 Arena::~Arena() {
-  for (Mapping& mapping : mappings_) unmap(mapping);
-  for (Handle& handle : handles_) release(handle);
-  if (reserved_ != 0) driver_.unreserve(base_, reserved_);
+  for (std::size_t handle = 0; handle < handles_.size(); ++handle) give_back(handle);
+  const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
+  if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);
 }
 
 void Arena::append_ranges(std::uint32_t view_index, std::uint64_t offset, std::uint64_t bytes,

@@ -206,8 +206,13 @@ FakeDriver::Event& FakeDriver::known(CUevent event) {
 
 CUstream FakeDriver::new_stream(CUcontext owner) {
   const Lock lock(mutex_);
-  const auto handle = reinterpret_cast<CUstream>(next_object_);
-  next_object_ += 16;
+  auto handle = reinterpret_cast<CUstream>(next_object_);
+  if (free_handles_.empty()) {
+    next_object_ += 16;
+  } else {  // as CUDA may well do
+    handle = free_handles_.back();
+    free_handles_.pop_back();
+  }
   streams_.push_back({{handle, 0}, owner, true, false, {}});
   return handle;
 }
@@ -215,13 +220,7 @@ CUstream FakeDriver::new_stream(CUcontext owner) {
 void FakeDriver::destroy_stream(CUstream stream) {
   const Lock lock(mutex_);
   usable(stream).alive = false;
-  // The next stream gets this handle, as CUDA may well do.
-  next_object_ = reinterpret_cast<std::uintptr_t>(stream);
-  for (const Stream& other : streams_) {
-    if (other.alive && !other.key.is_default()) {
-      next_object_ = std::max(next_object_, reinterpret_cast<std::uintptr_t>(other.key.handle) + 16);
-    }
-  }
+  free_handles_.push_back(stream);
 }
 
 void FakeDriver::set_capturing(CUstream stream, bool capturing) {
@@ -288,7 +287,7 @@ CUresult FakeDriver::is_capturing(CUstream stream, bool* capturing) {
 CUresult FakeDriver::create_event(CUevent* event) {
   const Lock lock(mutex_);
   if (fails()) return error_;
-  *event = reinterpret_cast<CUevent>(next_object_ | (std::uintptr_t{1} << 60));
+  *event = reinterpret_cast<CUevent>(next_object_);
   next_object_ += 16;
   events_[*event] = {context_stack.back(), false, {}};
   return CUDA_SUCCESS;

@@ -1,6 +1,6 @@
 // A CUDA driver of bookkeeping only, for tests of the serving half. It holds callers to the contract of
-// interpose/serve/driver.h (a breach throws FakeDriver::Misuse out of the call), knows which physical bytes an address
-// means, orders streams in simulated time, and fails where a test says.
+// interpose/serve/driver.h (a breach throws FakeDriver::Misuse, which ends the test program), knows which physical
+// bytes an address means, orders streams in simulated time, and fails where a test says.
 #pragma once
 
 #include <cuda.h>
@@ -127,6 +127,7 @@ class FakeDriver final : public serve::Driver {
   CUmemGenericAllocationHandle next_handle_ = 1;
 
   std::vector<Stream> streams_;
+  std::vector<CUstream> free_handles_;  // of destroyed streams, given to the next ones
   std::unordered_map<CUevent, Event> events_;
   std::uintptr_t next_object_ = 0x10000;
   Clock finished_;

@@ -1,0 +1,199 @@
+#include "interpose/serve/cursor.h"
+
+#include <random>
+#include <vector>
+
+#include "catch.h"
+#include "serve_plans.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::Cursor;
+using Answer = Cursor::Answer;
+
+namespace {
+
+// Sizes in units; `prologue` and `body` in slots.
+plan::DevicePlan plan_of_units(const std::vector<std::uint64_t>& units, std::uint32_t prologue, std::uint32_t body) {
+  plan::DevicePlan plan;
+  for (const std::uint64_t size : units) add_slot(&plan, size * plan::kUnitBytes, 0);
+  plan.prologue = prologue;
+  plan.body = body;
+  return plan;
+}
+
+constexpr int kNone = -1;
+
+// The slot for a request of so many units; kNone when it goes elsewhere.
+int ask(Cursor& cursor, std::uint64_t units) {
+  const Cursor::Step step = cursor.next(units * plan::kUnitBytes);
+  return step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone;
+}
+
+std::vector<std::uint64_t> random_units(std::size_t count, std::uint64_t kinds, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::uint64_t> units(count);
+  for (std::uint64_t& unit : units) unit = random() % kinds + 1;
+  return units;
+}
+
+}  // namespace
+
+TEST_CASE("the prologue comes once, the body again and again, then the epilogue", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 2, 3, 4, 5, 6}, 2, 2));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 2) == 1);
+  for (int repetition = 0; repetition < 3; ++repetition) {
+    REQUIRE(ask(cursor, 3) == 2);
+    REQUIRE(ask(cursor, 4) == 3);
+  }
+  REQUIRE(ask(cursor, 5) == 4);
+  REQUIRE(ask(cursor, 6) == 5);
+  REQUIRE(ask(cursor, 3) == 2);
+  REQUIRE(cursor.resynchronisations() == 0);
+}
+
+TEST_CASE("where body and epilogue begin alike, the body is taken", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({3, 4, 3, 9}, 0, 2));
+  REQUIRE(ask(cursor, 3) == 0);
+  REQUIRE(ask(cursor, 4) == 1);
+  REQUIRE(ask(cursor, 3) == 0);
+}
+
+TEST_CASE("the epilogue is not the first thing a program does", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({3, 4, 9}, 0, 2));
+  REQUIRE(ask(cursor, 9) == kNone);
+}
+
+TEST_CASE("a plan without a body ends", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 2}, 2, 0));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 2) == 1);
+  REQUIRE(ask(cursor, 1) == kNone);
+}
+
+TEST_CASE("an empty plan serves nothing", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({}, 0, 0));
+  for (int i = 0; i < 100; ++i) REQUIRE(ask(cursor, 1) == kNone);
+}
+
+TEST_CASE("sizes match by units", "[serve][cursor]") {
+  plan::DevicePlan plan;
+  add_slot(&plan, 1000, 0);
+  plan.prologue = 1;
+  REQUIRE(Cursor(plan).next(513).answer == Answer::Serve);
+  REQUIRE(Cursor(plan).next(1024).answer == Answer::Serve);
+  REQUIRE(Cursor(plan).next(512).answer == Answer::Unplanned);
+  REQUIRE(Cursor(plan).next(1025).answer == Answer::Unplanned);
+  REQUIRE(Cursor(plan).next(~std::uint64_t{0}).answer == Answer::Unplanned);
+}
+
+TEST_CASE("a dynamic slot takes what is not larger", "[serve][cursor]") {
+  plan::DevicePlan plan = plan_of_units({4, 8, 5}, 0, 3);
+  plan.slots[1].kind = plan::SlotKind::Dynamic;
+  Cursor cursor(plan);
+  REQUIRE(ask(cursor, 4) == 0);
+  REQUIRE(ask(cursor, 3) == 1);
+  REQUIRE(ask(cursor, 5) == 2);
+  REQUIRE(ask(cursor, 4) == 0);
+  REQUIRE(ask(cursor, 9) == kNone);
+}
+
+TEST_CASE("a pass-through slot is used up by its request, and skipped without it", "[serve][cursor]") {
+  plan::DevicePlan plan = plan_of_units({4, 8, 5}, 0, 3);
+  plan.slots[1].kind = plan::SlotKind::PassThrough;
+  Cursor cursor(plan);
+  REQUIRE(ask(cursor, 4) == 0);
+  REQUIRE(cursor.next(8 * plan::kUnitBytes).answer == Answer::Original);
+  REQUIRE(ask(cursor, 5) == 2);
+  REQUIRE(ask(cursor, 4) == 0);
+  cursor.pass_through(8 * plan::kUnitBytes);  // captured
+  REQUIRE(ask(cursor, 5) == 2);
+  REQUIRE(ask(cursor, 4) == 0);
+  cursor.pass_through(99 * plan::kUnitBytes);
+  REQUIRE(ask(cursor, 5) == 2);
+  REQUIRE(cursor.resynchronisations() == 0);
+}
+
+TEST_CASE("an extra request leaves the cursor where it is", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 2, 3, 4, 5, 6}, 0, 6));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 77) == kNone);
+  REQUIRE(ask(cursor, 2) == 1);
+  REQUIRE(ask(cursor, 5) == kNone);  // though the plan foresees one a little later
+  REQUIRE(ask(cursor, 3) == 2);
+  REQUIRE(ask(cursor, 4) == 3);
+  REQUIRE(cursor.resynchronisations() == 0);
+}
+
+TEST_CASE("missing requests are noticed by the second that follows them", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 2, 3, 4, 5, 6, 7}, 0, 7));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 4) == kNone);
+  REQUIRE(ask(cursor, 5) == 4);
+  REQUIRE(ask(cursor, 6) == 5);
+  REQUIRE(cursor.resynchronisations() == 1);
+}
+
+TEST_CASE("among several places ahead the one that agrees best is taken", "[serve][cursor]") {
+  //                                 x  x  a  b        c  a  b
+  Cursor cursor(plan_of_units({1, 2, 8, 9, 4, 5, 6, 7, 3, 4, 5, 10}, 0, 12));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 3) == kNone);
+  REQUIRE(ask(cursor, 4) == 9);
+  REQUIRE(ask(cursor, 5) == 10);
+  REQUIRE(ask(cursor, 10) == 11);
+}
+
+TEST_CASE("after any deviation the cursor finds its way back", "[serve][cursor]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 21)));
+  const std::vector<std::uint64_t> units = random_units(600, 20, seed);
+  Cursor cursor(plan_of_units(units, 100, 400));
+  std::mt19937_64 random(seed);
+  for (std::size_t i = 0; i < 100; ++i) REQUIRE(ask(cursor, units[i]) == static_cast<int>(i));
+  for (int deviation = 0; deviation < 10; ++deviation) {
+    const std::uint64_t extra = random() % 20;
+    for (std::uint64_t i = 0; i < extra; ++i) ask(cursor, random() % 25 + 1);
+    const std::size_t from = 100 + random() % 400;
+    int last = kNone;
+    for (std::size_t i = 0; i < 60; ++i) last = ask(cursor, units[100 + (from - 100 + i) % 400]);
+    REQUIRE(last == static_cast<int>(100 + (from - 100 + 59) % 400));
+  }
+  REQUIRE(cursor.fits());
+}
+
+TEST_CASE("a program that repeats after a plan without a body is recognised", "[serve][cursor]") {
+  const std::vector<std::uint64_t> units = random_units(50, 1000, 3);
+  Cursor cursor(plan_of_units(units, 50, 0));
+  for (std::size_t i = 0; i < 50; ++i) REQUIRE(ask(cursor, units[i]) == static_cast<int>(i));
+  int last = kNone;
+  for (std::size_t i = 0; i < 30; ++i) last = ask(cursor, units[i]);
+  REQUIRE(last == 29);
+}
+
+TEST_CASE("a plan of another program is noticed after a thousand requests", "[serve][cursor]") {
+  Cursor cursor(plan_of_units(random_units(1000, 50, 1), 0, 1000));
+  for (int i = 0; i < 999; ++i) ask(cursor, 1000 + static_cast<std::uint64_t>(i) % 7);
+  REQUIRE(cursor.fits());
+  ask(cursor, 1000);
+  REQUIRE_FALSE(cursor.fits());
+}
+
+TEST_CASE("a plan that stops fitting is noticed, a long evaluation is not mistaken for it", "[serve][cursor]") {
+  const std::vector<std::uint64_t> units = random_units(100, 50, 2);
+  Cursor cursor(plan_of_units(units, 0, 100));
+  const auto train = [&](int requests) {
+    for (int i = 0; i < requests; ++i) ask(cursor, units[static_cast<std::size_t>(i) % units.size()]);
+  };
+  const auto evaluate = [&](int requests) {
+    for (int i = 0; i < requests; ++i) ask(cursor, 1000);
+  };
+  train(1000);
+  for (int round = 0; round < 5; ++round) {
+    evaluate(80'000);
+    train(20'000);
+  }
+  REQUIRE(cursor.fits());
+  evaluate(200'000);
+  REQUIRE_FALSE(cursor.fits());
+}
