@@ -13,7 +13,7 @@ namespace simcuda {
 struct Mapping {
   std::uint64_t bytes = 0;
   Extent* extent = nullptr;
-  unsigned access = 0;      // bit per device that may read and write
+  unsigned access = 0;        // bit per device that may read and write
   bool from_program = false;  // by cuMemMap
 };
 

@@ -149,8 +149,7 @@ CUresult memory_alloc(CUdeviceptr* address, size_t bytes) {
   Device& device = *find_device(context->device);
   if (const CUresult result = device.plain->allocate(bytes, nullptr, address)) return result;
   device.counters.allocs += 1;
-  allocations()[*address] = {Allocation::Kind::Plain, bytes,   device.ordinal, device.plain.get(),
-                             nullptr,                 context->id};
+  allocations()[*address] = {Allocation::Kind::Plain, bytes, device.ordinal, device.plain.get(), nullptr, context->id};
   return CUDA_SUCCESS;
 }
 

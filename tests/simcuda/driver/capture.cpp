@@ -154,8 +154,9 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
   const std::scoped_lock lock(stream_mutex());
   // Asking about the legacy stream is refused while another stream's capture could depend on the answer.
   if (stream == context->legacy && stream->capture == nullptr) {
-    const auto forbidden = std::any_of(active().begin(), active().end(),
-                                       [&](const auto& capture) { return capture->context == context && forbids(*capture); });
+    const auto forbidden = std::any_of(active().begin(), active().end(), [&](const auto& capture) {
+      return capture->context == context && forbids(*capture);
+    });
     if (forbidden) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
   const auto& capture = stream->capture;

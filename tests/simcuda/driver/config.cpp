@@ -82,5 +82,4 @@ __attribute__((visibility("default"))) void simcuda_set_delay(uint64_t microseco
   simcuda::config().delay_us = microseconds;
   simcuda::config().delay_every = every == 0 ? 1 : every;
 }
-
 }

@@ -16,10 +16,10 @@ struct Stream;
 struct Context {
   std::uint64_t id = 0;
   int device = 0;
-  int retained = 0;                          // of a primary context
-  bool active = false;                       // false: destroyed or reset; never reused unless primary
+  int retained = 0;                           // of a primary context
+  bool active = false;                        // false: destroyed or reset; never reused unless primary
   std::atomic<CUresult> error{CUDA_SUCCESS};  // sticky: an illegal address in earlier work
-  std::atomic<unsigned> peers{0};            // bit per device whose memory this context may touch
+  std::atomic<unsigned> peers{0};             // bit per device whose memory this context may touch
   // Guarded by stream_mutex() (stream.h):
   std::shared_ptr<Stream> legacy;
   std::vector<std::shared_ptr<Stream>> streams;  // every live one, legacy and per-thread included

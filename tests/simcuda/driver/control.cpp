@@ -19,5 +19,4 @@ __attribute__((visibility("default"))) void simcuda_counters(int device, Simcuda
   const simcuda::Device* const found = simcuda::find_device(device);
   *counters = found == nullptr ? SimcudaCounters{} : found->counters;
 }
-
 }

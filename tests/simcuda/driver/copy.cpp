@@ -64,14 +64,17 @@ CUresult copy_async(CUstream handle, Side to, Side from, std::uint64_t bytes) {
   Context& context = *stream->context;
   if (waits) {
     Point done;
-    const CUresult result = submit_eager(*stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); }, &done);
+    const CUresult result = submit_eager(
+        *stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); }, &done);
     if (result == CUDA_SUCCESS) done.wait();
     return result;
   }
   if (staged) {
     const auto* const begin = static_cast<const char*>(pointer(from.at));
     auto stage = std::make_shared<std::vector<char>>(begin, begin + bytes);
-    return submit(*stream, [&context, to, stage, bytes] { run_copy(context, to, {address(stage->data()), false}, bytes); });
+    return submit(*stream, [&context, to, stage, bytes] {
+      run_copy(context, to, {address(stage->data()), false}, bytes);
+    });
   }
   return submit(*stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); });
 }
@@ -83,7 +86,8 @@ CUresult copy_now(CUstream handle, Side to, Side from, std::uint64_t bytes) {
   if (const CUresult result = check_safe_during_capture()) return result;
   Context& context = *stream->context;
   Point done;
-  const CUresult result = submit_eager(*stream, [&] { run_copy(context, to, from, bytes); }, &done);
+  const CUresult result = submit_eager(
+      *stream, [&] { run_copy(context, to, from, bytes); }, &done);
   if (result != CUDA_SUCCESS) return result;
   done.wait();
   return context.error;

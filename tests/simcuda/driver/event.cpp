@@ -62,8 +62,8 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
     capture = stream->capture;
   }
   Point point;
-  const CUresult result =
-      submit(*stream, [stamp] { *stamp = Event::Clock::now().time_since_epoch().count(); }, {}, &point);
+  const CUresult result = submit(
+      *stream, [stamp] { *stamp = Event::Clock::now().time_since_epoch().count(); }, {}, &point);
   if (result != CUDA_SUCCESS) return result;
   const std::scoped_lock lock(event->mutex);
   event->recorded = true;
@@ -109,10 +109,12 @@ CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned) {
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   Point point;
   std::shared_ptr<Capture> capture;
+  bool recorded = false;
   {
     const std::scoped_lock lock(event->mutex);
     point = event->point;
     capture = event->capture;
+    recorded = event->recorded;
   }
   {
     const std::scoped_lock lock(stream_mutex());
@@ -121,7 +123,7 @@ CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned) {
       return stream->capture == capture ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_MERGE;
     }
     if (stream->capture != nullptr) {
-      if (!event->recorded) return CUDA_SUCCESS;
+      if (!recorded) return CUDA_SUCCESS;
       stream->capture->invalid = true;
       return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }

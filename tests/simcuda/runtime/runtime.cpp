@@ -123,9 +123,11 @@ extern "C" {
   return run(per_thread, [&]([[maybe_unused]] const DriverTable& driver) { return call; });
 #define SIMCUDART_PLAIN(function, parameters, call) \
   SIMCUDART_PUBLIC cudaError_t function parameters { SIMCUDART_RUN(false, (call)) }
-#define SIMCUDART_STREAM(function, suffix, parameters, call)                        \
-  SIMCUDART_PUBLIC cudaError_t function parameters { SIMCUDART_RUN(false, (call)) } \
-  SIMCUDART_PUBLIC cudaError_t function##suffix parameters { SIMCUDART_RUN(true, (call)) }
+#define SIMCUDART_STREAM(function, suffix, parameters, call)                                   \
+  SIMCUDART_PUBLIC cudaError_t function parameters{                                            \
+      SIMCUDART_RUN(false, (call))} SIMCUDART_PUBLIC cudaError_t function##suffix parameters { \
+    SIMCUDART_RUN(true, (call))                                                                \
+  }
 #include "tests/simcuda/runtime/functions.h"
 
 SIMCUDART_PUBLIC cudaError_t cudaPeekAtLastError() { return last_error; }
@@ -154,5 +156,4 @@ SIMCUDART_PUBLIC cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = simcuda::kDriverVersion;
   return cudaSuccess;
 }
-
 }

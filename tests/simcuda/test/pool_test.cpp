@@ -66,7 +66,8 @@ TEST_CASE("live allocations never share a byte, and the statistics follow them")
   std::vector<CUdeviceptr> live;
   for (std::size_t i = 0; i < 198; ++i) {
     live.push_back(allocate(1000 + 700 * (i % 13), nullptr));
-    REQUIRE(cuMemsetD32Async(live.back(), static_cast<unsigned>(i), (1000 + 700 * (i % 13)) / 4, nullptr) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD32Async(live.back(), static_cast<unsigned>(i), (1000 + 700 * (i % 13)) / 4, nullptr) ==
+            CUDA_SUCCESS);
     if (i % 3 == 2) {
       REQUIRE(cuMemFreeAsync(live[live.size() - 2], nullptr) == CUDA_SUCCESS);
       live.erase(live.end() - 2);

@@ -19,8 +19,7 @@ TEST_CASE("a base name finds the form of the asked version and default-stream mo
   CHECK(find("cuMemAllocAsync", 12000, CU_GET_PROC_ADDRESS_LEGACY_STREAM) == exported("cuMemAllocAsync"));
   CHECK(find("cuMemAllocAsync", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) ==
         exported("cuMemAllocAsync_ptsz"));
-  CHECK(find("cuMemcpyHtoD", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) ==
-        exported("cuMemcpyHtoD_v2_ptds"));
+  CHECK(find("cuMemcpyHtoD", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) == exported("cuMemcpyHtoD_v2_ptds"));
   // Functions without a stream have one form for both modes.
   CHECK(find("cuMemAlloc", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) == exported("cuMemAlloc_v2"));
   CHECK(find("cuGetProcAddress", 11030, 0) == exported("cuGetProcAddress"));

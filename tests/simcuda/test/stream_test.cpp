@@ -11,6 +11,7 @@ CUdeviceptr allocate(std::size_t bytes) {
   CUdeviceptr at = 0;
   REQUIRE(cuMemAlloc(&at, bytes) == CUDA_SUCCESS);
   REQUIRE(cuMemsetD32(at, 0, bytes / 4) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);  // a fill does not wait, and other streams do not wait for it
   return at;
 }
 
