@@ -1,0 +1,210 @@
+#include "plan/checker.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+namespace stalloc::plan {
+namespace {
+
+struct Bytes {
+  std::uint64_t first;
+  std::uint64_t last;  // exclusive
+};
+
+// What a byte range is or was used for.
+struct Holder {
+  std::uint64_t last;  // exclusive end of the range
+  std::size_t slot;
+  std::uint64_t event;  // the play's count of requests when it was taken: tells two uses of a slot apart
+  std::uint32_t free_order;
+};
+
+// One request to be played: which slot, and after how many requests it is freed.
+struct Step {
+  std::size_t slot;
+  std::uint64_t until;
+  std::uint32_t alloc_order;
+  std::uint32_t free_order;
+};
+
+class Checker {
+ public:
+  Checker(const Problem& problem, const DevicePlan& plan) : problem_(problem), plan_(plan) {
+    std::uint64_t at = 0;
+    for (const std::uint64_t bytes : plan.handles) {
+      handle_at_.push_back(at);
+      at += bytes;
+    }
+    for (const Wait& wait : plan.waits) waits_.emplace(wait.slot, wait.freed);
+  }
+
+  std::string run() {
+    if (std::string error = match_slots(); !error.empty()) return error;
+    std::vector<Step> recorded;
+    for (std::size_t i = 0; i < problem_.requests.size(); ++i) {
+      const Request& request = problem_.requests[i];
+      recorded.push_back({slots_[i], request.until, request.alloc_order, request.free_order});
+    }
+    if (std::string error = play(recorded); !error.empty()) return error;
+    if (plan_.body == 0) return {};
+    if (std::string error = play(repeated()); !error.empty()) return error + " (when the body repeats)";
+    return {};
+  }
+
+ private:
+  // Finds the slot of every request, and compares the two.
+  std::string match_slots() {
+    const std::size_t requests = problem_.requests.size();
+    const std::size_t slots = plan_.slots.size();
+    if (plan_.body == 0 && requests != slots) {
+      return "the plan has " + std::to_string(slots) + " slots for " + std::to_string(requests) + " requests";
+    }
+    if (plan_.body != 0 && (requests < slots || (requests - slots) % plan_.body != 0)) {
+      return "no number of repetitions makes the plan's slots " + std::to_string(requests) + " requests";
+    }
+    const std::size_t body_end = plan_.prologue + plan_.body;
+    const std::size_t epilogue = slots - body_end;
+    std::vector<bool> seen(slots, false);
+    for (std::size_t i = 0; i < requests; ++i) {
+      std::size_t slot = i;
+      if (plan_.body != 0 && i >= plan_.prologue) {
+        slot = i < requests - epilogue ? plan_.prologue + (i - plan_.prologue) % plan_.body : slots - (requests - i);
+      }
+      slots_.push_back(slot);
+      if (std::string error = compare(problem_.requests[i], slot, !seen[slot]); !error.empty()) return error;
+      seen[slot] = true;
+    }
+    return {};
+  }
+
+  std::string compare(const Request& request, std::size_t index, bool first) const {
+    const Slot& slot = plan_.slots[index];
+    const std::string name = "request " + std::to_string(request.id);
+    if (first && slot.id != request.id) return name + " has a slot of id " + std::to_string(slot.id);
+    if (slot.stream != request.stream) return name + " has a slot of another stream";
+    if (slot.kind == SlotKind::PassThrough) return {};
+    if (request.pass != PassReason::None) return name + " must be passed through and has a place";
+    if (slot.size < request.size) return name + " has a slot that is too small";
+    const bool exact = slot.kind == SlotKind::Dynamic || slot.size / 512 == request.size / 512 ||
+                       (slot.size + 511) / 512 == (request.size + 511) / 512;
+    if (!exact) return name + " has a slot of another size";
+    if (slot.offset % 512 != 0) return name + " is not aligned";
+    if (slot.view >= plan_.views.size()) return name + " lies in a view that does not exist";
+    const std::uint64_t view = plan_.views[slot.view].bytes;
+    if (slot.size > view || slot.offset > view - slot.size) return name + " ends outside its view";
+    return {};
+  }
+
+  // Prologue, three repetitions of the body, by the plan's own lifetimes.
+  [[nodiscard]] std::vector<Step> repeated() const {
+    std::vector<std::uint32_t> alloc_order(plan_.slots.size());
+    std::vector<std::uint32_t> free_order(plan_.slots.size());
+    for (std::size_t i = problem_.requests.size(); i-- > 0;) {  // the first repetition wins
+      alloc_order[slots_[i]] = problem_.requests[i].alloc_order;
+      free_order[slots_[i]] = problem_.requests[i].free_order;
+    }
+    std::vector<Step> steps;
+    const std::size_t body_end = plan_.prologue + plan_.body;
+    for (std::size_t repetition = 0; repetition < 3; ++repetition) {
+      for (std::size_t s = repetition == 0 ? 0 : plan_.prologue; s < body_end; ++s) {
+        const bool stays = s < plan_.prologue && plan_.slots[s].upper >= body_end;
+        const std::uint64_t until = stays ? kNever : plan_.slots[s].upper + repetition * plan_.body;
+        steps.push_back({s, until, alloc_order[s], free_order[s]});
+      }
+    }
+    return steps;
+  }
+
+  // The physical bytes of a slot, rounded up to 512, by the handles of its view.
+  [[nodiscard]] std::vector<Bytes> physical(std::size_t index) const {
+    const Slot& slot = plan_.slots[index];
+    std::vector<Bytes> result;
+    if (slot.kind == SlotKind::PassThrough || slot.size == 0) return result;
+    const std::uint64_t begin = slot.offset;
+    const std::uint64_t end = slot.offset + (slot.size + 511) / 512 * 512;
+    std::uint64_t at = 0;  // offset into the view
+    for (const std::uint32_t handle : plan_.views[slot.view].handles) {
+      const std::uint64_t next = at + plan_.handles[handle];
+      const std::uint64_t from = std::max(at, begin);
+      const std::uint64_t to = std::min(next, end);
+      if (from < to) result.push_back({handle_at_[handle] + from - at, handle_at_[handle] + to - at});
+      at = next;
+    }
+    return result;
+  }
+
+  std::string play(const std::vector<Step>& steps) {
+    live_.clear();
+    freed_.clear();
+    std::multimap<std::uint64_t, std::size_t> ends;  // until -> step
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin())) release(steps, ends.begin()->second);
+      for (const Bytes& bytes : physical(steps[i].slot)) {
+        if (std::string error = take(bytes, steps[i], i); !error.empty()) return error;
+      }
+      ends.emplace(steps[i].until, i);
+    }
+    return {};
+  }
+
+  std::string take(const Bytes& bytes, const Step& step, std::size_t event) {
+    const auto name = [this](std::size_t slot) { return "request " + std::to_string(plan_.slots[slot].id); };
+    const auto after = live_.lower_bound(bytes.first);
+    for (auto at = after == live_.begin() ? after : std::prev(after); at != live_.end() && at->first < bytes.last;
+         ++at) {
+      if (at->second.last > bytes.first) {
+        return name(step.slot) + " takes bytes that " + name(at->second.slot) + " still holds (physical offset " +
+               std::to_string(std::max(bytes.first, at->first)) + ")";
+      }
+    }
+    auto before = freed_.lower_bound(bytes.first);
+    if (before != freed_.begin()) --before;
+    for (auto at = before; at != freed_.end() && at->first < bytes.last;) {
+      const Bytes old{at->first, at->second.last};
+      const Holder holder = at->second;
+      if (old.last <= bytes.first) {
+        ++at;
+        continue;
+      }
+      if (std::string error = check_order(step, holder); !error.empty()) return name(step.slot) + error;
+      at = freed_.erase(at);
+      if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.event, holder.free_order};
+      if (old.last > bytes.last) freed_[bytes.last] = holder;
+    }
+    live_[bytes.first] = {bytes.last, step.slot, event, step.free_order};
+    return {};
+  }
+
+  [[nodiscard]] std::string check_order(const Step& step, const Holder& holder) const {
+    if (holder.free_order == kEveryStream || holder.free_order == step.alloc_order) return {};
+    const std::string whose = "bytes of request " + std::to_string(plan_.slots[holder.slot].id);
+    if (step.alloc_order == kEveryStream) return " may be used on any stream and takes " + whose + ", freed on one";
+    if (!waits_.contains({step.slot, holder.slot}))
+      return " takes " + whose + ", freed on another stream, without a wait";
+    if (!plan_.slots[holder.slot].event_on_free) return " waits for " + whose + ", whose free records no event";
+    return {};
+  }
+
+  void release(const std::vector<Step>& steps, std::size_t event) {
+    for (const Bytes& bytes : physical(steps[event].slot)) {
+      live_.erase(bytes.first);
+      freed_[bytes.first] = {bytes.last, steps[event].slot, event, steps[event].free_order};
+    }
+  }
+
+  const Problem& problem_;
+  const DevicePlan& plan_;
+  std::vector<std::uint64_t> handle_at_;  // physical offset of each handle
+  std::set<std::pair<std::size_t, std::size_t>> waits_;
+  std::vector<std::size_t> slots_;         // of each request
+  std::map<std::uint64_t, Holder> live_;   // by the first byte
+  std::map<std::uint64_t, Holder> freed_;  // by the first byte
+};
+
+}  // namespace
+
+std::string find_unsoundness(const Problem& problem, const DevicePlan& plan) { return Checker(problem, plan).run(); }
+
+}  // namespace stalloc::plan

@@ -1,0 +1,24 @@
+// The independent checker: says whether a plan is sound for the requests it was made for.
+//
+// Naive on purpose, and shares no code with the engine, the layout or the ordering: it translates every slot through
+// the handles of its view to physical bytes and plays the requests through, one after the other.
+#pragma once
+
+#include <string>
+
+#include "plan/plan.h"
+#include "plan/problem.h"
+
+namespace stalloc::plan {
+
+// Names the first thing that is wrong, in one line; empty when the plan is sound:
+//   - every request has a slot of its id and a size that holds it, 512-byte aligned, inside its view;
+//   - no two requests that live at the same time share a physical byte, through any view: in the recorded order, and in
+//     the plan's own lifetimes with the body repeated;
+//   - bytes freed on one stream and taken on another have a Wait whose freed slot records an event, and memory of
+//     synchronous calls takes no bytes with a pending free;
+//   - what is passed through takes no bytes.
+// Expects a plan without defect (find_defect). Time O(n log n); memory O(n).
+std::string find_unsoundness(const Problem& problem, const DevicePlan& plan);
+
+}  // namespace stalloc::plan

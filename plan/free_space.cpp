@@ -1,0 +1,89 @@
+#include "plan/free_space.h"
+
+#include <algorithm>
+
+namespace stalloc::plan {
+
+void FreeSpace::insert(Range range) {
+  ends_.emplace(range.begin, range.end);
+  sizes_.emplace(range.bytes(), range.begin);
+  bytes_ += range.bytes();
+}
+
+void FreeSpace::erase(std::map<std::uint64_t, std::uint64_t>::iterator at) {
+  sizes_.erase({at->second - at->first, at->first});
+  bytes_ -= at->second - at->first;
+  ends_.erase(at);
+}
+
+void FreeSpace::add(Range range) {
+  if (range.begin == range.end) return;
+  auto next = ends_.upper_bound(range.begin);
+  if (next != ends_.begin() && std::prev(next)->second >= range.begin) --next;
+  while (next != ends_.end() && next->first <= range.end) {
+    range.begin = std::min(range.begin, next->first);
+    range.end = std::max(range.end, next->second);
+    erase(next++);
+  }
+  insert(range);
+}
+
+void FreeSpace::subtract(Range range) {
+  if (range.begin == range.end) return;
+  auto next = ends_.upper_bound(range.begin);
+  if (next != ends_.begin() && std::prev(next)->second > range.begin) --next;
+  while (next != ends_.end() && next->first < range.end) {
+    const Range old{next->first, next->second};
+    erase(next++);
+    if (old.begin < range.begin) insert({old.begin, range.begin});
+    if (old.end > range.end) insert({range.end, old.end});
+  }
+}
+
+void FreeSpace::clear() {
+  ends_.clear();
+  sizes_.clear();
+  bytes_ = 0;
+}
+
+bool FreeSpace::contains(Range range) const {
+  auto next = ends_.upper_bound(range.begin);
+  return next != ends_.begin() && std::prev(next)->second >= range.end;
+}
+
+void FreeSpace::intersect(Range range, std::vector<Range>& out) const {
+  for (auto free = at_or_after(range.begin); free && free->begin < range.end; free = at_or_after(free->end)) {
+    out.push_back({std::max(free->begin, range.begin), std::min(free->end, range.end)});
+  }
+}
+
+std::optional<Range> FreeSpace::best_fit(std::uint64_t bytes) const {
+  const auto found = sizes_.lower_bound({bytes, 0});
+  if (found == sizes_.end()) return std::nullopt;
+  return Range{found->second, found->second + found->first};
+}
+
+std::optional<Range> FreeSpace::lowest_fit(std::uint64_t bytes) const {
+  int left = kMostLookedAt;
+  for (auto at = ends_.begin(); at != ends_.end() && left > 0; ++at, --left) {
+    if (at->second - at->first >= bytes) return Range{at->first, at->second};
+  }
+  return std::nullopt;
+}
+
+std::optional<Range> FreeSpace::highest_fit(std::uint64_t bytes) const {
+  int left = kMostLookedAt;
+  for (auto at = ends_.rbegin(); at != ends_.rend() && left > 0; ++at, --left) {
+    if (at->second - at->first >= bytes) return Range{at->first, at->second};
+  }
+  return std::nullopt;
+}
+
+std::optional<Range> FreeSpace::at_or_after(std::uint64_t at) const {
+  auto next = ends_.upper_bound(at);
+  if (next != ends_.begin() && std::prev(next)->second > at) --next;
+  if (next == ends_.end()) return std::nullopt;
+  return Range{next->first, next->second};
+}
+
+}  // namespace stalloc::plan

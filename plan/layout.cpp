@@ -1,0 +1,109 @@
+#include "plan/layout.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "plan/sweep.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Live bytes at each slot, as the sweep sees them.
+std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
+  const std::size_t slots = sequence.items.size();
+  std::vector<std::uint64_t> change(slots + 1, 0);  // modulo 2^64
+  const auto live = [&change](std::size_t from, std::size_t to, std::uint64_t bytes) {
+    change[from] += bytes;
+    change[to] -= bytes;
+  };
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    const Item& item = sequence.items[slot];
+    if (slot < sequence.prologue || slot >= sequence.body_end()) {
+      live(slot, item.upper, item.bytes);
+      continue;
+    }
+    live(slot, std::min(std::max(item.upper, item.tail), slots), item.bytes);
+    if (item.upper > sequence.body_end() && twin_in_prologue(sequence, slot) == kNone) {
+      live(sequence.prologue, item.upper - sequence.body, item.bytes);
+    }
+  }
+  for (std::size_t slot = 1; slot < slots; ++slot) change[slot] += change[slot - 1];
+  change.resize(slots);
+  return change;
+}
+
+// Marks the items that live at a slot where live bytes are at least `share` of the peak.
+std::vector<bool> find_crossing(const Sequence& sequence, const std::vector<std::uint64_t>& live, double share) {
+  const std::uint64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+  const auto high = static_cast<std::uint64_t>(share * static_cast<double>(peak));
+  std::vector<std::size_t> before(live.size() + 1, 0);  // slots with high use before this one
+  for (std::size_t slot = 0; slot < live.size(); ++slot) before[slot + 1] = before[slot] + (live[slot] >= high ? 1 : 0);
+  std::vector<bool> crossing(live.size());
+  for (std::size_t slot = 0; slot < live.size(); ++slot) {
+    const std::size_t upper = std::min(std::max(sequence.items[slot].upper, sequence.items[slot].tail), live.size());
+    crossing[slot] = before[upper] > before[slot];
+  }
+  return crossing;
+}
+
+struct Rule {
+  double share;  // of the peak that counts as high use
+  Fit crossing;  // for what lives across it
+  Fit other;
+};
+
+// In the order in which they are preferred where they need the same memory and views.
+constexpr std::array<Rule, 6> kRules = {{{0.995, Fit::Lowest, Fit::BestHigh},
+                                         {0.97, Fit::Lowest, Fit::Highest},
+                                         {1.0, Fit::Lowest, Fit::Highest},
+                                         {0.97, Fit::BestLow, Fit::BestHigh},
+                                         {0.9, Fit::Lowest, Fit::BestHigh},
+                                         {0.0, Fit::BestLow, Fit::BestLow}}};
+
+// More sweeps would take long on large problems and gain little.
+constexpr std::size_t kMostPlacements = 4'000'000;
+constexpr std::size_t kMostRetries = 48;
+
+}  // namespace
+
+std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options) {
+  const std::vector<std::uint64_t> live = live_bytes(sequence);
+  const std::uint64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+  const std::uint64_t bound = round_up(peak, options.granularity) / options.granularity;
+  const auto report = [&options](double share) {
+    if (options.progress) options.progress(share);
+  };
+  const auto key = [](const Layout& layout) { return std::pair(layout.pages, layout.stitched.size()); };
+
+  std::optional<Layout> best;
+  std::vector<Fit> best_fits;
+  for (std::size_t r = 0; r < kRules.size(); ++r) {
+    report(0.5 * static_cast<double>(r) / kRules.size());
+    const std::vector<bool> crossing = find_crossing(sequence, live, kRules[r].share);
+    std::vector<Fit> fits;
+    fits.reserve(crossing.size());
+    for (const bool crosses : crossing) fits.push_back(crosses ? kRules[r].crossing : kRules[r].other);
+    std::optional<Layout> layout = Sweep(sequence, options, fits).run(bound, true);
+    if (!layout) return std::nullopt;
+    if (best && key(*layout) >= key(*best)) continue;
+    best = std::move(layout);
+    best_fits = std::move(fits);
+  }
+
+  const std::size_t affordable = kMostPlacements / std::max<std::size_t>(1, sequence.items.size());
+  const std::uint64_t retries = std::min(kMostRetries, affordable);
+  const std::uint64_t step = std::max<std::uint64_t>(1, (best->pages - bound) / std::max<std::uint64_t>(1, retries));
+  for (std::uint64_t pages = bound + 1, n = 0; pages <= best->pages && n < retries; pages += step, ++n) {
+    report(0.5 + 0.5 * static_cast<double>(n) / static_cast<double>(retries));
+    std::optional<Layout> layout = Sweep(sequence, options, best_fits).run(pages, false);
+    if (!layout) continue;
+    if (key(*layout) < key(*best)) best = std::move(layout);
+    break;
+  }
+  report(1.0);
+  return best;
+}
+
+}  // namespace stalloc::plan

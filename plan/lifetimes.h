@@ -1,0 +1,24 @@
+// From recorded events to requests with lifetimes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/problem.h"
+#include "plan/trace_file.h"
+
+namespace stalloc::plan {
+
+// What the pairing of a trace's events found.
+struct Lifetimes {
+  std::vector<Problem> devices;     // in the order of their ordinals
+  std::uint64_t unknown_frees = 0;  // of addresses that no recorded call returned
+  std::uint64_t lost_frees = 0;     // addresses returned again without a recorded free
+};
+
+// Pairs allocations and frees by address. Each device's requests are numbered in the order in which they were made;
+// lifetimes count in these ordinals: [lower, upper) with lower the request's own, and upper the number of requests made
+// before the free (all of them when it was never freed). Pure.
+Lifetimes find_lifetimes(const trace::Trace& trace);
+
+}  // namespace stalloc::plan

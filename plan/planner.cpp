@@ -1,0 +1,102 @@
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "plan/handles.h"
+#include "plan/layout.h"
+#include "plan/ordering.h"
+#include "plan/steady_state.h"
+
+namespace stalloc::plan {
+namespace {
+
+Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence& sequence, const Layout& layout,
+               std::size_t index) {
+  const Item& item = sequence.items[index];
+  const Request& request = problem.requests[item.request];
+  Slot slot;
+  slot.id = request.id;
+  slot.size = request.size;
+  // Sizes may differ between repetitions as long as they round up to the same.
+  if (index >= sequence.prologue && index < sequence.body_end()) {
+    for (std::size_t r = 1; r < steady.repetitions; ++r) {
+      slot.size = std::max(slot.size, problem.requests[item.request + r * steady.period].size);
+    }
+  }
+  slot.lower = problem.repeats ? index : request.lower;
+  slot.upper = problem.repeats ? item.upper : request.upper;
+  slot.stream = request.stream;
+  if (item.pass != PassReason::None) {
+    slot.kind = SlotKind::PassThrough;
+    return slot;
+  }
+  const bool freed = item.upper < sequence.items.size() || request.until != kNever;
+  slot.kind = freed ? SlotKind::Static : SlotKind::Persistent;
+  if (item.bytes > 0) {
+    slot.view = layout.places[index].view;
+    slot.offset = layout.places[index].offset;
+  }
+  return slot;
+}
+
+std::string check_options(const PlanOptions& options, std::uint64_t granularity) {
+  if (granularity == 0 || granularity % kUnitBytes != 0) {
+    return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
+  }
+  if (options.handle_cap < granularity) return "the largest handle is smaller than the granularity";
+  return {};
+}
+
+}  // namespace
+
+const char* describe(PassReason reason) {
+  constexpr std::array<const char*, kPassReasons> kWords = {"planned",       "empty", "failed", "captured", "exported",
+                                                            "communication", "probe", "leaked", "unordered"};
+  return kWords[static_cast<std::size_t>(reason)];
+}
+
+Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options) {
+  using Result = Outcome<PlannedDevice>;
+  Result result;
+  DevicePlan& plan = result.value.plan;
+  PlanReport& report = result.value.report;
+  plan.device = problem.device;
+  plan.granularity = options.granularity != 0   ? options.granularity
+                     : problem.granularity != 0 ? problem.granularity
+                                                : kDefaultGranularity;
+  if (std::string error = check_options(options, plan.granularity); !error.empty()) return Result::failure(error);
+  if (problem.requests.size() >= std::numeric_limits<std::uint32_t>::max()) {
+    return Result::failure("more requests than a plan can number");
+  }
+
+  SteadyState steady = find_steady_state(problem);
+  Sequence sequence = make_sequence(problem, steady, options.streams);
+  const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
+  std::optional<Layout> layout = make_layout(sequence, layout_options);
+  if (!layout) {  // the body cannot be placed consistently: plan every repetition by itself
+    steady = {};
+    sequence = make_sequence(problem, steady, options.streams);
+    layout = make_layout(sequence, layout_options);
+  }
+
+  plan.peak_live_bytes = peak_live_bytes(problem);
+  plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
+  plan.body = static_cast<std::uint32_t>(sequence.body);
+  plan.slots.reserve(sequence.items.size());
+  for (std::size_t i = 0; i < sequence.items.size(); ++i) {
+    plan.slots.push_back(make_slot(problem, steady, sequence, *layout, i));
+    report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
+    ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
+  }
+  cut_handles(layout->pages, layout->stitched, options.handle_cap / plan.granularity * plan.granularity, plan);
+  add_waits(problem, steady, sequence, *layout, plan);
+
+  report.requests = problem.requests.size();
+  report.period = steady.period;
+  report.repetitions = steady.repetitions;
+  report.unrolled = steady.period == 0 ? 1 : steady.unrolled;
+  return result;
+}
+
+}  // namespace stalloc::plan

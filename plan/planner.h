@@ -1,0 +1,48 @@
+// From a problem to a plan: steady state, layout, handles, waits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "plan/outcome.h"
+#include "plan/plan.h"
+#include "plan/problem.h"
+#include "plan/sequence.h"
+
+namespace stalloc::plan {
+
+inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  // of every device up to Hopper
+inline constexpr std::uint64_t kDefaultHandleCap = std::uint64_t{1} << 30;
+inline constexpr std::size_t kPassReasons = 9;
+
+struct PlanOptions {
+  std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
+  std::uint64_t handle_cap = kDefaultHandleCap;  // largest handle, bytes; rounded down to the granularity
+  StreamMode streams = StreamMode::Order;
+  std::function<void(double)> progress;  // 0 to 1; may be empty
+};
+
+// What a person wants to know about a plan.
+struct PlanReport {
+  std::uint64_t requests = 0;     // of the problem
+  std::uint64_t period = 0;       // requests of the repeating body; 0: nothing repeats
+  std::uint64_t repetitions = 0;  // of the body, in the problem
+  std::uint64_t unrolled = 1;     // steps in the body
+  std::uint64_t stitched_slots = 0;
+  std::array<std::uint64_t, kPassReasons> passed{};  // slots that take no bytes, by PassReason
+};
+
+struct PlannedDevice {
+  DevicePlan plan;
+  PlanReport report;
+};
+
+// The word for a reason, as summaries print it.
+const char* describe(PassReason reason);
+
+// Plans one device. Errors: options that cannot be used; more slots than a plan can number. Pure; deterministic.
+Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options);
+
+}  // namespace stalloc::plan

@@ -1,0 +1,22 @@
+#include "plan/problem.h"
+
+#include <algorithm>
+
+namespace stalloc::plan {
+
+std::uint64_t peak_live_bytes(const Problem& problem) {
+  const std::size_t count = problem.requests.size();
+  std::vector<std::uint64_t> freed(count + 1, 0);  // bytes freed just before request i is made
+  std::uint64_t live = 0;
+  std::uint64_t peak = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Request& request = problem.requests[i];
+    live += request.bytes();
+    live -= freed[i];
+    peak = std::max(peak, live);
+    if (request.until < count) freed[request.until] += request.bytes();
+  }
+  return peak;
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,59 @@
+// What the planner plans: the requests of one device in the order in which the program made them.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace stalloc::plan {
+
+// Why a request must go to the original allocator: it stays in the sequence and takes no bytes of the plan.
+enum class PassReason : std::uint8_t {
+  None,           // it is planned
+  Empty,          // of 0 bytes, in a trace
+  Failed,         // the recorded call failed
+  Captured,       // allocated or freed during stream capture: the memory belongs to a graph
+  Exported,       // by IPC: another process may use it
+  Communication,  // made by a communication library, which registers its buffers
+  Probe,          // asked for nearly everything only to see how much there is
+  Leaked,         // made in every repetition and not freed for many
+  Unordered       // its free cannot be ordered before the next use of the bytes (see sequence.h)
+};
+
+// A stream as the planner names it: the ordinal in the trace, or kEveryStream for synchronous calls: cudaMalloc'd
+// memory may be used on any stream at once, cudaFree orders after all work of the device.
+inline constexpr std::uint32_t kEveryStream = std::numeric_limits<std::uint32_t>::max();
+inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+struct Request {
+  std::uint64_t id = 0;     // CSV: as in the file; trace: ordinal on this device
+  std::uint64_t size = 0;   // bytes as requested
+  std::uint64_t lower = 0;  // CSV: as in the file; trace: ordinal on this device
+  std::uint64_t upper = 0;  // exclusive, in the same unit
+  // Index into Problem::requests of the first request made after this one was freed; kNever: not freed.
+  std::uint64_t until = kNever;
+  std::uint32_t stream = 0;       // ordinal of the stream named by the call
+  std::uint32_t alloc_order = 0;  // `stream`, or kEveryStream
+  std::uint32_t free_order = 0;   // stream of the free, or kEveryStream; as alloc_order when not freed
+  std::uint32_t thread = 0;       // ordinals and ids as in the trace
+  std::uint32_t stack = 0;
+  std::uint32_t module = 0;
+  PassReason pass = PassReason::None;
+
+  // Bytes that the plan must find for it.
+  [[nodiscard]] std::uint64_t bytes() const { return pass == PassReason::None ? round_up(size, kUnitBytes) : 0; }
+};
+
+struct Problem {
+  std::uint32_t device = 0;
+  std::uint64_t granularity = 0;  // of the device's physical memory, bytes; 0: not known
+  bool repeats = false;           // a recorded run, whose steps may repeat; false: plan the whole range once
+  std::vector<Request> requests;
+};
+
+// The lower bound of any plan: the peak of the sum of `bytes()` of live requests.
+std::uint64_t peak_live_bytes(const Problem& problem);
+
+}  // namespace stalloc::plan

@@ -1,0 +1,130 @@
+#include "plan/sequence.h"
+
+#include <algorithm>
+
+namespace stalloc::plan {
+namespace {
+
+class Builder {
+ public:
+  Builder(const Problem& problem, const SteadyState& steady, StreamMode streams)
+      : requests_(problem.requests), steady_(steady), streams_(streams) {
+    skipped_ = steady.repetitions > 1 ? (steady.repetitions - 1) * steady.period : 0;
+    slots_ = requests_.size() - skipped_;
+    sequence_.prologue = steady.period == 0 ? requests_.size() : steady.begin;
+    sequence_.body = steady.period;
+  }
+
+  Sequence run() {
+    sequence_.items.resize(slots_);
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      if (slot < sequence_.prologue) {
+        fill_prologue(slot);
+      } else if (slot < sequence_.body_end()) {
+        fill_body(slot);
+      } else {
+        fill_epilogue(slot);
+      }
+    }
+    // What lives into the body at the place of a twin lives there as long as the twin does.
+    for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
+      const std::size_t before = twin_in_prologue(sequence_, slot);
+      const std::size_t upper = sequence_.items[slot].upper;
+      if (before == kNone || upper <= sequence_.body_end()) continue;
+      sequence_.items[before].upper = std::max(sequence_.items[before].upper, upper - sequence_.body);
+    }
+    return std::move(sequence_);
+  }
+
+ private:
+  Item& fill(std::size_t slot, std::size_t request) {
+    Item& item = sequence_.items[slot];
+    const Request& from = requests_[request];
+    item.request = request;
+    item.stream = from.alloc_order;
+    item.owner = from.free_order;
+    item.pass = from.pass;
+    if (item.pass == PassReason::None && unordered(from)) item.pass = PassReason::Unordered;
+    item.bytes = item.pass == PassReason::None ? from.bytes() : 0;
+    return item;
+  }
+
+  [[nodiscard]] bool unordered(const Request& request) const {
+    if (request.free_order == request.alloc_order || request.free_order == kEveryStream) return false;
+    return request.alloc_order == kEveryStream || streams_ == StreamMode::Isolate;
+  }
+
+  // A time of the problem that lies in the last repetition or behind it, or is kNever.
+  [[nodiscard]] std::size_t after_body(std::uint64_t until) const {
+    return until == kNever ? slots_ : static_cast<std::size_t>(until) - skipped_;
+  }
+
+  void fill_prologue(std::size_t slot) {
+    Item& item = fill(slot, slot);
+    const std::uint64_t until = requests_[slot].until;
+    if (until <= sequence_.body_end()) {
+      item.upper = static_cast<std::size_t>(until);
+    } else if (until <= steady_.end()) {
+      item.upper = sequence_.body_end();  // freed in some later repetition: it may be any
+    } else {
+      item.upper = after_body(until);
+    }
+    if (slot >= steady_.run_begin && slot + steady_.period >= sequence_.prologue && sequence_.body != 0) {
+      item.twin = slot + steady_.period;
+    }
+  }
+
+  void fill_body(std::size_t slot) {
+    Item& item = fill(slot, slot);
+    for (std::size_t r = 1; r < steady_.repetitions; ++r) merge(item, requests_[slot + r * steady_.period]);
+    const std::uint64_t life = steady_.lives[slot - sequence_.prologue];
+    if (life == kNever && item.pass == PassReason::None) item.pass = PassReason::Leaked;
+    if (item.pass != PassReason::None) item.bytes = 0;
+    const std::size_t until = after_body(requests_[slot + skipped_].until);  // of the last repetition
+    item.upper = life == kNever ? slot + 1 : slot + static_cast<std::size_t>(life);
+    item.upper = std::max(item.upper, std::min(until, sequence_.body_end()));
+    item.tail = until > sequence_.body_end() ? until : 0;
+  }
+
+  // What holds for one repetition must hold for the slot.
+  void merge(Item& item, const Request& other) const {
+    if (item.pass == PassReason::None) item.pass = other.pass;
+    if (item.pass == PassReason::None && unordered(other)) item.pass = PassReason::Unordered;
+  }
+
+  void fill_epilogue(std::size_t slot) {
+    Item& item = fill(slot, slot + skipped_);
+    item.upper = after_body(requests_[slot + skipped_].until);
+    const bool repeats = slot + skipped_ < steady_.run_end && slot < sequence_.body_end() + sequence_.body;
+    if (repeats) item.twin = slot - sequence_.body;
+  }
+
+  const std::vector<Request>& requests_;
+  const SteadyState& steady_;
+  const StreamMode streams_;
+  std::size_t skipped_ = 0;  // requests of all repetitions but one
+  std::size_t slots_ = 0;
+  Sequence sequence_;
+};
+
+}  // namespace
+
+Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams) {
+  return Builder(problem, steady, streams).run();
+}
+
+std::size_t twin_in_prologue(const Sequence& sequence, std::size_t slot) {
+  if (slot < sequence.body) return kNone;
+  const std::size_t before = slot - sequence.body;
+  if (before >= sequence.prologue || sequence.items[before].twin != slot) return kNone;
+  const Item& item = sequence.items[before];
+  return item.upper > sequence.prologue && item.bytes > 0 ? before : kNone;
+}
+
+std::size_t slot_of(const Sequence& sequence, const SteadyState& steady, std::size_t index) {
+  if (sequence.body == 0 || index < sequence.body_end()) return index;
+  if (index >= steady.end()) return index - (steady.end() - sequence.body_end());
+  return sequence.prologue + (index - sequence.prologue) % sequence.body;
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,39 @@
+// The part of a run that repeats exactly, step after step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/problem.h"
+
+namespace stalloc::plan {
+
+//   requests   0 ......... begin |-------|-------|-------| ....... n
+//                prologue          body    body    body    epilogue
+//                                  <period>
+struct SteadyState {
+  std::size_t begin = 0;        // of the first repetition
+  std::size_t period = 0;       // requests of the body; 0: nothing repeats
+  std::size_t repetitions = 0;  // whole ones
+  // The stretch with this period that the repetitions were cut from: it may reach beyond them on both sides.
+  std::size_t run_begin = 0;
+  std::size_t run_end = 0;
+  // Requests of the body outlive `unrolled - 1` steps: the body is that many steps long.
+  std::size_t unrolled = 1;
+  // For each request of the body: how many requests later it is freed at the latest, over all repetitions; kNever:
+  // not within `period`, in some repetition that others follow.
+  std::vector<std::uint64_t> lives;
+
+  [[nodiscard]] std::size_t end() const { return begin + period * repetitions; }
+};
+
+// Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that `repeats`.
+// Of all stretches that repeat at least twice it takes the longest, with the smallest period: a step, never a
+// microbatch inside it. It must hold a quarter of all requests. The body begins where the fewest bytes live across its
+// boundary. Requests that outlive their step make the body two or more steps long; those that outlive even that are
+// leaks (see SteadyState::lives); a body of which they are more than a sixteenth of the bytes is no steady state.
+// O(n log n). Pure.
+SteadyState find_steady_state(const Problem& problem);
+
+}  // namespace stalloc::plan

@@ -1,0 +1,147 @@
+#include "plan/sweep.h"
+
+#include <algorithm>
+
+namespace stalloc::plan {
+namespace {
+
+// Every stream that some item is made on or freed on, in ascending order.
+std::vector<std::uint32_t> streams_in(const Sequence& sequence) {
+  std::vector<std::uint32_t> streams;
+  for (const Item& item : sequence.items) {
+    if (item.bytes == 0) continue;
+    for (const std::uint32_t stream : {item.stream, item.owner}) {
+      if (stream == kEveryStream || (!streams.empty() && streams.back() == stream)) continue;
+      streams.push_back(stream);
+    }
+  }
+  std::sort(streams.begin(), streams.end());
+  streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
+  return streams;
+}
+
+Engine::Options engine_options(const Sequence& sequence, const LayoutOptions& options, std::size_t streams) {
+  const bool synchronous = std::any_of(sequence.items.begin(), sequence.items.end(),
+                                       [](const Item& item) { return item.bytes > 0 && item.stream == kEveryStream; });
+  return {options.granularity, static_cast<StreamIndex>(streams), synchronous, options.streams == StreamMode::Order};
+}
+
+}  // namespace
+
+Sweep::Sweep(const Sequence& sequence, const LayoutOptions& options, std::span<const Fit> fits)
+    : sequence_(sequence),
+      options_(options),
+      fits_(fits),
+      streams_(streams_in(sequence)),
+      engine_(engine_options(sequence, options, streams_.size())) {}
+
+StreamIndex Sweep::stream_of(std::size_t slot) const {
+  const std::uint32_t stream = sequence_.items[slot].stream;
+  if (stream == kEveryStream) return kSynchronous;
+  const auto at = std::lower_bound(streams_.begin(), streams_.end(), stream);
+  return static_cast<StreamIndex>(at - streams_.begin());
+}
+
+StreamIndex Sweep::owner_of(std::size_t slot) const {
+  const Item& item = sequence_.items[slot];
+  if (item.stream == kEveryStream) return kSynchronous;
+  if (options_.streams == StreamMode::Isolate) return stream_of(slot);
+  if (item.owner == kEveryStream) return kNoStream;
+  const auto at = std::lower_bound(streams_.begin(), streams_.end(), item.owner);
+  return static_cast<StreamIndex>(at - streams_.begin());
+}
+
+bool Sweep::share(std::size_t a, std::size_t b) const {
+  const std::uint32_t one = sequence_.items[a].stream;
+  const std::uint32_t other = sequence_.items[b].stream;
+  if (one == other) return true;
+  return options_.streams == StreamMode::Order && one != kEveryStream && other != kEveryStream;
+}
+
+std::optional<Layout> Sweep::run(std::uint64_t pages, bool grow) {
+  grow_ = grow;
+  engine_.grow(pages);
+  const std::size_t slots = sequence_.items.size();
+  layout_.places.resize(slots);
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    release_until(slot);
+    if (slot == sequence_.prologue && !begin_body()) return std::nullopt;
+    if (sequence_.items[slot].bytes > 0 && !place(slot)) return std::nullopt;
+  }
+  layout_.pages = engine_.physical_bytes() / options_.granularity;
+  layout_.stitched = engine_.stitched();
+  return std::move(layout_);
+}
+
+bool Sweep::begin_body() {
+  for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
+    if (!is_arc(slot)) continue;
+    const std::size_t released = sequence_.items[slot].upper - sequence_.body;
+    const std::size_t before = twin_in_prologue(sequence_, slot);
+    if (before != kNone) {
+      layout_.places[slot] = layout_.places[before];
+    } else {
+      if (!take(slot, {})) return false;
+      hold(slot, released);
+    }
+    Arc& arc = arcs_.emplace_back(Arc{slot, released, {}});
+    engine_.translate(layout_.places[slot], sequence_.items[slot].bytes, arc.ranges);
+  }
+  return true;
+}
+
+bool Sweep::place(std::size_t slot) {
+  const Item& item = sequence_.items[slot];
+  const Engine::Ask same{item.bytes, stream_of(slot), Fit::BestLow, {}};
+  if (is_arc(slot)) {
+    if (!engine_.take_at(same, layout_.places[slot])) return false;
+  } else if (slot >= sequence_.body_end() && item.twin != kNone && sequence_.items[item.twin].bytes > 0 &&
+             engine_.take_at(same, layout_.places[item.twin])) {
+    layout_.places[slot] = layout_.places[item.twin];
+  } else {
+    find_avoided(slot);
+    if (!take(slot, avoided_)) return false;
+  }
+  if (!in_body(slot)) {
+    hold(slot, item.upper);
+  } else {
+    hold(slot, std::max(item.tail, item.upper));
+  }
+  return true;
+}
+
+bool Sweep::take(std::size_t slot, std::span<const Range> avoid) {
+  const Engine::Ask ask{sequence_.items[slot].bytes, stream_of(slot), fits_[slot], avoid};
+  std::optional<Place> place = engine_.take(ask);
+  while (!place && grow_) {
+    engine_.grow(1);
+    place = engine_.take(ask);
+  }
+  if (place) layout_.places[slot] = *place;
+  return place.has_value();
+}
+
+void Sweep::release_until(std::size_t slot) {
+  while (!releases_.empty() && releases_.top().first <= slot) {
+    const std::size_t freed = releases_.top().second;
+    releases_.pop();
+    engine_.give(layout_.places[freed], sequence_.items[freed].bytes, owner_of(freed));
+  }
+}
+
+// The bytes of arcs that come while this slot lives, and of those it can never share with.
+void Sweep::find_avoided(std::size_t slot) {
+  avoided_.clear();
+  if (!in_body(slot)) return;
+  const std::size_t upper = sequence_.items[slot].upper;
+  const auto avoid = [this](const Arc& arc) { avoided_.insert(avoided_.end(), arc.ranges.begin(), arc.ranges.end()); };
+  auto next = std::upper_bound(arcs_.begin(), arcs_.end(), slot,
+                               [](std::size_t before, const Arc& arc) { return before < arc.slot; });
+  for (; next != arcs_.end() && next->slot < upper; ++next) avoid(*next);
+  if (engine_.kinds() < 2) return;
+  for (const Arc& arc : arcs_) {
+    if (!share(arc.slot, slot)) avoid(arc);
+  }
+}
+
+}  // namespace stalloc::plan

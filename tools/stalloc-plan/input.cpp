@@ -1,0 +1,79 @@
+#include "tools/stalloc-plan/input.h"
+
+#include <string_view>
+#include <utility>
+
+#include "plan/checksum.h"
+#include "plan/csv.h"
+#include "plan/file_io.h"
+#include "plan/plan_file.h"
+
+namespace stalloc::tool {
+namespace {
+
+using plan::Outcome;
+using Bytes = std::vector<std::uint8_t>;
+
+std::string base_name(const std::string& path) {
+  const auto slash = path.find_last_of('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+Outcome<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
+  auto trace = trace::decode_trace(bytes, {.take_whole_chunks = options.accept_truncated});
+  if (!trace.ok()) return Outcome<Input>::failure(trace.error);
+  source.recorded = true;
+  source.checksum = trace.value.source_checksum;
+  source.lifetimes = plan::find_lifetimes(trace.value);
+  source.trace = std::move(trace.value);
+  return {std::move(source), {}};
+}
+
+Outcome<Input> read_csv(std::string_view text, Source source) {
+  auto problem = plan::parse_csv(text);
+  if (!problem.ok()) return Outcome<Input>::failure(problem.error);
+  Checksum sum;
+  sum.add(text.data(), text.size());
+  source.checksum = sum.value();
+  source.lifetimes.devices.push_back(std::move(problem.value));
+  return {std::move(source), {}};
+}
+
+Outcome<Input> read_plan(const Bytes& bytes) {
+  auto plan = plan::decode_plan(bytes);
+  if (!plan.ok()) return Outcome<Input>::failure(plan.error);
+  return {std::move(plan.value), {}};
+}
+
+// A text file of any kind is taken for a CSV, so that the error says what is wrong with its header.
+bool is_text(std::string_view start) { return !start.empty() && start.find('\0') == std::string_view::npos; }
+
+Outcome<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (bytes.empty()) return Outcome<Input>::failure("the file is empty");
+  if (trace::is_trace(bytes)) return read_trace(bytes, options, std::move(source));
+  if (plan::is_plan(bytes)) return read_plan(bytes);
+  if (is_text(text.substr(0, 512))) return read_csv(text, std::move(source));
+  return Outcome<Input>::failure("neither a trace nor a plan nor a CSV of requests");
+}
+
+}  // namespace
+
+Outcome<Input> read_input(const std::string& path, const ReadOptions& options) {
+  const auto bytes = plan::read_file(path);
+  if (!bytes.ok()) return Outcome<Input>::failure(bytes.error);
+  Source source;
+  source.name = base_name(path);
+  Outcome<Input> input = decode(bytes.value, options, std::move(source));
+  if (!input.ok()) input.error = path + ": " + input.error;
+  return input;
+}
+
+Outcome<Source> read_source(const std::string& path, const ReadOptions& options) {
+  Outcome<Input> input = read_input(path, options);
+  if (!input.ok()) return Outcome<Source>::failure(input.error);
+  if (auto* source = std::get_if<Source>(&input.value)) return {std::move(*source), {}};
+  return Outcome<Source>::failure(path + ": a plan, where a trace or a CSV of requests is needed");
+}
+
+}  // namespace stalloc::tool

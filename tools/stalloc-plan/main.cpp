@@ -1,0 +1,104 @@
+// stalloc-plan: turns a recorded run into a memory plan.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <map>
+#include <new>
+#include <string>
+
+#include "tools/stalloc-plan/commands.h"
+
+namespace stalloc::tool {
+namespace {
+
+constexpr const char* kDescription =
+    "Plans the device memory of a recorded run.\n\n"
+    "  LD_PRELOAD=libstalloc_interpose.so python train.py                          # records trace.fb\n"
+    "  stalloc-plan trace.fb -o plan.fb\n"
+    "  STALLOC_PLAN=plan.fb LD_PRELOAD=libstalloc_interpose.so python train.py     # serves from the plan\n\n"
+    "TRACE may also be a CSV of requests with the columns id,lower,upper,size (MiniMalloc's format): it is planned "
+    "over\n"
+    "its whole range. Every plan is checked before it is written.";
+
+constexpr const char* kExitCodes =
+    "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says why), 2 wrong usage.";
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app{kDescription, "stalloc-plan"};
+  app.footer(kExitCodes);
+  app.set_version_flag("--version", "stalloc-plan " STALLOC_VERSION);
+  app.require_subcommand(0, 1);
+
+  PlanCommand plan;
+  bool dry_run = false;
+  std::string summary = "text";
+  ReadOptions read;
+  const auto add_truncated = [&read](CLI::App& to) {
+    to.add_flag("--accept-truncated", read.accept_truncated,
+                "Take the whole chunks of a trace that stops inside one (a killed process may leave such a file)");
+  };
+  app.add_option("TRACE", plan.input, "The recorded run, or a CSV of requests");
+  app.add_option("-o,--output", plan.output, "Where the plan goes (replaced only when the new one is complete)");
+  app.add_flag("--dry-run", dry_run, "Plan, check and summarise; write nothing");
+  app.add_option("--summary", summary, "Summary as text or json")->check(CLI::IsMember({"text", "json"}));
+  app.add_option("--granularity", plan.options.granularity,
+                 "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: the recorded device's, else 2m)")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--handle-cap", plan.options.handle_cap, "The largest physical handle, in bytes (default: 1g)")
+      ->transform(CLI::AsSizeValue(false));
+  const std::map<std::string, plan::StreamMode> modes = {{"order", plan::StreamMode::Order},
+                                                         {"isolate", plan::StreamMode::Isolate}};
+  app.add_option("--streams", plan.options.streams,
+                 "order: memory freed on one stream may serve another, behind an event (default); "
+                 "isolate: it never does")
+      ->transform(CLI::CheckedTransformer(modes));
+  add_truncated(app);
+
+  ShowCommand show;
+  CLI::App& show_app = *app.add_subcommand("show", "Describe a trace, a plan or a CSV of requests");
+  show_app.add_option("FILE", show.input, "The file")->required();
+  show_app.add_flag("--json", show.json, "As JSON (docs/formats.md)");
+  add_truncated(show_app);
+
+  CheckCommand check;
+  CLI::App& check_app = *app.add_subcommand("check", "Say whether a plan is sound for a trace");
+  check_app.add_option("TRACE", check.source, "The recorded run, or the CSV of requests")->required();
+  check_app.add_option("PLAN", check.plan, "The plan")->required();
+  add_truncated(check_app);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // help or version, on stdout
+    return fail(std::string(error.what()) + " (stalloc-plan --help explains)", kExitUsage);
+  }
+  if (show_app.parsed()) {
+    show.read = read;
+    return run(show);
+  }
+  if (check_app.parsed()) {
+    check.read = read;
+    return run(check);
+  }
+  if (plan.input.empty()) return fail("no trace given (stalloc-plan --help explains)", kExitUsage);
+  if (plan.output.empty() != dry_run) {
+    return fail(
+        dry_run ? "--dry-run writes nothing: leave -o out" : "where should the plan go? give -o FILE or --dry-run",
+        kExitUsage);
+  }
+  plan.json = summary == "json";
+  plan.read = read;
+  return run(plan);
+}
+
+}  // namespace
+}  // namespace stalloc::tool
+
+int main(int argc, char** argv) {
+  try {
+    return stalloc::tool::parse_and_run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return stalloc::tool::fail("out of memory");
+  } catch (const std::exception& error) {
+    return stalloc::tool::fail(error.what());
+  }
+}

@@ -1,0 +1,16 @@
+// `stalloc-plan show`: a file described for people or, as JSON, for programs. Formats: docs/formats.md.
+#pragma once
+
+#include <string>
+
+#include "plan/plan.h"
+#include "tools/stalloc-plan/input.h"
+
+namespace stalloc::tool {
+
+std::string plan_text(const plan::Plan& plan);
+std::string plan_json(const plan::Plan& plan);
+std::string source_text(const Source& source);
+std::string source_json(const Source& source);
+
+}  // namespace stalloc::tool

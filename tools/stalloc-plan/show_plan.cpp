@@ -1,0 +1,131 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <iterator>
+
+#include "tools/stalloc-plan/show.h"
+#include "tools/stalloc-plan/summary.h"
+
+namespace stalloc::tool {
+namespace {
+
+using plan::DevicePlan;
+
+constexpr std::array<const char*, 4> kKinds = {"static", "persistent", "dynamic", "pass_through"};
+
+const char* kind_text(plan::SlotKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
+
+void append_handles(std::string& out, const DevicePlan& device) {
+  out += "\"handles\": [";
+  for (std::size_t i = 0; i < device.handles.size(); ++i) {
+    fmt::format_to(std::back_inserter(out), "{}{{\"id\": {}, \"bytes\": {}}}", i == 0 ? "" : ", ", i,
+                   device.handles[i]);
+  }
+  out += "]";
+}
+
+void append_views(std::string& out, const DevicePlan& device) {
+  out += "\"views\": [";
+  for (std::size_t i = 0; i < device.views.size(); ++i) {
+    const plan::View& view = device.views[i];
+    fmt::format_to(std::back_inserter(out), "{}{{\"id\": {}, \"bytes\": {}, \"handles\": [", i == 0 ? "" : ", ", i,
+                   view.bytes);
+    for (std::size_t h = 0; h < view.handles.size(); ++h) {
+      fmt::format_to(std::back_inserter(out), "{}{}", h == 0 ? "" : ", ", view.handles[h]);
+    }
+    out += "]}";
+  }
+  out += "]";
+}
+
+void append_placements(std::string& out, const DevicePlan& device) {
+  out += "\"placements\": [";
+  for (std::size_t i = 0; i < device.slots.size(); ++i) {
+    const plan::Slot& slot = device.slots[i];
+    fmt::format_to(std::back_inserter(out),
+                   "{}{{\"id\": {}, \"view\": {}, \"offset\": {}, \"size\": {}, \"lower\": {}, \"upper\": {}, "
+                   "\"stream\": {}, \"kind\": \"{}\", \"event_on_free\": {}}}",
+                   i == 0 ? "" : ",\n", slot.id, slot.view, slot.offset, slot.size, slot.lower, slot.upper, slot.stream,
+                   kind_text(slot.kind), slot.event_on_free);
+  }
+  out += "]";
+}
+
+void append_waits(std::string& out, const DevicePlan& device) {
+  out += "\"waits\": [";
+  for (std::size_t i = 0; i < device.waits.size(); ++i) {
+    fmt::format_to(std::back_inserter(out), "{}{{\"slot\": {}, \"freed\": {}}}", i == 0 ? "" : ", ",
+                   device.waits[i].slot, device.waits[i].freed);
+  }
+  out += "]";
+}
+
+// The members of a device's object, without the braces.
+void append_device(std::string& out, const DevicePlan& device) {
+  fmt::format_to(std::back_inserter(out),
+                 "\"device\": {}, \"granularity\": {}, \"physical_bytes\": {}, \"peak_live_bytes\": {}, "
+                 "\"prologue\": {}, \"body\": {},\n",
+                 device.device, device.granularity, device.physical_bytes, device.peak_live_bytes, device.prologue,
+                 device.body);
+  append_handles(out, device);
+  out += ",\n";
+  append_views(out, device);
+  out += ",\n";
+  append_placements(out, device);
+  out += ",\n";
+  append_waits(out, device);
+}
+
+std::string device_text(const DevicePlan& device) {
+  std::array<std::size_t, kKinds.size()> kinds{};
+  std::size_t stitched = 0;
+  for (const plan::Slot& slot : device.slots) {
+    ++kinds[static_cast<std::size_t>(slot.kind)];
+    stitched += slot.view != 0 ? 1 : 0;
+  }
+  std::string out = fmt::format("device {}\n", device.device);
+  const auto line = [&out](const char* name, const std::string& value) {
+    out += fmt::format("  {:<14}{}\n", name, value);
+  };
+  line("granularity", bytes_text(device.granularity));
+  line("physical", fmt::format("{} in {} handles", bytes_text(device.physical_bytes), device.handles.size()));
+  line("peak live", bytes_text(device.peak_live_bytes));
+  line("views",
+       fmt::format("{}, {} of them stitched", device.views.size(), device.views.empty() ? 0 : device.views.size() - 1));
+  line("slots", fmt::format("{}: prologue {}, body {}, epilogue {}", device.slots.size(), device.prologue, device.body,
+                            device.slots.size() - device.prologue - device.body));
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    if (kinds[kind] > 0) line("", fmt::format("{} {}", kinds[kind], kKinds[kind]));
+  }
+  line("", fmt::format("{} in stitched views", stitched));
+  line("waits", fmt::format("{}", device.waits.size()));
+  return out;
+}
+
+}  // namespace
+
+std::string plan_text(const plan::Plan& plan) {
+  std::string out =
+      fmt::format("plan by {}, of {} (checksum {:016x})\n", plan.writer, plan.source, plan.source_checksum);
+  for (const DevicePlan& device : plan.devices) out += device_text(device);
+  return out;
+}
+
+std::string plan_json(const plan::Plan& plan) {
+  std::string out =
+      fmt::format("{{\"kind\": \"plan\", \"writer\": {}, \"source\": {}, \"source_checksum\": \"{:016x}\",\n",
+                  json_text(plan.writer), json_text(plan.source), plan.source_checksum);
+  append_device(out, plan.devices.empty() ? DevicePlan() : plan.devices.front());
+  if (plan.devices.size() > 1) {
+    out += ",\n\"devices\": [";
+    for (std::size_t i = 0; i < plan.devices.size(); ++i) {
+      out += i == 0 ? "{" : ",\n{";
+      append_device(out, plan.devices[i]);
+      out += "}";
+    }
+    out += "]";
+  }
+  return out + "}\n";
+}
+
+}  // namespace stalloc::tool

@@ -1,0 +1,154 @@
+#include "tools/stalloc-plan/summary.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <iterator>
+
+namespace stalloc::tool {
+namespace {
+
+using plan::DevicePlan;
+using plan::PlanReport;
+
+double utilisation(std::uint64_t live, std::uint64_t physical) {
+  return physical == 0 ? 1.0 : static_cast<double>(live) / static_cast<double>(physical);
+}
+
+std::string passed_text(const PlanReport& report) {
+  std::string text;
+  for (std::size_t reason = 1; reason < plan::kPassReasons; ++reason) {
+    if (report.passed[reason] == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += fmt::format("{} {}", report.passed[reason], plan::describe(static_cast<plan::PassReason>(reason)));
+  }
+  return text;
+}
+
+std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
+  const PlanReport& report = device.report;
+  if (!recorded) return "not looked for (a CSV is planned once, over its whole range)";
+  if (report.period == 0) return "none found: the whole range is planned once";
+  const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
+  const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
+  return fmt::format("{} requests, {} repetitions{}; {} before, {} behind", report.period, report.repetitions, steps,
+                     device.plan.prologue, rest);
+}
+
+std::string device_text(const plan::PlannedDevice& device, bool recorded) {
+  const DevicePlan& plan = device.plan;
+  std::string text;
+  const auto line = [&text](const char* name, const std::string& value) {
+    text += fmt::format("  {:<14}{}\n", name, value);
+  };
+  line("requests", fmt::format("{}", device.report.requests));
+  line("steady state", steady_text(device, recorded));
+  line("peak live", fmt::format("{} ({} B)", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes));
+  line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
+  line("utilisation", fmt::format("{:.2f} %", 100 * utilisation(plan.peak_live_bytes, plan.physical_bytes)));
+  line("views", fmt::format("1 home, {} stitched (serving {} of {} slots)", plan.views.size() - 1,
+                            device.report.stitched_slots, plan.slots.size()));
+  line("handles", fmt::format("{}", plan.handles.size()));
+  line("waits", fmt::format("{}", plan.waits.size()));
+  if (const std::string passed = passed_text(device.report); !passed.empty()) line("passed through", passed);
+  return text;
+}
+
+std::string device_json(const plan::PlannedDevice& device) {
+  const DevicePlan& plan = device.plan;
+  std::string passed;
+  for (std::size_t reason = 1; reason < plan::kPassReasons; ++reason) {
+    if (reason > 1) passed += ", ";
+    passed +=
+        fmt::format("\"{}\": {}", plan::describe(static_cast<plan::PassReason>(reason)), device.report.passed[reason]);
+  }
+  return fmt::format(
+      "{{\"device\": {}, \"requests\": {}, \"slots\": {}, \"granularity\": {}, \"prologue\": {}, \"body\": {}, "
+      "\"repetitions\": {}, \"unrolled\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": "
+      "{:.6f}, "
+      "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"waits\": {}, \"passed_through\": {{{}}}}}",
+      plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
+      device.report.repetitions, device.report.unrolled, plan.peak_live_bytes, plan.physical_bytes,
+      utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1, device.report.stitched_slots,
+      plan.handles.size(), plan.waits.size(), passed);
+}
+
+// Remarks on the trace that a reader of the plan should know.
+std::string notes_text(const Source& source) {
+  std::string text;
+  if (source.recorded && source.trace.truncated) {
+    text += fmt::format("  note: the trace stops inside a chunk; the {} whole ones were taken\n", source.trace.chunks);
+  } else if (source.recorded && !source.trace.closed) {
+    text += "  note: the recorded process was killed, or still runs (no closing chunk)\n";
+  }
+  if (source.lifetimes.unknown_frees > 0) {
+    text += fmt::format("  note: {} frees of addresses that were not recorded\n", source.lifetimes.unknown_frees);
+  }
+  if (source.lifetimes.lost_frees > 0) {
+    text += fmt::format("  note: {} addresses came back without a recorded free\n", source.lifetimes.lost_frees);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string bytes_text(std::uint64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
+}
+
+std::string json_text(std::string_view text) {
+  std::string json = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      json += '\\';
+      json += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      json += fmt::format("\\u{:04x}", byte);
+    } else {
+      json += c;
+    }
+  }
+  return json + '"';
+}
+
+std::string summary_text(const Summary& summary) {
+  std::string text;
+  for (const plan::PlannedDevice& device : summary.devices) {
+    text += fmt::format("{}, device {}\n", summary.source->name, device.plan.device);
+    text += device_text(device, summary.source->recorded);
+  }
+  if (summary.devices.empty()) text += fmt::format("{}: no requests\n", summary.source->name);
+  text += fmt::format("  {:<14}{:.3f} s planning, {:.3f} s checking: sound\n", "time", summary.plan_seconds,
+                      summary.check_seconds);
+  text += notes_text(*summary.source);
+  if (!summary.written.empty()) text += fmt::format("written to {}\n", summary.written);
+  return text;
+}
+
+std::string summary_json(const Summary& summary) {
+  std::uint64_t requests = 0, live = 0, physical = 0, views = 0, handles = 0, waits = 0;
+  std::string devices;
+  for (const plan::PlannedDevice& device : summary.devices) {
+    requests += device.report.requests;
+    live += device.plan.peak_live_bytes;
+    physical += device.plan.physical_bytes;
+    views += device.plan.views.size() - 1;
+    handles += device.plan.handles.size();
+    waits += device.plan.waits.size();
+    if (!devices.empty()) devices += ", ";
+    devices += device_json(device);
+  }
+  return fmt::format(
+      "{{\"source\": {}, \"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, "
+      "\"stitched_views\": {}, \"handles\": {}, \"waits\": {}, \"plan_seconds\": {:.6f}, \"check_seconds\": {:.6f}, "
+      "\"closed\": {}, \"devices\": [{}]}}\n",
+      json_text(summary.source->name), requests, live, physical, utilisation(live, physical), views, handles, waits,
+      summary.plan_seconds, summary.check_seconds, !summary.source->recorded || summary.source->trace.closed, devices);
+}
+
+}  // namespace stalloc::tool

@@ -1,0 +1,28 @@
+// What the command prints after planning.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/planner.h"
+#include "tools/stalloc-plan/input.h"
+
+namespace stalloc::tool {
+
+struct Summary {
+  const Source* source = nullptr;
+  std::vector<plan::PlannedDevice> devices;
+  double plan_seconds = 0;  // lifetimes and file reading not counted
+  double check_seconds = 0;
+  std::string written;  // path of the plan; empty: not written
+};
+
+std::string summary_text(const Summary& summary);
+std::string summary_json(const Summary& summary);
+
+// "17.82 GiB", "640 B"
+std::string bytes_text(std::uint64_t bytes);
+// A JSON string, quotes included.
+std::string json_text(std::string_view text);
+
+}  // namespace stalloc::tool
