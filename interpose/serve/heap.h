@@ -31,7 +31,8 @@ class Heap {
   // outlive the heap. Never throws.
   static std::unique_ptr<Heap> create(Driver& driver, const plan::DevicePlan& plan, CUcontext context, std::string* why,
                                       Notice notice = nullptr) noexcept;
-  // Waits for the context and gives everything back. Not for the end of a process: the driver may be gone by then.
+  // Waits for the context and gives everything back. Not for the end of a process: the driver may be gone by then. Pre:
+  // no stream of the context is being captured.
   ~Heap();
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;

@@ -30,7 +30,7 @@ void FakeDriver::fail_at(std::uint64_t count, CUresult error) {
 
 bool FakeDriver::is_clean() {
   const Lock lock(mutex_);
-  return reservations_.empty() && mappings_.empty() && physical_.empty() && memory_used_ == 0;
+  return reservations_.empty() && mappings_.empty() && physical_.empty() && events_.empty() && memory_used_ == 0;
 }
 
 // --- virtual memory

@@ -56,7 +56,7 @@ class FakeDriver final : public serve::Driver {
   void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY);
   std::uint64_t calls() const { return calls_; }
   std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
-  bool is_clean();                                            // nothing reserved, created, mapped
+  bool is_clean();                                            // nothing reserved, created, mapped; no event left
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
