@@ -106,6 +106,46 @@ CUresult fill(CUstream handle, CUdeviceptr to, Unit value, std::uint64_t count) 
   });
 }
 
+// One side of a two-dimensional copy: `height` rows, `pitch` bytes apart.
+struct Rows {
+  Side begin;
+  std::uint64_t pitch = 0;
+};
+
+std::uint64_t span(const Rows& rows, const CUDA_MEMCPY2D& copy) {
+  return copy.Height == 0 ? 0 : (copy.Height - 1) * rows.pitch + copy.WidthInBytes;
+}
+
+Rows source(const CUDA_MEMCPY2D& copy) {
+  const bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
+  const CUdeviceptr base = host ? reinterpret_cast<CUdeviceptr>(copy.srcHost) : copy.srcDevice;
+  return {{base + copy.srcY * copy.srcPitch + copy.srcXInBytes, !host}, copy.srcPitch};
+}
+
+Rows target(const CUDA_MEMCPY2D& copy) {
+  const bool host = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
+  const CUdeviceptr base = host ? reinterpret_cast<CUdeviceptr>(copy.dstHost) : copy.dstDevice;
+  return {{base + copy.dstY * copy.dstPitch + copy.dstXInBytes, !host}, copy.dstPitch};
+}
+
+bool is_linear(CUmemorytype type) { return type == CU_MEMORYTYPE_HOST || type == CU_MEMORYTYPE_DEVICE; }
+
+bool pinned_or_device(const Rows& rows, const CUDA_MEMCPY2D& copy) {
+  const std::scoped_lock lock(memory_mutex());
+  return rows.begin.on_device || is_pinned(pointer(rows.begin.at), span(rows, copy));
+}
+
+void run_copy2d(Context& context, const CUDA_MEMCPY2D& copy) {
+  const Rows from = source(copy);
+  const Rows to = target(copy);
+  if (span(to, copy) == 0 || copy.WidthInBytes == 0) return;
+  const bool may = reachable(context, to.begin, span(to, copy)) && reachable(context, from.begin, span(from, copy));
+  if (!fail_unless(may, context)) return;
+  for (std::uint64_t row = 0; row < copy.Height; ++row) {
+    std::memcpy(pointer(to.begin.at + row * to.pitch), pointer(from.begin.at + row * from.pitch), copy.WidthInBytes);
+  }
+}
+
 // By unified addressing: an address that is mapped is the device's.
 Side side_of(CUdeviceptr at) {
   const std::scoped_lock lock(memory_mutex());
@@ -168,6 +208,39 @@ CUresult fill8_async(CUdeviceptr to, unsigned char value, size_t count, CUstream
 }
 CUresult fill32_async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
   return fill(stream, to, value, count);
+}
+
+CUresult fill2d32_async(CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, CUstream handle) {
+  const std::uint64_t bytes = height == 0 || width == 0 ? 0 : (height - 1) * pitch + width * sizeof value;
+  std::shared_ptr<Stream> stream;
+  if (to % sizeof value != 0 || pitch % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = prepare(handle, {{to, true}}, bytes, &stream)) return result;
+  Context& context = *stream->context;
+  return submit(*stream, [&context, to, pitch, value, width, height, bytes] {
+    if (bytes == 0 || !fail_unless(reachable(context, {to, true}, bytes), context)) return;
+    for (std::uint64_t row = 0; row < height; ++row) {
+      std::fill_n(static_cast<unsigned*>(pointer(to + row * pitch)), width, value);
+    }
+  });
+}
+
+// Between device memory and pinned host memory, in stream order; other host memory is not offered.
+CUresult copy2d_async(const CUDA_MEMCPY2D* copy, CUstream handle) {
+  std::shared_ptr<Stream> stream;
+  if (copy == nullptr || !is_linear(copy->srcMemoryType) || !is_linear(copy->dstMemoryType)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const Rows from = source(*copy);
+  const Rows to = target(*copy);
+  if (copy->Height == 0 || copy->WidthInBytes == 0) return CUDA_SUCCESS;
+  if (const CUresult result = prepare(handle, {}, 0, &stream)) return result;
+  {
+    const std::scoped_lock lock(memory_mutex());
+    if (from.begin.on_device && !is_mapped(from.begin.at, span(from, *copy))) return CUDA_ERROR_INVALID_VALUE;
+    if (to.begin.on_device && !is_mapped(to.begin.at, span(to, *copy))) return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!pinned_or_device(from, *copy) || !pinned_or_device(to, *copy)) return CUDA_ERROR_NOT_SUPPORTED;
+  return submit(*stream, [&context = *stream->context, copied = *copy] { run_copy2d(context, copied); });
 }
 
 }  // namespace simcuda

@@ -120,6 +120,8 @@ SIMCUDA_STREAM(copy_to_host_async, "cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2", 
 SIMCUDA_STREAM(copy_on_device_async, "cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2", 3020, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, per_thread(stream)))
 SIMCUDA_STREAM(fill8_async, "cuMemsetD8Async", "cuMemsetD8Async", 3020, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), (to, value, count, per_thread(stream)))
 SIMCUDA_STREAM(fill32_async, "cuMemsetD32Async", "cuMemsetD32Async", 3020, (CUdeviceptr to, unsigned value, size_t count, CUstream stream), (to, value, count, per_thread(stream)))
+SIMCUDA_STREAM(fill2d32_async, "cuMemsetD2D32Async", "cuMemsetD2D32Async", 3020, (CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream), (to, pitch, value, width, height, per_thread(stream)))
+SIMCUDA_STREAM(copy2d_async, "cuMemcpy2DAsync", "cuMemcpy2DAsync_v2", 3020, (const CUDA_MEMCPY2D* copy, CUstream stream), (copy, per_thread(stream)))
 
 SIMCUDA_STREAM(capture_begin, "cuStreamBeginCapture", "cuStreamBeginCapture_v2", 10010, (CUstream stream, CUstreamCaptureMode mode), (per_thread(stream), mode))
 SIMCUDA_STREAM(capture_end, "cuStreamEndCapture", "cuStreamEndCapture", 10000, (CUstream stream, CUgraph* graph), (per_thread(stream), graph))

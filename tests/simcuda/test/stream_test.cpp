@@ -160,6 +160,28 @@ TEST_CASE("pinned memory is read and written in stream order") {
   REQUIRE(cuMemFreeHost(memory) == CUDA_SUCCESS);
 }
 
+TEST_CASE("strided fills and copies touch their rows only") {
+  const Machine machine;
+  const CUdeviceptr at = allocate(4096);
+  void* memory = nullptr;
+  REQUIRE(cuMemHostAlloc(&memory, 64, 0) == CUDA_SUCCESS);
+  REQUIRE(cuMemsetD2D32Async(at + 4, 1024, 0x5a, 1, 3, nullptr) == CUDA_SUCCESS);
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = at;
+  copy.srcPitch = 1024;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = memory;
+  copy.dstPitch = 8;
+  copy.WidthInBytes = 8;
+  copy.Height = 4;
+  REQUIRE(cuMemcpy2DAsync(&copy, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
+  const auto* const words = static_cast<const unsigned*>(memory);
+  CHECK(std::vector<unsigned>(words, words + 8) == std::vector<unsigned>{0, 0x5a, 0, 0x5a, 0, 0x5a, 0, 0});
+  REQUIRE(cuMemFreeHost(memory) == CUDA_SUCCESS);
+}
+
 TEST_CASE("reuse without order across streams corrupts data, and a reader sees it") {
   // What the whole of simcuda is for: the same range used on two streams without an event between them.
   const Machine machine;
