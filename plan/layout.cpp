@@ -25,7 +25,7 @@ std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
       continue;
     }
     live(slot, std::min(std::max(item.upper, item.tail), slots), item.bytes);
-    if (item.upper > sequence.body_end() && twin_in_prologue(sequence, slot) == kNone) {
+    if (item.upper > sequence.body_end() && item.twin == kNone) {
       live(sequence.prologue, item.upper - sequence.body, item.bytes);
     }
   }
@@ -62,9 +62,8 @@ constexpr std::array<Rule, 6> kRules = {{{0.995, Fit::Lowest, Fit::BestHigh},
                                          {0.9, Fit::Lowest, Fit::BestHigh},
                                          {0.0, Fit::BestLow, Fit::BestLow}}};
 
-// More sweeps would take long on large problems and gain little.
-constexpr std::size_t kMostPlacements = 4'000'000;
-constexpr std::size_t kMostRetries = 48;
+// Near enough to the bound for no further rule to be tried: a two-thousandth.
+bool good_enough(std::uint64_t pages, std::uint64_t bound) { return pages <= bound + bound / 2000; }
 
 }  // namespace
 
@@ -79,7 +78,7 @@ std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions&
 
   std::optional<Layout> best;
   std::vector<Fit> best_fits;
-  for (std::size_t r = 0; r < kRules.size(); ++r) {
+  for (std::size_t r = 0; r < kRules.size() && !(best && good_enough(best->pages, bound)); ++r) {
     report(0.5 * static_cast<double>(r) / kRules.size());
     const std::vector<bool> crossing = find_crossing(sequence, live, kRules[r].share);
     std::vector<Fit> fits;
@@ -92,15 +91,16 @@ std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions&
     best_fits = std::move(fits);
   }
 
-  const std::size_t affordable = kMostPlacements / std::max<std::size_t>(1, sequence.items.size());
-  const std::uint64_t retries = std::min(kMostRetries, affordable);
-  const std::uint64_t step = std::max<std::uint64_t>(1, (best->pages - bound) / std::max<std::uint64_t>(1, retries));
-  for (std::uint64_t pages = bound + 1, n = 0; pages <= best->pages && n < retries; pages += step, ++n) {
-    report(0.5 + 0.5 * static_cast<double>(n) / static_cast<double>(retries));
+  // Fewer pages from the start leave other gaps, and often do: halve the distance to the bound while it can be halved.
+  for (std::uint64_t low = bound + 1; low < best->pages && !good_enough(best->pages, bound);) {
+    report(0.5 + 0.5 * static_cast<double>(low - bound) / static_cast<double>(best->pages - bound));
+    const std::uint64_t pages = low + (best->pages - low) / 2;
     std::optional<Layout> layout = Sweep(sequence, options, best_fits).run(pages, false);
-    if (!layout) continue;
-    if (key(*layout) < key(*best)) best = std::move(layout);
-    break;
+    if (layout) {
+      best = std::move(layout);
+    } else {
+      low = pages + 1;
+    }
   }
   report(1.0);
   return best;

@@ -29,7 +29,7 @@ struct Layout {
 // lower bound is the peak of live bytes. Pure and deterministic.
 //
 // How: several rules for choosing among free ranges are tried with as many pages as each needs; then the best one with
-// fewer and fewer missing, from the lower bound up. The rules know the future: what lives across a moment of (nearly)
+// fewer, towards the lower bound. The rules know the future: what lives across a moment of (nearly)
 // peak use is kept together at the low end, everything else stays out of its way at the high end, so that at the peak
 // no page is partly used.
 // Nothing only where the body's lifetimes contradict each other; the caller then plans the whole range once.

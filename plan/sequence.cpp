@@ -1,6 +1,7 @@
 #include "plan/sequence.h"
 
 #include <algorithm>
+#include <map>
 
 namespace stalloc::plan {
 namespace {
@@ -26,13 +27,7 @@ class Builder {
         fill_epilogue(slot);
       }
     }
-    // What lives into the body at the place of a twin lives there as long as the twin does.
-    for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
-      const std::size_t before = twin_in_prologue(sequence_, slot);
-      const std::size_t upper = sequence_.items[slot].upper;
-      if (before == kNone || upper <= sequence_.body_end()) continue;
-      sequence_.items[before].upper = std::max(sequence_.items[before].upper, upper - sequence_.body);
-    }
+    find_twins();
     return std::move(sequence_);
   }
 
@@ -69,9 +64,6 @@ class Builder {
     } else {
       item.upper = after_body(until);
     }
-    if (slot >= steady_.run_begin && slot + steady_.period >= sequence_.prologue && sequence_.body != 0) {
-      item.twin = slot + steady_.period;
-    }
   }
 
   void fill_body(std::size_t slot) {
@@ -90,6 +82,36 @@ class Builder {
   void merge(Item& item, const Request& other) const {
     if (item.pass == PassReason::None) item.pass = other.pass;
     if (item.pass == PassReason::None && unordered(other)) item.pass = PassReason::Unordered;
+  }
+
+  // Gives each slot that lives across the body's end a request of the prologue that does the same into the first
+  // repetition: the one a repetition before where the run reaches back that far, else any that is like it.
+  void find_twins() {
+    std::multimap<std::uint64_t, std::size_t> open;  // bytes -> slots of the prologue that are freed inside the body
+    for (std::size_t slot = 0; slot < sequence_.prologue && sequence_.body != 0; ++slot) {
+      const Item& item = sequence_.items[slot];
+      if (item.bytes > 0 && item.upper > sequence_.prologue && item.upper < sequence_.body_end()) {
+        open.emplace(item.bytes, slot);
+      }
+    }
+    for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
+      Item& item = sequence_.items[slot];
+      if (item.bytes == 0 || item.upper <= sequence_.body_end()) continue;
+      const auto [begin, end] = open.equal_range(item.bytes);
+      auto best = end;
+      for (auto at = begin; at != end; ++at) {
+        const Item& before = sequence_.items[at->second];
+        if (before.stream != item.stream || before.upper > slot) continue;
+        best = at;
+        if (at->second + sequence_.body == slot) break;
+      }
+      if (best == end) continue;
+      item.twin = best->second;
+      // It lives there as long as the repetition before would.
+      std::size_t& upper = sequence_.items[item.twin].upper;
+      upper = std::max(upper, item.upper - sequence_.body);
+      open.erase(best);
+    }
   }
 
   void fill_epilogue(std::size_t slot) {
@@ -111,14 +133,6 @@ class Builder {
 
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams) {
   return Builder(problem, steady, streams).run();
-}
-
-std::size_t twin_in_prologue(const Sequence& sequence, std::size_t slot) {
-  if (slot < sequence.body) return kNone;
-  const std::size_t before = slot - sequence.body;
-  if (before >= sequence.prologue || sequence.items[before].twin != slot) return kNone;
-  const Item& item = sequence.items[before];
-  return item.upper > sequence.prologue && item.bytes > 0 ? before : kNone;
 }
 
 std::size_t slot_of(const Sequence& sequence, const SteadyState& steady, std::size_t index) {

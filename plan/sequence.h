@@ -29,9 +29,10 @@ struct Item {
   std::size_t tail = 0;
   std::uint32_t stream = 0;  // Request::alloc_order and free_order of the first repetition
   std::uint32_t owner = 0;
-  // A slot of the body that is the same request one repetition before (for the end of the prologue, which must then
-  // take the same place where it lives into the body) or after (for the start of the epilogue, which does where it
-  // can); kNone for the rest.
+  // A slot whose place this one takes; kNone for most.
+  //   Body: lives across the body's end. When the body begins the first time, the twin in the prologue lives there in
+  //   the place of the repetition before. A must: both have the same bytes and stream, and never live at once.
+  //   Epilogue: the same request in the body, where the run goes on for a piece of a repetition. A wish.
   std::size_t twin = kNone;
 };
 
@@ -46,10 +47,6 @@ struct Sequence {
 // leave its bytes with a pending free that the next user cannot be ordered behind: cudaMalloc'd and freed on a stream,
 // or, with StreamMode::Isolate, freed on another stream than it was made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
-
-// The slot of the prologue that lives into the body at the place of the body's slot `slot`: the same request, one
-// repetition before. kNone when there is none.
-std::size_t twin_in_prologue(const Sequence& sequence, std::size_t slot);
 
 // The slot that serves request `index` of the problem.
 std::size_t slot_of(const Sequence& sequence, const SteadyState& steady, std::size_t index);

@@ -77,7 +77,7 @@ bool Sweep::begin_body() {
   for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
     if (!is_arc(slot)) continue;
     const std::size_t released = sequence_.items[slot].upper - sequence_.body;
-    const std::size_t before = twin_in_prologue(sequence_, slot);
+    const std::size_t before = sequence_.items[slot].twin;
     if (before != kNone) {
       layout_.places[slot] = layout_.places[before];
     } else {

@@ -1,7 +1,6 @@
 // stalloc-plan: turns a recorded run into a memory plan.
 #include <CLI/CLI.hpp>
 #include <exception>
-#include <map>
 #include <new>
 #include <string>
 
@@ -18,6 +17,8 @@ constexpr const char* kDescription =
     "TRACE may also be a CSV of requests with the columns id,lower,upper,size (MiniMalloc's format): it is planned "
     "over\n"
     "its whole range. Every plan is checked before it is written.";
+
+constexpr std::uint64_t kLargestPage = std::uint64_t{1} << 40;
 
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says why), 2 wrong usage.";
@@ -38,19 +39,19 @@ int parse_and_run(int argc, char** argv) {
   };
   app.add_option("TRACE", plan.input, "The recorded run, or a CSV of requests");
   app.add_option("-o,--output", plan.output, "Where the plan goes (replaced only when the new one is complete)");
-  app.add_flag("--dry-run", dry_run, "Plan, check and summarise; write nothing");
-  app.add_option("--summary", summary, "Summary as text or json")->check(CLI::IsMember({"text", "json"}));
+  app.add_flag("--dry-run", dry_run, "Plan, check and summarise; write nothing (--summary without -o does the same)");
+  const CLI::Option& summary_option =
+      *app.add_option("--summary", summary, "Summary as text or json")->check(CLI::IsMember({"text", "json"}));
   app.add_option("--granularity", plan.options.granularity,
                  "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: the recorded device's, else 2m)")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--handle-cap", plan.options.handle_cap, "The largest physical handle, in bytes (default: 1g)")
       ->transform(CLI::AsSizeValue(false));
-  const std::map<std::string, plan::StreamMode> modes = {{"order", plan::StreamMode::Order},
-                                                         {"isolate", plan::StreamMode::Isolate}};
-  app.add_option("--streams", plan.options.streams,
+  std::string streams = "order";
+  app.add_option("--streams", streams,
                  "order: memory freed on one stream may serve another, behind an event (default); "
                  "isolate: it never does")
-      ->transform(CLI::CheckedTransformer(modes));
+      ->check(CLI::IsMember({"order", "isolate"}));
   add_truncated(app);
 
   ShowCommand show;
@@ -80,11 +81,14 @@ int parse_and_run(int argc, char** argv) {
     return run(check);
   }
   if (plan.input.empty()) return fail("no trace given (stalloc-plan --help explains)", kExitUsage);
-  if (plan.output.empty() != dry_run) {
-    return fail(
-        dry_run ? "--dry-run writes nothing: leave -o out" : "where should the plan go? give -o FILE or --dry-run",
-        kExitUsage);
+  if (dry_run && !plan.output.empty()) return fail("--dry-run writes nothing: leave -o out", kExitUsage);
+  if (plan.output.empty() && !dry_run && summary_option.count() == 0) {
+    return fail("where should the plan go? give -o FILE, or --dry-run for the summary alone", kExitUsage);
   }
+  if (plan.options.granularity % plan::kUnitBytes != 0 || plan.options.granularity > kLargestPage) {
+    return fail("--granularity must be a multiple of 512 bytes, and at most 1 TiB", kExitUsage);
+  }
+  plan.options.streams = streams == "isolate" ? plan::StreamMode::Isolate : plan::StreamMode::Order;
   plan.json = summary == "json";
   plan.read = read;
   return run(plan);
