@@ -2,9 +2,9 @@
 """Says whether a built binary is what may be delivered.
 
   binary.py library FILE HOOKS_DEF   the preloaded library: exports its hooks and dlsym, nothing else
-  binary.py tool FILE                the command: links nothing of CUDA
+  binary.py tool FILE                the command: can be copied to a machine that has nothing but glibc
 
-Both need nothing newer than glibc 2.34; the library nothing but glibc at all.
+Neither needs a shared library besides glibc's; the library needs no glibc newer than 2.34.
 """
 
 import re
@@ -48,8 +48,7 @@ def too_new(versions):
 
 
 def common_defects(path):
-    yield from (f"asks for {version}, newer than glibc {'.'.join(map(str, NEWEST_GLIBC))}"
-                for version in too_new(required_versions(path)))
+    yield from (f"needs {name}" for name in needed_libraries(path) if not GLIBC.match(name))
     if re.search(r"GNU_STACK.*\bRWE\b", readelf("--program-headers", path)):
         yield "asks for an executable stack"
     if "(TEXTREL)" in readelf("--dynamic", path):
@@ -64,20 +63,16 @@ def library_defects(path, hooks_path):
     exported, expected = exported_symbols(path), hooks | {"dlsym"}
     yield from (f"exports {name}, which is no hook" for name in sorted(exported - expected))
     yield from (f"does not export the hook {name}" for name in sorted(expected - exported))
-    yield from (f"needs {name}" for name in needed_libraries(path) if not GLIBC.match(name))
+    yield from (f"asks for {version}, newer than glibc {'.'.join(map(str, NEWEST_GLIBC))}"
+                for version in too_new(required_versions(path)))
     yield from (f"asks for {version}" for version in required_versions(path) if not version.startswith("GLIBC_"))
-
-
-def tool_defects(path):
-    yield from (f"needs {name}" for name in needed_libraries(path) if re.match(r"libcu|libnv|libunwind", name))
-    if exported_symbols(path) & {"cudaMalloc", "cuMemAlloc_v2", "dlsym"}:
-        yield "exports a hook"
 
 
 def main():
     kind, path, *rest = sys.argv[1:]
     defects = list(common_defects(path))
-    defects += library_defects(path, *rest) if kind == "library" else tool_defects(path)
+    if kind == "library":
+        defects += library_defects(path, *rest)
     for defect in defects:
         print(f"{path}: {defect}")
     return 1 if defects else 0
