@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -68,21 +69,34 @@ def median(values):
     return ordered[len(ordered) // 2]
 
 
+def planned_share(served_runs):
+    """Share of the requests that were served at a planned place, by the library's own count."""
+    counts = [re.search(r"requests (\d+) planned / (\d+) unplanned", "\n".join(run["stalloc_says"]))
+              for run in served_runs]
+    planned = sum(int(count[1]) for count in counts if count)
+    unplanned = sum(int(count[2]) for count in counts if count)
+    return f"{100 * planned / (planned + unplanned):.1f} %" if planned else "none"
+
+
 def table(runs):
-    """Nanoseconds a pair: the median over the rounds of each run's median."""
+    """Nanoseconds a pair: the median over the rounds of each run's median. The last column says how much of the served
+    runs the plan really answered: threads that race each other deviate from what was recorded."""
     def nanoseconds(case, variant):
         found = [run["median_ns"] for run in runs
                  if (run["api"], run["bytes"], run["threads"]) == case and run["variant"] == variant]
         return median(found) if found else None
 
-    lines = ["| API | size | threads | driver's pool, ns | recording, ns | serving, ns | serving / pool |",
-             "|---|---|---|---|---|---|---|"]
+    lines = ["| API | size | threads | driver's pool, ns | recording, ns | serving, ns | serving / pool | planned |",
+             "|---|---|---|---|---|---|---|---|"]
     for case in dict.fromkeys((run["api"], run["bytes"], run["threads"]) for run in runs):
         api, size, threads = case
         text = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
         bare, record, serve = (nanoseconds(case, variant) for variant in ("bare", "record", "serve"))
         recorded = f"{record:.0f}" if record is not None else ""
-        lines.append(f"| {api} | {text} | {threads} | {bare:.0f} | {recorded} | {serve:.0f} | {serve / bare:.3f} |")
+        share = planned_share([run for run in runs if run["variant"] == "serve" and
+                               (run["api"], run["bytes"], run["threads"]) == case])
+        lines.append(f"| {api} | {text} | {threads} | {bare:.0f} | {recorded} | {serve:.0f} | {serve / bare:.3f} | "
+                     f"{share} |")
     return "\n".join(lines) + "\n"
 
 

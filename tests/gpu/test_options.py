@@ -62,10 +62,11 @@ class Table(unittest.TestCase):
 
 class Pairs(unittest.TestCase):
     def test_table(self):
-        base = {"api": "driver", "bytes": 1024, "threads": 1}
+        base = {"api": "driver", "bytes": 1024, "threads": 1,
+                "stalloc_says": ["stalloc: device 0: requests 30 planned / 10 unplanned (0 of 1 MiB or more)"]}
         rows = bench_pairs.table([dict(base, variant="bare", median_ns=1500.0),
                                   dict(base, variant="serve", median_ns=300.0)])
-        self.assertIn("| driver | 1 KiB | 1 | 1500 |  | 300 | 0.200 |", rows)
+        self.assertIn("| driver | 1 KiB | 1 | 1500 |  | 300 | 0.200 | 75.0 % |", rows)
 
 
 if __name__ == "__main__":
