@@ -38,6 +38,8 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
 
 template <class Original>
 CUresult allocate_recorded(Recorder& recorder, const Request& request, CUdeviceptr* out, Original original) {
+  // Without a context the driver refuses; the runtime then makes one and asks again.
+  if (cuda_query::current_context() == nullptr) return original();
   const bool captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
   const CUresult result = original();
   record::Call event = event_of(request.kind, result == CUDA_SUCCESS ? *out : 0, request.bytes, request.stream);
