@@ -2,10 +2,21 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "plan/plan.h"
 
 namespace stalloc::serve {
+namespace {
+
+// No early way out, so that the compiler makes vector code of it.
+bool any_foreign(const StreamOrdinal* mark, const StreamOrdinal* end, StreamOrdinal stream) noexcept {
+  StreamOrdinal foreign = 0;
+  for (; mark != end; ++mark) foreign |= static_cast<StreamOrdinal>((*mark != kNoStream) & (*mark != stream));
+  return foreign != 0;
+}
+
+}  // namespace
 
 FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
     : shift_(static_cast<unsigned>(std::countr_zero(page_bytes))),
@@ -15,6 +26,18 @@ FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
 
 std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) const noexcept {
   return ((page << shift_) + offset) / plan::kUnitBytes;
+}
+
+std::uint64_t FreeMarks::end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept {
+  const StreamOrdinal mark = unit_marks_[unit];
+  const std::uint64_t eight_marks = mark * 0x0101010101010101ULL;
+  for (++unit; unit + 8 <= last; unit += 8) {
+    std::uint64_t marks = 0;
+    std::memcpy(&marks, &unit_marks_[unit], sizeof marks);
+    if (marks != eight_marks) break;
+  }
+  while (unit < last && unit_marks_[unit] == mark) ++unit;
+  return unit;
 }
 
 void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, StreamOrdinal stream) noexcept {
@@ -29,7 +52,7 @@ void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t
 
 void FreeMarks::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t sequence) noexcept {
   for (const PhysicalRange& range : ranges) {
-    for_each_page(
+    for_each_block(
         range, shift_,
         [&](std::uint64_t first, std::uint64_t last) {
           std::fill(&marks_[first], &marks_[last], stream);
@@ -46,7 +69,7 @@ void FreeMarks::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t
 
 void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
   for (const PhysicalRange& range : ranges) {
-    for_each_page(
+    for_each_block(
         range, shift_,
         [&](std::uint64_t first, std::uint64_t last) { std::fill(&marks_[first], &marks_[last], kNoStream); },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) { mark_part(page, begin, end, kNoStream); });
@@ -56,25 +79,16 @@ void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
 bool FreeMarks::only(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
   bool only = true;
   for (const PhysicalRange& range : ranges) {
-    for_each_page(
+    for_each_block(
         range, shift_,
         [&](std::uint64_t first, std::uint64_t last) {
-          bool foreign = false;
-          for (std::uint64_t page = first; page < last; ++page) {
-            foreign |= (marks_[page] != kNoStream) & (marks_[page] != stream);
-          }
-          only &= !foreign;
+          only = only && !any_foreign(&marks_[first], &marks_[last], stream);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
           const StreamOrdinal mark = marks_[page];
-          if (mark == kNoStream || mark == stream) return;
-          if (mark != kMixed) {
-            only = false;
-            return;
-          }
-          for (std::uint64_t unit = first_unit(page, begin); unit < first_unit(page, end); ++unit) {
-            only &= (unit_marks_[unit] == kNoStream) | (unit_marks_[unit] == stream);
-          }
+          if (!only || mark == kNoStream || mark == stream) return;
+          only = mark == kMixed &&
+                 !any_foreign(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], stream);
         });
   }
   return only;

@@ -39,15 +39,13 @@ class FreeMarks {
         if (marks_[page] != kNoStream && marks_[page] != stream) claim(marks_[page], sequences_[page]);
       };
       const auto unit_claims = [&](std::uint64_t page, std::uint64_t first, std::uint64_t last) {
-        StreamOrdinal previous = stream;
-        for (std::uint64_t unit = first; unit < last; ++unit) {
+        for (std::uint64_t unit = first; unit < last;) {
           const StreamOrdinal mark = unit_marks_[unit];
-          if (mark == previous) continue;
-          previous = mark;
           if (mark != kNoStream && mark != stream) claim(mark, sequences_[page]);
+          unit = end_of_run(unit, last);
         }
       };
-      for_each_page(
+      for_each_block(
           range, shift_,
           [&](std::uint64_t first, std::uint64_t last) {
             for (std::uint64_t page = first; page < last; ++page) {
@@ -72,6 +70,8 @@ class FreeMarks {
   static constexpr StreamOrdinal kMixed = 255;
 
   [[nodiscard]] std::uint64_t first_unit(std::uint64_t page, std::uint64_t offset) const noexcept;
+  // The first unit behind `unit` that bears another mark; `last` when none does.
+  [[nodiscard]] std::uint64_t end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept;
   void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, StreamOrdinal stream) noexcept;
 
   unsigned shift_;

@@ -10,18 +10,11 @@ namespace {
 
 constexpr unsigned kUnitShift = std::countr_zero(plan::kUnitBytes);
 
-// Calls `visit(word index, mask)` for the words that hold units [begin, end); stops when it returns false.
-template <class Visit>
-bool for_each_word(std::uint64_t begin, std::uint64_t end, Visit visit) {
-  while (begin < end) {
-    const std::uint64_t word = begin / 64;
-    const std::uint64_t stop = std::min(end, (word + 1) * 64);
-    const std::uint64_t width = stop - begin;
-    const std::uint64_t mask = (width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1) << (begin % 64);
-    if (!visit(word, mask)) return false;
-    begin = stop;
-  }
-  return true;
+constexpr unsigned kWordShift = kUnitShift + 6;  // a word of bits stands for so many bytes
+
+// The bits of a word for bytes [begin, end) of the block it stands for, which are not all of them.
+std::uint64_t bits_of(std::uint64_t begin, std::uint64_t end) noexcept {
+  return ((std::uint64_t{1} << ((end - begin) >> kUnitShift)) - 1) << (begin >> kUnitShift);
 }
 
 }  // namespace
@@ -49,43 +42,62 @@ void Occupancy::release(PhysicalRanges ranges) noexcept {
 
 bool Occupancy::is_free(PhysicalRange range) const noexcept {
   bool free = true;
-  for_each_page(
+  for_each_block(
       range, shift_,
       [&](std::uint64_t first, std::uint64_t last) {
         std::uint32_t any = 0;
-        for (std::uint64_t page = first; page < last; ++page) any |= used_[page];
-        free &= any == 0;
+        for (const std::uint32_t* used = &used_[first]; used != &used_[last]; ++used) any |= *used;
+        free = free && any == 0;
       },
       [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
         if (used_[page] == 0 || !free) return;
-        const std::uint64_t base = page << shift_;
-        free &= used_[page] != units_per_page_ &&
-                for_each_word((base + begin) >> kUnitShift, (base + end) >> kUnitShift,
-                              [&](std::uint64_t word, std::uint64_t mask) { return (bits_[word] & mask) == 0; });
+        free = used_[page] != units_per_page_ && bits_are_clear(in_page(page, begin, end));
       });
   return free;
 }
 
+bool Occupancy::bits_are_clear(PhysicalRange range) const noexcept {
+  std::uint64_t any = 0;
+  for_each_block(
+      range, kWordShift,
+      [&](std::uint64_t first, std::uint64_t last) {
+        for (std::uint64_t word = first; word < last; ++word) any |= bits_[word];
+      },
+      [&](std::uint64_t word, std::uint64_t begin, std::uint64_t end) { any |= bits_[word] & bits_of(begin, end); });
+  return any == 0;
+}
+
+void Occupancy::set_bits(PhysicalRange range, bool taken) noexcept {
+  for_each_block(
+      range, kWordShift,
+      [&](std::uint64_t first, std::uint64_t last) {
+        std::fill(&bits_[first], &bits_[last], taken ? ~std::uint64_t{0} : 0);
+      },
+      [&](std::uint64_t word, std::uint64_t begin, std::uint64_t end) {
+        if (taken) {
+          bits_[word] |= bits_of(begin, end);
+        } else {
+          bits_[word] &= ~bits_of(begin, end);
+        }
+      });
+}
+
 void Occupancy::take(PhysicalRange range) noexcept {
-  for_each_page(
+  for_each_block(
       range, shift_,
       [&](std::uint64_t first, std::uint64_t last) { std::fill(&used_[first], &used_[last], units_per_page_); },
       [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
-        const std::uint64_t base = page << shift_;
         used_[page] += static_cast<std::uint32_t>((end - begin) >> kUnitShift);
-        for_each_word((base + begin) >> kUnitShift, (base + end) >> kUnitShift,
-                      [&](std::uint64_t word, std::uint64_t mask) { return bits_[word] |= mask, true; });
+        set_bits(in_page(page, begin, end), true);
       });
 }
 
 void Occupancy::release(PhysicalRange range) noexcept {
-  for_each_page(
+  for_each_block(
       range, shift_, [&](std::uint64_t first, std::uint64_t last) { std::fill(&used_[first], &used_[last], 0U); },
       [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
-        const std::uint64_t base = page << shift_;
         used_[page] -= static_cast<std::uint32_t>((end - begin) >> kUnitShift);
-        for_each_word((base + begin) >> kUnitShift, (base + end) >> kUnitShift,
-                      [&](std::uint64_t word, std::uint64_t mask) { return bits_[word] &= ~mask, true; });
+        set_bits(in_page(page, begin, end), false);
       });
 }
 

@@ -24,6 +24,12 @@ class Occupancy {
  private:
   void take(PhysicalRange range) noexcept;
   void release(PhysicalRange range) noexcept;
+  [[nodiscard]] bool bits_are_clear(PhysicalRange range) const noexcept;
+  void set_bits(PhysicalRange range, bool taken) noexcept;
+  // Bytes [begin, end) of a page.
+  [[nodiscard]] PhysicalRange in_page(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept {
+    return {(page << shift_) + begin, (page << shift_) + end};
+  }
 
   unsigned shift_;
   std::uint32_t units_per_page_;

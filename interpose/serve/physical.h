@@ -36,20 +36,21 @@ class LazyTable {
   std::unique_ptr<T[], Free> cells_;
 };
 
-// Calls `whole(first_page, last_page)` for the pages that `range` covers entirely and `part(page, begin, end)` with
-// byte offsets into the page for the at most two that it covers in part. `shift` is log2 of the page's bytes.
+// Cuts `range` at multiples of a block of 2^shift bytes: calls `whole(first, last)` for the blocks [first, last) that
+// it covers entirely and `part(block, begin, end)`, with byte offsets into the block, for the at most two it covers in
+// part.
 template <class Whole, class Part>
-void for_each_page(PhysicalRange range, unsigned shift, Whole whole, Part part) {
-  const std::uint64_t page_bytes = std::uint64_t{1} << shift;
-  const std::uint64_t mask = page_bytes - 1;
+void for_each_block(PhysicalRange range, unsigned shift, Whole whole, Part part) {
+  const std::uint64_t block_bytes = std::uint64_t{1} << shift;
+  const std::uint64_t mask = block_bytes - 1;
   std::uint64_t first = range.begin >> shift;
-  const std::uint64_t last = range.end >> shift;  // the page behind the last whole one
+  const std::uint64_t last = range.end >> shift;  // the block behind the last whole one
   if (first == last) {
     if (range.begin < range.end) part(first, range.begin & mask, range.end & mask);
     return;
   }
   if ((range.begin & mask) != 0) {
-    part(first, range.begin & mask, page_bytes);
+    part(first, range.begin & mask, block_bytes);
     ++first;
   }
   if (first < last) whole(first, last);
