@@ -15,7 +15,7 @@ struct LayoutOptions {
   std::uint64_t granularity = 0;  // bytes of a page
   StreamMode streams = StreamMode::Order;
   // Told between sweeps how far the search is, 0 to 1. May be empty.
-  std::function<void(double)> progress;
+  std::function<void(double)> progress = nullptr;
 };
 
 struct Layout {

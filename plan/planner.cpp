@@ -40,6 +40,14 @@ Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence
   return slot;
 }
 
+// The peak of what the plan serves: without what only the sequence found to be passed through.
+std::uint64_t planned_peak(Problem problem, const SteadyState& steady, const Sequence& sequence) {
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    problem.requests[i].pass = sequence.items[slot_of(sequence, steady, i)].pass;
+  }
+  return peak_live_bytes(problem);
+}
+
 std::string check_options(const PlanOptions& options, std::uint64_t granularity) {
   if (granularity == 0 || granularity % kUnitBytes != 0) {
     return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
@@ -80,7 +88,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     layout = make_layout(sequence, layout_options);
   }
 
-  plan.peak_live_bytes = peak_live_bytes(problem);
+  plan.peak_live_bytes = planned_peak(problem, steady, sequence);
   plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
   plan.body = static_cast<std::uint32_t>(sequence.body);
   plan.slots.reserve(sequence.items.size());

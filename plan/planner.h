@@ -21,7 +21,7 @@ struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
   std::uint64_t handle_cap = kDefaultHandleCap;  // largest handle, bytes; rounded down to the granularity
   StreamMode streams = StreamMode::Order;
-  std::function<void(double)> progress;  // 0 to 1; may be empty
+  std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
 };
 
 // What a person wants to know about a plan.

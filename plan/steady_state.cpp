@@ -26,14 +26,20 @@ std::uint64_t life_of(const Request& request, std::size_t index) {
   return request.until == kNever ? kNever : request.until - index;
 }
 
-// For each of the `period` phases of the run (request i has phase (i - run.begin) % period): the longest life. What
-// happens in the last period counts only as far as the run shows it: nothing follows it there.
-std::vector<std::uint64_t> longest_lives(const std::vector<Request>& requests, const Run& run, std::size_t period) {
-  std::vector<std::uint64_t> lives(period, 1);
+// For each phase of the run (request i has phase (i - run.begin) % run.period): the longest life. A request that is
+// freed behind the run's end shows only that it lives at least that long: it counts where that is longer than what the
+// others of its phase show, and not at all in the last period, where nothing follows it.
+std::vector<std::uint64_t> longest_lives(const std::vector<Request>& requests, const Run& run) {
+  std::vector<std::uint64_t> lives(run.period, 1);
   for (std::size_t i = run.begin; i < run.end; ++i) {
-    const std::uint64_t life = life_of(requests[i], i);
-    std::uint64_t& longest = lives[(i - run.begin) % period];
-    if (i + period < run.end || life <= period) longest = std::max(longest, life);
+    if (requests[i].until > run.end) continue;
+    std::uint64_t& longest = lives[(i - run.begin) % run.period];
+    longest = std::max(longest, life_of(requests[i], i));
+  }
+  for (std::size_t i = run.begin; i + run.period < run.end; ++i) {
+    if (requests[i].until <= run.end) continue;
+    std::uint64_t& longest = lives[(i - run.begin) % run.period];
+    if (longest <= run.end - i) longest = life_of(requests[i], i);
   }
   return lives;
 }
@@ -89,7 +95,7 @@ std::vector<std::uint64_t> crossing_bytes(const std::vector<Request>& requests, 
 
 SteadyState cut(const std::vector<Request>& requests, const Run& run) {
   SteadyState steady;
-  const std::vector<std::uint64_t> lives = longest_lives(requests, run, run.period);
+  const std::vector<std::uint64_t> lives = longest_lives(requests, run);
   steady.unrolled = steps_needed(requests, run, lives);
   if (steady.unrolled == 0) return steady;
   steady.period = run.period * steady.unrolled;

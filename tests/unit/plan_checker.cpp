@@ -1,0 +1,206 @@
+// The checker refuses every kind of unsound plan, made by hand, and accepts the sound one beside it.
+#include "plan/checker.h"
+
+#include "catch.h"
+
+using namespace stalloc::plan;
+
+namespace {
+
+constexpr std::uint64_t kPage = std::uint64_t{2} << 20;
+
+// Two requests of two pages on different streams, one after the other, in the same bytes; then one of 512 bytes.
+struct Example {
+  Problem problem;
+  DevicePlan plan;
+
+  Example() {
+    add(2 * kPage, 1, 1);
+    add(2 * kPage, 2, 2);
+    add(512, 3, 1);
+    problem.requests[1].until = 3;
+    plan.granularity = kPage;
+    plan.handles = {kPage, kPage, kPage};
+    plan.physical_bytes = 3 * kPage;
+    plan.views = {{3 * kPage, {0, 1, 2}}, {2 * kPage, {1, 0}}};
+    plan.slots = {{0, 2 * kPage, 0, 0, 1, 0, 1, SlotKind::Static, true},
+                  {1, 2 * kPage, 0, 1, 3, 0, 2, SlotKind::Static, false},
+                  {2, 512, 2 * kPage, 2, 3, 0, 1, SlotKind::Static, false}};
+    plan.waits = {{1, 0}};
+    plan.prologue = 3;
+  }
+
+  void add(std::uint64_t size, std::uint64_t until, std::uint32_t stream) {
+    Request request;
+    request.id = request.lower = problem.requests.size();
+    request.size = size;
+    request.until = request.upper = until;
+    request.stream = request.alloc_order = request.free_order = stream;
+    problem.requests.push_back(request);
+  }
+
+  [[nodiscard]] std::string fault() const { return find_unsoundness(problem, plan); }
+};
+
+// A body of two requests, repeated three times; the second lives into the next repetition.
+struct Repeating {
+  Problem problem;
+  DevicePlan plan;
+
+  Repeating() {
+    problem.repeats = true;
+    for (std::uint64_t i = 0; i < 6; ++i) {
+      Request request;
+      request.id = request.lower = i;
+      request.size = 1000;
+      request.until = request.upper = i % 2 == 0 ? i + 1 : i + 2;
+      problem.requests.push_back(request);
+    }
+    problem.requests[5].until = kNever;
+    plan.granularity = kPage;
+    plan.handles = {kPage};
+    plan.physical_bytes = kPage;
+    plan.views = {{kPage, {0}}};
+    plan.slots = {{0, 1000, 0, 0, 1, 0, 0, SlotKind::Static, false},
+                  {1, 1000, 1024, 1, 3, 0, 0, SlotKind::Static, false}};
+    plan.body = 2;
+  }
+};
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("a sound plan is accepted") { CHECK(Example().fault().empty()); }
+
+TEST_CASE("an overlap in the home view is refused") {
+  Example example;
+  example.plan.slots[2].offset = kPage;
+  CHECK(contains(example.fault(), "request 2 takes bytes that request 1 still holds (physical offset 2097152)"));
+}
+
+TEST_CASE("an overlap through an alias view is refused") {
+  Example example;
+  example.plan.slots[2].view = 1;
+  example.plan.slots[2].offset = kPage;  // page 0, by its other name
+  CHECK(contains(example.fault(), "request 2 takes bytes that request 1 still holds (physical offset 0)"));
+  example.plan.slots[2].offset = 0;  // page 1
+  CHECK(contains(example.fault(), "physical offset 2097152"));
+}
+
+TEST_CASE("an overlap of two stitched views is refused") {
+  Example example;
+  example.plan.views.push_back({kPage * 2, {2, 1}});
+  example.plan.slots[1].view = 1;  // pages 1 and 0
+  CHECK(example.fault().empty());
+  example.plan.slots[2].view = 2;
+  example.plan.slots[2].offset = kPage;  // page 1
+  CHECK(contains(example.fault(), "request 2 takes bytes that request 1 still holds"));
+}
+
+TEST_CASE("the bytes a request is rounded up to are its own") {
+  Example example;
+  example.problem.requests[1].size = example.plan.slots[1].size = kPage + 1;
+  example.plan.slots[2].offset = kPage;
+  CHECK(contains(example.fault(), "still holds"));
+  example.plan.slots[2].offset = kPage + 512;
+  CHECK(example.fault().empty());
+}
+
+TEST_CASE("a lifetime longer than planned is found, whatever the plan says") {
+  Example example;
+  example.problem.requests[0].until = 2;
+  CHECK(contains(example.fault(), "request 1 takes bytes that request 0 still holds"));
+}
+
+TEST_CASE("reuse across streams needs a wait and an event") {
+  Example example;
+  example.plan.waits.clear();
+  CHECK(contains(example.fault(), "request 1 takes bytes of request 0, freed on another stream, without a wait"));
+  example.plan.waits = {{1, 0}};
+  example.plan.slots[0].event_on_free = false;
+  CHECK(contains(example.fault(), "records no event"));
+}
+
+TEST_CASE("reuse behind cudaFree needs none") {
+  Example example;
+  example.plan.waits.clear();
+  example.problem.requests[0].free_order = kEveryStream;
+  CHECK(example.fault().empty());
+}
+
+TEST_CASE("cudaMalloc'd memory takes no bytes with a pending free") {
+  Example example;
+  example.problem.requests[1].alloc_order = kEveryStream;
+  CHECK(contains(example.fault(), "may be used on any stream"));
+}
+
+TEST_CASE("sizes, streams, ids, counts, bounds and alignment must match") {
+  const auto fault_after = [](auto change) {
+    Example example;
+    change(example);
+    return example.fault();
+  };
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].size = 511; }), "too small"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].size = 1024; }), "another size"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].stream = 9; }), "another stream"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].id = 9; }), "slot of id 9"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].offset += 8; }), "not aligned"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].offset = 3 * kPage; }), "ends outside its view"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots[2].view = 5; }), "does not exist"));
+  CHECK(contains(fault_after([](Example& e) { e.plan.slots.pop_back(); }), "2 slots for 3 requests"));
+  CHECK(contains(fault_after([](Example& e) { e.problem.requests[2].pass = PassReason::Captured; }),
+                 "must be passed through"));
+  CHECK(fault_after([](Example& e) {
+          e.problem.requests[2].pass = PassReason::Captured;
+          e.plan.slots[2].kind = SlotKind::PassThrough;
+        }).empty());
+  CHECK(fault_after([](Example& e) {
+          e.plan.slots[2].kind = SlotKind::Dynamic;
+          e.plan.slots[2].size = 4096;
+        }).empty());
+}
+
+TEST_CASE("a body that repeats soundly is accepted") {
+  const Repeating example;
+  CHECK(find_unsoundness(example.problem, example.plan).empty());
+}
+
+TEST_CASE("an overlap with the repetition before is refused") {
+  Repeating example;
+  example.plan.slots[0].offset = 1024;  // request 1 still holds it when request 2 comes
+  CHECK(contains(find_unsoundness(example.problem, example.plan), "request 0 takes bytes that request 1 still holds"));
+}
+
+TEST_CASE("the plan's own lifetimes are played too, beyond the recorded repetitions") {
+  Repeating example;
+  example.problem.requests.resize(2);  // recorded once; only the plan says that request 1 lives on
+  example.problem.requests[1].until = 2;
+  example.plan.slots[0].offset = 1024;
+  const std::string fault = find_unsoundness(example.problem, example.plan);
+  CHECK(contains(fault, "still holds"));
+  CHECK(contains(fault, "when the body repeats"));
+}
+
+TEST_CASE("a number of requests that no number of repetitions gives is refused") {
+  Repeating example;
+  example.problem.requests.pop_back();
+  CHECK(contains(find_unsoundness(example.problem, example.plan), "no number of repetitions"));
+}
+
+TEST_CASE("waits between repetitions are demanded") {
+  Repeating example;
+  example.plan.slots[1].offset = 0;
+  for (std::size_t i = 1; i < 6; i += 2) example.problem.requests[i].until = i + 1;
+  for (std::size_t i = 1; i < 6; i += 2) {
+    example.problem.requests[i].stream = example.problem.requests[i].alloc_order =
+        example.problem.requests[i].free_order = 7;
+  }
+  example.plan.slots[1].stream = 7;
+  example.plan.slots[1].upper = 2;
+  example.plan.slots[0].event_on_free = example.plan.slots[1].event_on_free = true;
+  example.plan.waits = {{1, 0}};
+  CHECK(contains(find_unsoundness(example.problem, example.plan), "without a wait"));  // 0 after the last 1
+  example.plan.waits = {{0, 1}, {1, 0}};
+  CHECK(find_unsoundness(example.problem, example.plan).empty());
+}

@@ -1,0 +1,247 @@
+// The placement engine and its free ranges, against naive counterparts.
+#include "plan/engine.h"
+
+#include <algorithm>
+#include <random>
+
+#include "catch.h"
+#include "plan/plan.h"
+
+using namespace stalloc::plan;
+
+namespace {
+
+constexpr std::uint64_t kPage = 8 * kUnitBytes;
+
+Engine one_stream(std::uint64_t pages) {
+  Engine engine({.granularity = kPage});
+  engine.grow(pages);
+  return engine;
+}
+
+Engine::Ask ask(std::uint64_t units, StreamIndex stream = 0) {
+  return {.bytes = units * kUnitBytes, .stream = stream, .fit = Fit::BestLow, .avoid = {}};
+}
+
+}  // namespace
+
+TEST_CASE("free ranges behave like a set of bytes") {
+  std::mt19937 random(3);
+  constexpr std::uint64_t kBytes = 64;
+  for (int round = 0; round < 200; ++round) {
+    FreeSpace space;
+    std::vector<bool> naive(kBytes, false);
+    for (int step = 0; step < 60; ++step) {
+      const std::uint64_t a = random() % (kBytes + 1);
+      const std::uint64_t b = random() % (kBytes + 1);
+      const Range range{std::min(a, b), std::max(a, b)};
+      const bool add = random() % 2 == 0;
+      if (add) {
+        space.add(range);
+      } else {
+        space.subtract(range);
+      }
+      for (std::uint64_t i = range.begin; i < range.end; ++i) naive[i] = add;
+
+      std::vector<Range> expected;
+      for (std::uint64_t i = 0; i < kBytes; ++i) {
+        if (!naive[i]) continue;
+        if (expected.empty() || expected.back().end != i) expected.push_back({i, i});
+        ++expected.back().end;
+      }
+      std::vector<Range> found;
+      for (const auto& [begin, end] : space.ranges()) found.push_back({begin, end});
+      REQUIRE(found == expected);
+      REQUIRE(space.bytes() == static_cast<std::uint64_t>(std::count(naive.begin(), naive.end(), true)));
+
+      const std::uint64_t want = 1 + random() % 12;
+      std::optional<Range> best;
+      std::optional<Range> lowest;
+      for (const Range& candidate : expected) {
+        if (candidate.bytes() < want) continue;
+        if (!best || candidate.bytes() < best->bytes()) best = candidate;
+        if (!lowest) lowest = candidate;
+      }
+      REQUIRE(space.best_fit(want) == best);
+      REQUIRE(space.lowest_fit(want) == lowest);
+    }
+  }
+}
+
+TEST_CASE("the best-fitting contiguous range comes first") {
+  Engine engine = one_stream(4);
+  const auto a = engine.take(ask(3));
+  const auto b = engine.take(ask(5));
+  const auto c = engine.take(ask(2));
+  const auto d = engine.take(ask(1));
+  REQUIRE((a && b && c && d));
+  engine.give(*a, 3 * kUnitBytes, 0);
+  engine.give(*c, 2 * kUnitBytes, 0);
+  const auto e = engine.take(ask(2));
+  REQUIRE(e);
+  CHECK(e->offset == c->offset);
+  CHECK(engine.stitched().empty());
+}
+
+TEST_CASE("without a contiguous range, whole pages are stitched; nothing is wasted at the ends") {
+  Engine engine = one_stream(5);
+  std::vector<Place> pages;
+  for (int i = 0; i < 5; ++i) pages.push_back(*engine.take(ask(8)));
+  engine.give(pages[1], kPage, 0);
+  engine.give(pages[3], kPage, 0);
+  const auto place = engine.take(ask(12));
+  REQUIRE(place);
+  CHECK(place->view == 1);
+  REQUIRE(engine.stitched().size() == 1);
+  CHECK(engine.stitched()[0].bytes() == 2 * kPage);
+  std::vector<Range> ranges;
+  engine.translate(*place, 12 * kUnitBytes, ranges);
+  CHECK(ranges == std::vector<Range>{{kPage, 2 * kPage}, {3 * kPage, 3 * kPage + 4 * kUnitBytes}});
+  // The rest of the last page serves a small request through the home view.
+  const auto small = engine.take(ask(4));
+  REQUIRE(small);
+  CHECK(small->view == 0);
+  CHECK(small->offset == 3 * kPage + 4 * kUnitBytes);
+  CHECK_FALSE(engine.take(ask(1)));
+}
+
+TEST_CASE("a stitched range may begin inside a page") {
+  Engine engine = one_stream(3);
+  const auto first = engine.take(ask(12));
+  const auto second = engine.take(ask(4));
+  const auto third = engine.take(ask(8));
+  REQUIRE((first && second && third));
+  const auto a = engine.take_at(ask(1), {0, 0});
+  CHECK_FALSE(a);
+  engine.give(*first, 12 * kUnitBytes, 0);
+  CHECK(engine.take_at(ask(4), {0, 0}));
+  engine.give(*third, 8 * kUnitBytes, 0);
+  CHECK(engine.take_at(ask(4), {0, 2 * kPage + 4 * kUnitBytes}));
+  // Free: half of page 0 and of page 1 (contiguous), and half of page 2.
+  const auto place = engine.take(ask(8));
+  REQUIRE(place);
+  CHECK(place->view == 0);
+}
+
+TEST_CASE("a stitched view serves again when its pages are free") {
+  Engine engine = one_stream(5);
+  std::vector<Place> pages;
+  for (int i = 0; i < 5; ++i) pages.push_back(*engine.take(ask(8)));
+  engine.give(pages[1], kPage, 0);
+  engine.give(pages[3], kPage, 0);
+  for (int round = 0; round < 3; ++round) {
+    const auto place = engine.take(ask(10 + static_cast<std::uint64_t>(round)));
+    REQUIRE(place);
+    CHECK(place->view == 1);
+    engine.give(*place, (10 + static_cast<std::uint64_t>(round)) * kUnitBytes, 0);
+  }
+  CHECK(engine.stitched().size() == 1);
+}
+
+TEST_CASE("a request beyond the free bytes gets nothing until the engine grows") {
+  Engine engine = one_stream(2);
+  CHECK_FALSE(engine.take(ask(17)));
+  engine.grow(1);
+  CHECK(engine.take(ask(17)));
+  CHECK(engine.physical_bytes() == 3 * kPage);
+}
+
+TEST_CASE("bytes to be avoided stay untouched, and come back") {
+  Engine engine = one_stream(2);
+  const std::vector<Range> avoid = {{0, 4 * kUnitBytes}, {kPage, kPage + kUnitBytes}};
+  Engine::Ask careful = ask(4);
+  careful.avoid = avoid;
+  const auto place = engine.take(careful);
+  REQUIRE(place);
+  CHECK(place->offset == 4 * kUnitBytes);
+  CHECK(engine.take_at(ask(4), {0, 0}));
+  CHECK(engine.take(careful));
+  CHECK_FALSE(engine.take(careful));
+}
+
+TEST_CASE("bytes of one's own stream are preferred; others only where allowed") {
+  for (const bool cross : {true, false}) {
+    Engine engine({.granularity = kPage, .streams = 2, .synchronous = false, .cross_stream = cross});
+    engine.grow(2);
+    const auto a = engine.take(ask(8, 0));
+    const auto b = engine.take(ask(8, 1));
+    REQUIRE((a && b));
+    engine.give(*a, kPage, 0);
+    engine.give(*b, kPage, 1);
+    CHECK(engine.take(ask(4, 1))->offset == b->offset);
+    CHECK(engine.take(ask(4, 0))->offset == a->offset);
+    CHECK(engine.take(ask(4, 1))->offset == b->offset + 4 * kUnitBytes);
+    CHECK(engine.take(ask(4, 1)).has_value() == cross);
+  }
+}
+
+TEST_CASE("synchronous memory shares with nobody else") {
+  Engine engine({.granularity = kPage, .streams = 1, .synchronous = true, .cross_stream = true});
+  engine.grow(2);
+  const auto a = engine.take(ask(8, kSynchronous));
+  const auto b = engine.take(ask(8, 0));
+  REQUIRE((a && b));
+  engine.give(*a, kPage, kSynchronous);
+  engine.give(*b, kPage, 0);
+  CHECK(engine.take(ask(8, 0))->offset == b->offset);
+  CHECK_FALSE(engine.take(ask(1, 0)));
+  CHECK(engine.take(ask(8, kSynchronous))->offset == a->offset);
+}
+
+TEST_CASE("random requests never share a byte, and pages are not wasted") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    std::mt19937 random(seed);
+    const StreamIndex streams = 1 + seed % 3;
+    Engine engine(
+        {.granularity = kPage, .streams = streams, .synchronous = seed % 2 == 0, .cross_stream = seed % 5 != 0});
+    engine.grow(16);
+    std::vector<int> owner(16 * 8, -1);  // of each unit
+    struct Live {
+      Place place;
+      std::uint64_t bytes;
+      StreamIndex stream;
+      int id;
+    };
+    std::vector<Live> live;
+    for (int id = 0; id < 400; ++id) {
+      if (random() % 2 == 0 && !live.empty()) {
+        const std::size_t which = random() % live.size();
+        const Live freed = live[which];
+        std::replace(owner.begin(), owner.end(), freed.id, -1);
+        engine.give(freed.place, freed.bytes, freed.stream);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
+        continue;
+      }
+      const StreamIndex kinds = streams + (seed % 2 == 0 ? 1 : 0);
+      StreamIndex stream = static_cast<StreamIndex>(random() % kinds);
+      if (stream == streams) stream = kSynchronous;
+      Engine::Ask request = ask(1 + random() % 30, stream);
+      request.fit = static_cast<Fit>(random() % 4);
+      const auto place = engine.take(request);
+      if (!place) continue;
+      std::vector<Range> ranges;
+      engine.translate(*place, request.bytes, ranges);
+      std::uint64_t bytes = 0;
+      for (const Range& range : ranges) {
+        bytes += range.bytes();
+        for (std::uint64_t unit = range.begin / kUnitBytes; unit < range.end / kUnitBytes; ++unit) {
+          REQUIRE(owner.at(unit) == -1);
+          owner[unit] = id;
+        }
+      }
+      REQUIRE(bytes == request.bytes);
+      live.push_back({*place, request.bytes, stream, id});
+    }
+    for (const StitchedView& view : engine.stitched()) {
+      std::vector<bool> seen(16, false);
+      for (const Range& piece : view.pieces()) {
+        REQUIRE(piece.begin % kPage == 0);
+        REQUIRE(piece.end % kPage == 0);
+        for (std::uint64_t page = piece.begin / kPage; page < piece.end / kPage; ++page) {
+          REQUIRE_FALSE(seen.at(page));
+          seen[page] = true;
+        }
+      }
+    }
+  }
+}

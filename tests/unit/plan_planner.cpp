@@ -1,0 +1,251 @@
+// Whole plans: sound by the checker, near the bound, complete.
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <random>
+
+#include "catch.h"
+#include "plan/checker.h"
+#include "plan/csv.h"
+#include "plan/lifetimes.h"
+#include "plan/plan_file.h"
+#include "plan_samples.h"
+
+using namespace stalloc;
+using namespace stalloc::plan;
+
+namespace {
+
+// Plans, and checks everything that must hold of any plan.
+PlannedDevice plan_soundly(const Problem& problem, const PlanOptions& options = {}) {
+  auto planned = plan_device(problem, options);
+  REQUIRE(planned.error.empty());
+  const DevicePlan& plan = planned.value.plan;
+  CHECK(find_defect({"", "", 0, {plan}}).empty());
+  CHECK(find_unsoundness(problem, plan).empty());
+  CHECK(plan.peak_live_bytes <= peak_live_bytes(problem));
+  CHECK(plan.physical_bytes >= plan.peak_live_bytes);
+  for (const std::uint64_t handle : plan.handles) CHECK(handle <= options.handle_cap);
+  if (options.streams == StreamMode::Isolate) CHECK(plan.waits.empty());
+  CHECK(decode_plan(encode_plan({"", "", 0, {plan}})).error.empty());
+  return std::move(planned.value);
+}
+
+// Requests with random sizes and lifetimes; `streams` > 1 mixes them, `synchronous` adds cudaMalloc and cudaFree.
+Problem random_problem(std::uint32_t seed, std::size_t count, std::uint32_t streams, bool synchronous) {
+  std::mt19937 random(seed);
+  Problem problem;
+  for (std::size_t i = 0; i < count; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = random() % 4 == 0 ? random() % 5000 : random() % 300'000;
+    const std::uint64_t life = 1 + random() % (random() % 8 == 0 ? count : 12);
+    request.until = i + life < count ? i + life : kNever;
+    request.upper = std::min<std::uint64_t>(request.until, count);
+    request.stream = request.alloc_order = request.free_order = random() % streams;
+    if (random() % 6 == 0) request.free_order = random() % streams;
+    if (synchronous && random() % 4 == 0) request.alloc_order = kEveryStream;
+    if (synchronous && random() % 4 == 0) request.free_order = kEveryStream;
+    if (random() % 50 == 0) request.pass = PassReason::Exported;
+  }
+  return problem;
+}
+
+// A body of random requests repeated, some living into the next step or two, with other requests before and behind.
+Problem random_loop(std::uint32_t seed, std::uint32_t streams) {
+  std::mt19937 random(seed);
+  const std::size_t before = random() % 40;
+  const std::size_t period = 5 + random() % 60;
+  const std::size_t steps = 2 + random() % 5;
+  const std::size_t behind = random() % 40;
+  const std::size_t count = before + period * steps + behind;
+  std::vector<Request> body;
+  for (std::size_t i = 0; i < period; ++i) {
+    Request& request = body.emplace_back();
+    request.size = 1 + random() % 200'000;
+    request.stream = request.alloc_order = request.free_order = random() % streams;
+    if (random() % 8 == 0) request.free_order = random() % streams;
+    request.until = 1 + random() % (random() % 6 == 0 ? period + random() % 2 * period : period / 2 + 1);
+  }
+  Problem problem;
+  problem.repeats = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    Request request;
+    if (i >= before && i < before + period * steps) {
+      request = body[(i - before) % period];
+      if (random() % 5 == 0 && request.until > 1) --request.until;  // lives vary a little
+      request.until += i;
+    } else {
+      request.size = 1 + random() % 200'000;
+      request.until = i + 1 + random() % count;
+      request.stream = request.alloc_order = request.free_order = random() % streams;
+    }
+    request.id = request.lower = i;
+    if (request.until >= count) request.until = random() % 2 == 0 ? count : kNever;
+    request.upper = std::min<std::uint64_t>(request.until, count);
+    problem.requests.push_back(request);
+  }
+  return problem;
+}
+
+constexpr std::uint64_t kSmallPage = 64 * 1024;
+
+}  // namespace
+
+TEST_CASE("a problem without requests has a plan without memory") {
+  const auto planned = plan_soundly({});
+  CHECK(planned.plan.physical_bytes == 0);
+  CHECK(planned.plan.slots.empty());
+}
+
+TEST_CASE("a CSV keeps ids, times and sizes for every row, those of no bytes too") {
+  const auto parsed = parse_csv("id,lower,upper,size\n40,10,30,5000000\n41,12,13,0\n42,11,20,1\n");
+  REQUIRE(parsed.error.empty());
+  const auto planned = plan_soundly(parsed.value);
+  const auto& slots = planned.plan.slots;
+  REQUIRE(slots.size() == 3);
+  CHECK(slots[0].id == 40);
+  CHECK(slots[0].lower == 10);
+  CHECK(slots[0].upper == 30);
+  CHECK(slots[0].size == 5000000);
+  CHECK(slots[1].id == 42);
+  CHECK(slots[2].id == 41);
+  CHECK(slots[2].size == 0);
+  CHECK(slots[2].kind == SlotKind::Static);
+  CHECK(planned.plan.body == 0);
+}
+
+TEST_CASE("fragments that no contiguous request fits into are stitched: the bound is reached") {
+  // 1 page each, every second one freed, then one as large as all the holes.
+  constexpr std::size_t kPages = 64;
+  Problem problem;
+  for (std::size_t i = 0; i <= kPages; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = i < kPages ? kDefaultGranularity : kPages / 2 * kDefaultGranularity;
+    request.until = i % 2 == 0 && i < kPages ? kPages : kNever;
+    request.upper = std::min<std::uint64_t>(request.until, kPages + 1);
+  }
+  const auto planned = plan_soundly(problem);
+  CHECK(planned.plan.physical_bytes == kPages * kDefaultGranularity);
+}
+
+TEST_CASE("random problems are planned soundly and near the bound") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const Problem problem = random_problem(seed, 50 + seed * 5, 1, false);
+    const auto planned = plan_soundly(problem, {.granularity = seed % 2 == 0 ? kSmallPage : 4096});
+    CHECK(static_cast<double>(planned.plan.physical_bytes) <=
+          1.05 * static_cast<double>(planned.plan.peak_live_bytes) + 4 * kSmallPage);
+  }
+}
+
+TEST_CASE("random problems on several streams are planned soundly, ordered or isolated") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const Problem problem = random_problem(1000 + seed, 200, 1 + seed % 4, seed % 2 == 0);
+    for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
+      plan_soundly(problem, {.granularity = kSmallPage, .handle_cap = 4 * kSmallPage, .streams = mode});
+    }
+  }
+}
+
+TEST_CASE("random loops are planned soundly, however their requests cross the step") {
+  std::size_t bodies = 0;
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    const Problem problem = random_loop(seed, 1 + seed % 3);
+    for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
+      const auto planned = plan_soundly(problem, {.granularity = kSmallPage, .streams = mode});
+      bodies += planned.plan.body != 0 ? 1 : 0;
+    }
+  }
+  CHECK(bodies > 300);
+}
+
+TEST_CASE("training loops are planned by the step, near the bound") {
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    const auto trace = test::training_trace(seed, 4, 1 + static_cast<int>(seed % 4));
+    const auto lifetimes = find_lifetimes(trace);
+    REQUIRE(lifetimes.devices.size() == 1);
+    const auto planned = plan_soundly(lifetimes.devices[0]);
+    CHECK(planned.report.repetitions * planned.report.unrolled >= 3);
+    CHECK(planned.plan.peak_live_bytes == peak_live_bytes(lifetimes.devices[0]));
+    CHECK(planned.plan.slots.size() < lifetimes.devices[0].requests.size());
+    CHECK(static_cast<double>(planned.plan.physical_bytes) <=
+          1.02 * static_cast<double>(planned.plan.peak_live_bytes) + 4 * kDefaultGranularity);
+    const auto kinds = [&planned](SlotKind kind) {
+      return std::count_if(planned.plan.slots.begin(), planned.plan.slots.end(),
+                           [kind](const Slot& slot) { return slot.kind == kind; });
+    };
+    CHECK(kinds(SlotKind::Persistent) > 0);  // optimizer states
+    CHECK(kinds(SlotKind::PassThrough) == 0);
+  }
+}
+
+TEST_CASE("planning is deterministic") {
+  const auto trace = test::training_trace(5, 3, 2);
+  const auto lifetimes = find_lifetimes(trace);
+  const auto a = plan_soundly(lifetimes.devices[0]);
+  const auto b = plan_soundly(lifetimes.devices[0]);
+  CHECK(encode_plan({"", "", 0, {a.plan}}) == encode_plan({"", "", 0, {b.plan}}));
+}
+
+TEST_CASE("reuse across streams waits; with isolation there is none") {
+  test::TraceBuilder calls;
+  for (int i = 0; i < 8; ++i) {
+    calls.stream = 1 + static_cast<std::uint32_t>(i % 2);
+    calls.free(calls.alloc(100'000'000));
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto ordered = plan_soundly(lifetimes.devices[0]);
+  CHECK(ordered.plan.physical_bytes < 110'000'000);
+  CHECK_FALSE(ordered.plan.waits.empty());
+  const auto isolated = plan_soundly(lifetimes.devices[0], {.streams = StreamMode::Isolate});
+  CHECK(isolated.plan.physical_bytes > 190'000'000);
+}
+
+TEST_CASE("a request leaked in every step is passed through, not planned over itself") {
+  test::TraceBuilder calls;
+  for (int step = 0; step < 10; ++step) {
+    const auto a = calls.alloc(1'000'000);
+    calls.alloc(512);  // kept in a list for ever
+    const auto b = calls.alloc(3'000'000);
+    calls.free(a);
+    calls.free(b);
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto planned = plan_soundly(lifetimes.devices[0]);
+  CHECK(planned.plan.body == 3);
+  CHECK(planned.report.passed[static_cast<std::size_t>(PassReason::Leaked)] >= 1);
+}
+
+TEST_CASE("a body whose requests outlive the step is unrolled") {
+  test::TraceBuilder calls;
+  std::vector<test::TraceBuilder::Id> kept;
+  for (int step = 0; step < 9; ++step) {
+    const auto scratch = calls.alloc(4'000'000);
+    kept.push_back(calls.alloc(1'000'000));
+    if (kept.size() > 2) {  // each is freed two steps later
+      calls.free(kept.front());
+      kept.erase(kept.begin());
+    }
+    calls.free(scratch);
+    calls.free(calls.alloc(2'000'000));
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto planned = plan_soundly(lifetimes.devices[0]);
+  CHECK(planned.report.unrolled > 1);
+  CHECK(planned.plan.body == 3 * planned.report.unrolled);
+}
+
+TEST_CASE("options that cannot be used are errors") {
+  CHECK(plan_device({}, {.granularity = 1000}).error == "the granularity must be a multiple of 512 bytes");
+  CHECK(plan_device({}, {.granularity = 1 << 20, .handle_cap = 4096}).error ==
+        "the largest handle is smaller than the granularity");
+}
+
+TEST_CASE("the granularity is the device's unless told otherwise") {
+  Problem problem;
+  CHECK(plan_soundly(problem).plan.granularity == kDefaultGranularity);
+  problem.granularity = 1 << 16;
+  CHECK(plan_soundly(problem).plan.granularity == 1 << 16);
+  CHECK(plan_soundly(problem, {.granularity = 4096}).plan.granularity == 4096);
+}
