@@ -1,0 +1,239 @@
+#include "tests/e2e/events.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+namespace stalloc::e2e {
+namespace {
+
+constexpr std::size_t kMiB = 1 << 20;
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "host: %s\n", what);
+  std::_Exit(4);
+}
+
+void print_error(const char* what, cudaError_t error) { std::printf("%s: %s\n", what, cudaGetErrorName(error)); }
+
+StepChange evaluate(Host&, Training& training) {
+  training.evaluate();
+  return {};
+}
+
+// A graph that allocates, fills and frees; captured, then launched twice.
+StepChange capture(Host&, Training&) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  void* memory = nullptr;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  must(cudaMallocAsync(&memory, 5 * kMiB, stream), "cudaMallocAsync in a capture");
+  must(cudaMemsetAsync(memory, 0x5b, 5 * kMiB, stream), "cudaMemsetAsync in a capture");
+  must(cudaFreeAsync(memory, stream), "cudaFreeAsync in a capture");
+  must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  must(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  for (int i = 0; i < 2; ++i) must(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+  must(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  must(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  must(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  return {};
+}
+
+// Another thread allocates and frees on its own stream while this one captures; neither may break the other's call.
+StepChange capture_beside(Host& host, Training&) {
+  cudaStream_t capturing = nullptr;
+  cudaStream_t other = nullptr;
+  cudaGraph_t graph = nullptr;
+  must(cudaStreamCreateWithFlags(&capturing, cudaStreamNonBlocking), "cudaStreamCreate");
+  must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  must(cudaStreamBeginCapture(capturing, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  std::thread([&] {
+    std::vector<Host::Id> tensors;
+    for (std::size_t i = 1; i < 20; ++i) tensors.push_back(host.allocate(i * kMiB / 3, other));
+    for (const Host::Id tensor : tensors) host.free(tensor);
+  }).join();
+  must(cudaStreamEndCapture(capturing, &graph), "cudaStreamEndCapture");
+  must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  must(cudaStreamDestroy(capturing), "cudaStreamDestroy");
+  must(cudaStreamSynchronize(other), "cudaStreamSynchronize");
+  must(cudaStreamDestroy(other), "cudaStreamDestroy");
+  return {};
+}
+
+// Streams die with work and frees pending, and new ones take their place.
+StepChange destroy_streams(Host& host, Training&) {
+  for (std::size_t round = 0; round < 4; ++round) {
+    cudaStream_t stream = nullptr;
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    std::vector<Host::Id> tensors;
+    for (std::size_t i = 1; i < 12; ++i) tensors.push_back(host.allocate(i * kMiB, stream));
+    for (const Host::Id tensor : tensors) host.free(tensor);
+    must(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  }
+  return {};
+}
+
+StepChange misuse(Host& host, Training& training) {
+  const Host::Id tensor = host.allocate(3 * kMiB, training.main_stream());
+  void* const address = host.address(tensor);
+  host.free(tensor);
+  print_error("freed twice", cudaFreeAsync(address, training.main_stream()));
+  print_error("freed twice, synchronously", cudaFree(address));
+  const Host::Id whole = host.allocate(3 * kMiB, training.main_stream());
+  print_error("freed from the middle", cudaFree(static_cast<char*>(host.address(whole)) + 512));
+  host.free(whole);
+  int on_stack = 0;
+  print_error("memory of the host", cudaFree(&on_stack));
+  print_error("no such address", cudaFreeAsync(reinterpret_cast<void*>(0x7654321000), nullptr));
+  print_error("null", cudaFree(nullptr));
+  print_error("remembered", cudaGetLastError());
+  return {};
+}
+
+StepChange out_of_memory(Host&, Training& training) {
+  void* memory = nullptr;
+  print_error("too much", cudaMallocAsync(&memory, std::size_t{1} << 50, training.main_stream()));
+  print_error("too much, synchronously", cudaMalloc(&memory, std::size_t{1} << 50));
+  require(memory == nullptr, "a failed allocation returned memory");
+  print_error("remembered", cudaGetLastError());
+  return {};
+}
+
+// A process that only exits, one that becomes another program, and one that tries CUDA in vain.
+StepChange fork_children(Host&, Training&) {
+  for (int kind = 0; kind < 3; ++kind) {
+    const pid_t child = fork();
+    require(child >= 0, "fork failed");
+    if (child == 0) {
+      void* memory = nullptr;
+      if (kind == 0) std::exit(0);
+      if (kind == 1) execl("/bin/true", "true", static_cast<char*>(nullptr));
+      _exit(cudaMalloc(&memory, 512) == cudaErrorInitializationError ? 0 : 1);
+    }
+    int status = 0;
+    require(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child failed");
+  }
+  return {};
+}
+
+StepChange kill_self(Host& host, Training&) {
+  host.check_all();
+  kill(getpid(), SIGKILL);
+  return {};
+}
+
+// Memory shared with another process, and memory of a stream-ordered pool, which cannot be.
+StepChange share(Host& host, Training& training) {
+  const Host::Id plain = host.allocate_sync(6 * kMiB);
+  const Host::Id pooled = host.allocate(6 * kMiB, training.main_stream());
+  cudaIpcMemHandle_t handle{};
+  print_error("share cudaMalloc", cudaIpcGetMemHandle(&handle, host.address(plain)));
+  print_error("share cudaMallocAsync", cudaIpcGetMemHandle(&handle, host.address(pooled)));
+  cudaGetLastError();
+  host.free_sync(plain);
+  host.free(pooled);
+  return {};
+}
+
+// A peer copies from this device's memory, allocated before and after it asked for access.
+StepChange peer(Host& host, Training& training) {
+  const Host::Id before = host.allocate(2 * kMiB, training.main_stream());
+  cudaMemPool_t pool = nullptr;
+  must(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  must(static_cast<cudaError_t>(cuMemPoolSetAccess(pool, &access, 1)), "cuMemPoolSetAccess");
+  const Host::Id after = host.allocate(2 * kMiB, training.main_stream());
+  must(cudaStreamSynchronize(training.main_stream()), "cudaStreamSynchronize");
+  must(cudaSetDevice(1), "cudaSetDevice");
+  must(cudaDeviceEnablePeerAccess(0, 0), "cudaDeviceEnablePeerAccess");
+  void* here = nullptr;
+  must(cudaMalloc(&here, 2 * kMiB), "cudaMalloc");
+  for (const Host::Id tensor : {before, after}) {
+    must(cudaMemcpyAsync(here, host.address(tensor), 2 * kMiB, cudaMemcpyDeviceToDevice, nullptr), "cudaMemcpyAsync");
+    must(cudaDeviceSynchronize(), "a peer's copy");
+  }
+  must(cudaFree(here), "cudaFree");
+  must(cudaSetDevice(0), "cudaSetDevice");
+  host.free(before);
+  host.free(after);
+  return {};
+}
+
+// The pool's figures are those of the tensors that are live.
+StepChange pool_figures(Host& host, Training& training) {
+  cudaMemPool_t pool = nullptr;
+  cuuint64_t before = 0;
+  cuuint64_t after = 0;
+  cuuint64_t reserved = 0;
+  must(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
+  must(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &before), "cudaMemPoolGetAttribute");
+  const Host::Id tensor = host.allocate(8 * kMiB, training.main_stream());
+  must(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &after), "cudaMemPoolGetAttribute");
+  must(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved), "cudaMemPoolGetAttribute");
+  require(after == before + 8 * kMiB, "used bytes of the pool do not follow an allocation");
+  require(reserved >= after, "a pool uses more than it has");
+  host.free(tensor);
+  must(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &after), "cudaMemPoolGetAttribute");
+  require(after == before, "used bytes of the pool do not follow a free");
+  return {};
+}
+
+StepChange nothing(Host&, Training&) { return {}; }
+StepChange extra(Host&, Training&) { return {.extra_tensors = 15}; }
+StepChange missing(Host&, Training&) { return {.skipped_layers = 2}; }
+StepChange larger(Host&, Training&) { return {.size_factor = 1.37}; }
+StepChange smaller(Host&, Training&) { return {.size_factor = 0.61}; }
+StepChange sync_frees(Host&, Training&) { return {.sync_frees = true}; }
+
+struct Named {
+  const char* name;
+  StepChange (*happens)(Host&, Training&);
+};
+
+constexpr std::array kEvents{
+    Named{"capture", capture},
+    Named{"capture-beside", capture_beside},
+    Named{"destroy-streams", destroy_streams},
+    Named{"evaluate", evaluate},
+    Named{"extra", extra},
+    Named{"fork", fork_children},
+    Named{"kill", kill_self},
+    Named{"larger", larger},
+    Named{"misuse", misuse},
+    Named{"missing", missing},
+    Named{"nothing", nothing},
+    Named{"out-of-memory", out_of_memory},
+    Named{"peer", peer},
+    Named{"pool-figures", pool_figures},
+    Named{"share", share},
+    Named{"smaller", smaller},
+    Named{"sync-frees", sync_frees},
+};
+
+}  // namespace
+
+StepChange happen(const std::string& name, Host& host, Training& training) {
+  for (const Named& event : kEvents) {
+    if (name == event.name) return event.happens(host, training);
+  }
+  require(false, "no such event");
+  return {};
+}
+
+std::vector<std::string> event_names() {
+  std::vector<std::string> names;
+  for (const Named& event : kEvents) names.emplace_back(event.name);
+  return names;
+}
+
+}  // namespace stalloc::e2e

@@ -1,0 +1,81 @@
+// e2e_host: the training program that the end-to-end tests run, alone, recorded and served. Ends with one line of JSON
+// on standard output; exit status 1 when any tensor held wrong data or shared memory with another.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <deque>
+#include <string>
+
+#include "tests/e2e/events.h"
+
+namespace {
+
+using namespace stalloc;
+using namespace stalloc::e2e;
+
+struct Arguments {
+  Shape shape;
+  std::size_t steps = 6;
+  int devices = 1;
+  std::string event = "nothing";
+  std::size_t event_step = 3;
+};
+
+int parse(int argc, char** argv, Arguments& to) {
+  CLI::App app{"A training run in miniature", "e2e_host"};
+  app.add_option("--steps", to.steps, "steps");
+  app.add_option("--seed", to.shape.seed, "of the sizes");
+  app.add_option("--layers", to.shape.layers, "layers");
+  app.add_option("--microbatches", to.shape.microbatches, "microbatches of a step");
+  app.add_option("--streams", to.shape.streams, "streams of a device");
+  app.add_option("--devices", to.devices, "devices, each with a run of its own");
+  app.add_flag("!--no-recompute", to.shape.recompute, "keep every layer's tensors for the backward pass");
+  app.add_flag("--backward-thread", to.shape.backward_thread, "the backward pass runs in another thread");
+  app.add_flag("--blocking", to.shape.blocking, "streams wait for the legacy stream");
+  app.add_option("--event", to.event, "what happens in the middle")->check(CLI::IsMember(event_names()));
+  app.add_option("--event-step", to.event_step, "before which step");
+  CLI11_PARSE(app, argc, argv);
+  return -1;
+}
+
+Host::Figures run(const Arguments& arguments, const replay::Api& api) {
+  Host host(api);
+  std::deque<Training> runs;
+  for (int device = 0; device < arguments.devices; ++device) runs.emplace_back(host, arguments.shape, device);
+  for (std::size_t step = 0; step < arguments.steps; ++step) {
+    StepChange change;
+    if (step == arguments.event_step) {
+      must(cudaSetDevice(0), "cudaSetDevice");
+      change = happen(arguments.event, host, runs.front());
+    }
+    for (Training& training : runs) training.step(change);
+  }
+  for (int device = 0; device < arguments.devices; ++device) {
+    must(cudaSetDevice(device), "cudaSetDevice");
+    host.check_all();
+  }
+  return host.figures();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  if (const int status = parse(argc, argv, arguments); status >= 0) return status;
+  const auto api = replay::Api::load(replay::Api::Road::Runtime);
+  if (!api.ok()) {
+    fmt::print(stderr, "e2e_host: {}\n", api.error);
+    return 2;
+  }
+  const Host::Figures figures = run(arguments, api.value);
+  SimcudaCounters counters{};
+  simcuda_counters(0, &counters);
+  fmt::print(
+      "{{\"requests\": {}, \"checked\": {}, \"wrong\": {}, \"overlaps\": {}, \"peak_live_bytes\": {}, \"creates\": {}, "
+      "\"maps\": {}, \"unmaps\": {}, \"set_accesses\": {}, \"handle_peak_bytes\": {}, \"pool_allocs\": {}, \"allocs\": "
+      "{}}}\n",
+      figures.requests, figures.checked, figures.wrong, figures.overlaps, figures.peak_live_bytes, counters.creates,
+      counters.maps, counters.unmaps, counters.set_accesses, counters.handle_peak_bytes, counters.pool_allocs,
+      counters.allocs);
+  return figures.wrong == 0 && figures.overlaps == 0 ? 0 : 1;
+}
