@@ -173,18 +173,18 @@ CUresult Arena::grant_access(int device) noexcept {
   return result;
 }
 
-std::uint64_t Arena::give_back(std::size_t index) noexcept {
-  Handle& handle = handles_[index];
-  if (!handle.held) return 0;
+std::uint64_t Arena::give_back(std::size_t handle) noexcept {
+  Handle& given = handles_[handle];
+  if (!given.held) return 0;
   bool mapped = false;
   for (Mapping& mapping : mappings_) {
-    if (mapping.handle != index) continue;
+    if (mapping.handle != handle) continue;
     unmap(mapping);
     mapped |= mapping.mapped;
   }
   if (mapped) return 0;
-  release(handle);
-  return handle.held ? 0 : handle.range.end - handle.range.begin;
+  release(given);
+  return given.held ? 0 : given.range.end - given.range.begin;
 }
 
 void Arena::unmap(Mapping& mapping) noexcept {

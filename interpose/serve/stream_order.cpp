@@ -9,7 +9,7 @@ StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physic
       context_(context),
       marks_(physical_bytes, page_bytes),
       streams_(std::make_unique<Stream[]>(kMaxStreams + 1)),
-      ordered_((kMaxStreams + 1) * (kMaxStreams + 1)) {}
+      ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
 
 StreamOrder::~StreamOrder() {
   const ContextScope scope(driver_, context_);
@@ -173,11 +173,11 @@ bool StreamOrder::any_capturing() noexcept {
   return any;
 }
 
-void StreamOrder::stream_destroyed(CUstream handle) noexcept {
-  const StreamOrdinal stream = find({handle, 0});
-  if (stream == kNoStream) return;
-  Stream& gone = streams_[stream];
-  if (complete_[stream] < gone.last_free && covering(gone, gone.last_free) == nullptr) {
+void StreamOrder::stream_destroyed(CUstream stream) noexcept {
+  const StreamOrdinal ordinal = find({stream, 0});
+  if (ordinal == kNoStream) return;
+  Stream& gone = streams_[ordinal];
+  if (complete_[ordinal] < gone.last_free && covering(gone, gone.last_free) == nullptr) {
     // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
     const ContextScope scope(driver_, context_);
     if (scope.ok()) record(gone);
