@@ -341,9 +341,12 @@ CUresult FakeDriver::synchronize_context() {
   }
   ++order_calls_;
   if (fails()) return error_;
+  Clock awaited;
   for (const Stream& stream : streams_) {
-    if (stream.context == context_stack.back()) join(finished_, stream.clock);
+    if (stream.context == context_stack.back()) join(awaited, stream.clock);
   }
+  if (const auto meanwhile = while_synchronizing) meanwhile();
+  join(finished_, awaited);
   return CUDA_SUCCESS;
 }
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -56,7 +57,8 @@ class FakeDriver final : public serve::Driver {
   void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY);
   std::uint64_t calls() const { return calls_; }
   std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
-  bool is_clean();                                            // nothing reserved, created, mapped; no event left
+  std::function<void()> while_synchronizing;  // called inside synchronize_context, if set, when the wait has begun
+  bool is_clean();                            // nothing reserved, created, mapped; no event left
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;

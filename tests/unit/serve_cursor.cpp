@@ -126,6 +126,17 @@ TEST_CASE("an extra request leaves the cursor where it is", "[serve][cursor]") {
   REQUIRE(cursor.resynchronisations() == 0);
 }
 
+TEST_CASE("extra requests that resemble later ones do not move the cursor", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 2, 3, 1, 4, 5, 6}, 0, 7));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 4) == kNone);  // 1 and 4 follow each other a little ahead
+  REQUIRE(ask(cursor, 2) == 1);
+  REQUIRE(ask(cursor, 99) == kNone);
+  REQUIRE(ask(cursor, 6) == kNone);  // two extra ones, of which the plan knows the second
+  REQUIRE(ask(cursor, 3) == 2);
+  REQUIRE(cursor.resynchronisations() == 0);
+}
+
 TEST_CASE("missing requests are noticed by the second that follows them", "[serve][cursor]") {
   Cursor cursor(plan_of_units({1, 2, 3, 4, 5, 6, 7}, 0, 7));
   REQUIRE(ask(cursor, 1) == 0);

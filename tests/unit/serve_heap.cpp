@@ -208,6 +208,26 @@ TEST_CASE("a synchronous free during a capture holds the bytes back", "[serve][h
   REQUIRE(f.ask(4 * kKiB, f.t) == 0);
 }
 
+TEST_CASE("bytes freed while another free waits are not released with it", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  f.ask(4 * kKiB, f.s);
+  f.ask(8 * kKiB, f.s);
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  f.driver.while_synchronizing = [&] {
+    f.driver.while_synchronizing = nullptr;
+    f.driver.work(f.s);
+    f.driver.set_capturing(f.t.handle, true);  // so that its own wait is refused
+    REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+    f.driver.set_capturing(f.t.handle, false);
+  };
+  REQUIRE(f.heap->free_sync(f.base() + 64 * kKiB) == CUDA_SUCCESS);
+  REQUIRE(f.ask(4 * kKiB, f.s) == -1);
+  REQUIRE(f.ask(8 * kKiB, f.s) == -1);
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.heap->free_sync(f.base() + 64 * kKiB) == CUDA_SUCCESS);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+}
+
 TEST_CASE("a synchronous free that the driver fails keeps the bytes and tells", "[serve][heap]") {
   Fixture f(overlapping_plan());
   f.ask(4 * kKiB, f.s);
@@ -330,8 +350,10 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   REQUIRE(f.heap->trim() == kPage);
   REQUIRE(f.heap->statistics().physical_bytes == kPage);
   REQUIRE_NOTHROW(f.driver.physical(f.base()));
+  const Moment use = f.driver.work(f.s);
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
   REQUIRE(f.heap->trim() == kPage);
+  REQUIRE(f.driver.is_ordered(f.t, use));  // nothing is unmapped under work
   REQUIRE(f.heap->statistics().physical_bytes == 0);
   REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
 }

@@ -188,6 +188,19 @@ TEST_CASE("a thread's own stream is marked at its frees, for others cannot name 
   REQUIRE(f.driver.is_ordered(mine, freed));
 }
 
+TEST_CASE("a thread's own stream that could not be marked bars its bytes", "[serve][order]") {
+  Fixture f;
+  std::thread([&] {
+    const StreamKey own = make_stream_key(nullptr, true);
+    const StreamOrdinal ordinal = f.order.ordinal(own);
+    f.driver.work(own);
+    f.driver.fail_at(4, CUDA_ERROR_UNKNOWN);
+    f.order.freed(f.page, ordinal, false);
+    f.driver.fail_at(0);
+  }).join();
+  REQUIRE_FALSE(f.use(f.page, f.s));
+}
+
 TEST_CASE("bytes for every stream at once need complete frees", "[serve][order]") {
   Fixture f;
   REQUIRE(f.order.is_complete(f.page));
@@ -224,6 +237,18 @@ TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "
   const Moment again = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, again));
+}
+
+TEST_CASE("a stream does not inherit what the last owner of its ordinal waited for", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free(f.page, f.t);
+  REQUIRE(f.use(f.page, f.s));
+  f.order.stream_destroyed(f.s.handle);
+  f.driver.destroy_stream(f.s.handle);
+  for (int i = 2; i < kMaxStreams; ++i) f.order.ordinal({f.driver.new_stream(), 0});
+  const StreamKey late{f.driver.new_stream(), 0};
+  REQUIRE(f.use(f.page, late));
+  REQUIRE(f.driver.is_ordered(late, freed));
 }
 
 TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]") {
