@@ -18,7 +18,7 @@ constexpr std::size_t kMiB = 1 << 20;
 void require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "host: %s\n", what);
-  std::_Exit(4);
+  std::exit(4);
 }
 
 void print_error(const char* what, cudaError_t error) { std::printf("%s: %s\n", what, cudaGetErrorName(error)); }
@@ -193,6 +193,8 @@ StepChange extra(Host&, Training&) { return {.extra_tensors = 15}; }
 StepChange missing(Host&, Training&) { return {.skipped_layers = 2}; }
 StepChange larger(Host&, Training&) { return {.size_factor = 1.37}; }
 StepChange smaller(Host&, Training&) { return {.size_factor = 0.61}; }
+StepChange late_frees(Host&, Training&) { return {.late_frees = true}; }
+StepChange other_stream(Host&, Training&) { return {.other_stream = true}; }
 StepChange sync_frees(Host&, Training&) { return {.sync_frees = true}; }
 
 struct Named {
@@ -209,6 +211,8 @@ constexpr std::array kEvents{
     Named{"fork", fork_children},
     Named{"kill", kill_self},
     Named{"larger", larger},
+    Named{"late-frees", late_frees},
+    Named{"other-stream", other_stream},
     Named{"misuse", misuse},
     Named{"missing", missing},
     Named{"nothing", nothing},

@@ -31,7 +31,7 @@ void order(cudaStream_t earlier, cudaStream_t later) {
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "host: %s: %s\n", what, cudaGetErrorName(error));
-  std::_Exit(3);
+  std::exit(3);
 }
 
 Host::Host(const replay::Api& api) : verifier_(api, replay::Verify::Stamps), physical_(api) {}
@@ -87,6 +87,12 @@ Host::Tensor Host::dismiss(Id tensor) {
 void Host::free(Id tensor) {
   const Tensor what = dismiss(tensor);
   must(cudaFreeAsync(what.address, what.stream), "cudaFreeAsync");
+}
+
+void Host::free_on(Id tensor, cudaStream_t stream) {
+  const Tensor what = dismiss(tensor);
+  order(what.stream, stream);
+  must(cudaFreeAsync(what.address, stream), "cudaFreeAsync");
 }
 
 void Host::free_sync(Id tensor) { must(cudaFree(dismiss(tensor).address), "cudaFree"); }

@@ -31,6 +31,8 @@ class Host {
   // Checks and frees on the tensor's stream. `free_sync`: by cudaFree, of whatever it was allocated with.
   void free(Id tensor);
   void free_sync(Id tensor);
+  // Checks on its own stream, and frees on another, which waits for that.
+  void free_on(Id tensor, cudaStream_t stream);
   [[nodiscard]] void* address(Id tensor) const;
 
   // Checks what is still live and waits for the current device.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/e2e/events.h"
+#include "tests/e2e/stress.h"
 
 namespace {
 
@@ -19,6 +20,8 @@ struct Arguments {
   int devices = 1;
   std::string event = "nothing";
   std::size_t event_step = 3;
+  bool is_stress = false;
+  Stress stress;
 };
 
 int parse(int argc, char** argv, Arguments& to) {
@@ -34,12 +37,18 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_flag("--blocking", to.shape.blocking, "streams wait for the legacy stream");
   app.add_option("--event", to.event, "what happens in the middle")->check(CLI::IsMember(event_names()));
   app.add_option("--event-step", to.event_step, "before which step");
+  CLI::App* const stress = app.add_subcommand("stress", "random requests instead of a training run");
+  stress->add_option("--seed", to.stress.seed, "of what is requested");
+  stress->add_option("--lives", to.stress.lives, "of what happens to it");
+  stress->add_option("--requests", to.stress.requests, "of each thread");
+  stress->add_option("--threads", to.stress.threads, "threads");
+  stress->add_option("--streams", to.stress.streams, "streams, the legacy stream among them");
+  stress->callback([&to] { to.is_stress = true; });
   CLI11_PARSE(app, argc, argv);
   return -1;
 }
 
-Host::Figures run(const Arguments& arguments, const replay::Api& api) {
-  Host host(api);
+void train(const Arguments& arguments, Host& host) {
   std::deque<Training> runs;
   for (int device = 0; device < arguments.devices; ++device) runs.emplace_back(host, arguments.shape, device);
   for (std::size_t step = 0; step < arguments.steps; ++step) {
@@ -49,6 +58,15 @@ Host::Figures run(const Arguments& arguments, const replay::Api& api) {
       change = happen(arguments.event, host, runs.front());
     }
     for (Training& training : runs) training.step(change);
+  }
+}
+
+Host::Figures run(const Arguments& arguments, const replay::Api& api) {
+  Host host(api);
+  if (arguments.is_stress) {
+    run_stress(host, arguments.stress);
+  } else {
+    train(arguments, host);
   }
   for (int device = 0; device < arguments.devices; ++device) {
     must(cudaSetDevice(device), "cudaSetDevice");

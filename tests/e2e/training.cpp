@@ -1,6 +1,7 @@
 #include "tests/e2e/training.h"
 
 #include <thread>
+#include <utility>
 
 namespace stalloc::e2e {
 namespace {
@@ -43,12 +44,13 @@ std::size_t Training::bytes_of(std::size_t layer, std::size_t tensor) const {
 
 Host::Id Training::activation(const StepChange& change, std::size_t layer, std::size_t tensor) {
   const auto bytes = static_cast<std::size_t>(static_cast<double>(bytes_of(layer, tensor)) * change.size_factor);
-  return host_.allocate(bytes > 0 ? bytes : 1, main_stream());
+  return host_.allocate(bytes > 0 ? bytes : 1, change.other_stream ? streams_.back() : main_stream());
 }
 
 void Training::step(const StepChange& change) {
   must(cudaSetDevice(device_), "cudaSetDevice");
   const std::size_t layers = shape_.layers - change.skipped_layers;
+  const std::vector<Host::Id> late = std::exchange(late_, {});
   for (std::size_t microbatch = 0; microbatch < shape_.microbatches; ++microbatch) {
     std::vector<std::vector<Host::Id>> saved;
     forward(change, layers, saved);
@@ -71,6 +73,7 @@ void Training::step(const StepChange& change) {
   for (const Host::Id gradient : gradients_) host_.free(gradient);
   gradients_.clear();
   host_.free(update);
+  for (const Host::Id tensor : late) host_.free(tensor);
 }
 
 void Training::forward(const StepChange& change, std::size_t layers, std::vector<std::vector<Host::Id>>& saved) {
@@ -123,7 +126,9 @@ void Training::reduce_gradient(std::size_t layer) {
 }
 
 void Training::release(Host::Id tensor, const StepChange& change) {
-  if (change.sync_frees) {
+  if (change.late_frees) {
+    late_.push_back(tensor);
+  } else if (change.sync_frees) {
     host_.free_sync(tensor);
   } else {
     host_.free(tensor);

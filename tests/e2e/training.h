@@ -26,6 +26,8 @@ struct StepChange {
   std::size_t skipped_layers = 0;  // the last ones are left out
   std::size_t extra_tensors = 0;   // allocated at the start of the backward pass, freed at the end of the step
   bool sync_frees = false;         // activations are freed by cudaFree
+  bool late_frees = false;         // activations live until the end of the step after this one
+  bool other_stream = false;       // activations are allocated, used and freed on the last stream
 };
 
 class Training {
@@ -49,6 +51,7 @@ class Training {
   Host& host_;
   const Shape shape_;
   const int device_;
+  std::vector<Host::Id> late_;  // of the step before
   std::vector<cudaStream_t> streams_;
   std::vector<Host::Id> parameters_;
   std::vector<Host::Id> optimizer_;

@@ -20,9 +20,12 @@ bool is_allocation(EventKind kind) {
 
 bool is_free(EventKind kind) { return kind == EventKind::Free || kind == EventKind::FreeAsync; }
 
+bool failed(const trace::Event& event) {
+  return (event.flags() & static_cast<std::uint8_t>(tracefb::EventFlags::Failed)) != 0 || event.address() == 0;
+}
+
 bool is_repeatable(PassReason pass) {
-  return pass != PassReason::Empty && pass != PassReason::Failed && pass != PassReason::Captured &&
-         pass != PassReason::Probe;
+  return pass != PassReason::Empty && pass != PassReason::Captured && pass != PassReason::Probe;
 }
 
 // Requests of the device to replay.
@@ -41,6 +44,10 @@ class Builder {
 
   // False when the first device has had all of its requests.
   bool add(const trace::Event& event, std::size_t most) {
+    if (failed(event)) {  // the planner does not number these
+      ++schedule_.skipped;
+      return true;
+    }
     if (is_allocation(event.kind())) return add_allocation(event, most);
     if (is_free(event.kind())) add_free(event);
     return true;

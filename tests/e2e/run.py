@@ -1,0 +1,502 @@
+#!/usr/bin/env python3
+"""Runs one end-to-end scenario on simcuda, or lists them.
+
+  run.py --list
+  run.py --bin BUILD_FOLDER SCENARIO
+
+A scenario runs e2e_host (a training run in miniature that checks the contents of every tensor) alone, recorded and
+served, and compares what the library, the tool, the host and simcuda's counters say.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+
+MIB = 1 << 20
+FIGURES = re.compile(
+    r"stalloc: device (?P<device>\d+): live peak (?P<live_peak>\d+) bytes, physical (?P<physical>\d+) bytes, "
+    r"utilisation (?P<utilisation>[\d.]+) %, requests (?P<planned>\d+) planned / (?P<unplanned>\d+) unplanned "
+    r"\((?P<unplanned_large>\d+) of 1 MiB or more\), refused slots (?P<refused>\d+), "
+    r"resynchronisations (?P<resynchronisations>\d+), stream waits (?P<waits>\d+), "
+    r"mapping calls (?P<maps_at_start>\d+) at start / (?P<maps_after>\d+) after")
+
+SCENARIOS = {}
+
+
+def scenario(function):
+    SCENARIOS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def expect(condition, message, *runs):
+    if condition:
+        return
+    for run in runs:
+        print(f"--- {run.command}\n{run.stdout}{run.stderr}--- exit status {run.status}", file=sys.stderr)
+    sys.exit(f"run.py: {message}")
+
+
+class Run:
+    """A finished process."""
+
+    def __init__(self, command, status, stdout, stderr):
+        self.command, self.status, self.stdout, self.stderr = command, status, stdout, stderr
+
+    @property
+    def result(self):
+        """The line of JSON that e2e_host and stalloc-replay end with."""
+        lines = [line for line in self.stdout.splitlines() if line.startswith("{")]
+        expect(lines, "no result was printed", self)
+        return json.loads(lines[-1])
+
+    @property
+    def other_lines(self):
+        return [line for line in self.stdout.splitlines() if not line.startswith("{")]
+
+    @property
+    def warnings(self):
+        return [line for line in self.stderr.splitlines()
+                if line.startswith("stalloc: warning") or line.startswith("stalloc: error")]
+
+    @property
+    def figures(self):
+        """What the library says at the end, by device."""
+        return {int(match["device"]): {key: float(value) if "." in value else int(value)
+                                       for key, value in match.groupdict().items()}
+                for match in FIGURES.finditer(self.stderr)}
+
+
+class Bench:
+    """Runs programs of the build, in a folder of their own."""
+
+    def __init__(self, build, folder):
+        self.folder = folder
+        self.library = os.path.join(build, "interpose/libstalloc_interpose.so")
+        self.tool = os.path.join(build, "tools/stalloc-plan/stalloc-plan")
+        self.replay = os.path.join(build, "tests/replay/stalloc-replay")
+        self.host_program = os.path.join(build, "tests/e2e/e2e_host")
+        self.simcuda = os.path.join(build, "tests/simcuda/lib")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def run(self, command, library=False, **variables):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("STALLOC_", "SIMCUDA_"))}
+        environment["LD_LIBRARY_PATH"] = self.simcuda
+        environment.setdefault("SIMCUDA_DEVICE_BYTES", str(2 << 30))
+        # The library comes before the sanitizer's own when it is preloaded.
+        environment["ASAN_OPTIONS"] = "verify_asan_link_order=0:detect_leaks=0"
+        if library:
+            environment["LD_PRELOAD"] = self.library
+            environment["STALLOC_LOG_LEVEL"] = "info"
+        environment.update(variables)
+        done = subprocess.run(command, env=environment, cwd=self.folder, text=True, capture_output=True, timeout=300,
+                              check=False)
+        return Run(" ".join(command), done.returncode, done.stdout, done.stderr)
+
+    def alone(self, *options, **variables):
+        return self.run([self.host_program, *options], **variables)
+
+    def record(self, *options, trace="trace.fb", **variables):
+        return self.run([self.host_program, *options], library=True, STALLOC_MODE="trace",
+                        STALLOC_TRACE=self.path(trace), **variables)
+
+    def plan(self, trace="trace.fb", plan="plan.fb"):
+        done = self.run([self.tool, self.path(trace), "-o", self.path(plan)])
+        expect(done.status == 0, "planning failed", done)
+        return done
+
+    def serve(self, *options, plan="plan.fb", **variables):
+        return self.run([self.host_program, *options], library=True, STALLOC_PLAN=self.path(plan), **variables)
+
+
+def expect_sound(run):
+    """The host ended well, and no tensor held wrong data or shared memory with another."""
+    expect(run.status == 0, "the host failed", run)
+    expect(run.result["wrong"] == 0 and run.result["overlaps"] == 0, "tensors held wrong data", run)
+    return run
+
+
+def expect_served_whole(run, device=0):
+    """Every request was planned, nothing was mapped after the start, and the plan's memory is all there is."""
+    figures = run.figures.get(device)
+    expect(figures is not None, f"nothing was said about device {device}", run)
+    expect(figures["unplanned"] == 0, "requests went unplanned", run)
+    expect(figures["refused"] == 0, "slots were refused", run)
+    expect(figures["maps_after"] == 0, "something was mapped after the start", run)
+    expect(figures["physical"] >= figures["live_peak"], "the arena is smaller than what lived in it", run)
+    return figures
+
+
+def three_steps(bench, *options, **variables):
+    """Record, plan, serve; the same host each time. Returns the served run and the library's figures."""
+    recorded = expect_sound(bench.record(*options, **variables))
+    expect(not recorded.warnings, "the recorder complained", recorded)
+    bench.plan()
+    served = expect_sound(bench.serve(*options, **variables))
+    expect(not served.warnings, "the library complained", served)
+    expect(served.result["requests"] == recorded.result["requests"], "the host ran differently", recorded, served)
+    return served
+
+
+@scenario
+def recompute(bench):
+    served = three_steps(bench)
+    figures = expect_served_whole(served)
+    result = served.result
+    # simcuda counts what the library claims: all handles are the plan's, each call was made at the start, and the
+    # program's own pool was never asked.
+    expect(result["handle_peak_bytes"] == figures["physical"], "physical memory is not what the library says", served)
+    expect(result["creates"] + result["maps"] + result["set_accesses"] == figures["maps_at_start"],
+           "mapping calls are not what the library says", served)
+    expect(result["pool_allocs"] == 0 and result["allocs"] == 0, "requests reached the driver", served)
+    expect(figures["live_peak"] == result["peak_live_bytes"], "live bytes are not what the host says", served)
+
+
+@scenario
+def no_recompute(bench):
+    expect_served_whole(three_steps(bench, "--no-recompute", "--microbatches", "3", "--seed", "7"))
+
+
+@scenario
+def many_shapes(bench):
+    for seed in range(20, 26):
+        options = ["--seed", str(seed), "--layers", str(2 + seed % 5), "--microbatches", str(1 + seed % 3)]
+        expect_served_whole(three_steps(bench, *options))
+
+
+@scenario
+def streams(bench):
+    for seed in ("1", "2", "3"):
+        late = {"SIMCUDA_DELAY_US": "300", "SIMCUDA_DELAY_EVERY": "5", "SIMCUDA_SEED": seed}
+        figures = expect_served_whole(three_steps(bench, "--streams", "2", "--seed", seed, **late))
+        expect(figures["waits"] > 0, "nothing was ordered between streams: the scenario tests nothing")
+
+
+@scenario
+def blocking_streams(bench):
+    late = {"SIMCUDA_DELAY_US": "200", "SIMCUDA_DELAY_EVERY": "7"}
+    expect_served_whole(three_steps(bench, "--streams", "2", "--blocking", **late))
+
+
+@scenario
+def backward_thread(bench):
+    expect_served_whole(three_steps(bench, "--backward-thread", "--streams", "2", SIMCUDA_DELAY_US="100",
+                                    SIMCUDA_DELAY_EVERY="9"))
+
+
+@scenario
+def two_devices(bench):
+    served = three_steps(bench, "--devices", "2", "--streams", "2", SIMCUDA_DEVICES="2")
+    for device in (0, 1):
+        expect_served_whole(served, device)
+
+
+# --- deviations from the plan -----------------------------------------------------------------------------------------
+
+def deviates(bench, event, *options, **variables):
+    """Recorded without the event, served with it: data stay right, and the steps after it are planned again."""
+    expect_sound(bench.record("--steps", "5", *options, **variables))
+    bench.plan()
+    served = expect_sound(bench.serve("--steps", "12", "--event", event, "--event-step", "4", *options, **variables))
+    figures = served.figures[0]
+    expect(figures["maps_after"] == 0, "something was mapped after the start", served)
+    # Twelve steps, one of them deviating; what is unplanned is at most that step and its surroundings.
+    total = figures["planned"] + figures["unplanned"]
+    expect(figures["planned"] >= 0.75 * total, "the plan was not taken up again after the deviation", served)
+    return served
+
+
+def add_deviation(event):
+    def run(bench):
+        for extra in ([], ["--streams", "2"]):
+            served = deviates(bench, event, *extra, SIMCUDA_DELAY_US="100", SIMCUDA_DELAY_EVERY="9")
+            if event == "late-frees":
+                expect(served.figures[0]["refused"] > 0, "no slot was refused: the scenario tests nothing", served)
+    run.__name__ = "deviation_" + event.replace("-", "_")
+    scenario(run)
+
+
+for name in ("extra", "missing", "larger", "smaller", "evaluate", "sync-frees", "other-stream", "late-frees", "destroy-streams", "capture",
+             "capture-beside", "fork", "pool-figures"):
+    add_deviation(name)
+
+
+@scenario
+def other_program(bench):
+    """A plan for one program, served to another: sound, whatever is planned."""
+    expect_sound(bench.record("--seed", "1"))
+    bench.plan()
+    for seed in ("2", "3"):
+        expect_sound(bench.serve("--seed", seed, "--streams", "2", SIMCUDA_DELAY_US="100", SIMCUDA_DELAY_EVERY="9"))
+
+
+@scenario
+def stress(bench):
+    """The same requests as recorded, but freed at other times and on other streams; from several threads, with late
+    streams, so that slots are refused and everything is ordered unlike the plan."""
+    late = {"SIMCUDA_DELAY_US": "60", "SIMCUDA_DELAY_EVERY": "7"}
+    for streams, threads in (("1", "1"), ("3", "1"), ("4", "3")):
+        options = ["stress", "--streams", streams, "--threads", threads]
+        expect_sound(bench.record(*options, **late))
+        bench.plan()
+        for lives in ("1", "2", "3"):
+            served = expect_sound(bench.serve(*options, "--lives", lives, SIMCUDA_SEED=lives, **late))
+            expect(served.figures[0]["planned"] > 100, "hardly anything was planned: the scenario tests nothing", served)
+            expect(served.figures[0]["maps_after"] == 0, "something was mapped after the start", served)
+
+
+@scenario
+def longer_than_recorded(bench):
+    expect_sound(bench.record("--steps", "4"))
+    bench.plan()
+    served = expect_sound(bench.serve("--steps", "15"))
+    expect_served_whole(served)
+
+
+@scenario
+def planned_events(bench):
+    """Events that were recorded are in the plan, or passed by it; they happen again when it is served."""
+    for event in ("capture", "capture-beside", "destroy-streams", "evaluate", "sync-frees", "share"):
+        served = three_steps(bench, "--event", event, "--event-step", "1", "--steps", "7")
+        expect(served.figures[0]["maps_after"] == 0, "something was mapped after the start", served)
+
+
+@scenario
+def memory_shared_by_ipc(bench):
+    options = ["--event", "share", "--event-step", "2"]
+    alone = expect_sound(bench.alone(*options))
+    served = three_steps(bench, *options)
+    expect(alone.other_lines == served.other_lines, "sharing memory has other results", alone, served)
+    expect(any("share cudaMalloc: CUDA_SUCCESS" in line for line in alone.other_lines), "nothing was shared", alone)
+
+
+@scenario
+def peers(bench):
+    options = ["--devices", "2", "--event", "peer", "--event-step", "2"]
+    expect_sound(bench.alone(*options, SIMCUDA_DEVICES="2"))
+    three_steps(bench, *options, SIMCUDA_DEVICES="2")
+
+
+# --- misuse and running out -------------------------------------------------------------------------------------------
+
+@scenario
+def misuse(bench):
+    """Double frees and unknown pointers get the codes that they get without the library."""
+    options = ["--event", "misuse"]
+    alone = expect_sound(bench.alone(*options))
+    recorded = expect_sound(bench.record(*options))
+    bench.plan()
+    served = expect_sound(bench.serve(*options))
+    expect(len(alone.other_lines) == 7, "the scenario tests nothing", alone)
+    expect(alone.other_lines == recorded.other_lines, "recording changes error codes", alone, recorded)
+    expect(alone.other_lines == served.other_lines, "serving changes error codes", alone, served)
+
+
+@scenario
+def out_of_memory(bench):
+    options = ["--event", "out-of-memory"]
+    alone = expect_sound(bench.alone(*options))
+    recorded = expect_sound(bench.record(*options))
+    bench.plan()
+    served = expect_sound(bench.serve(*options))
+    expect(len(alone.other_lines) == 3, "the scenario tests nothing", alone)
+    expect(alone.other_lines == recorded.other_lines == served.other_lines, "running out of memory looks different",
+           alone, recorded, served)
+
+
+def expect_dropped(bench, served):
+    """The plan was dropped with one warning, nothing of it is left, and the host ran on."""
+    expect_sound(served)
+    expect(len(served.warnings) == 1, "not exactly one warning", served)
+    expect(served.result["pool_allocs"] > 0, "the program's own pool was not used", served)
+    expect(not served.figures or served.figures[0]["planned"] == 0, "something was served", served)
+
+
+@scenario
+def device_too_small(bench):
+    expect_sound(bench.record("--no-recompute"))
+    bench.plan()
+    # The host fits (its pool takes memory as it needs it) as long as the plan's memory is not taken first.
+    small = expect_sound(bench.serve("--layers", "2", SIMCUDA_DEVICE_BYTES=str(192 * MIB)))
+    expect_dropped(bench, small)
+
+
+@scenario
+def failing_map_calls(bench):
+    """Whichever mapping call fails at the start, everything is given back and the host runs on."""
+    expect_sound(bench.record("--streams", "2"))
+    bench.plan()
+    whole = expect_sound(bench.serve("--streams", "2")).result
+    for call, count in (("SIMCUDA_FAIL_CREATE", whole["creates"]), ("SIMCUDA_FAIL_MAP", whole["maps"])):
+        for n in sorted({1, 2, count // 2, count}):
+            served = bench.serve("--streams", "2", **{call: str(n)})
+            expect_dropped(bench, served)
+            expect(served.result["unmaps"] == served.result["maps"] or served.result["maps"] == 0,
+                   "mappings were left behind", served)
+
+
+@scenario
+def failing_allocations(bench):
+    """The driver runs out while a request is recorded: the host gets the error, as it would alone."""
+    alone = bench.alone(SIMCUDA_FAIL_ALLOC="300")
+    recorded = bench.record(SIMCUDA_FAIL_ALLOC="300")
+    expect(alone.status == recorded.status == 3, "the failure was not the host's to see", alone, recorded)
+    shown = bench.run([bench.tool, "show", bench.path("trace.fb")])
+    expect(shown.status == 0, "the trace cannot be read", shown)
+
+
+# --- traces and plans that cannot be used -----------------------------------------------------------------------------
+
+@scenario
+def killed_in_the_middle(bench):
+    """What was recorded before kill -9 can be read, planned and served."""
+    killed = bench.record("--event", "kill", "--event-step", "4", STALLOC_TRACE_CHUNK="64")
+    expect(killed.status == -signal.SIGKILL, "the host was not killed", killed)
+    shown = bench.run([bench.tool, "show", bench.path("trace.fb")])
+    expect(shown.status == 0, "the trace of a killed process cannot be read", shown)
+    bench.plan()
+    served = expect_sound(bench.serve("--steps", "8"))
+    expect(served.figures[0]["planned"] >= 0.9 * (served.figures[0]["planned"] + served.figures[0]["unplanned"]),
+           "the plan of a killed run does not serve", served)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def flip(data, at):
+    return data[:at] + bytes([data[at] ^ 0xff]) + data[at + 1:]
+
+
+def newer(data, prefix):
+    """The same file with its major version one higher: the first field of the root table."""
+    root = prefix + struct.unpack_from("<I", data, prefix)[0]
+    table = root - struct.unpack_from("<i", data, root)[0]
+    major = root + struct.unpack_from("<H", data, table + 4)[0]
+    return data[:major] + struct.pack("<H", struct.unpack_from("<H", data, major)[0] + 1) + data[major + 2:]
+
+
+def spoiled(data, prefix):
+    """Name and contents of files that no reader may accept."""
+    return {
+        "empty": b"",
+        "foreign": b"#!/bin/sh\nexit 0\n" * 50,
+        "truncated": data[:len(data) - 100],
+        "start": data[:20],
+        "corrupt": flip(data, len(data) // 2),
+        "corrupt-start": flip(data, prefix + 5),
+        "newer": newer(data, prefix),
+    }
+
+
+def one_line(run):
+    lines = [line for line in run.stderr.splitlines() if line.strip()]
+    return len(lines) == 1 and "terminate" not in run.stderr
+
+
+@scenario
+def spoiled_plans(bench):
+    expect_sound(bench.record())
+    bench.plan()
+    data = read(bench.path("plan.fb"))
+    for name, contents in spoiled(data, 0).items():
+        write(bench.path(name), contents)
+        expect_dropped(bench, bench.serve(plan=name))
+        shown = bench.run([bench.tool, "show", bench.path(name)])
+        expect(shown.status != 0 and one_line(shown), f"show of a plan that is {name}", shown)
+        checked = bench.run([bench.tool, "check", bench.path("trace.fb"), bench.path(name)])
+        expect(checked.status != 0 and one_line(checked), f"check of a plan that is {name}", checked)
+    expect_dropped(bench, bench.serve(plan="no such file"))
+    expect_dropped(bench, bench.serve(plan="trace.fb"))
+
+
+@scenario
+def spoiled_traces(bench):
+    expect_sound(bench.record())
+    data = read(bench.path("trace.fb"))
+    for name, contents in spoiled(data, 4).items():
+        write(bench.path(name), contents)
+        planned = bench.run([bench.tool, bench.path(name), "-o", bench.path("never.fb")])
+        expect(planned.status != 0 and one_line(planned), f"planning a trace that is {name}", planned)
+        expect(not os.path.exists(bench.path("never.fb")), "a plan was written all the same", planned)
+    planned = bench.run([bench.tool, bench.path("no such file"), "-o", bench.path("never.fb")])
+    expect(planned.status != 0 and one_line(planned), "planning a file that is not there", planned)
+
+
+@scenario
+def trace_cannot_be_written(bench):
+    recorded = expect_sound(bench.record(trace="no/such/folder/trace.fb"))
+    expect(len(recorded.warnings) == 1, "not exactly one warning", recorded)
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+@scenario
+def off(bench):
+    alone = expect_sound(bench.alone())
+    off_run = expect_sound(bench.run([bench.host_program], library=True, STALLOC_MODE="off"))
+    expect(alone.stdout == off_run.stdout, "a library that is off changes something", alone, off_run)
+    expect(off_run.stderr == "", "a library that is off speaks", off_run)
+    expect(not os.listdir(bench.folder), "a library that is off writes files", off_run)
+
+
+@scenario
+def one_trace_a_process(bench):
+    """Children of fork write no trace of their own and leave their parent's alone."""
+    recorded = expect_sound(bench.record("--event", "fork"))
+    expect(os.listdir(bench.folder) == ["trace.fb"], "there are other files than the trace", recorded)
+    plain = expect_sound(bench.record(trace="plain.fb"))
+    expect(recorded.result["requests"] == plain.result["requests"], "the runs differ", recorded, plain)
+    bench.plan()
+    expect_served_whole(expect_sound(bench.serve("--event", "fork")))
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+@scenario
+def replay(bench):
+    """stalloc-replay makes the recorded calls: by either road, from the recorded threads, alone and served."""
+    recorded = expect_sound(bench.record("--streams", "2", "--backward-thread"))
+    bench.plan()
+    for options in ([], ["--driver"], ["--threads"], ["--streams", "blocking"], ["--verify", "full", "--steps", "1"]):
+        command = [bench.replay, bench.path("trace.fb"), "--json", *options]
+        late = {"SIMCUDA_DELAY_US": "100", "SIMCUDA_DELAY_EVERY": "9"}
+        for run in (bench.run(command, **late), bench.run(command, True, STALLOC_PLAN=bench.path("plan.fb"), **late)):
+            result = run.result
+            expect(run.status == 0 and result["mismatches"] == result["overlaps"] == 0, "the replay failed", run)
+            expect(result["verified"] == result["requests"] > 0, "not every tensor was checked", run)
+            if "--steps" not in options:
+                expect(result["requests"] == recorded.result["requests"], "not every request was made", run)
+            if run.figures:
+                expect_served_whole(run)
+                expect(result["physical_bytes"] == run.figures[0]["physical"], "memory besides the plan's", run)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--bin")
+    parser.add_argument("scenario", nargs="?")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(SCENARIOS))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        SCENARIOS[arguments.scenario](Bench(os.path.abspath(arguments.bin), folder))
+
+
+if __name__ == "__main__":
+    main()
