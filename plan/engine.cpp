@@ -112,6 +112,10 @@ const FreeSpace& Engine::usable(StreamIndex stream) const {
   return stream == kSynchronous ? usable_.back() : usable_[stream];
 }
 
+std::uint64_t Engine::free_bytes(StreamIndex stream) const {
+  return crosses(stream) ? free_.bytes() : usable(stream).bytes();
+}
+
 template <class Function>
 void Engine::for_each_space(Function function) {
   function(free_);

@@ -89,6 +89,8 @@ class Engine {
   // Appends the physical ranges of a place.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
 
+  // Free bytes that requests of `stream` may use, wherever they lie.
+  [[nodiscard]] std::uint64_t free_bytes(StreamIndex stream) const;
   // Kinds of bytes kept apart: streams and synchronous memory. 1: no owner matters.
   [[nodiscard]] std::size_t kinds() const { return usable_.empty() ? 1 : usable_.size(); }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_; }

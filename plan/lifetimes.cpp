@@ -74,8 +74,9 @@ class Pairing {
   }
 
   void add_alloc(const Event& event, std::size_t index) {
-    const bool failed = has(event, tracefb::EventFlags::Failed) || event.address() == 0;
-    if (!failed) end_lost(event.address());
+    // A request that failed took nothing, and need not fail in the next run: it has no place in the sequence.
+    if (has(event, tracefb::EventFlags::Failed) || event.address() == 0) return;
+    end_lost(event.address());
     Problem& problem = problem_of(event.device());
     const std::uint64_t ordinal = problem.requests.size();
     Request& request = problem.requests.emplace_back();
@@ -90,12 +91,7 @@ class Pairing {
     if (event.size() == 0) request.pass = PassReason::Empty;
     if (communication_.contains(event.module_())) request.pass = PassReason::Communication;
     if (has(event, tracefb::EventFlags::Captured)) request.pass = PassReason::Captured;
-    if (failed) {
-      request.until = ordinal + 1;
-      if (event.size() != 0) request.pass = PassReason::Failed;
-    } else {
-      live_[event.address()] = {event.device(), static_cast<std::size_t>(ordinal), index};
-    }
+    live_[event.address()] = {event.device(), static_cast<std::size_t>(ordinal), index};
   }
 
   // The address is about to be returned again: whoever held it was freed by a call that was not recorded.

@@ -11,6 +11,8 @@
 namespace stalloc::plan {
 namespace {
 
+constexpr std::uint64_t kMostHandles = 1 << 20;
+
 Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence& sequence, const Layout& layout,
                std::size_t index) {
   const Item& item = sequence.items[index];
@@ -59,7 +61,7 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 }  // namespace
 
 const char* describe(PassReason reason) {
-  constexpr std::array<const char*, kPassReasons> kWords = {"planned",       "empty", "failed", "captured", "exported",
+  constexpr std::array<const char*, kPassReasons> kWords = {"planned",       "empty", "captured", "exported",
                                                             "communication", "probe", "leaked", "unordered"};
   return kWords[static_cast<std::size_t>(reason)];
 }
@@ -78,6 +80,9 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     return Result::failure("more requests than a plan can number");
   }
 
+  if (peak_live_bytes(problem) > kMostBytes)
+    return Result::failure("the requests need more memory than any device has");
+
   SteadyState steady = find_steady_state(problem);
   Sequence sequence = make_sequence(problem, steady, options.streams);
   const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
@@ -88,6 +93,10 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     layout = make_layout(sequence, layout_options);
   }
 
+  if (layout->pages > kMostHandles * (options.handle_cap / plan.granularity)) {
+    return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
+                           " handles: raise the largest handle");
+  }
   plan.peak_live_bytes = planned_peak(problem, steady, sequence);
   plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
   plan.body = static_cast<std::uint32_t>(sequence.body);

@@ -15,7 +15,7 @@ namespace stalloc::plan {
 
 inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  // of every device up to Hopper
 inline constexpr std::uint64_t kDefaultHandleCap = std::uint64_t{1} << 30;
-inline constexpr std::size_t kPassReasons = 9;
+inline constexpr std::size_t kPassReasons = 8;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default

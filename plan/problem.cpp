@@ -11,8 +11,10 @@ std::uint64_t peak_live_bytes(const Problem& problem) {
   std::uint64_t peak = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const Request& request = problem.requests[i];
-    live += request.bytes();
+    if (request.size > kMostBytes && request.pass == PassReason::None) return kMostBytes + 1;
     live -= freed[i];
+    live += request.bytes();
+    if (live > kMostBytes) return live;
     peak = std::max(peak, live);
     if (request.until < count) freed[request.until] += request.bytes();
   }

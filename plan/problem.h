@@ -13,7 +13,6 @@ namespace stalloc::plan {
 enum class PassReason : std::uint8_t {
   None,           // it is planned
   Empty,          // of 0 bytes, in a trace
-  Failed,         // the recorded call failed
   Captured,       // allocated or freed during stream capture: the memory belongs to a graph
   Exported,       // by IPC: another process may use it
   Communication,  // made by a communication library, which registers its buffers
@@ -53,7 +52,10 @@ struct Problem {
   std::vector<Request> requests;
 };
 
-// The lower bound of any plan: the peak of the sum of `bytes()` of live requests.
+// More than any device can address; what asks for more is an error, so that no sum overflows.
+inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
+
+// The lower bound of any plan: the peak of the sum of `bytes()` of live requests. Above kMostBytes only that it is.
 std::uint64_t peak_live_bytes(const Problem& problem);
 
 }  // namespace stalloc::plan

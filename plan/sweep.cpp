@@ -5,6 +5,9 @@
 namespace stalloc::plan {
 namespace {
 
+// Steps of growth for one request that are one page each.
+constexpr int kSinglePages = 64;
+
 // Every stream that some item is made on or freed on, in ascending order.
 std::vector<std::uint32_t> streams_in(const Sequence& sequence) {
   std::vector<std::uint32_t> streams;
@@ -113,8 +116,12 @@ bool Sweep::place(std::size_t slot) {
 bool Sweep::take(std::size_t slot, std::span<const Range> avoid) {
   const Engine::Ask ask{sequence_.items[slot].bytes, stream_of(slot), fits_[slot], avoid};
   std::optional<Place> place = engine_.take(ask);
-  while (!place && grow_) {
-    engine_.grow(1);
+  // What is missing at least; then page by page, and in larger steps when that goes on for long.
+  const std::uint64_t free = engine_.free_bytes(ask.stream);
+  std::uint64_t missing = ask.bytes > free ? (ask.bytes - free + options_.granularity - 1) / options_.granularity : 1;
+  for (int attempt = 0; !place && grow_; ++attempt) {
+    engine_.grow(missing);
+    missing = attempt < kSinglePages ? 1 : 2 * missing;
     place = engine_.take(ask);
   }
   if (place) layout_.places[slot] = *place;

@@ -53,6 +53,6 @@ TEST_CASE("errors name the line") {
   CHECK(row("0,1,2,\n") == "line 2: no size");
   CHECK(row("0,1,2,99999999999999999999\n") == "line 2: size is too large");
   CHECK(row("0,1,2,9223372036854775807\n") == "line 2: size is too large");
-  CHECK(row("0,1,2,4611686018427387904\n1,1,2,4611686018427387904\n") ==
-        "line 3: the sizes add up to more than any memory holds");
+  CHECK(row("0,1,2,281474976710657\n") == "line 2: size is too large");
+  CHECK(row("0,1,9223372036854775807,3\n") == "line 2: upper is too large");
 }

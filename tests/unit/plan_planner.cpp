@@ -242,6 +242,22 @@ TEST_CASE("options that cannot be used are errors") {
         "the largest handle is smaller than the granularity");
 }
 
+TEST_CASE("requests beyond any device are an error, not a long wait") {
+  Problem problem;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = kMostBytes / 2;
+    request.upper = 3;
+  }
+  CHECK(plan_device(problem, {}).error == "the requests need more memory than any device has");
+  problem.requests[0].size = ~std::uint64_t{0};
+  CHECK(plan_device(problem, {}).error == "the requests need more memory than any device has");
+  problem.requests.erase(problem.requests.begin(), problem.requests.begin() + 2);
+  CHECK(plan_device(problem, {.handle_cap = kDefaultGranularity}).error ==
+        "the plan would need more than 1048576 handles: raise the largest handle");
+}
+
 TEST_CASE("the granularity is the device's unless told otherwise") {
   Problem problem;
   CHECK(plan_soundly(problem).plan.granularity == kDefaultGranularity);

@@ -50,7 +50,7 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
                             device.report.stitched_slots, plan.slots.size()));
   line("handles", fmt::format("{}", plan.handles.size()));
   line("waits", fmt::format("{}", plan.waits.size()));
-  if (const std::string passed = passed_text(device.report); !passed.empty()) line("passed through", passed);
+  if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
   return text;
 }
 

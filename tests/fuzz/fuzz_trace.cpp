@@ -1,0 +1,20 @@
+// Any bytes: the trace reader says what is wrong in one line, or gives a trace whose lifetimes can be found.
+#include <cstdlib>
+
+#include "plan/lifetimes.h"
+#include "plan/trace_file.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace stalloc;
+  for (const bool whole : {false, true}) {
+    const auto trace = trace::decode_trace({data, size}, {.take_whole_chunks = whole});
+    if (!trace.ok() && trace.error.find('\n') != std::string::npos) std::abort();
+    if (!trace.ok()) continue;
+    for (const plan::Problem& problem : plan::find_lifetimes(trace.value).devices) {
+      for (const plan::Request& request : problem.requests) {
+        if (request.until <= request.lower) std::abort();
+      }
+    }
+  }
+  return 0;
+}

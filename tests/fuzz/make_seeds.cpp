@@ -1,0 +1,42 @@
+// Writes small samples of every file format into a folder: seeds for the fuzz targets, input for the command's tests.
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "plan/file_io.h"
+#include "plan/plan_file.h"
+#include "plan_samples.h"
+
+int main(int argc, char** argv) {
+  using namespace stalloc;
+  if (argc != 2) {
+    std::fputs("usage: make_seeds FOLDER\n", stderr);
+    return 2;
+  }
+  const std::filesystem::path folder = argv[1];
+  std::filesystem::create_directories(folder);
+  bool written = true;
+  const auto write = [&](const char* name, const std::vector<std::uint8_t>& bytes) {
+    written = plan::replace_file(folder / name, bytes).empty() && written;
+  };
+  const auto write_text = [&](const char* name, std::string_view text) { write(name, {text.begin(), text.end()}); };
+
+  const trace::Trace loop = test::training_trace(1, 4, 2);
+  write("loop.fb", test::encode_trace(loop, 64));
+  trace::Trace killed = loop;
+  killed.closed = false;
+  killed.modules = {{1, "/usr/lib/libnccl.so.2"}};
+  killed.stacks = {{1, {trace::Frame(64, 1)}}};
+  killed.events.resize(20);
+  write("killed.fb", test::encode_trace(killed, 7));
+  test::TraceBuilder devices;
+  for (std::uint16_t device = 0; device < 2; ++device) {
+    devices.device = device;
+    for (int i = 0; i < 6; ++i) devices.free(devices.alloc(1'000'000));
+  }
+  write("two_devices.fb", test::encode_trace(devices.trace(), 100));
+  write("plan.fb", plan::encode_plan(test::sample_plan()));
+  write_text("requests.csv", "id,lower,upper,size\n0,0,9,5000000\n1,1,4,3000000\n2,2,3,0\n3,5,8,2500000\n");
+  return written ? 0 : 1;
+}

@@ -1,0 +1,120 @@
+#!/bin/sh
+# The command as a person meets it: exit codes, one line on stderr, JSON, files replaced only by complete ones.
+#   plan_cli.sh STALLOC-PLAN MAKE-SEEDS
+set -u
+tool=$1
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+"$2" "$dir" || exit 1
+cd "$dir" || exit 1
+failed=0
+
+# expect CODE STDERR-LINES ARGUMENT...: runs the command; its output is in out and err.
+expect() {
+  code=$1 lines=$2
+  shift 2
+  "$tool" "$@" >out 2>err </dev/null
+  got=$? got_lines=$(wc -l <err)
+  if [ "$got" -ne "$code" ] || [ "$got_lines" -ne "$lines" ]; then
+    echo "FAILED: stalloc-plan $*: exit $got (expected $code), $got_lines lines on stderr (expected $lines)"
+    cat err
+    failed=1
+  fi
+}
+# says FILE TEXT: the file of the last run holds the text.
+says() {
+  grep -qF -- "$2" "$1" || {
+    echo "FAILED: no '$2' in: $(cat "$1")"
+    failed=1
+  }
+}
+
+expect 0 0 --help
+says out "STALLOC_PLAN=plan.fb"
+expect 0 0 --version
+says out "stalloc-plan "
+
+expect 0 0 loop.fb -o loop.plan
+says out "steady state"
+says out "utilisation"
+says out "written to loop.plan"
+expect 0 0 check loop.fb loop.plan
+says out "sound"
+expect 0 0 show loop.plan
+says out "in stitched views"
+expect 0 0 show loop.plan --json
+for key in granularity handles views placements '"view"' '"offset"' '"lower"' '"upper"'; do says out "$key"; done
+expect 0 0 show loop.fb
+says out "ended in order"
+expect 0 0 show --json killed.fb
+says out '"closed": false'
+expect 0 0 killed.fb --dry-run
+says out "was killed"
+expect 0 0 loop.fb --dry-run --summary json
+for key in requests peak_live_bytes physical_bytes stitched_views handles plan_seconds; do says out "\"$key\": "; done
+expect 0 0 loop.fb --summary json
+expect 0 0 two_devices.fb -o two.plan
+expect 0 0 show two.plan --json
+says out '"devices": ['
+expect 0 0 check two_devices.fb two.plan
+expect 0 0 requests.csv -o requests.plan --granularity 4k --handle-cap 1m --streams isolate
+expect 0 0 check requests.csv requests.plan
+expect 0 0 show requests.csv
+
+# Plans of other requests, damaged and foreign files.
+expect 1 1 check requests.csv loop.plan
+expect 1 1 check loop.fb two.plan
+expect 1 1 check requests.plan loop.fb
+expect 1 1 missing.fb -o out.plan
+says err "missing.fb"
+expect 1 1 . -o out.plan
+: >empty.fb
+expect 1 1 empty.fb -o out.plan
+head -c 700 loop.fb >cut.fb
+expect 1 1 cut.fb -o out.plan
+says err "whole chunks"
+head -c 6000 loop.fb >cut.fb
+expect 1 1 cut.fb -o out.plan
+expect 0 0 cut.fb --dry-run --accept-truncated
+says out "stops inside a chunk"
+head -c 300 loop.plan >cut.plan
+expect 1 1 show cut.plan
+expect 1 1 show "$tool"
+printf 'id,lower,upper,size\n0,1,2,x\n' >bad.csv
+expect 1 1 bad.csv -o out.plan
+says err "bad.csv: line 2: size is not a whole number"
+expect 1 1 loop.fb -o missing/out.plan
+expect 1 1 loop.fb --dry-run --granularity 4m --handle-cap 1m
+[ ! -e out.plan ] || {
+  echo "FAILED: a failed run left a plan"
+  failed=1
+}
+
+# A plan is replaced as a whole, and a failed run leaves the old one.
+cp loop.plan keep.plan
+expect 1 1 bad.csv -o keep.plan
+cmp -s loop.plan keep.plan || {
+  echo "FAILED: a failed run changed the plan"
+  failed=1
+}
+for left in *.tmp*; do
+  [ ! -e "$left" ] || {
+    echo "FAILED: $left is left"
+    failed=1
+  }
+done
+
+# Wrong usage.
+expect 2 1
+expect 2 1 loop.fb
+expect 2 1 loop.fb -o a.plan --dry-run
+expect 2 1 loop.fb -o a.plan --nonsense
+expect 2 1 loop.fb -o a.plan --summary yaml
+expect 2 1 loop.fb -o a.plan --streams maybe
+expect 2 1 loop.fb -o a.plan --granularity 1000
+expect 2 1 loop.fb -o a.plan --granularity lots
+expect 2 1 loop.fb extra -o a.plan
+expect 2 1 show
+expect 2 1 check loop.fb
+
+exit $failed
