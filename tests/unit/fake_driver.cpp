@@ -335,17 +335,19 @@ CUresult FakeDriver::query_event(CUevent event) {
 }
 
 CUresult FakeDriver::synchronize_context() {
-  const Lock lock(mutex_);
-  for (const Stream& stream : streams_) {
-    require(!stream.capturing || stream.context != context_stack.back(), "do not break a capture by synchronising");
-  }
-  ++order_calls_;
-  if (fails()) return error_;
   Clock awaited;
-  for (const Stream& stream : streams_) {
-    if (stream.context == context_stack.back()) join(awaited, stream.clock);
+  {
+    const Lock lock(mutex_);
+    for (const Stream& stream : streams_) {
+      if (stream.context != context_stack.back()) continue;
+      require(!stream.capturing, "do not break a capture by synchronising");
+      join(awaited, stream.clock);
+    }
+    ++order_calls_;
+    if (fails()) return error_;
   }
   if (const auto meanwhile = while_synchronizing) meanwhile();
+  const Lock lock(mutex_);
   join(finished_, awaited);
   return CUDA_SUCCESS;
 }
