@@ -264,7 +264,8 @@ def longer_than_recorded(bench):
 def planned_events(bench):
     """Events that were recorded are in the plan, or passed by it; they happen again when it is served."""
     for event in ("capture", "capture-beside", "destroy-streams", "evaluate", "sync-frees", "share"):
-        served = three_steps(bench, "--event", event, "--event-step", "1", "--steps", "7")
+        served = three_steps(bench, "--event", event, "--event-step", "1", "--steps", "7", SIMCUDA_DELAY_US="300",
+                             SIMCUDA_DELAY_EVERY="3")
         expect(served.figures[0]["maps_after"] == 0, "something was mapped after the start", served)
 
 

@@ -31,6 +31,21 @@ std::shared_ptr<Stream> own_stream(Context& context) {
   return stream;
 }
 
+// A destroyed stream's handle is the next one given out, even while work of the old stream is pending: the worst that
+// a driver may do.
+CUstream new_handle(std::vector<CUstream>& spare) {
+  static std::uintptr_t next = 0x10000;
+  if (spare.empty()) return reinterpret_cast<CUstream>(next += 16);
+  const CUstream handle = spare.back();
+  spare.pop_back();
+  return handle;
+}
+
+std::vector<CUstream>& spare_handles() {
+  static auto* const handles = new std::vector<CUstream>;
+  return *handles;
+}
+
 // Forgets destroyed streams whose work is done. pre: stream_mutex() held.
 void drop_drained(Context& context) {
   std::erase_if(context.streams, [](const auto& stream) { return stream->closed && stream->timeline->now().passed(); });
@@ -115,10 +130,8 @@ CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point) {
 
 void close_streams(Context& context) {
   const std::scoped_lock lock(stream_mutex());
-  for (const auto& stream : context.streams) {
-    stream->timeline->close();
-    created().erase(reinterpret_cast<CUstream>(stream.get()));
-  }
+  for (const auto& stream : context.streams) stream->timeline->close();
+  std::erase_if(created(), [&](const auto& stream) { return stream.second->context == &context; });
   context.streams.clear();
   context.legacy.reset();
 }
@@ -136,7 +149,7 @@ CUresult stream_create_priority(CUstream* stream, unsigned flags, int priority) 
   if (stream == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
   const std::scoped_lock lock(stream_mutex());
   auto fresh = make_stream(*context, flags, priority);
-  *stream = reinterpret_cast<CUstream>(fresh.get());
+  *stream = new_handle(spare_handles());
   created()[*stream] = std::move(fresh);
   return CUDA_SUCCESS;
 }
@@ -156,6 +169,7 @@ CUresult stream_destroy(CUstream handle) {
   stream.closed = true;  // its context still waits for what is queued
   Context& owner = *stream.context;
   created().erase(found);
+  spare_handles().push_back(handle);
   drop_drained(owner);
   return CUDA_SUCCESS;
 }

@@ -108,6 +108,17 @@ TEST_CASE("the legacy stream and blocking streams wait for each other") {
   }
 }
 
+TEST_CASE("the handle of a destroyed stream may name the next one at once") {
+  const Machine machine;
+  const CUstream first = make_stream();
+  Gate gate(first);
+  REQUIRE(cuStreamDestroy(first) == CUDA_SUCCESS);
+  CHECK(cuStreamQuery(first) == CUDA_ERROR_INVALID_HANDLE);
+  const CUstream second = make_stream();
+  CHECK(second == first);
+  CHECK(cuStreamQuery(second) == CUDA_SUCCESS);
+}
+
 TEST_CASE("each thread has its own per-thread default stream") {
   const Machine machine;
   CUcontext context = nullptr;
