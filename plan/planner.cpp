@@ -62,7 +62,7 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 
 const char* describe(PassReason reason) {
   constexpr std::array<const char*, kPassReasons> kWords = {"planned",       "empty", "captured", "exported",
-                                                            "communication", "probe", "leaked", "unordered"};
+                                                            "communication", "probe", "leaked",   "unordered"};
   return kWords[static_cast<std::size_t>(reason)];
 }
 
