@@ -80,6 +80,7 @@ bool map(CUdeviceptr at, Extent* extent, unsigned access, bool from_program) {
   void* const got = mmap(pointer(at), extent->bytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
                          find_device(extent->device)->file, static_cast<off_t>(extent->offset));
   if (got == MAP_FAILED) return false;
+  madvise(got, extent->bytes, MADV_NOHUGEPAGE);  // a touched byte costs a small page, whatever the system's default
   ++extent->mappings;
   mappings()[at] = {extent->bytes, extent, access, from_program};
   return true;
