@@ -45,8 +45,8 @@ void warn_of_conflicting_variables() noexcept {
   for (const FrameworkVariable& variable : kVariables) {
     const char* value = std::getenv(variable.name);
     if (value == nullptr || serves(value, variable)) continue;
-    log::warn("{}={} hides {}'s tensors from stalloc (it sees whole segments); unset it, or include {}",
-              variable.name, value, variable.framework, variable.value);
+    log::warn("{}={} hides {}'s tensors from stalloc (it sees whole segments); unset it, or include {}", variable.name,
+              value, variable.framework, variable.value);
   }
 }
 

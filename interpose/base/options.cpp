@@ -68,14 +68,14 @@ std::span<const OptionRow> option_table() noexcept { return kTable; }
 
 Options parse_options(const char* (*lookup)(const char* variable)) noexcept {
   Options options;
-#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning)                        \
-  parse_value<type>(fallback, accepted, &options.field);                                          \
-  if (const char* text = lookup(variable);                                                        \
-      text != nullptr && *text != '\0' && !parse_value<type>(text, accepted, &options.field) &&   \
-      options.refused_variable.empty()) {                                                         \
-    options.refused_variable = variable;                                                          \
-    options.refused_value = text;                                                                 \
-    options.refused_accepted = accepted;                                                          \
+#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning)                       \
+  parse_value<type>(fallback, accepted, &options.field);                                         \
+  if (const char* text = lookup(variable); text != nullptr && *text != '\0' &&                   \
+                                           !parse_value<type>(text, accepted, &options.field) && \
+                                           options.refused_variable.empty()) {                   \
+    options.refused_variable = variable;                                                         \
+    options.refused_value = text;                                                                \
+    options.refused_accepted = accepted;                                                         \
   }
 #include "interpose/base/options.def"
 #undef STALLOC_OPTION

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "interpose/hooks/hook_table.h"
 #include "interpose/base/loader.h"
+#include "interpose/hooks/hook_table.h"
 #include "interpose/session/session.h"
 
 namespace stalloc::hooks {

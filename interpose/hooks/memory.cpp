@@ -67,7 +67,7 @@ CUresult allocate_served(Heaps& heaps, Request request, CUdeviceptr* out, Origin
   if (result != CUDA_SUCCESS) return result;
   if (request.kind == EventKind::Alloc) {
     heap->note_unplanned_sync(*out, request.bytes);
-  } else {
+  } else if (!cuda_query::is_capturing(request.stream.handle)) {  // a graph's memory is no pool's
     heap->note_unplanned(*out, request.bytes, request.pool);
   }
   return result;

@@ -70,8 +70,8 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
   Heaps* heaps = serving();
   if (result != CUDA_SUCCESS || heaps == nullptr) return result;
   for (size_t i = 0; i < count; ++i) {
-    const bool grants = access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                        access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    const bool grants =
+        access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     if (grants) heaps->grant_pool_access(pool, access[i].location.id);
   }
   return result;

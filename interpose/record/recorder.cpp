@@ -42,8 +42,9 @@ Recorder::Recorder(const Options& options, trace::Device (*describe)(int device)
       start_ns_(now_ns(CLOCK_MONOTONIC)),
       last_write_ns_(start_ns_) {
   if (options.stacks && !stacks_) log::info("libunwind.so.8 is not installed: the trace will hold no call stacks");
-  process_ = {"stalloc " STALLOC_VERSION, static_cast<std::uint32_t>(::getpid()), launcher_rank(),
-              host_name(),                command_line(),                           now_ns(CLOCK_REALTIME)};
+  process_ = {
+      "stalloc " STALLOC_VERSION, static_cast<std::uint32_t>(::getpid()), launcher_rank(), host_name(), command_line(),
+      now_ns(CLOCK_REALTIME)};
   events_.reserve(chunk_events_);
 }
 

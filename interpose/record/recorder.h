@@ -34,8 +34,9 @@ class Recorder {
   // `describe` tells the name, size and granularity of a device; it is called once a device.
   Recorder(const Options& options, trace::Device (*describe)(int device));
 
-  // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning. Allocations are recorded after the original
-  // returned, frees before it is called, so that an address is never seen twice at once.
+  // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning.
+  // Allocations are recorded after the original returned, frees before it is called, so that an address is never seen
+  // twice at once.
   void record(const Call& call) noexcept;
 
   // The handle may be given to a new stream after this.

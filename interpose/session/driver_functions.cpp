@@ -18,29 +18,23 @@ bool find(const char* symbol, Function& function, const char** missing) noexcept
 
 std::optional<serve::DriverFunctions> find_driver_functions(const char** missing) noexcept {
   serve::DriverFunctions f;
-  const bool complete = find("cuDeviceGetAttribute", f.cuDeviceGetAttribute, missing) &&
-                        find("cuMemGetAllocationGranularity", f.cuMemGetAllocationGranularity, missing) &&
-                        find("cuMemAddressReserve", f.cuMemAddressReserve, missing) &&
-                        find("cuMemAddressFree", f.cuMemAddressFree, missing) &&
-                        find("cuMemCreate", f.cuMemCreate, missing) &&
-                        find("cuMemRelease", f.cuMemRelease, missing) &&
-                        find("cuMemMap", f.cuMemMap, missing) &&
-                        find("cuMemUnmap", f.cuMemUnmap, missing) &&
-                        find("cuMemSetAccess", f.cuMemSetAccess, missing) &&
-                        find("cuMemGetInfo_v2", f.cuMemGetInfo, missing) &&
-                        find("cuCtxGetCurrent", f.cuCtxGetCurrent, missing) &&
-                        find("cuCtxPushCurrent_v2", f.cuCtxPushCurrent, missing) &&
-                        find("cuCtxPopCurrent_v2", f.cuCtxPopCurrent, missing) &&
-                        find("cuCtxSynchronize", f.cuCtxSynchronize, missing) &&
-                        find("cuStreamGetCtx", f.cuStreamGetCtx, missing) &&
-                        find("cuStreamIsCapturing", f.cuStreamIsCapturing, missing) &&
-                        find("cuStreamWaitEvent", f.cuStreamWaitEvent, missing) &&
-                        find("cuStreamSynchronize", f.cuStreamSynchronize, missing) &&
-                        find("cuEventCreate", f.cuEventCreate, missing) &&
-                        find("cuEventDestroy_v2", f.cuEventDestroy, missing) &&
-                        find("cuEventRecord", f.cuEventRecord, missing) &&
-                        find("cuEventQuery", f.cuEventQuery, missing) &&
-                        find("cuThreadExchangeStreamCaptureMode", f.cuThreadExchangeStreamCaptureMode, missing);
+  const bool complete =
+      find("cuDeviceGetAttribute", f.cuDeviceGetAttribute, missing) &&
+      find("cuMemGetAllocationGranularity", f.cuMemGetAllocationGranularity, missing) &&
+      find("cuMemAddressReserve", f.cuMemAddressReserve, missing) &&
+      find("cuMemAddressFree", f.cuMemAddressFree, missing) && find("cuMemCreate", f.cuMemCreate, missing) &&
+      find("cuMemRelease", f.cuMemRelease, missing) && find("cuMemMap", f.cuMemMap, missing) &&
+      find("cuMemUnmap", f.cuMemUnmap, missing) && find("cuMemSetAccess", f.cuMemSetAccess, missing) &&
+      find("cuMemGetInfo_v2", f.cuMemGetInfo, missing) && find("cuCtxGetCurrent", f.cuCtxGetCurrent, missing) &&
+      find("cuCtxPushCurrent_v2", f.cuCtxPushCurrent, missing) &&
+      find("cuCtxPopCurrent_v2", f.cuCtxPopCurrent, missing) && find("cuCtxSynchronize", f.cuCtxSynchronize, missing) &&
+      find("cuStreamGetCtx", f.cuStreamGetCtx, missing) &&
+      find("cuStreamIsCapturing", f.cuStreamIsCapturing, missing) &&
+      find("cuStreamWaitEvent", f.cuStreamWaitEvent, missing) &&
+      find("cuStreamSynchronize", f.cuStreamSynchronize, missing) && find("cuEventCreate", f.cuEventCreate, missing) &&
+      find("cuEventDestroy_v2", f.cuEventDestroy, missing) && find("cuEventRecord", f.cuEventRecord, missing) &&
+      find("cuEventQuery", f.cuEventQuery, missing) &&
+      find("cuThreadExchangeStreamCaptureMode", f.cuThreadExchangeStreamCaptureMode, missing);
   return complete ? std::optional(f) : std::nullopt;
 }
 

@@ -22,7 +22,8 @@ Session& Session::get() noexcept {
   return *session;
 }
 
-Session::Session() noexcept : options_(parse_options([](const char* name) -> const char* { return std::getenv(name); })) {
+Session::Session() noexcept
+    : options_(parse_options([](const char* name) -> const char* { return std::getenv(name); })) {
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
   if (options_.mode == Mode::Off) return;

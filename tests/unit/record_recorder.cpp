@@ -1,11 +1,11 @@
 #include "interpose/record/recorder.h"
 
-#include <sys/file.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <thread>
