@@ -17,7 +17,6 @@ struct Bytes {
 struct Holder {
   std::uint64_t last;  // exclusive end of the range
   std::size_t slot;
-  std::uint64_t event;  // the play's count of requests when it was taken: tells two uses of a slot apart
   std::uint32_t free_order;
 };
 
@@ -140,16 +139,16 @@ class Checker {
     freed_.clear();
     std::multimap<std::uint64_t, std::size_t> ends;  // until -> step
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin())) release(steps, ends.begin()->second);
+      for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin())) release(steps[ends.begin()->second]);
       for (const Bytes& bytes : physical(steps[i].slot)) {
-        if (std::string error = take(bytes, steps[i], i); !error.empty()) return error;
+        if (std::string error = take(bytes, steps[i]); !error.empty()) return error;
       }
       ends.emplace(steps[i].until, i);
     }
     return {};
   }
 
-  std::string take(const Bytes& bytes, const Step& step, std::size_t event) {
+  std::string take(const Bytes& bytes, const Step& step) {
     const auto name = [this](std::size_t slot) { return "request " + std::to_string(plan_.slots[slot].id); };
     const auto after = live_.lower_bound(bytes.first);
     for (auto at = after == live_.begin() ? after : std::prev(after); at != live_.end() && at->first < bytes.last;
@@ -170,10 +169,10 @@ class Checker {
       }
       if (std::string error = check_order(step, holder); !error.empty()) return name(step.slot) + error;
       at = freed_.erase(at);
-      if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.event, holder.free_order};
+      if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.free_order};
       if (old.last > bytes.last) freed_[bytes.last] = holder;
     }
-    live_[bytes.first] = {bytes.last, step.slot, event, step.free_order};
+    live_[bytes.first] = {bytes.last, step.slot, step.free_order};
     return {};
   }
 
@@ -187,10 +186,10 @@ class Checker {
     return {};
   }
 
-  void release(const std::vector<Step>& steps, std::size_t event) {
-    for (const Bytes& bytes : physical(steps[event].slot)) {
+  void release(const Step& step) {
+    for (const Bytes& bytes : physical(step.slot)) {
       live_.erase(bytes.first);
-      freed_[bytes.first] = {bytes.last, steps[event].slot, event, steps[event].free_order};
+      freed_[bytes.first] = {bytes.last, step.slot, step.free_order};
     }
   }
 

@@ -63,6 +63,14 @@ std::optional<Range> FreeSpace::best_fit(std::uint64_t bytes) const {
   return Range{found->second, found->second + found->first};
 }
 
+std::size_t FreeSpace::fits(std::uint64_t bytes, std::span<Range> out) const {
+  std::size_t count = 0;
+  for (auto found = sizes_.lower_bound({bytes, 0}); found != sizes_.end() && count < out.size(); ++found) {
+    out[count++] = {found->second, found->second + found->first};
+  }
+  return count;
+}
+
 std::optional<Range> FreeSpace::lowest_fit(std::uint64_t bytes) const {
   int left = kMostLookedAt;
   for (auto at = ends_.begin(); at != ends_.end() && left > 0; ++at, --left) {

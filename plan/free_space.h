@@ -1,10 +1,12 @@
 // A set of free byte ranges with best-fit search.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,9 @@ class FreeSpace {
   void intersect(Range range, std::vector<Range>& out) const;
   // The smallest free range of at least `bytes`; among equals the lowest.
   [[nodiscard]] std::optional<Range> best_fit(std::uint64_t bytes) const;
+  // Writes the smallest free ranges of at least `bytes`, the smallest first, as many as `out` holds; returns how many.
+  std::size_t fits(std::uint64_t bytes, std::span<Range> out) const;
+  [[nodiscard]] std::uint64_t largest() const { return sizes_.empty() ? 0 : sizes_.rbegin()->first; }  // bytes
   // The first free range of at least `bytes` from the low or the high end. Looks at the first kMostLookedAt only, so
   // that the cost stays bounded; nothing when none of them is large enough.
   [[nodiscard]] std::optional<Range> lowest_fit(std::uint64_t bytes) const;

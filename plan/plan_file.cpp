@@ -1,5 +1,7 @@
 #include "plan/plan_file.h"
 
+#include <cstring>
+
 #include "plan/checksum.h"
 #include "plan/file_io.h"
 #include "plan_generated.h"
@@ -74,24 +76,15 @@ flatbuffers::Offset<planfb::DevicePlan> encode_device(flatbuffers::FlatBufferBui
 
 std::string text_of(const flatbuffers::String* text) { return text == nullptr ? std::string() : text->str(); }
 
-// Vectors of a hostile buffer may share their bytes; `budget` keeps what is decoded within the size of the input.
-template <class T>
-bool copy_scalars(const flatbuffers::Vector<T>* from, std::vector<T>& to, std::size_t& budget) {
-  if (from == nullptr) return true;
-  if (from->size() > budget / sizeof(T)) return false;
-  budget -= from->size() * sizeof(T);
-  to.assign(from->begin(), from->end());
-  return true;
-}
-
-template <class Wire, class Plain, class Convert>
-bool copy_structs(const flatbuffers::Vector<const Wire*>* from, std::vector<Plain>& to, std::size_t& budget,
-                  Convert convert) {
-  if (from == nullptr) return true;
+// Vectors of a hostile buffer may share their bytes; `budget` keeps what is decoded within the size of the input. The
+// verifier does not look at the alignment of a vector's elements, so they are copied as bytes.
+template <class Wire, class Element>
+bool copy_vector(const flatbuffers::Vector<Element>* from, std::vector<Wire>& to, std::size_t& budget) {
+  if (from == nullptr || from->size() == 0) return true;
   if (from->size() > budget / sizeof(Wire)) return false;
   budget -= from->size() * sizeof(Wire);
-  to.reserve(from->size());
-  for (const Wire* wire : *from) to.push_back(convert(*wire));
+  to.resize(from->size());
+  std::memcpy(static_cast<void*>(to.data()), from->Data(), to.size() * sizeof(Wire));
   return true;
 }
 
@@ -106,13 +99,20 @@ bool decode_device(const planfb::DevicePlan& from, DevicePlan& to, std::size_t& 
     for (const planfb::View* view : *from.views()) {
       View& copy = to.views.emplace_back();
       copy.bytes = view->bytes();
-      if (!copy_scalars(view->handles(), copy.handles, budget)) return false;
+      if (!copy_vector(view->handles(), copy.handles, budget)) return false;
     }
   }
-  return copy_scalars(from.handles(), to.handles, budget) && copy_structs(from.slots(), to.slots, budget, from_wire) &&
-         copy_structs(from.waits(), to.waits, budget, [](const planfb::Wait& wait) {
-           return Wait{wait.slot(), wait.freed()};
-         });
+  std::vector<planfb::Slot> slots;
+  std::vector<planfb::Wait> waits;
+  if (!copy_vector(from.handles(), to.handles, budget) || !copy_vector(from.slots(), slots, budget) ||
+      !copy_vector(from.waits(), waits, budget)) {
+    return false;
+  }
+  to.slots.reserve(slots.size());
+  for (const planfb::Slot& slot : slots) to.slots.push_back(from_wire(slot));
+  to.waits.reserve(waits.size());
+  for (const planfb::Wait& wait : waits) to.waits.push_back({wait.slot(), wait.freed()});
+  return true;
 }
 
 }  // namespace
@@ -138,9 +138,12 @@ Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
   using Result = Outcome<Plan>;
   if (bytes.empty()) return Result::failure("not a plan: the file is empty");
   if (!is_plan(bytes)) return Result::failure("not a plan");
-  flatbuffers::Verifier verifier(bytes.data(), bytes.size());
+  std::vector<std::uint64_t> aligned(bytes.size() / sizeof(std::uint64_t) + 1);
+  std::memcpy(aligned.data(), bytes.data(), bytes.size());
+  const auto* data = reinterpret_cast<const std::uint8_t*>(aligned.data());
+  flatbuffers::Verifier verifier(data, bytes.size());
   if (!planfb::VerifyPlanBuffer(verifier)) return Result::failure("truncated or corrupt plan");
-  const planfb::Plan& from = *planfb::GetPlan(bytes.data());
+  const planfb::Plan& from = *planfb::GetPlan(data);
   if (from.version_major() != kPlanVersionMajor) {
     return Result::failure("plan of format version " + std::to_string(from.version_major()) + "." +
                            std::to_string(from.version_minor()) + "; this stalloc reads version " +

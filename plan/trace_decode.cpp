@@ -39,7 +39,16 @@ struct Marks {
   std::size_t devices, modules, stacks, events;
 };
 
-bool append_tables(const tracefb::Chunk& chunk, Trace& trace, Budget& budget) {
+// The verifier does not look at the alignment of a vector's elements, so they are copied as bytes.
+template <class Struct>
+void append_structs(const flatbuffers::Vector<const Struct*>& from, std::vector<Struct>& to) {
+  if (from.size() == 0) return;
+  const std::size_t before = to.size();
+  to.resize(before + from.size());
+  std::memcpy(static_cast<void*>(&to[before]), from.Data(), from.size() * sizeof(Struct));
+}
+
+bool append_content(const tracefb::Chunk& chunk, Trace& trace, Budget& budget) {
   if (chunk.devices() != nullptr) {
     for (const tracefb::Device* device : *chunk.devices()) {
       if (!budget.take(device->name())) return false;
@@ -59,17 +68,11 @@ bool append_tables(const tracefb::Chunk& chunk, Trace& trace, Budget& budget) {
       copy.id = stack->id();
       if (stack->frames() == nullptr) continue;
       if (!budget.take(std::size_t{stack->frames()->size()} * sizeof(Frame))) return false;
-      for (const Frame* frame : *stack->frames()) copy.frames.push_back(*frame);
+      append_structs(*stack->frames(), copy.frames);
     }
   }
+  if (chunk.events() != nullptr) append_structs(*chunk.events(), trace.events);
   return true;
-}
-
-void append_events(const tracefb::Chunk& chunk, Trace& trace) {
-  const auto* events = chunk.events();
-  if (events == nullptr || events->size() == 0) return;
-  const auto* first = reinterpret_cast<const Event*>(events->Data());
-  trace.events.insert(trace.events.end(), first, first + events->size());
 }
 
 bool checksum_matches(const tracefb::Chunk& chunk, const Trace& trace, const Marks& marks) {
@@ -101,8 +104,7 @@ std::string append_chunk(Bytes bytes, Trace& trace) {
     trace.process = decode_process(*chunk.process());
   }
   Budget budget(bytes.size());
-  if (!append_tables(chunk, trace, budget)) return "is corrupt: more content than bytes";
-  append_events(chunk, trace);
+  if (!append_content(chunk, trace, budget)) return "is corrupt: more content than bytes";
   if (!checksum_matches(chunk, trace, marks)) return "is corrupt: the checksum does not match";
   for (std::size_t i = marks.events; i < trace.events.size(); ++i) {
     if (trace.events[i].kind() > EventKind::MAX) return "holds an event of an unknown kind";
