@@ -41,7 +41,7 @@ class FreeSpace {
   // that the cost stays bounded; nothing when none of them is large enough.
   [[nodiscard]] std::optional<Range> lowest_fit(std::uint64_t bytes) const;
   [[nodiscard]] std::optional<Range> highest_fit(std::uint64_t bytes) const;
-  static constexpr int kMostLookedAt = 2048;
+  static constexpr int kMostLookedAt = 256;
   // The free range that holds or follows the byte `at`.
   [[nodiscard]] std::optional<Range> at_or_after(std::uint64_t at) const;
 
