@@ -90,8 +90,6 @@ class Bench:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("STALLOC_", "SIMCUDA_"))}
         environment["LD_LIBRARY_PATH"] = self.simcuda
         environment.setdefault("SIMCUDA_DEVICE_BYTES", str(2 << 30))
-        # The library comes before the sanitizer's own when it is preloaded.
-        environment["ASAN_OPTIONS"] = "verify_asan_link_order=0:detect_leaks=0"
         if library:
             environment["LD_PRELOAD"] = self.library
             environment["STALLOC_LOG_LEVEL"] = "info"

@@ -15,7 +15,7 @@ Machine::~Machine() {
   cuCtxSetCurrent(nullptr);
 }
 
-Gate::Gate(CUstream stream) : stream_(stream) { REQUIRE(cuLaunchHostFunc(stream, &Gate::wait, this) == CUDA_SUCCESS); }
+Gate::Gate(CUstream stream) { REQUIRE(cuLaunchHostFunc(stream, &Gate::wait, this) == CUDA_SUCCESS); }
 
 void Gate::open() {
   std::unique_lock lock(mutex_);

@@ -37,7 +37,6 @@ class Gate {
  private:
   static void CUDA_CB wait(void* self);
 
-  CUstream stream_;
   std::mutex mutex_;
   std::condition_variable opened_;
   bool open_ = false;
