@@ -51,7 +51,7 @@ says out '"closed": false'
 expect 0 0 killed.fb --dry-run
 says out "was killed"
 expect 0 0 loop.fb --dry-run --summary json
-for key in requests peak_live_bytes physical_bytes stitched_views handles plan_seconds; do says out "\"$key\": "; done
+for key in requests peak_live_bytes physical_bytes stitched_views handles estimated_startup_ms plan_seconds; do says out "\"$key\": "; done
 expect 0 0 loop.fb --summary json
 expect 0 0 two_devices.fb -o two.plan
 expect 0 0 show two.plan --json
@@ -60,6 +60,34 @@ expect 0 0 check two_devices.fb two.plan
 expect 0 0 requests.csv -o requests.plan --granularity 4k --handle-cap 1m --streams isolate
 expect 0 0 check requests.csv requests.plan
 expect 0 0 show requests.csv
+
+# Many ranks: a folder of plans, one for equal ranks, and the others planned when one trace is bad.
+cp loop.fb trace.0.fb
+cp loop.fb trace.1.fb
+cp two_devices.fb trace.2.fb
+expect 0 0 trace.0.fb trace.1.fb trace.2.fb -o plans
+says out "same as rank 0"
+says out "different from all others: rank 2"
+says out "worst rank: "
+for rank in 0 1 2; do expect 0 0 check trace.$rank.fb plans/plan.$rank.fb; done
+expect 0 0 trace.0.fb trace.1.fb --summary json
+says out '"same_as": "0"'
+says out '"worst_rank": '
+expect 0 0 loop.fb -o one/
+expect 0 0 check loop.fb one/plan.loop.fb
+echo nothing >trace.3.fb
+expect 1 1 trace.0.fb trace.3.fb trace.2.fb -o others
+says err "trace.3.fb"
+says out "2 of 3 ranks planned"
+expect 0 0 check trace.2.fb others/plan.2.fb
+[ ! -e others/plan.3.fb ] || {
+  echo "FAILED: a plan of a bad trace"
+  failed=1
+}
+expect 1 1 trace.0.fb trace.1.fb -o loop.plan
+says err "loop.plan"
+expect 2 1 trace.0.fb ./trace.0.fb -o plans
+rm trace.3.fb
 
 # Plans of other requests, damaged and foreign files.
 expect 1 1 check requests.csv loop.plan
@@ -113,7 +141,6 @@ expect 2 1 loop.fb -o a.plan --summary yaml
 expect 2 1 loop.fb -o a.plan --streams maybe
 expect 2 1 loop.fb -o a.plan --granularity 1000
 expect 2 1 loop.fb -o a.plan --granularity lots
-expect 2 1 loop.fb extra -o a.plan
 expect 2 1 show
 expect 2 1 check loop.fb
 

@@ -3,26 +3,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
-#include <utility>
+#include <variant>
 
-#include "plan/checker.h"
 #include "plan/plan_file.h"
+#include "tools/stalloc-plan/fleet.h"
+#include "tools/stalloc-plan/planning.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
 
 namespace stalloc::tool {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-int print(const std::string& text) {
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-  return written ? kExitOk : fail("cannot write to standard output");
-}
 
 // A line on a terminal that says how far the planning is; erased at the end. Nothing when stderr is no terminal.
 class Progress {
@@ -48,29 +39,6 @@ class Progress {
   Clock::time_point last_ = Clock::now();
 };
 
-const plan::Problem* problem_of(const Source& source, std::uint32_t device) {
-  for (const plan::Problem& problem : source.lifetimes.devices) {
-    if (problem.device == device) return &problem;
-  }
-  return nullptr;
-}
-
-// Everything that must hold before a plan is written or called sound.
-std::string find_fault(const Source& source, const plan::Plan& plan) {
-  if (std::string defect = plan::find_defect(plan); !defect.empty()) return defect;
-  if (plan.devices.size() != source.lifetimes.devices.size()) {
-    return fmt::format("the plan is for {} devices, the requests are on {}", plan.devices.size(),
-                       source.lifetimes.devices.size());
-  }
-  for (const plan::DevicePlan& device : plan.devices) {
-    const plan::Problem* problem = problem_of(source, device.device);
-    if (problem == nullptr) return fmt::format("device {}: no requests", device.device);
-    const std::string error = plan::find_unsoundness(*problem, device);
-    if (!error.empty()) return fmt::format("device {}: {}", device.device, error);
-  }
-  return {};
-}
-
 }  // namespace
 
 int fail(const std::string& what, int exit_code) {
@@ -82,35 +50,27 @@ int fail(const std::string& what, int exit_code) {
   return exit_code;
 }
 
-int run(const PlanCommand& command) {
-  const auto source = read_source(command.input, command.read);
-  if (!source.ok()) return fail(source.error);
-  Summary summary;
-  summary.source = &source.value;
-  plan::Plan plan;
-  plan.writer = "stalloc " STALLOC_VERSION;
-  plan.source = source.value.name;
-  plan.source_checksum = source.value.checksum;
+int print(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  return written ? kExitOk : fail("cannot write to standard output");
+}
 
-  const auto start = Clock::now();
+int run(const PlanCommand& command) {
+  // A glob over the ranks may match one file only.
+  if (command.inputs.size() > 1 || command.output.ends_with('/')) return run_fleet(command);
+  const std::string& input = command.inputs.front();
+  const auto source = read_source(input, command.read);
+  if (!source.ok()) return fail(source.error);
+  plan::Outcome<Planned> planned;
   {
     Progress progress;
-    for (const plan::Problem& problem : source.value.lifetimes.devices) {
-      plan::PlanOptions options = command.options;
-      options.progress = [&progress, &problem](double share) { progress.show(problem.device, share); };
-      auto planned = plan::plan_device(problem, options);
-      if (!planned.ok()) return fail(command.input + ": " + planned.error);
-      plan.devices.push_back(planned.value.plan);
-      summary.devices.push_back(std::move(planned.value));
-    }
+    planned = plan_source(source.value, command.options,
+                          [&progress](std::uint32_t device, double share) { progress.show(device, share); });
   }
-  summary.plan_seconds = seconds_since(start);
-  const auto check_start = Clock::now();
-  const std::string fault = find_fault(source.value, plan);
-  if (!fault.empty()) return fail(command.input + ": the plan made is not sound and was not written: " + fault);
-  summary.check_seconds = seconds_since(check_start);
+  if (!planned.ok()) return fail(input + ": " + planned.error);
+  Summary& summary = planned.value.summary;
   if (!command.output.empty()) {
-    const std::string error = plan::write_plan(plan, command.output);
+    const std::string error = plan::write_plan(planned.value.plan, command.output);
     if (!error.empty()) return fail(error);
     summary.written = command.output;
   }

@@ -14,6 +14,7 @@ constexpr const char* kDescription =
     "  LD_PRELOAD=libstalloc_interpose.so python train.py                          # records trace.fb\n"
     "  stalloc-plan trace.fb -o plan.fb\n"
     "  STALLOC_PLAN=plan.fb LD_PRELOAD=libstalloc_interpose.so python train.py     # serves from the plan\n\n"
+    "Many ranks: stalloc-plan trace.*.fb -o plans, then STALLOC_PLAN=plans/plan.%r.fb.\n\n"
     "TRACE may also be a CSV of requests with the columns id,lower,upper,size (MiniMalloc's format): it is planned "
     "over\n"
     "its whole range. Every plan is checked before it is written.";
@@ -37,8 +38,11 @@ int parse_and_run(int argc, char** argv) {
     to.add_flag("--accept-truncated", read.accept_truncated,
                 "Take the whole chunks of a trace that stops inside one (a killed process may leave such a file)");
   };
-  app.add_option("TRACE", plan.input, "The recorded run, or a CSV of requests");
-  app.add_option("-o,--output", plan.output, "Where the plan goes (replaced only when the new one is complete)");
+  app.add_option("TRACE", plan.inputs, "The recorded run, or a CSV of requests; several: one a rank");
+  app.add_option(
+      "-o,--output", plan.output,
+      "Where the plan goes (replaced only when the new one is complete); for several inputs a folder: trace.3.fb "
+      "is planned into plan.3.fb");
   app.add_flag("--dry-run", dry_run, "Plan, check and summarise; write nothing (--summary without -o does the same)");
   const CLI::Option& summary_option =
       *app.add_option("--summary", summary, "Summary as text or json")->check(CLI::IsMember({"text", "json"}));
@@ -80,7 +84,7 @@ int parse_and_run(int argc, char** argv) {
     check.read = read;
     return run(check);
   }
-  if (plan.input.empty()) return fail("no trace given (stalloc-plan --help explains)", kExitUsage);
+  if (plan.inputs.empty()) return fail("no trace given (stalloc-plan --help explains)", kExitUsage);
   if (dry_run && !plan.output.empty()) return fail("--dry-run writes nothing: leave -o out", kExitUsage);
   if (plan.output.empty() && !dry_run && summary_option.count() == 0) {
     return fail("where should the plan go? give -o FILE, or --dry-run for the summary alone", kExitUsage);

@@ -5,15 +5,13 @@
 #include <array>
 #include <iterator>
 
+#include "plan/startup_cost.h"
+
 namespace stalloc::tool {
 namespace {
 
 using plan::DevicePlan;
 using plan::PlanReport;
-
-double utilisation(std::uint64_t live, std::uint64_t physical) {
-  return physical == 0 ? 1.0 : static_cast<double>(live) / static_cast<double>(physical);
-}
 
 std::string passed_text(const PlanReport& report) {
   std::string text;
@@ -49,6 +47,7 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("views", fmt::format("1 home, {} stitched (serving {} of {} slots)", plan.views.size() - 1,
                             device.report.stitched_slots, plan.slots.size()));
   line("handles", fmt::format("{}", plan.handles.size()));
+  line("start-up", fmt::format("about {:.0f} ms to create and map (estimated)", plan::estimate_startup_ms(plan)));
   line("waits", fmt::format("{}", plan.waits.size()));
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
   return text;
@@ -66,11 +65,13 @@ std::string device_json(const plan::PlannedDevice& device) {
       "{{\"device\": {}, \"requests\": {}, \"slots\": {}, \"granularity\": {}, \"prologue\": {}, \"body\": {}, "
       "\"repetitions\": {}, \"unrolled\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": "
       "{:.6f}, "
-      "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"waits\": {}, \"passed_through\": {{{}}}}}",
+      "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}, \"waits\": "
+      "{}, "
+      "\"passed_through\": {{{}}}}}",
       plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
       device.report.repetitions, device.report.unrolled, plan.peak_live_bytes, plan.physical_bytes,
       utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1, device.report.stitched_slots,
-      plan.handles.size(), plan.waits.size(), passed);
+      plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(), passed);
 }
 
 // Remarks on the trace that a reader of the plan should know.
@@ -91,6 +92,10 @@ std::string notes_text(const Source& source) {
 }
 
 }  // namespace
+
+double utilisation(std::uint64_t live, std::uint64_t physical) {
+  return physical == 0 ? 1.0 : static_cast<double>(live) / static_cast<double>(physical);
+}
 
 std::string bytes_text(std::uint64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -132,6 +137,7 @@ std::string summary_text(const Summary& summary) {
 
 std::string summary_json(const Summary& summary) {
   std::uint64_t requests = 0, live = 0, physical = 0, views = 0, handles = 0, waits = 0;
+  double startup_ms = 0;
   std::string devices;
   for (const plan::PlannedDevice& device : summary.devices) {
     requests += device.report.requests;
@@ -140,15 +146,19 @@ std::string summary_json(const Summary& summary) {
     views += device.plan.views.size() - 1;
     handles += device.plan.handles.size();
     waits += device.plan.waits.size();
+    startup_ms += plan::estimate_startup_ms(device.plan);
     if (!devices.empty()) devices += ", ";
     devices += device_json(device);
   }
   return fmt::format(
       "{{\"source\": {}, \"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, "
-      "\"stitched_views\": {}, \"handles\": {}, \"waits\": {}, \"plan_seconds\": {:.6f}, \"check_seconds\": {:.6f}, "
+      "\"stitched_views\": {}, \"handles\": {}, \"waits\": {}, \"estimated_startup_ms\": {:.3f}, \"plan_seconds\": "
+      "{:.6f}, "
+      "\"check_seconds\": {:.6f}, "
       "\"closed\": {}, \"devices\": [{}]}}\n",
       json_text(summary.source->name), requests, live, physical, utilisation(live, physical), views, handles, waits,
-      summary.plan_seconds, summary.check_seconds, !summary.source->recorded || summary.source->trace.closed, devices);
+      startup_ms, summary.plan_seconds, summary.check_seconds,
+      !summary.source->recorded || summary.source->trace.closed, devices);
 }
 
 }  // namespace stalloc::tool

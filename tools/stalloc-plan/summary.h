@@ -20,6 +20,8 @@ struct Summary {
 std::string summary_text(const Summary& summary);
 std::string summary_json(const Summary& summary);
 
+// Live bytes as a share of physical ones; 1 where there are none.
+double utilisation(std::uint64_t live, std::uint64_t physical);
 // "17.82 GiB", "640 B"
 std::string bytes_text(std::uint64_t bytes);
 // A JSON string, quotes included.

@@ -1,0 +1,15 @@
+// Tells problems apart by what a plan depends on.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/problem.h"
+
+namespace stalloc::plan {
+
+// Equal for problems that have the same plan but for its device's ordinal: covers sizes, lifetimes, streams, call sites
+// (numbered by first appearance) and what is passed through; neither the device's ordinal nor threads. Addresses and
+// times are no part of a problem. Not cryptographic: who relies on it checks the plan (find_unsoundness). Pure.
+std::uint64_t content_hash(const Problem& problem);
+
+}  // namespace stalloc::plan

@@ -1,0 +1,258 @@
+#include "tools/stalloc-plan/fleet.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "plan/content_hash.h"
+#include "plan/plan_file.h"
+#include "plan/startup_cost.h"
+#include "tools/stalloc-plan/planning.h"
+
+namespace stalloc::tool {
+namespace {
+
+// A bar on a terminal; nothing when stderr is none. Thread-safe.
+class Bar {
+ public:
+  explicit Bar(std::size_t steps) : steps_(steps), terminal_(::isatty(STDERR_FILENO) == 1) {}
+  ~Bar() {
+    if (shown_) std::fputs("\r\033[K", stderr);
+  }
+  Bar(const Bar&) = delete;
+  Bar& operator=(const Bar&) = delete;
+
+  void step() {
+    const std::lock_guard lock(mutex_);
+    ++done_;
+    if (!terminal_) return;
+    constexpr std::size_t kWidth = 40;
+    const std::size_t full = kWidth * done_ / steps_;
+    fmt::print(stderr, "\r[{}{}] {:3} %", std::string(full, '#'), std::string(kWidth - full, '.'),
+               100 * done_ / steps_);
+    std::fflush(stderr);
+    shown_ = true;
+  }
+
+ private:
+  const std::size_t steps_;
+  const bool terminal_;
+  std::mutex mutex_;
+  std::size_t done_ = 0;
+  bool shown_ = false;
+};
+
+// Calls `work(0)` ... `work(count - 1)` from as many threads as there are cores. `work` must not throw.
+void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
+  std::atomic<std::size_t> next{0};
+  const auto run = [&] {
+    for (std::size_t i = next++; i < count; i = next++) work(i);
+  };
+  std::vector<std::jthread> threads;
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  try {
+    while (threads.size() + 1 < std::min(cores, count)) threads.emplace_back(run);
+  } catch (const std::system_error&) {  // no more threads: those there are do the work
+  }
+  run();
+}
+
+class Fleet {
+ public:
+  explicit Fleet(const PlanCommand& command)
+      : command_(command), hashes_(command.inputs.size()), plans_(command.inputs.size()), bar_(2 * hashes_.size()) {
+    for (const std::string& input : command.inputs) {
+      RankResult& rank = result_.ranks.emplace_back();
+      rank.input = input;
+      rank.rank = rank_in_name(input);
+    }
+  }
+
+  FleetResult run() {
+    const auto start = Clock::now();
+    for_all([this](std::size_t i) { look(i); });
+    find_same();
+    // Those that share a plan come after the one that makes it.
+    for_all([this](std::size_t i) {
+      if (result_.ranks[i].same_as == RankResult::kItself) make(i);
+    });
+    for_all([this](std::size_t i) {
+      if (result_.ranks[i].same_as != RankResult::kItself) share(i);
+    });
+    for (RankResult& rank : result_.ranks) {
+      if (rank.rank.empty()) rank.rank = rank.input.substr(rank.input.find_last_of('/') + 1);
+    }
+    result_.seconds = seconds_since(start);
+    return std::move(result_);
+  }
+
+ private:
+  // The last run of digits in the file's name, as its plan will be found by; else empty.
+  static std::string rank_in_name(const std::string& input) {
+    const std::string name = input.substr(input.find_last_of('/') + 1);
+    const auto end = name.find_last_of("0123456789");
+    if (end == std::string::npos) return {};
+    const auto before = name.find_last_not_of("0123456789", end);
+    return name.substr(before + 1, end - before);
+  }
+
+  // Runs `work` for every input without an error; what it throws is that input's error.
+  void for_all(const std::function<void(std::size_t)>& work) {
+    in_parallel(result_.ranks.size(), [this, &work](std::size_t i) {
+      RankResult& rank = result_.ranks[i];
+      if (!rank.error.empty()) return;
+      try {
+        work(i);
+      } catch (const std::bad_alloc&) {
+        rank.error = rank.input + ": out of memory";
+      } catch (const std::exception& error) {
+        rank.error = rank.input + ": " + error.what();
+      }
+    });
+  }
+
+  // Reads an input for what tells it from others. It is not kept: many ranks need not fit into memory at once.
+  void look(std::size_t i) {
+    RankResult& rank = result_.ranks[i];
+    const auto source = read_source(rank.input, command_.read);
+    bar_.step();
+    if (!source.ok()) {
+      rank.error = source.error;
+      return;
+    }
+    if (rank.rank.empty()) rank.rank = source.value.trace.process.rank;
+    for (const plan::Problem& problem : source.value.lifetimes.devices) {
+      hashes_[i].push_back(plan::content_hash(problem));
+      rank.requests += problem.requests.size();
+    }
+  }
+
+  void find_same() {
+    std::map<std::vector<std::uint64_t>, std::size_t> first;
+    for (std::size_t i = 0; i < hashes_.size(); ++i) {
+      if (!result_.ranks[i].error.empty()) continue;
+      const auto [at, is_first] = first.emplace(hashes_[i], i);
+      if (!is_first) result_.ranks[i].same_as = at->second;
+    }
+  }
+
+  void make(std::size_t i) {
+    RankResult& rank = result_.ranks[i];
+    const auto source = read_source(rank.input, command_.read);
+    if (!source.ok()) {
+      rank.error = source.error;
+      return;
+    }
+    auto planned = plan_source(source.value, command_.options, {});
+    if (planned.ok()) {
+      plans_[i] = std::move(planned.value.plan);
+      finish(i, *plans_[i]);
+    } else {
+      rank.error = rank.input + ": " + planned.error;
+    }
+    bar_.step();
+  }
+
+  // Takes the plan of an equal rank, on this one's devices, if the checker agrees; plans by itself where it does not.
+  void share(std::size_t i) {
+    RankResult& rank = result_.ranks[i];
+    const auto source = read_source(rank.input, command_.read);
+    if (!source.ok()) {
+      rank.error = source.error;
+      return;
+    }
+    if (const auto& made = plans_[rank.same_as]) {
+      plan::Plan plan = *made;
+      plan.source = source.value.name;
+      plan.source_checksum = source.value.checksum;
+      const auto& devices = source.value.lifetimes.devices;
+      for (std::size_t d = 0; d < devices.size() && d < plan.devices.size(); ++d) {
+        plan.devices[d].device = devices[d].device;
+      }
+      if (find_fault(source.value, plan).empty()) {
+        finish(i, plan);
+        bar_.step();
+        return;
+      }
+    }
+    rank.same_as = RankResult::kItself;
+    make(i);
+  }
+
+  void finish(std::size_t i, const plan::Plan& plan) {
+    RankResult& rank = result_.ranks[i];
+    for (const plan::DevicePlan& device : plan.devices) {
+      rank.peak_live_bytes += device.peak_live_bytes;
+      rank.physical_bytes += device.physical_bytes;
+      rank.stitched_views += device.views.size() - 1;
+      rank.handles += device.handles.size();
+      rank.startup_ms += plan::estimate_startup_ms(device);
+    }
+    if (command_.output.empty()) return;
+    const std::string path = command_.output + "/" + plan_name(rank.input);
+    rank.error = plan::write_plan(plan, path);
+    if (rank.error.empty()) rank.written = path;
+  }
+
+  const PlanCommand& command_;
+  FleetResult result_;
+  std::vector<std::vector<std::uint64_t>> hashes_;  // of each input's devices
+  std::vector<std::optional<plan::Plan>> plans_;    // of those that are not the same as another
+  Bar bar_;
+};
+
+// Two inputs whose plans would be one file; empty: none.
+std::string find_clash(const std::vector<std::string>& inputs) {
+  std::map<std::string, std::string> names;
+  for (const std::string& input : inputs) {
+    const auto [at, is_new] = names.emplace(plan_name(input), input);
+    if (!is_new) return fmt::format("{} and {} would both be planned into {}", at->second, input, at->first);
+  }
+  return {};
+}
+
+std::string make_folder(const std::string& path) {
+  struct stat info {};
+  if (::mkdir(path.c_str(), 0777) == 0) return {};
+  const int error = errno;
+  if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return {};
+  return fmt::format("cannot make the folder {}: {}", path, std::generic_category().message(error));
+}
+
+}  // namespace
+
+std::string plan_name(const std::string& input) {
+  std::string name = input.substr(input.find_last_of('/') + 1);
+  const auto dot = name.find_last_of('.');
+  if (dot != std::string::npos && dot > 0) name.resize(dot);
+  name += ".fb";
+  return name.starts_with("trace.") ? "plan" + name.substr(5) : "plan." + name;
+}
+
+int run_fleet(const PlanCommand& command) {
+  if (const std::string clash = find_clash(command.inputs); !clash.empty()) return fail(clash, kExitUsage);
+  if (!command.output.empty()) {
+    if (const std::string error = make_folder(command.output); !error.empty()) return fail(error);
+  }
+  const FleetResult result = Fleet(command).run();
+  int exit_code = kExitOk;
+  for (const RankResult& rank : result.ranks) {
+    if (!rank.error.empty()) exit_code = fail(rank.error);
+  }
+  const int printed = print(command.json ? fleet_json(result) : fleet_text(result));
+  return printed != kExitOk ? printed : exit_code;
+}
+
+}  // namespace stalloc::tool

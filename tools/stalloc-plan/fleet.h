@@ -1,0 +1,46 @@
+// Planning the traces of many ranks: `stalloc-plan trace.*.fb -o plans/`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/stalloc-plan/commands.h"
+
+namespace stalloc::tool {
+
+// What became of one input. Figures are sums over its devices.
+struct RankResult {
+  static constexpr std::size_t kItself = static_cast<std::size_t>(-1);
+
+  std::string input;
+  std::string rank;               // the number in the file's name, else as recorded, else that name
+  std::string written;            // path of the plan; empty: not written
+  std::string error;              // empty: planned
+  std::size_t same_as = kItself;  // index of the input whose plan this one shares
+  std::uint64_t requests = 0;
+  std::uint64_t peak_live_bytes = 0;
+  std::uint64_t physical_bytes = 0;
+  std::uint64_t stitched_views = 0;
+  std::uint64_t handles = 0;
+  double startup_ms = 0;  // estimated
+};
+
+struct FleetResult {
+  std::vector<RankResult> ranks;  // in the order of the inputs
+  double seconds = 0;             // reading, planning, checking and writing
+};
+
+// The name of the plan for a trace: trace.3.fb -> plan.3.fb; other names get "plan." in front, and the extension fb.
+std::string plan_name(const std::string& input);
+
+// Plans every input, in parallel, into the folder `command.output` (made if needed; empty: a dry run). Ranks with the
+// same requests share a plan, which is checked against each of them. An input that fails does not stop the others.
+int run_fleet(const PlanCommand& command);
+
+// The fleet's table, and the same as JSON (docs/formats.md).
+std::string fleet_text(const FleetResult& fleet);
+std::string fleet_json(const FleetResult& fleet);
+
+}  // namespace stalloc::tool

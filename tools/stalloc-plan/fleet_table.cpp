@@ -1,0 +1,124 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+
+#include "tools/stalloc-plan/fleet.h"
+#include "tools/stalloc-plan/summary.h"
+
+namespace stalloc::tool {
+namespace {
+
+struct Totals {
+  std::size_t planned = 0;
+  std::uint64_t requests = 0;
+  std::uint64_t peak_live_bytes = 0;
+  std::uint64_t physical_bytes = 0;
+  const RankResult* worst = nullptr;  // lowest utilisation
+};
+
+Totals totals_of(const FleetResult& fleet) {
+  Totals totals;
+  for (const RankResult& rank : fleet.ranks) {
+    if (!rank.error.empty()) continue;
+    ++totals.planned;
+    totals.requests += rank.requests;
+    totals.peak_live_bytes += rank.peak_live_bytes;
+    totals.physical_bytes += rank.physical_bytes;
+    const auto worth = [](const RankResult& of) { return utilisation(of.peak_live_bytes, of.physical_bytes); };
+    if (totals.worst == nullptr || worth(rank) < worth(*totals.worst)) totals.worst = &rank;
+  }
+  return totals;
+}
+
+// "0, 1, 2 and 13 more"
+std::string list_text(const std::vector<std::string>& names) {
+  constexpr std::size_t kMostNamed = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > kMostNamed) text += fmt::format(" and {} more", names.size() - kMostNamed);
+  return text;
+}
+
+// Which ranks share a plan, the largest group first, and which differ from all others.
+std::string groups_text(const FleetResult& fleet) {
+  std::map<std::size_t, std::vector<std::string>> groups;  // by the rank whose plan it is
+  for (std::size_t i = 0; i < fleet.ranks.size(); ++i) {
+    const RankResult& rank = fleet.ranks[i];
+    if (rank.error.empty()) groups[rank.same_as == RankResult::kItself ? i : rank.same_as].push_back(rank.rank);
+  }
+  std::vector<std::vector<std::string>> sorted;
+  for (auto& [first, names] : groups) sorted.push_back(std::move(names));
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  if (sorted.size() == 1 && sorted[0].size() > 1) return "all ranks make the same requests: one plan\n";
+  std::string text;
+  std::vector<std::string> single;
+  for (const auto& names : sorted) {
+    if (names.size() == 1) {
+      single.push_back(names[0]);
+    } else {
+      text += fmt::format("the same requests: ranks {}\n", list_text(names));
+    }
+  }
+  if (!single.empty() && sorted.size() > 1)
+    text += fmt::format("different from all others: rank {}\n", list_text(single));
+  return text;
+}
+
+}  // namespace
+
+std::string fleet_text(const FleetResult& fleet) {
+  std::size_t width = 4;
+  for (const RankResult& rank : fleet.ranks) width = std::max(width, rank.rank.size());
+  std::string text = fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>11}\n", "rank", width, "requests", "peak live",
+                                 "physical", "utilisation");
+  const auto row = [&](const std::string& name, std::uint64_t requests, std::uint64_t live, std::uint64_t physical) {
+    text += fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>9.2f} %", name, width, requests, bytes_text(live),
+                        bytes_text(physical), 100 * utilisation(live, physical));
+  };
+  for (const RankResult& rank : fleet.ranks) {
+    if (!rank.error.empty()) {
+      text += fmt::format("{:<{}}  not planned\n", rank.rank, width);
+      continue;
+    }
+    row(rank.rank, rank.requests, rank.peak_live_bytes, rank.physical_bytes);
+    if (rank.same_as != RankResult::kItself) text += "  same as rank " + fleet.ranks[rank.same_as].rank;
+    text += "\n";
+  }
+  const Totals totals = totals_of(fleet);
+  row("all", totals.requests, totals.peak_live_bytes, totals.physical_bytes);
+  text += "\n";
+  if (totals.worst != nullptr) {
+    text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", totals.worst->rank,
+                        bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
+  }
+  text += groups_text(fleet);
+  text += fmt::format("{} of {} ranks planned in {:.3f} s: sound\n", totals.planned, fleet.ranks.size(), fleet.seconds);
+  return text;
+}
+
+std::string fleet_json(const FleetResult& fleet) {
+  std::string ranks;
+  const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_text(text); };
+  for (const RankResult& rank : fleet.ranks) {
+    const bool itself = rank.same_as == RankResult::kItself;
+    fmt::format_to(std::back_inserter(ranks),
+                   "{}{{\"rank\": {}, \"source\": {}, \"plan\": {}, \"error\": {}, \"same_as\": {}, \"requests\": {}, "
+                   "\"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"stitched_views\": {}, "
+                   "\"handles\": {}, \"estimated_startup_ms\": {:.3f}}}",
+                   ranks.empty() ? "" : ",\n", json_text(rank.rank), json_text(rank.input), text_or_null(rank.written),
+                   text_or_null(rank.error), itself ? "null" : json_text(fleet.ranks[rank.same_as].rank), rank.requests,
+                   rank.peak_live_bytes, rank.physical_bytes, utilisation(rank.peak_live_bytes, rank.physical_bytes),
+                   rank.stitched_views, rank.handles, rank.startup_ms);
+  }
+  const Totals totals = totals_of(fleet);
+  return fmt::format(
+      "{{\"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"planned\": {}, "
+      "\"worst_rank\": {}, \"seconds\": {:.6f}, \"ranks\": [{}]}}\n",
+      totals.requests, totals.peak_live_bytes, totals.physical_bytes,
+      utilisation(totals.peak_live_bytes, totals.physical_bytes), totals.planned,
+      totals.worst == nullptr ? "null" : json_text(totals.worst->rank), fleet.seconds, ranks);
+}
+
+}  // namespace stalloc::tool

@@ -1,0 +1,67 @@
+#include "tools/stalloc-plan/planning.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "plan/checker.h"
+#include "plan/plan_file.h"
+
+namespace stalloc::tool {
+namespace {
+
+const plan::Problem* problem_of(const Source& source, std::uint32_t device) {
+  for (const plan::Problem& problem : source.lifetimes.devices) {
+    if (problem.device == device) return &problem;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string find_fault(const Source& source, const plan::Plan& plan) {
+  if (std::string defect = plan::find_defect(plan); !defect.empty()) return defect;
+  if (plan.devices.size() != source.lifetimes.devices.size()) {
+    return fmt::format("the plan is for {} devices, the requests are on {}", plan.devices.size(),
+                       source.lifetimes.devices.size());
+  }
+  for (const plan::DevicePlan& device : plan.devices) {
+    const plan::Problem* problem = problem_of(source, device.device);
+    if (problem == nullptr) return fmt::format("device {}: no requests", device.device);
+    const std::string error = plan::find_unsoundness(*problem, device);
+    if (!error.empty()) return fmt::format("device {}: {}", device.device, error);
+  }
+  return {};
+}
+
+plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options,
+                                   const DeviceProgress& progress) {
+  using Result = plan::Outcome<Planned>;
+  Result result;
+  plan::Plan& plan = result.value.plan;
+  Summary& summary = result.value.summary;
+  summary.source = &source;
+  plan.writer = "stalloc " STALLOC_VERSION;
+  plan.source = source.name;
+  plan.source_checksum = source.checksum;
+
+  const auto start = Clock::now();
+  for (const plan::Problem& problem : source.lifetimes.devices) {
+    plan::PlanOptions with_progress = options;
+    if (progress) with_progress.progress = [&](double share) { progress(problem.device, share); };
+    auto planned = plan::plan_device(problem, with_progress);
+    if (!planned.ok()) return Result::failure(planned.error);
+    plan.devices.push_back(planned.value.plan);
+    summary.devices.push_back(std::move(planned.value));
+  }
+  summary.plan_seconds = seconds_since(start);
+  const auto check_start = Clock::now();
+  const std::string fault = find_fault(source, plan);
+  if (!fault.empty()) return Result::failure("the plan made is not sound and was not written: " + fault);
+  summary.check_seconds = seconds_since(check_start);
+  return result;
+}
+
+}  // namespace stalloc::tool

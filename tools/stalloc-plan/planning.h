@@ -1,0 +1,35 @@
+// From requests to a checked plan: what `stalloc-plan TRACE` does for each of its inputs.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "plan/outcome.h"
+#include "plan/plan.h"
+#include "plan/planner.h"
+#include "tools/stalloc-plan/input.h"
+#include "tools/stalloc-plan/summary.h"
+
+namespace stalloc::tool {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start);
+
+// Told which device is being planned and how far it is, 0 to 1.
+using DeviceProgress = std::function<void(std::uint32_t device, double share)>;
+
+struct Planned {
+  plan::Plan plan;
+  Summary summary;
+};
+
+// Plans every device of `source`, which must outlive the summary, and checks the result. Thread-safe.
+plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options,
+                                   const DeviceProgress& progress);
+
+// Names what is wrong with `plan` for `source`, or empty: everything that must hold before a plan is written or called
+// sound. Thread-safe.
+std::string find_fault(const Source& source, const plan::Plan& plan);
+
+}  // namespace stalloc::tool
