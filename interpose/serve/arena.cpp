@@ -161,6 +161,12 @@ void Arena::append_ranges(std::uint32_t view_index, std::uint64_t offset, std::u
   }
 }
 
+std::size_t Arena::handle_at(std::uint64_t byte) const noexcept {
+  const auto after = std::upper_bound(handles_.begin(), handles_.end(), byte,
+                                      [](std::uint64_t at, const Handle& handle) { return at < handle.range.begin; });
+  return static_cast<std::size_t>(after - handles_.begin()) - 1;
+}
+
 CUresult Arena::grant_access(int device) noexcept {
   if (std::find(granted_.begin(), granted_.end(), device) != granted_.end()) return CUDA_SUCCESS;
   try {

@@ -46,9 +46,15 @@ class Arena {
   std::uint64_t give_back(std::size_t handle) noexcept;
   [[nodiscard]] std::size_t handle_count() const noexcept { return handles_.size(); }
   [[nodiscard]] PhysicalRange handle_range(std::size_t handle) const noexcept { return handles_[handle].range; }
+  [[nodiscard]] CUmemGenericAllocationHandle handle_id(std::size_t handle) const noexcept {
+    return handles_[handle].id;
+  }
+  // The handle that holds a physical byte.
+  [[nodiscard]] std::size_t handle_at(std::uint64_t byte) const noexcept;
 
-  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return physical_bytes_; }  // held now
-  [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return mapping_calls_; }    // create to unmap
+  [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return handles_.back().range.end; }  // as the plan says
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return physical_bytes_; }           // held now
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return mapping_calls_; }             // create to unmap
 
  private:
   struct Handle {

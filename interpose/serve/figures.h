@@ -10,14 +10,20 @@
 namespace stalloc::serve {
 
 // All figures since start, in bytes or counts. live counts every request of the program on this device that stalloc
-// saw, as requested; physical is what the arena holds.
+// saw, as requested; physical is what the plan's arena and the dynamic sub-allocator hold. Unplanned is what the
+// original allocator served.
 struct Statistics {
   std::uint64_t physical_bytes = 0;
+  std::uint64_t physical_peak_bytes = 0;
   std::uint64_t planned_live_bytes = 0;
   std::uint64_t planned_live_peak_bytes = 0;
   std::uint64_t unplanned_live_bytes = 0;
-  std::uint64_t live_peak_bytes = 0;  // of planned + unplanned
+  std::uint64_t dynamic_live_bytes = 0;
+  std::uint64_t live_peak_bytes = 0;       // of planned + dynamic + unplanned
+  std::uint64_t pool_live_bytes = 0;       // of requests that name a pool, whoever served them
+  std::uint64_t pool_live_peak_bytes = 0;  // what torch.cuda.max_memory_allocated reports
   std::uint64_t planned_requests = 0;
+  std::uint64_t dynamic_requests = 0;
   std::uint64_t unplanned_requests = 0;
   std::uint64_t unplanned_large_requests = 0;  // of 1 MiB or more
   std::uint64_t refused_slots = 0;             // the slot's bytes were taken, or could not be ordered on the stream
@@ -25,6 +31,16 @@ struct Statistics {
   std::uint64_t stream_waits = 0;              // cross-stream orderings made
   std::uint64_t mapping_calls_at_start = 0;    // create, map, set access
   std::uint64_t mapping_calls_after_start = 0;
+  std::uint64_t mapping_nanoseconds_at_start = 0;  // spent in these calls
+  std::uint64_t mapping_nanoseconds_after_start = 0;
+  // Of the dynamic sub-allocator:
+  std::uint64_t dynamic_physical_bytes = 0;
+  std::uint64_t stitches = 0;   // views made
+  std::uint64_t view_hits = 0;  // requests served in a view made before
+  std::uint64_t grows = 0;      // requests that memory was created for
+  std::uint64_t borrows = 0;    // requests served from another stream's bytes, or idle planned ones
+  std::uint64_t misses = 0;     // requests it could not serve, even under pressure
+  std::uint64_t views = 0;      // mapped now
 };
 
 // What a pool of the driver would say of the requests made in its name.
@@ -44,11 +60,18 @@ class Figures {
   // The index of `pool` (null: the device's own), given on first sight; kNoPool when there are too many pools.
   PoolIndex pool_index(CUmemoryPool pool) noexcept;
 
-  void planned(std::uint64_t bytes, PoolIndex pool, std::uint64_t physical) noexcept;
+  // The pool is gone; its handle may come back as another one.
+  void pool_destroyed(CUmemoryPool pool) noexcept;
+
+  void planned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void dynamic(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void dynamic_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
   void unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
   void slot_refused() noexcept { ++sums_.refused_slots; }
+  void borrowed() noexcept { ++sums_.borrows; }
+  void missed() noexcept { ++sums_.misses; }
   void physical_is(std::uint64_t bytes) noexcept;
 
   [[nodiscard]] const Statistics& sums() const noexcept { return sums_; }
@@ -58,8 +81,10 @@ class Figures {
  private:
   struct Pool {
     CUmemoryPool handle = nullptr;
+    bool gone = false;
     PoolUse use;
   };
+  void served(std::uint64_t bytes, PoolIndex pool) noexcept;
   void added(std::uint64_t bytes, PoolIndex pool) noexcept;
   void removed(std::uint64_t bytes, PoolIndex pool) noexcept;
   [[nodiscard]] const Pool* find(CUmemoryPool pool) const noexcept;

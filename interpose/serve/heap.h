@@ -1,5 +1,5 @@
-// One device's served memory: the plan's arena, the cursor that says which slot is next, who owns which bytes, and
-// the order between streams. DESIGN: docs/design.md, "Serving".
+// One device's served memory: the plan's slots, the dynamic sub-allocator for what no plan covers, the order between
+// streams, the figures. DESIGN: docs/design.md, "Serving".
 #pragma once
 
 #include <cuda.h>
@@ -12,6 +12,7 @@
 
 #include "interpose/serve/driver.h"
 #include "interpose/serve/figures.h"
+#include "interpose/serve/heap_options.h"
 #include "interpose/serve/stream_key.h"
 #include "plan/plan.h"
 
@@ -25,10 +26,14 @@ using Notice = void (*)(const char* text);
 // The calls into the driver that a request needs are made on the requesting thread.
 class Heap {
  public:
-  // Reserves, creates and maps everything the plan names, once. `context` is the context the heap serves; requests
-  // made under any other belong to the original allocator. It must be current. Pre: `plan` was read by
-  // plan::decode_plan. On failure everything is given back, and `why` says in one line what did not fit. `driver` must
-  // outlive the heap. Never throws.
+  // Reserves, creates and maps everything that `plan` names, once; null: no plan, everything is served dynamically.
+  // `context`, of `device`, is the one the heap serves; requests made under any other belong to the original allocator.
+  // It must be current. Pre: `plan` was read by plan::decode_plan and is of the same device; it is not needed
+  // afterwards. On failure everything is given back, and `why` says in one line what did not fit. `driver` must outlive
+  // the heap. Never throws.
+  static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
+                                      const HeapOptions& options, std::string* why, Notice notice = nullptr) noexcept;
+  // A plan only: what it does not serve belongs to the original allocator.
   static std::unique_ptr<Heap> create(Driver& driver, const plan::DevicePlan& plan, CUcontext context, std::string* why,
                                       Notice notice = nullptr) noexcept;
   // Waits for the context and gives everything back. Not for the end of a process: the driver may be gone by then. Pre:
@@ -37,18 +42,19 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  // Serves `bytes` at the planned place, ordered on `stream`, or returns nothing: then the caller asks the original
-  // allocator and reports the result by `note_unplanned`. `pool` is the driver pool the request names (null: the
-  // device's own, also when the program names that one by its handle). A captured stream is never served. Never blocks
-  // on the device. Pre: `context` is current.
+  // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
+  // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
+  // `note_unplanned`. That is so for a captured stream, for what the plan passes through, and when memory is exhausted
+  // after the whole pressure ladder, whose last rung waits for the context. `pool` is the driver pool the request names
+  // (null: the device's own, also when the program names that one by its handle). Pre: `context` is current.
   std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept;
-  // As cuMemAlloc: the bytes may be used on any stream at once. Served only when nothing is pending on them.
+  // As cuMemAlloc: the bytes may be used on any stream at once. Served only from bytes on which nothing is pending.
   std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
   // The original allocator served a request of the program. `note_unplanned_sync`: one that names no pool (cuMemAlloc).
   void note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept;
   void note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept;
 
-  // True for addresses inside the arena's reservation, whatever is live there. Lock-free.
+  // True for addresses inside the heap's reservations, whatever is live there. Lock-free.
   [[nodiscard]] bool owns(CUdeviceptr address) const noexcept;
 
   // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
@@ -70,13 +76,18 @@ class Heap {
   // Kernels of `peer` may touch this device's memory from now on.
   CUresult grant_access(int peer) noexcept;
 
-  // Once the plan was dropped (it did not fit the program): waits for the context and gives back every handle on which
-  // nothing lives, for when the program runs out of memory. Returns the bytes given back; 0 while the plan is served.
-  std::uint64_t trim() noexcept;
+  // Gives idle memory back to the device until at most `keep_bytes` are held: waits for the context, unmaps the views
+  // that nothing lives in, releases the handles that nothing lives on. Returns the bytes given back. While a stream is
+  // being captured it gives back only what is known to be idle. The plan's memory is kept as long as the plan is
+  // served.
+  std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
 
   // The figures for a pool; `reset_pool_high` is cuMemPoolSetAttribute(..._HIGH, 0).
   [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
+
+  // Call when the program destroys a pool: its handle may come back as another one.
+  void pool_destroyed(CUmemoryPool pool) noexcept;
 
   [[nodiscard]] Statistics statistics() const noexcept;
   [[nodiscard]] CUcontext context() const noexcept;

@@ -11,10 +11,19 @@
 
 namespace stalloc::serve {
 
+// Who served a request.
+enum class Origin : std::uint8_t {
+  Plan,      // `place` is the slot
+  Borrowed,  // idle planned bytes, in the arena's home view
+  Dynamic,   // `place` is the view
+  Original,  // the original allocator
+};
+
 struct LiveEntry {
   CUdeviceptr address = 0;  // 0: an empty cell of the table
   std::uint64_t bytes = 0;  // as requested
-  std::uint32_t slot = 0;   // of the plan; unused for what the original allocator served
+  std::uint32_t place = 0;
+  Origin origin = Origin::Original;
   PoolIndex pool = kNoPool;
 };
 

@@ -21,6 +21,7 @@ std::uint64_t bits_of(std::uint64_t begin, std::uint64_t end) noexcept {
 
 Occupancy::Occupancy(std::uint64_t bytes, std::uint64_t page_bytes)
     : shift_(static_cast<unsigned>(std::countr_zero(page_bytes))),
+      pages_(bytes >> shift_),
       units_per_page_(static_cast<std::uint32_t>(page_bytes >> kUnitShift)),
       used_(bytes >> shift_),
       bits_((bytes >> kUnitShift) / 64 + 1) {}
@@ -54,6 +55,34 @@ bool Occupancy::is_free(PhysicalRange range) const noexcept {
         free = used_[page] != units_per_page_ && bits_are_clear(in_page(page, begin, end));
       });
   return free;
+}
+
+PhysicalRange Occupancy::find_free(std::uint64_t bytes, std::uint64_t from) const noexcept {
+  const std::uint64_t wanted = plan::round_up(bytes, std::uint64_t{1} << shift_) >> shift_;
+  std::uint64_t run = 0;
+  for (std::uint64_t page = plan::round_up(from, std::uint64_t{1} << shift_) >> shift_; page < pages_; ++page) {
+    run = used_[page] == 0 ? run + 1 : 0;
+    if (run == wanted) return {(page + 1 - wanted) << shift_, (page + 1) << shift_};
+  }
+  return {};
+}
+
+void Occupancy::append_free(std::vector<PhysicalRange>* out) const {
+  const auto append = [out](PhysicalRange range) {
+    if (!out->empty() && out->back().end == range.begin) {
+      out->back().end = range.end;
+    } else {
+      out->push_back(range);
+    }
+  };
+  for (std::uint64_t page = 0; page < pages_; ++page) {
+    const PhysicalRange whole{page << shift_, (page + 1) << shift_};
+    if (used_[page] == 0) append(whole);
+    if (used_[page] == 0 || used_[page] == units_per_page_) continue;
+    for (std::uint64_t at = whole.begin; at < whole.end; at += plan::kUnitBytes) {
+      if (bits_are_clear({at, at + plan::kUnitBytes})) append({at, at + plan::kUnitBytes});
+    }
+  }
 }
 
 bool Occupancy::bits_are_clear(PhysicalRange range) const noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "interpose/serve/physical.h"
 
@@ -20,6 +21,10 @@ class Occupancy {
   // Pre: exactly these ranges were taken together and not released since.
   void release(PhysicalRanges ranges) noexcept;
   [[nodiscard]] bool is_free(PhysicalRange range) const noexcept;
+  // The first run of wholly free pages, as many as hold `bytes`, from `from` on; empty when there is none.
+  [[nodiscard]] PhysicalRange find_free(std::uint64_t bytes, std::uint64_t from) const noexcept;
+  // All free ranges, in order. Throws std::bad_alloc.
+  void append_free(std::vector<PhysicalRange>* out) const;
 
  private:
   void take(PhysicalRange range) noexcept;
@@ -32,6 +37,7 @@ class Occupancy {
   }
 
   unsigned shift_;
+  std::uint64_t pages_;
   std::uint32_t units_per_page_;
   LazyTable<std::uint32_t> used_;  // units taken, by page
   LazyTable<std::uint64_t> bits_;  // unit taken, 64 to a word; all clear in a page taken whole by one range

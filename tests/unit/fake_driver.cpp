@@ -28,9 +28,14 @@ void FakeDriver::fail_at(std::uint64_t count, CUresult error) {
   fail_at_ = count == 0 ? 0 : calls_ + count;
 }
 
+bool FakeDriver::holds_nothing() {
+  const Lock lock(mutex_);
+  return reservations_.empty() && mappings_.empty() && physical_.empty() && memory_used_ == 0;
+}
+
 bool FakeDriver::is_clean() {
   const Lock lock(mutex_);
-  return reservations_.empty() && mappings_.empty() && physical_.empty() && events_.empty() && memory_used_ == 0;
+  return holds_nothing() && events_.empty();
 }
 
 // --- virtual memory

@@ -58,7 +58,8 @@ class FakeDriver final : public serve::Driver {
   std::uint64_t calls() const { return calls_; }
   std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
   std::function<void()> while_synchronizing;  // called inside synchronize_context, if set, when the wait has begun
-  bool is_clean();                            // nothing reserved, created, mapped; no event left
+  bool holds_nothing();                       // nothing reserved, created, mapped
+  bool is_clean();                            // and no event left
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;

@@ -20,10 +20,10 @@ TEST_CASE("an empty table knows nothing", "[serve][live]") {
 TEST_CASE("interior addresses are found, the end is outside", "[serve][live]") {
   LiveTable table;
   REQUIRE(table.reserve_one());
-  table.insert({4096, 1000, 7, 0});
+  table.insert({4096, 1000, 7, stalloc::serve::Origin::Plan, 0});
   REQUIRE(table.find(4097) == nullptr);
-  REQUIRE(table.find_holding(4096)->slot == 7);
-  REQUIRE(table.find_holding(5095)->slot == 7);
+  REQUIRE(table.find_holding(4096)->place == 7);
+  REQUIRE(table.find_holding(5095)->place == 7);
   REQUIRE(table.find_holding(5096) == nullptr);
   REQUIRE(table.find_holding(4095) == nullptr);
 }
@@ -38,16 +38,16 @@ TEST_CASE("the live table agrees with std::map", "[serve][live]") {
     REQUIRE((table.find(address) != nullptr) == (known != model.end()));
     if (known == model.end()) {
       REQUIRE(table.reserve_one());
-      table.insert({address, random() % 1000, static_cast<std::uint32_t>(step), 0});
+      table.insert({address, random() % 1000, static_cast<std::uint32_t>(step), stalloc::serve::Origin::Plan, 0});
       model[address] = static_cast<std::uint64_t>(step);
     } else {
       LiveEntry entry;
       REQUIRE(table.erase(address, &entry));
       REQUIRE(entry.address == address);
-      REQUIRE(entry.slot == known->second);
+      REQUIRE(entry.place == known->second);
       model.erase(known);
     }
     REQUIRE(table.size() == model.size());
   }
-  for (const auto& [address, slot] : model) REQUIRE(table.find(address)->slot == slot);
+  for (const auto& [address, slot] : model) REQUIRE(table.find(address)->place == slot);
 }

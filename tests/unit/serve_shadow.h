@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
-#include <memory>
+#include <mutex>
 #include <stdexcept>
+#include <unordered_map>
 #include <vector>
 
 #include "fake_driver.h"
@@ -23,9 +23,7 @@ class Shadow {
     using std::logic_error::logic_error;
   };
 
-  Shadow(FakeDriver* driver, const plan::DevicePlan& plan) : driver_(driver) {
-    for (const std::uint64_t bytes : plan.handles) handles_.emplace_back(bytes / plan::kUnitBytes);
-  }
+  explicit Shadow(FakeDriver* driver) : driver_(driver) {}
 
   // The program was served `bytes` at `address`, for use on each of `streams`.
   void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<serve::StreamKey>& streams) {
@@ -58,14 +56,17 @@ class Shadow {
   template <class Visit>
   void for_each_cell(CUdeviceptr address, std::uint64_t bytes, Visit visit) {
     const CUdeviceptr end = address + plan::round_up(bytes, plan::kUnitBytes);
-    for (CUdeviceptr at = address; at < end; at += plan::kUnitBytes) {
-      const std::uint64_t physical = driver_->physical(at);
-      visit(handles_.at((physical >> 40) - 1).at((physical & ((std::uint64_t{1} << 40) - 1)) / plan::kUnitBytes));
-    }
+    for (CUdeviceptr at = address; at < end; at += plan::kUnitBytes) visit(cell(driver_->physical(at)));
+  }
+
+  Cell& cell(std::uint64_t physical) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return cells_[physical];
   }
 
   FakeDriver* driver_;
-  std::deque<std::vector<Cell>> handles_;  // cells of the fake's handles, numbered from 1 as they are created
+  std::mutex mutex_;
+  std::unordered_map<std::uint64_t, Cell> cells_;  // by physical byte; the fake never gives a handle's number again
 };
 
 }  // namespace stalloc::test

@@ -1,0 +1,116 @@
+// The dynamic sub-allocator of one device: serves what no plan covers. DESIGN: docs/design.md, "Serving", "Dynamic".
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "interpose/serve/driver.h"
+#include "interpose/serve/heap_options.h"
+#include "interpose/serve/mapper.h"
+#include "interpose/serve/placement.h"
+#include "interpose/serve/stream_order.h"
+
+namespace stalloc::serve {
+
+class Arena;
+
+// Finds places (placement.h), creates and maps what they need (mapper.h), orders streams (stream_order.h). Physical
+// bytes are named by their place on the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind
+// to this class. Not thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
+class Dynamic {
+ public:
+  struct Counts {
+    std::uint64_t stitches = 0;   // views made
+    std::uint64_t view_hits = 0;  // requests served in a view made before
+    std::uint64_t grows = 0;      // requests that memory was created for
+    std::uint64_t borrows = 0;    // requests served from another stream's bytes
+  };
+
+  // `order` must outlive it and know the whole line. Nothing on failure, and `why` says in one line what was refused.
+  static std::unique_ptr<Dynamic> create(Driver& driver, int device, const HeapOptions& options,
+                                         std::uint64_t line_begin, std::uint64_t page, StreamOrder* order,
+                                         std::string* why);
+  // Unmaps and gives back all of it. Pre: no work is pending that may touch it.
+  ~Dynamic();
+  Dynamic(const Dynamic&) = delete;
+  Dynamic& operator=(const Dynamic&) = delete;
+
+  // The part of the line that a device with `device_bytes` of memory needs, in bytes.
+  static std::uint64_t line_bytes(std::uint64_t device_bytes, std::uint64_t page);
+
+  // Takes `bytes` (a multiple of plan::kUnitBytes) that work on `stream` may use from now on; kNoStream: that any
+  // stream may use at once. Nothing when the driver gives no more memory, with no byte taken. `last_resort`: wait for
+  // other streams where the options would rather grow.
+  std::optional<DynamicPlace> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
+  // Gives a place back. The order between streams must know of the free already.
+  void free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream);
+
+  [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
+  [[nodiscard]] CUdeviceptr address(DynamicPlace place) const;
+  // The place that `address` returned for the view (0: home) was.
+  [[nodiscard]] DynamicPlace place(CUdeviceptr address, std::uint32_t view) const;
+  // Valid until the next call.
+  PhysicalRanges ranges(DynamicPlace place, std::uint64_t bytes);
+
+  // Unmaps views that nothing lives in and no pending work may touch: the least recently used until at most `views` and
+  // `bytes` remain. Never waits.
+  void trim_views(std::uint64_t views, std::uint64_t bytes);
+  // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
+  // held. Returns the bytes released. Never waits.
+  std::uint64_t release_idle(std::uint64_t keep);
+
+  // The plan was dropped: its memory serves dynamic requests from now on. Its free bytes come by `give`.
+  void adopt(Arena* arena);
+  void give(PhysicalRanges ranges, StreamOrdinal stream) { placement_.give(ranges, stream); }
+
+  CUresult grant_access(int peer) noexcept;
+
+  [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return created_bytes_; }
+  [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement_.free_bytes(); }
+  [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement_.largest_free(); }
+  [[nodiscard]] std::size_t views() const noexcept { return placement_.view_count(); }
+  [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
+
+ private:
+  using Reach = Placement::Reach;
+
+  Dynamic(Driver& driver, const HeapOptions& options, const Placement::Options& placement,
+          std::unique_ptr<Mapper> mapper, StreamOrder* order);
+
+  std::optional<DynamicPlace> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<DynamicPlace> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<DynamicPlace> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
+  std::optional<DynamicPlace> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
+  std::optional<DynamicPlace> take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
+  bool ready(PhysicalRanges ranges, StreamOrdinal stream);
+  bool device_has(std::uint64_t bytes);
+  bool grow(const Placement::Proposal& proposal, StreamOrdinal stream);
+  void shrink(const Placement::Proposal& proposal);
+  std::optional<DynamicPlace> stitch(const Placement::Proposal& proposal);
+  void handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const;
+  bool drop_view(std::uint32_t view);
+  bool is_idle(std::uint32_t view);
+  CUdeviceptr home_address(std::uint64_t at) const;
+
+  Driver& driver_;
+  HeapOptions options_;
+  Placement placement_;
+  std::unique_ptr<Mapper> mapper_;
+  StreamOrder& order_;
+  Arena* arena_ = nullptr;  // adopted
+  std::uint64_t line_begin_ = 0;
+  std::uint64_t created_bytes_ = 0;
+  FreeSpace view_addresses_;
+  std::vector<PhysicalRange> scratch_;
+  std::vector<MappedHandle> handles_;
+  std::uint64_t clock_ = 0;
+  Counts counts_;
+};
+
+}  // namespace stalloc::serve

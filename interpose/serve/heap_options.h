@@ -1,0 +1,31 @@
+// What the dynamic sub-allocator may do.
+#pragma once
+
+#include <cstdint>
+
+namespace stalloc::serve {
+
+// What a request may do about bytes that another stream freed and is not known to be done with. Bytes whose last use is
+// complete are used at once, whatever this says.
+enum class CrossStream : std::uint8_t {
+  OrderThenGrow,  // wait for the other stream on the device (an event), create memory only when there is none: least
+                  // memory
+  GrowThenOrder,  // create memory, wait only when there is no more: least waiting
+  Never,          // never wait for another stream
+};
+
+struct HeapOptions {
+  bool dynamic = true;  // false: what the plan does not serve belongs to the original allocator
+  bool stitch = true;   // make views of free handles; false: contiguous free ranges only
+  CrossStream cross_stream = CrossStream::OrderThenGrow;
+  std::uint64_t small_bytes = std::uint64_t{1}
+                              << 20;  // requests below this share handles of one page, apart from others
+  std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
+  std::uint64_t largest_handle = std::uint64_t{16}
+                                 << 20;  // growth is in handles of at most this, and rounded to a page
+  // Least recently used views beyond these are unmapped as soon as nothing uses them.
+  std::uint64_t view_cache_views = 2048;
+  std::uint64_t view_cache_bytes = std::uint64_t{512} << 30;
+};
+
+}  // namespace stalloc::serve
