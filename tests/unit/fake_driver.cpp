@@ -28,6 +28,11 @@ void FakeDriver::fail_at(std::uint64_t count, CUresult error) {
   fail_at_ = count == 0 ? 0 : calls_ + count;
 }
 
+bool FakeDriver::is_over(Moment moment) {
+  const Lock lock(mutex_);
+  return moment.stream < finished_.size() && finished_[moment.stream] >= moment.step;
+}
+
 bool FakeDriver::holds_nothing() {
   const Lock lock(mutex_);
   return reservations_.empty() && mappings_.empty() && physical_.empty() && memory_used_ == 0;
@@ -109,6 +114,7 @@ CUresult FakeDriver::map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocati
 }
 
 CUresult FakeDriver::unmap(CUdeviceptr at, std::size_t bytes) {
+  if (before_unmap) before_unmap(at, bytes);
   const Lock lock(mutex_);
   const auto found = mappings_.find(at);
   require(found != mappings_.end() && found->second.bytes == bytes, "unmap exactly what was mapped");

@@ -58,6 +58,9 @@ class FakeDriver final : public serve::Driver {
   std::uint64_t calls() const { return calls_; }
   std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
   std::function<void()> while_synchronizing;  // called inside synchronize_context, if set, when the wait has begun
+  // Called when `bytes` at an address are about to be unmapped, if set.
+  std::function<void(CUdeviceptr, std::size_t)> before_unmap;
+  bool is_over(Moment moment);  // true when the work up to then is complete
   bool holds_nothing();                       // nothing reserved, created, mapped
   bool is_clean();                            // and no event left
 

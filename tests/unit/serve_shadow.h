@@ -1,7 +1,9 @@
 // What a program knows of the memory it was served, kept apart from the library: which bytes it holds, and behind what
-// work the bytes it gave back may be used again. Checks invariants 1 and 2 of docs/design.md at every allocation.
+// work the bytes it gave back may be used again. Checks invariants 1 and 2 of docs/design.md at every allocation, and at
+// every unmapping that nothing lives there and no work is pending.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -23,10 +25,16 @@ class Shadow {
     using std::logic_error::logic_error;
   };
 
-  explicit Shadow(FakeDriver* driver) : driver_(driver) {}
+  explicit Shadow(FakeDriver* driver) : driver_(driver) {
+    driver_->before_unmap = [this](CUdeviceptr at, std::size_t bytes) { check_unused(at, at + bytes); };
+  }
+  ~Shadow() { driver_->before_unmap = nullptr; }
+  Shadow(const Shadow&) = delete;
+  Shadow& operator=(const Shadow&) = delete;
 
   // The program was served `bytes` at `address`, for use on each of `streams`.
   void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<serve::StreamKey>& streams) {
+    add_use({address, address + bytes, nullptr});
     for_each_cell(address, bytes, [&](Cell& cell) {
       if (cell.live.exchange(true)) throw Broken("a byte was served twice");
       const Moments* freed_behind = cell.freed_behind;
@@ -41,6 +49,7 @@ class Shadow {
 
   // The program is about to give the bytes back, behind `moments`, which must outlive the shadow.
   void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments) {
+    add_use({address, address + bytes, moments});
     for_each_cell(address, bytes, [&](Cell& cell) {
       cell.freed_behind = moments;
       if (!cell.live.exchange(false)) throw Broken("a byte was given back twice");
@@ -52,6 +61,35 @@ class Shadow {
     std::atomic<bool> live{false};
     const Moments* freed_behind = nullptr;  // written by whoever holds the byte
   };
+
+  // Of addresses.
+  struct Use {
+    CUdeviceptr begin = 0;
+    CUdeviceptr end = 0;
+    const Moments* until = nullptr;  // null: it lives
+  };
+
+  // A range that lives is one use; those that were given back stay until their moments are over.
+  void add_use(const Use& use) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(uses_, [&](const Use& old) {
+      return old.until == nullptr ? old.begin == use.begin : is_over(*old.until);
+    });
+    uses_.push_back(use);
+  }
+
+  bool is_over(const Moments& moments) const {
+    return std::all_of(moments.begin(), moments.end(), [&](Moment moment) { return driver_->is_over(moment); });
+  }
+
+  void check_unused(CUdeviceptr begin, CUdeviceptr end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Use& use : uses_) {
+      if (use.end <= begin || use.begin >= end) continue;
+      if (use.until == nullptr) throw Broken("addresses were unmapped that live");
+      if (!is_over(*use.until)) throw Broken("addresses were unmapped before their last use was over");
+    }
+  }
 
   template <class Visit>
   void for_each_cell(CUdeviceptr address, std::uint64_t bytes, Visit visit) {
@@ -66,6 +104,7 @@ class Shadow {
 
   FakeDriver* driver_;
   std::mutex mutex_;
+  std::vector<Use> uses_;
   std::unordered_map<std::uint64_t, Cell> cells_;  // by physical byte; the fake never gives a handle's number again
 };
 
