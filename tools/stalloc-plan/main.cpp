@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tools/stalloc-plan/commands.h"
+#include "tools/stalloc-plan/compare.h"
 
 namespace stalloc::tool {
 namespace {
@@ -70,6 +71,16 @@ int parse_and_run(int argc, char** argv) {
   check_app.add_option("PLAN", check.plan, "The plan")->required();
   add_truncated(check_app);
 
+  CompareCommand compare;
+  CLI::App& compare_app = *app.add_subcommand("compare", "Say what other allocators would hold for the same requests");
+  compare_app.add_option("TRACE", compare.input, "The recorded run, or a CSV of requests")->required();
+  compare_app.add_flag("--json", compare.json, "As JSON (docs/formats.md)");
+  compare_app
+      .add_option("--granularity", compare.granularity,
+                  "Bytes of a physical page for stalloc (default: the recorded device's, else 2m)")
+      ->transform(CLI::AsSizeValue(false));
+  add_truncated(compare_app);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -83,6 +94,10 @@ int parse_and_run(int argc, char** argv) {
   if (check_app.parsed()) {
     check.read = read;
     return run(check);
+  }
+  if (compare_app.parsed()) {
+    compare.read = read;
+    return run(compare);
   }
   if (plan.inputs.empty()) return fail("no trace given (stalloc-plan --help explains)", kExitUsage);
   if (dry_run && !plan.output.empty()) return fail("--dry-run writes nothing: leave -o out", kExitUsage);

@@ -1,0 +1,93 @@
+#include "plan/simulate.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <vector>
+
+#include "plan/engine.h"
+#include "plan/simulate_caching.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Plays the requests: `take(index)` for each that takes bytes, `give(index)` when it is freed, `held()` at the end.
+template <class Take, class Give>
+std::uint64_t play(const Problem& problem, Take take, Give give) {
+  const std::vector<Request>& requests = problem.requests;
+  std::vector<std::vector<std::size_t>> frees(requests.size());  // whose bytes are given back before this request
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    for (const std::size_t freed : frees[i]) give(freed);
+    if (requests[i].bytes() == 0) continue;
+    take(i);
+    if (requests[i].until < requests.size()) frees[requests[i].until].push_back(i);
+  }
+  return peak_live_bytes(problem);
+}
+
+Held simulate(const Problem& problem, CachingAllocator::Segments segments) {
+  CachingAllocator allocator(segments);
+  std::vector<CachingAllocator::BlockIndex> blocks(problem.requests.size());
+  const auto take = [&](std::size_t i) {
+    blocks[i] = allocator.allocate(problem.requests[i].size, problem.requests[i].stream);
+  };
+  const auto give = [&](std::size_t i) { allocator.free(blocks[i]); };
+  const std::uint64_t live = play(problem, take, give);
+  return {.live_bytes = live, .held_bytes = allocator.held_bytes()};
+}
+
+// Streams of a problem, numbered as the engine wants them.
+std::vector<StreamIndex> number_streams(const Problem& problem, StreamIndex* count) {
+  std::unordered_map<std::uint32_t, StreamIndex> known;
+  std::vector<StreamIndex> streams;
+  streams.reserve(problem.requests.size());
+  for (const Request& request : problem.requests) {
+    const auto next = static_cast<StreamIndex>(known.size());
+    streams.push_back(known.try_emplace(request.stream, next).first->second);
+  }
+  *count = std::max<StreamIndex>(1, static_cast<StreamIndex>(known.size()));
+  return streams;
+}
+
+}  // namespace
+
+Problem framework_requests(Problem problem) {
+  const auto takes = [](const Request& request) {
+    return request.pass == PassReason::None || request.pass == PassReason::Exported;
+  };
+  const bool ordered = std::any_of(problem.requests.begin(), problem.requests.end(), [&takes](const Request& request) {
+    return takes(request) && request.alloc_order != kEveryStream;
+  });
+  for (Request& request : problem.requests) {
+    const bool asked = takes(request) && (!ordered || request.alloc_order != kEveryStream);
+    if (asked) request.pass = PassReason::None;
+    if (!asked && request.pass == PassReason::None) request.pass = PassReason::Communication;
+  }
+  return problem;
+}
+
+Held simulate_caching(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Fixed); }
+
+Held simulate_expandable(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Expandable); }
+
+Held simulate_online(const Problem& problem, std::uint64_t granularity) {
+  StreamIndex streams = 0;
+  const std::vector<StreamIndex> stream = number_streams(problem, &streams);
+  Engine engine({.granularity = granularity, .streams = streams});
+  std::vector<Place> places(problem.requests.size());
+  const auto take = [&](std::size_t i) {
+    const Engine::Ask ask{.bytes = problem.requests[i].bytes(), .stream = stream[i], .fit = Fit::BestLow, .avoid = {}};
+    std::optional<Place> place = engine.take(ask);
+    while (!place) {
+      // Free bytes that no view can use are the reason to need more than what is missing.
+      const std::uint64_t free = engine.free_bytes(stream[i]);
+      engine.grow(free < ask.bytes ? (ask.bytes - free + granularity - 1) / granularity : 1);
+      place = engine.take(ask);
+    }
+    places[i] = *place;
+  };
+  const auto give = [&](std::size_t i) { engine.give(places[i], problem.requests[i].bytes(), stream[i]); };
+  const std::uint64_t live = play(problem, take, give);
+  return {.live_bytes = live, .held_bytes = engine.physical_bytes()};
+}
+
+}  // namespace stalloc::plan

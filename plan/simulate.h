@@ -1,0 +1,39 @@
+// What other allocators would take from the device for the same requests: simulations, without a GPU.
+//
+// All of them are given the requests in the recorded order and answer how much device memory they would hold. They know
+// sizes, streams and the order of calls, nothing else; what an allocator does when the device is full is not simulated.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/problem.h"
+
+namespace stalloc::plan {
+
+struct Held {
+  std::uint64_t live_bytes = 0;  // peak of the bytes in use, each request rounded up to 512 B
+  std::uint64_t held_bytes = 0;  // peak of the bytes taken from the device
+};
+
+// Leaves in a problem only what a framework's allocator is asked for: the others keep their place in the sequence and
+// take nothing. Those are stream-ordered requests, for frameworks that stalloc records ask for tensors in this way and
+// libraries' own cudaMalloc (cuBLAS, NCCL) passes the framework's allocator by; all requests where none is
+// stream-ordered. What a CUDA graph captured, and probes of the free memory, are left out in either case.
+Problem framework_requests(Problem problem);
+
+// PyTorch's caching allocator, as c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11 describes it with default settings.
+// Sizes are rounded up to 512 B. Requests up to 1 MiB come from segments of 2 MiB; larger ones, below 10 MiB, from
+// segments of 20 MiB; others from segments of their own size rounded up to 2 MiB. The smallest free block of the same
+// stream and pool is taken, and split where more than 1 MiB (small pool: 512 B) would be left. Freed neighbours merge.
+// Segments are never given back.
+Held simulate_caching(const Problem& problem);
+
+// The same with PYTORCH_ALLOC_CONF=expandable_segments:True: one segment a stream and pool that grows at its end, in
+// pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
+Held simulate_expandable(const Problem& problem);
+
+// stalloc without a plan: best fit, then a stitched view, then growth, by the placement engine (engine.h), in pages of
+// `granularity` bytes (a multiple of kUnitBytes, not 0).
+Held simulate_online(const Problem& problem, std::uint64_t granularity);
+
+}  // namespace stalloc::plan

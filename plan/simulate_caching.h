@@ -1,0 +1,79 @@
+// PyTorch's caching allocator in numbers: segments, blocks, pools. See simulate.h for the rules and their source.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+namespace stalloc::plan {
+
+// Pure; not thread-safe.
+class CachingAllocator {
+ public:
+  using BlockIndex = std::uint32_t;
+  enum class Segments : std::uint8_t { Fixed, Expandable };
+
+  explicit CachingAllocator(Segments segments) : segments_(segments) {}
+
+  // `bytes`: as requested, not 0.
+  BlockIndex allocate(std::uint64_t bytes, std::uint32_t stream);
+  // Pre: returned by allocate() and not freed since.
+  void free(BlockIndex index);
+
+  [[nodiscard]] std::uint64_t held_bytes() const { return held_; }  // never shrinks
+
+ private:
+  static constexpr BlockIndex kNone = std::numeric_limits<BlockIndex>::max();
+  enum Pool : std::uint8_t { Small, Large };
+
+  // A piece of a segment; the pieces of a segment are linked in the order of addresses.
+  struct Block {
+    std::uint64_t at = 0;
+    std::uint64_t size = 0;
+    std::uint32_t stream = 0;
+    Pool pool = Small;
+    bool allocated = false;
+    BlockIndex previous = kNone;
+    BlockIndex next = kNone;
+  };
+
+  // A free block, in the order in which the allocator looks for the best one.
+  struct Key {
+    std::uint32_t stream = 0;
+    std::uint64_t size = 0;
+    std::uint64_t at = 0;
+    BlockIndex block = kNone;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+
+  // A segment that grows: the address and the last block of what is mapped.
+  struct Growing {
+    std::uint64_t mapped_end = 0;
+    BlockIndex last = kNone;
+  };
+
+  [[nodiscard]] Key key_of(BlockIndex index) const;
+  std::optional<BlockIndex> take_free(Pool pool, std::uint32_t stream, std::uint64_t size);
+  [[nodiscard]] bool may_follow(BlockIndex index) const;
+  BlockIndex add_segment(Pool pool, std::uint32_t stream, std::uint64_t size);
+  BlockIndex grow_segment(Pool pool, std::uint32_t stream, std::uint64_t size);
+  void split(BlockIndex index, std::uint64_t size);
+  BlockIndex merge(BlockIndex left, BlockIndex right);
+  BlockIndex new_block(const Block& block);
+
+  Segments segments_;
+  std::uint64_t held_ = 0;
+  std::uint64_t next_address_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<BlockIndex> unused_;
+  std::array<std::set<Key>, 2> free_;                                  // by pool
+  std::array<std::unordered_map<std::uint32_t, Growing>, 2> growing_;  // by pool, then stream
+};
+
+}  // namespace stalloc::plan

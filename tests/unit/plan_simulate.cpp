@@ -1,0 +1,151 @@
+// The simulated allocators, against sequences worked out by hand from PyTorch's rules, and against each other.
+#include "plan/simulate.h"
+
+#include <random>
+
+#include "catch.h"
+#include "plan/lifetimes.h"
+#include "plan/simulate_caching.h"
+#include "plan_samples.h"
+
+using namespace stalloc::plan;
+using stalloc::test::TraceBuilder;
+
+namespace {
+
+constexpr std::uint64_t kKiB = 1 << 10;
+constexpr std::uint64_t kMiB = 1 << 20;
+using Segments = CachingAllocator::Segments;
+
+std::uint64_t held_for(std::uint64_t bytes, Segments segments = Segments::Fixed) {
+  CachingAllocator allocator(segments);
+  allocator.allocate(bytes, 0);
+  return allocator.held_bytes();
+}
+
+}  // namespace
+
+TEST_CASE("the caching allocator's segments have the sizes that PyTorch asks for") {
+  REQUIRE(held_for(1) == 2 * kMiB);
+  REQUIRE(held_for(kMiB) == 2 * kMiB);
+  REQUIRE(held_for(kMiB + 1) == 20 * kMiB);
+  REQUIRE(held_for(10 * kMiB - 512) == 20 * kMiB);
+  REQUIRE(held_for(10 * kMiB) == 10 * kMiB);
+  REQUIRE(held_for(10 * kMiB + 1) == 12 * kMiB);
+}
+
+TEST_CASE("large blocks are split only where more than a mebibyte is left") {
+  CachingAllocator allocator(Segments::Fixed);
+  const auto first = allocator.allocate(20 * kMiB, 0);
+  allocator.free(first);
+  allocator.allocate(19 * kMiB, 0);  // keeps all 20
+  allocator.allocate(1536 * kKiB, 0);
+  REQUIRE(allocator.held_bytes() == 40 * kMiB);
+
+  CachingAllocator other(Segments::Fixed);
+  other.free(other.allocate(20 * kMiB, 0));
+  other.allocate(18 * kMiB, 0);  // leaves 2
+  other.allocate(1536 * kKiB, 0);
+  REQUIRE(other.held_bytes() == 20 * kMiB);
+}
+
+TEST_CASE("small blocks are split down to 512 bytes and fill their segments") {
+  CachingAllocator allocator(Segments::Fixed);
+  for (int i = 0; i < 4096; ++i) allocator.allocate(1 + static_cast<std::uint64_t>(i % 512), 0);
+  REQUIRE(allocator.held_bytes() == 2 * kMiB);
+  allocator.allocate(1, 0);
+  REQUIRE(allocator.held_bytes() == 4 * kMiB);
+}
+
+TEST_CASE("freed neighbours merge, in either order, and pools and streams keep apart") {
+  for (const bool forward : {true, false}) {
+    CachingAllocator allocator(Segments::Fixed);
+    const auto a = allocator.allocate(6 * kMiB, 0);
+    const auto b = allocator.allocate(6 * kMiB, 0);
+    const auto c = allocator.allocate(8 * kMiB, 0);
+    REQUIRE(allocator.held_bytes() == 20 * kMiB);
+    for (const auto block : forward ? std::vector{a, b, c} : std::vector{c, b, a}) allocator.free(block);
+    allocator.allocate(20 * kMiB, 0);
+    REQUIRE(allocator.held_bytes() == 20 * kMiB);
+    allocator.allocate(2 * kMiB, 1);
+    REQUIRE(allocator.held_bytes() == 40 * kMiB);
+    allocator.allocate(kMiB, 1);
+    REQUIRE(allocator.held_bytes() == 42 * kMiB);
+  }
+}
+
+TEST_CASE("the smallest block that is large enough is taken") {
+  CachingAllocator allocator(Segments::Fixed);
+  const auto large = allocator.allocate(64 * kMiB, 0);
+  const auto small = allocator.allocate(32 * kMiB, 0);
+  allocator.free(large);
+  allocator.free(small);
+  allocator.allocate(30 * kMiB, 0);  // from the 32
+  allocator.allocate(64 * kMiB, 0);
+  REQUIRE(allocator.held_bytes() == 96 * kMiB);
+}
+
+TEST_CASE("expandable segments grow at their end by what is missing, in pages of 20 MiB") {
+  REQUIRE(held_for(1, Segments::Expandable) == 2 * kMiB);
+  REQUIRE(held_for(2 * kMiB, Segments::Expandable) == 20 * kMiB);
+  REQUIRE(held_for(21 * kMiB, Segments::Expandable) == 40 * kMiB);
+
+  CachingAllocator allocator(Segments::Expandable);
+  const auto a = allocator.allocate(30 * kMiB, 0);  // maps 40, leaves 10
+  allocator.allocate(25 * kMiB, 0);                 // 10 and 20 more, leaves 5
+  REQUIRE(allocator.held_bytes() == 60 * kMiB);
+  allocator.free(a);                 // a hole of 30
+  allocator.allocate(4 * kMiB, 0);   // the end could grow: the hole goes first
+  allocator.allocate(26 * kMiB, 0);  // fills the hole
+  REQUIRE(allocator.held_bytes() == 60 * kMiB);
+  allocator.allocate(26 * kMiB, 0);  // 5 at the end and two pages
+  REQUIRE(allocator.held_bytes() == 100 * kMiB);
+}
+
+TEST_CASE("only what a framework's allocator is asked for is compared") {
+  TraceBuilder trace;
+  trace.alloc_sync(64 * kMiB);  // a library's workspace
+  const auto tensor = trace.alloc(30 * kMiB);
+  trace.flags = static_cast<std::uint8_t>(stalloc::tracefb::EventFlags::Captured);
+  trace.alloc(40 * kMiB);
+  trace.flags = 0;
+  trace.free(tensor);
+  trace.alloc(10 * kMiB);
+  const Problem problem = framework_requests(find_lifetimes(trace.trace()).devices.at(0));
+  REQUIRE(problem.requests.size() == 4);
+  const Held held = simulate_caching(problem);
+  REQUIRE(held.live_bytes == 30 * kMiB);
+  REQUIRE(held.held_bytes == 30 * kMiB);
+
+  TraceBuilder plain;  // a program that knows only cudaMalloc
+  plain.alloc_sync(64 * kMiB);
+  REQUIRE(simulate_caching(framework_requests(find_lifetimes(plain.trace()).devices.at(0))).held_bytes == 64 * kMiB);
+}
+
+TEST_CASE("nothing asked for, nothing held") {
+  const Problem problem;
+  REQUIRE(simulate_caching(problem).held_bytes == 0);
+  REQUIRE(simulate_expandable(problem).held_bytes == 0);
+  REQUIRE(simulate_online(problem, 2 * kMiB).held_bytes == 0);
+}
+
+TEST_CASE("no allocator holds less than is live, and stitching comes near it") {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 20; ++round) {
+    Problem problem;
+    for (std::size_t i = 0; i < 400; ++i) {
+      Request& request = problem.requests.emplace_back();
+      request.size = 1 + random() % (random() % 2 == 0 ? 64 * kMiB : 64 * kKiB);
+      request.stream = static_cast<std::uint32_t>(random() % 2);
+      request.until = random() % 8 == 0 ? kNever : i + 1 + random() % 60;
+    }
+    const std::uint64_t live = peak_live_bytes(problem);
+    for (const Held& held : {simulate_caching(problem), simulate_expandable(problem)}) {
+      REQUIRE(held.live_bytes == live);
+      REQUIRE(held.held_bytes >= live);
+    }
+    const std::uint64_t online = simulate_online(problem, 2 * kMiB).held_bytes;
+    REQUIRE(online >= live);
+    REQUIRE(online <= live + live / 10);
+  }
+}
