@@ -1,8 +1,10 @@
 #include "plan/planner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 
+#include "plan/contiguous.h"
 #include "plan/handles.h"
 #include "plan/layout.h"
 #include "plan/ordering.h"
@@ -40,6 +42,16 @@ Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence
     slot.offset = layout.places[index].offset;
   }
   return slot;
+}
+
+std::optional<Layout> lay_out(const Sequence& sequence, const LayoutOptions& layout, const PlanOptions& options) {
+  if (!options.contiguous) return make_layout(sequence, layout);
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(options.contiguous_seconds);
+  return make_contiguous_layout(sequence, {.granularity = layout.granularity,
+                                           .capacity = options.contiguous_capacity,
+                                           .streams = layout.streams,
+                                           .stop = [end] { return Clock::now() >= end; }});
 }
 
 // The peak of what the plan serves: without what only the sequence found to be passed through.
@@ -86,14 +98,16 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   SteadyState steady = find_steady_state(problem);
   Sequence sequence = make_sequence(problem, steady, options.streams);
   const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
-  std::optional<Layout> layout = make_layout(sequence, layout_options);
+  std::optional<Layout> layout = lay_out(sequence, layout_options, options);
   if (!layout) {  // the body cannot be placed consistently: plan every repetition by itself
     steady = {};
     sequence = make_sequence(problem, steady, options.streams);
-    layout = make_layout(sequence, layout_options);
+    layout = lay_out(sequence, layout_options, options);
   }
 
-  if (layout->pages > kMostHandles * (options.handle_cap / plan.granularity)) {
+  const std::uint64_t cap = options.contiguous ? std::max<std::uint64_t>(layout->pages, 1)
+                                               : options.handle_cap / plan.granularity;  // pages
+  if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");
   }
@@ -106,7 +120,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
-  cut_handles(layout->pages, layout->stitched, options.handle_cap / plan.granularity * plan.granularity, plan);
+  cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
   add_waits(problem, steady, sequence, *layout, plan);
 
   report.requests = problem.requests.size();

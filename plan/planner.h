@@ -21,6 +21,10 @@ struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
   std::uint64_t handle_cap = kDefaultHandleCap;  // largest handle, bytes; rounded down to the granularity
   StreamMode streams = StreamMode::Order;
+  // For devices without VMM: one handle, no stitched views, however large that becomes (contiguous.h).
+  bool contiguous = false;
+  double contiguous_seconds = 1;          // for improving it; the result then depends on the machine's speed
+  std::uint64_t contiguous_capacity = 0;  // bytes that are good enough; 0: as few as possible
   std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
 };
 

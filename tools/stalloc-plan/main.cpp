@@ -57,6 +57,15 @@ int parse_and_run(int argc, char** argv) {
                  "order: memory freed on one stream may serve another, behind an event (default); "
                  "isolate: it never does")
       ->check(CLI::IsMember({"order", "isolate"}));
+  CLI::Option& contiguous = *app.add_flag("--contiguous", plan.options.contiguous,
+                                          "One piece of memory and no stitched views, for devices without VMM");
+  app.add_option("--seconds", plan.options.contiguous_seconds, "How long to improve a contiguous plan (default: 1)")
+      ->check(CLI::Range(0.0, 1e6))
+      ->needs(&contiguous);
+  app.add_option("--capacity", plan.options.contiguous_capacity,
+                 "Bytes that are good enough for a contiguous plan (default: as few as possible)")
+      ->transform(CLI::AsSizeValue(false))
+      ->needs(&contiguous);
   add_truncated(app);
 
   ShowCommand show;

@@ -1,0 +1,59 @@
+// Contiguous placement by rule: buffers in some order, each into a gap that those before it leave.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace stalloc::plan {
+
+// A buffer that lives in one or more stretches of time, always at the same place. Half-open; `lower` < `upper`.
+struct Tenant {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> spans;
+  std::uint64_t bytes = 0;  // not 0
+};
+
+// What a packing needs, and where each buffer lies in it.
+struct Packing {
+  std::vector<std::uint64_t> offsets;
+  std::uint64_t bytes = 0;
+};
+
+// The peak of the sum of bytes that live at once: no packing needs less.
+std::uint64_t peak_bytes(std::span<const Tenant> tenants);
+
+// Pure; not thread-safe. The tenants must outlive it.
+class GreedyPacker {
+ public:
+  enum class Gap : std::uint8_t { First, Best };
+
+  explicit GreedyPacker(std::span<const Tenant> tenants);
+
+  // `order`: each tenant once. Time O(n (log n + m log m)) where m is the number of tenants that live at the same time.
+  Packing pack(std::span<const std::size_t> order, Gap gap);
+
+ private:
+  // A node of a tree over time knows the tenants placed that live through all of its time but not through its parent's.
+  struct Node {
+    std::vector<std::uint32_t> placed;
+    bool below = false;  // something is placed further down
+  };
+
+  void collect(std::size_t node, std::size_t begin, std::size_t end, std::size_t lower, std::size_t upper);
+  void insert(std::size_t node, std::size_t begin, std::size_t end, std::size_t lower, std::size_t upper,
+              std::uint32_t tenant);
+  std::uint64_t find_gap(std::uint64_t bytes, Gap gap);
+
+  std::span<const Tenant> tenants_;
+  std::vector<std::vector<std::pair<std::size_t, std::size_t>>> spans_;  // by tenant, in ranks of times
+  std::size_t times_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<std::uint32_t> seen_;  // by tenant: the last query that met it
+  std::uint32_t query_ = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> taken_;  // [begin, end) in bytes
+  Packing packing_;
+};
+
+}  // namespace stalloc::plan

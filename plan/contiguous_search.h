@@ -1,0 +1,103 @@
+// Contiguous placement as a search: do these buffers fit into so many bytes, and where does each lie?
+//
+// After MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning",
+// ASPLOS'23): any solution can be pushed down until every buffer rests on another or on the floor, and its buffers can
+// be listed by offset. So buffers are placed in that order, each at the lowest place that those before leave it:
+//
+//     capacity  -----------------------
+//                     .  +----+             a section: a stretch of time in which the same buffers live;
+//                +----+  | c  |  total      its floor: the lowest place that any buffer still to come can have there
+//                | b  |--+----+  floor      floor + total of those to come > capacity: go back
+//               +-+---+---+--+
+//               |    a       |
+//
+// Three things keep the tree small: a buffer under which another one would fit is not next; no buffer comes below the
+// one before it; and what has come apart in time is searched piece by piece, so that a failure in one piece is no
+// reason to try the others again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace stalloc::plan {
+
+// Half-open in time; `bytes` > 0, `lower` < `upper`.
+struct Buffer {
+  std::uint64_t lower = 0;
+  std::uint64_t upper = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Pure; deterministic as long as `stop` is. Not thread-safe.
+class ContiguousSearch {
+ public:
+  enum class Answer : std::uint8_t { Found, Impossible, GaveUp };
+
+  explicit ContiguousSearch(std::span<const Buffer> buffers);
+
+  // Looks for offsets within `capacity` bytes, where among equal chances the buffers with the higher `priority` (one
+  // for each) go first. Gives up after `nodes` placements, or when `stop` says so. `offsets()` holds what was found.
+  Answer run(std::uint64_t capacity, std::span<const double> priority, std::uint64_t nodes,
+             const std::function<bool()>& stop);
+  [[nodiscard]] const std::vector<std::uint64_t>& offsets() const { return offsets_; }
+
+  // For priorities: the most bytes that live at once while the buffer does.
+  [[nodiscard]] std::vector<std::uint64_t> contention() const;
+
+ private:
+  using Index = std::uint32_t;
+  static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
+
+  // Sections that only say what a neighbour says are left out, so these are the maximal sets of buffers that overlap.
+  struct Item {
+    std::uint64_t bytes = 0;
+    Index begin = 0;  // sections [begin, end)
+    Index end = 0;
+    std::vector<Index> overlaps;
+  };
+  struct Piece {
+    std::vector<Index> items;  // still to be placed, those of higher priority first
+    Index begin = 0;           // sections
+    Index end = 0;
+    std::uint64_t offset = 0;  // of the last one placed
+    Index rank = 0;            // and its place among the priorities
+  };
+  struct Raised {
+    Index item;
+    std::uint64_t before;
+  };
+  // How far back to go.
+  struct Mark {
+    std::size_t placed;
+    std::size_t raised;
+  };
+
+  void make_sections(std::span<const Buffer> buffers);
+  bool solve(const Piece& piece);
+  bool solve_apart(const Piece& piece);
+  bool place(Index item, const Piece& piece);
+  void take_back(Mark mark);
+  [[nodiscard]] std::uint64_t lowest(Index index, std::uint64_t offset, Index rank) const;
+  bool fits(const Piece& piece, Index begin, Index end, std::uint64_t offset, Index rank);
+
+  std::vector<Item> items_;
+  Index sections_ = 0;
+  std::uint64_t capacity_ = 0;
+  std::uint64_t nodes_left_ = 0;
+  std::function<bool()> stop_;
+  bool gave_up_ = false;
+  std::vector<Index> rank_;              // by item
+  std::vector<std::uint64_t> lowest_;    // by item: the lowest place that those placed leave it
+  std::vector<bool> placed_;             // by item
+  std::vector<std::uint64_t> offsets_;   // by item
+  std::vector<std::uint64_t> total_;     // by section: bytes still to be placed
+  std::vector<std::uint32_t> crossing_;  // by section: items to be placed that also live in the next one
+  std::vector<std::uint64_t> floor_;     // by section, scratch
+  std::vector<Index> trail_;             // items placed, in order
+  std::vector<Raised> raised_;
+};
+
+}  // namespace stalloc::plan
