@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the line
 constexpr std::size_t kForeignRangesAsked = 4;
+constexpr std::size_t kViewsAskedAtOnce = 4;
 constexpr std::uint64_t kAskedBefore = std::uint64_t{64} << 20;  // the device is asked before so much is created
 
 // Three quarters of the line are for handles of large requests, the rest for those of small ones.
@@ -162,7 +163,7 @@ void Dynamic::free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream
 
 // Makes room out of free handles and, where they are not enough, new ones.
 std::optional<DynamicPlace> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow) {
-  const auto proposal = placement_.propose(bytes, stream, reach, may_grow);
+  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_add_view(bytes));
   if (!proposal || !grow(*proposal, stream)) return std::nullopt;
   std::optional<DynamicPlace> place;
   if (proposal->pieces.empty()) {
@@ -180,8 +181,25 @@ std::optional<DynamicPlace> Dynamic::make(std::uint64_t bytes, StreamOrdinal str
     return std::nullopt;
   }
   if (!proposal->grow.empty()) ++counts_.grows;
-  trim_views(options_.view_cache_views, options_.view_cache_bytes);
   return place;
+}
+
+// Keeps the cache within its limits: the least recently used views make room if nothing uses them any more.
+bool Dynamic::may_add_view(std::uint64_t bytes) {
+  const auto has_room = [&] {
+    return placement_.view_count() < options_.view_cache_views &&
+           placement_.view_bytes() + bytes <= options_.view_cache_bytes;
+  };
+  for (std::size_t i = 0; i < kViewsAskedAtOnce && !has_room(); ++i) {
+    const std::uint32_t oldest = placement_.least_recent_view();
+    if (oldest == 0) return false;
+    if (is_idle(oldest)) {
+      drop_view(oldest);
+    } else {
+      placement_.view(oldest).used_at = ++clock_;  // asked again when the others have been
+    }
+  }
+  return has_room();
 }
 
 bool Dynamic::grow(const Placement::Proposal& proposal, StreamOrdinal stream) {
@@ -270,17 +288,8 @@ bool Dynamic::drop_view(std::uint32_t number) {
   return unmapped;
 }
 
-void Dynamic::trim_views(std::uint64_t views, std::uint64_t bytes) {
-  if (placement_.view_count() <= views && placement_.view_bytes() <= bytes) return;
-  std::vector<std::uint32_t> oldest;
+void Dynamic::drop_idle_views() {
   for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    if (placement_.view(view).bytes() > 0 && placement_.view(view).live == 0) oldest.push_back(view);
-  }
-  std::sort(oldest.begin(), oldest.end(), [this](std::uint32_t a, std::uint32_t b) {
-    return placement_.view(a).used_at < placement_.view(b).used_at;
-  });
-  for (const std::uint32_t view : oldest) {
-    if (placement_.view_count() <= views && placement_.view_bytes() <= bytes) return;
     if (is_idle(view)) drop_view(view);
   }
 }

@@ -57,9 +57,8 @@ class Dynamic {
   // Valid until the next call.
   PhysicalRanges ranges(DynamicPlace place, std::uint64_t bytes);
 
-  // Unmaps views that nothing lives in and no pending work may touch: the least recently used until at most `views` and
-  // `bytes` remain. Never waits.
-  void trim_views(std::uint64_t views, std::uint64_t bytes);
+  // Unmaps the views that nothing lives in and no pending work may touch. Never waits.
+  void drop_idle_views();
   // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
   // held. Returns the bytes released. Never waits.
   std::uint64_t release_idle(std::uint64_t keep);
@@ -89,6 +88,7 @@ class Dynamic {
   std::optional<DynamicPlace> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
   std::optional<DynamicPlace> take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
   bool ready(PhysicalRanges ranges, StreamOrdinal stream);
+  bool may_add_view(std::uint64_t bytes);
   bool device_has(std::uint64_t bytes);
   bool grow(const Placement::Proposal& proposal, StreamOrdinal stream);
   void shrink(const Placement::Proposal& proposal);

@@ -252,7 +252,7 @@ std::optional<CUdeviceptr> Heap::Impl::serve_under_pressure(const Ask& ask) {
 std::optional<CUdeviceptr> Heap::Impl::reclaim_and_serve(const Ask& ask) {
   std::optional<CUdeviceptr> served = serve_dynamic(ask, true);
   if (served) return served;
-  dynamic_->trim_views(0, 0);
+  dynamic_->drop_idle_views();
   if (dynamic_->release_idle(0) > 0) served = serve_dynamic(ask, true);
   return served ? served : borrow(ask);
 }
@@ -453,7 +453,7 @@ std::uint64_t Heap::Impl::trim(std::uint64_t keep_bytes) {
   synchronize(number);  // refused: what is known to be idle is given back all the same
   const Lock lock(mutex_);
   const std::uint64_t plan_keeps = planned_ && !adopted_ ? planned_->arena().physical_bytes() : 0;
-  dynamic_->trim_views(0, 0);
+  dynamic_->drop_idle_views();
   const std::uint64_t given_back = dynamic_->release_idle(keep_bytes - std::min(keep_bytes, plan_keeps));
   update_physical();
   return given_back;

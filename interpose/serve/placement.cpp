@@ -137,11 +137,12 @@ std::optional<DynamicPlace> Placement::find_in_views(std::uint64_t bytes, Stream
 }
 
 std::optional<Placement::Proposal> Placement::propose(std::uint64_t bytes, StreamOrdinal stream, Reach reach,
-                                                      bool may_grow) const {
+                                                      bool may_grow, bool may_stitch) const {
   const Spaces& spaces = reachable(stream, reach);
   std::optional<Proposal> extended;
   if (may_grow) extended = extend(bytes, spaces);
-  if (!options_.stitch || bytes < std::max(options_.smallest_stitched, options_.small_bytes)) return extended;
+  if (!may_stitch || !options_.stitch || bytes < std::max(options_.smallest_stitched, options_.small_bytes))
+    return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
   if (!stitched || !extended) return stitched ? stitched : extended;
   const auto sum = [](const Proposal& proposal) {
@@ -361,6 +362,16 @@ void Placement::remove_view(std::uint32_t number) {
   by_bytes_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == number; }));
   view_bytes_ -= gone.bytes();
   gone = {};
+}
+
+std::uint32_t Placement::least_recent_view() const {
+  std::uint32_t oldest = 0;
+  for (std::uint32_t number = 1; number <= view_numbers(); ++number) {
+    const StitchedView& candidate = view(number);
+    if (candidate.bytes() == 0 || candidate.live > 0) continue;
+    if (oldest == 0 || candidate.used_at < view(oldest).used_at) oldest = number;
+  }
+  return oldest;
 }
 
 std::uint64_t Placement::largest_free() const { return std::max(all_.large.largest(), all_.small.largest()); }

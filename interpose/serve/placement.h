@@ -90,9 +90,9 @@ class Placement {
   [[nodiscard]] std::optional<DynamicPlace> find_in_views(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
-  // From free handles and, if `may_grow`, new ones for what is missing.
-  [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamOrdinal stream, Reach reach,
-                                                bool may_grow) const;
+  // From free handles (`may_stitch`: wherever they lie) and, if `may_grow`, new ones for what is missing.
+  [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow,
+                                                bool may_stitch) const;
 
   // Appends the ranges of the line behind a place, neighbours joined.
   void append_ranges(DynamicPlace place, std::uint64_t bytes, std::vector<PhysicalRange>* out) const;
@@ -117,6 +117,7 @@ class Placement {
   [[nodiscard]] std::uint32_t view_numbers() const { return static_cast<std::uint32_t>(views_.size()); }
   [[nodiscard]] std::size_t view_count() const { return views_.size() - unused_views_.size(); }
   [[nodiscard]] std::uint64_t view_bytes() const { return view_bytes_; }
+  [[nodiscard]] std::uint32_t least_recent_view() const;  // of those that nothing lives in; 0: none
 
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.large.bytes() + all_.small.bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const;

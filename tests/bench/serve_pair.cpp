@@ -1,5 +1,5 @@
-// Host cost of a planned allocation and its free: ns a pair through serve::Heap, driver calls excluded (they do
-// nothing here and succeed at once). Prints a table; is no test.
+// Host cost of an allocation and its free, planned and dynamic: ns a pair through serve::Heap, driver calls excluded
+// (they do nothing here and succeed at once). Prints tables; is no test.
 //
 //     serve_pair [pairs per row]
 #include <charconv>
@@ -31,7 +31,9 @@ class NothingDriver final : public serve::Driver {
   CUresult map(CUdeviceptr, std::size_t, CUmemGenericAllocationHandle) override { return CUDA_SUCCESS; }
   CUresult unmap(CUdeviceptr, std::size_t) override { return CUDA_SUCCESS; }
   CUresult set_access(CUdeviceptr, std::size_t, std::span<const int>) override { return CUDA_SUCCESS; }
-  CUresult memory_info(std::size_t* free, std::size_t* total) override { return *free = *total = 0, CUDA_SUCCESS; }
+  CUresult memory_info(std::size_t* free, std::size_t* total) override {
+    return *free = *total = std::size_t{128} << 30, CUDA_SUCCESS;
+  }
   CUresult current_context(CUcontext* context) override { return *context = nullptr, CUDA_SUCCESS; }
   CUresult push_context(CUcontext) override { return CUDA_SUCCESS; }
   CUresult pop_context() override { return CUDA_SUCCESS; }
@@ -72,12 +74,13 @@ struct Row {
   bool two_streams;
 };
 
-double nanoseconds_a_pair(const Row& row, std::size_t pairs) {
+double nanoseconds_a_pair(const Row& row, std::size_t pairs, bool planned) {
   constexpr std::size_t kLive = 64;
   NothingDriver driver;
   const plan::DevicePlan plan = plan_of(row.sizes, 13'000, kLive);  // 13,000 = 65 * 200: the ring closes
   std::string why;
-  const std::unique_ptr<Heap> heap = Heap::create(driver, plan, nullptr, &why);
+  const std::unique_ptr<Heap> heap =
+      planned ? Heap::create(driver, plan, nullptr, &why) : Heap::create(driver, 0, nullptr, nullptr, {}, &why);
   if (!heap) {
     std::fprintf(stderr, "%s\n", why.c_str());
     return 0;
@@ -98,6 +101,27 @@ double nanoseconds_a_pair(const Row& row, std::size_t pairs) {
   return spent.count() / static_cast<double>(pairs);
 }
 
+// Each thread takes and gives back on a stream of its own; ns from one thread's call to the end of its free.
+double nanoseconds_with_threads(std::uint64_t bytes, std::size_t threads, std::size_t pairs) {
+  NothingDriver driver;
+  std::string why;
+  const std::unique_ptr<Heap> heap = Heap::create(driver, 0, nullptr, nullptr, {}, &why);
+  if (!heap) return 0;
+  std::vector<std::thread> running;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t number = 0; number < threads; ++number) {
+    running.emplace_back([&, number] {
+      const StreamKey stream{reinterpret_cast<CUstream>(0x100 * (number + 1)), 0};
+      for (std::size_t i = 0; i < pairs / threads; ++i) {
+        if (const auto address = heap->allocate(bytes, stream, nullptr)) heap->free_async(*address, stream);
+      }
+    });
+  }
+  for (std::thread& thread : running) thread.join();
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
+  return spent.count() * static_cast<double>(threads) / static_cast<double>(pairs);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -113,6 +137,17 @@ int main(int argc, char** argv) {
       {"mixed, 512 B to 64 MiB", {512, 4 * kKiB, 64 * kKiB, kMiB, 13 * kMiB + 512, 64 * kMiB}, false},
       {"mixed, two streams, order kept by waits", {512, 4 * kKiB, 64 * kKiB, kMiB, 13 * kMiB + 512, 64 * kMiB}, true},
   };
-  std::printf("%-44s %10s\n", "request", "ns a pair");
-  for (const Row& row : rows) std::printf("%-44s %10.1f\n", row.name, nanoseconds_a_pair(row, pairs));
+  std::printf("%-44s %12s %12s\n", "ns a pair", "planned", "dynamic");
+  for (const Row& row : rows) {
+    std::printf("%-44s %12.1f %12.1f\n", row.name, nanoseconds_a_pair(row, pairs, true),
+                nanoseconds_a_pair(row, pairs, false));
+  }
+  std::printf("\n%-44s %12s %12s %12s\n", "ns a pair, dynamic, so many threads", "1", "4", "16");
+  for (const std::uint64_t bytes : {kKiB, kMiB, 64 * kMiB}) {
+    std::printf("%-44s", (std::to_string(bytes / kKiB) + " KiB").c_str());
+    for (const std::size_t threads : {1, 4, 16}) {
+      std::printf(" %12.1f", nanoseconds_with_threads(bytes, threads, pairs));
+    }
+    std::printf("\n");
+  }
 }
