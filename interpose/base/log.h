@@ -16,8 +16,8 @@ inline constexpr std::size_t kLineBytes = 1024;  // longer lines are cut
 void write_line(LogLevel level, const char* text, std::size_t bytes) noexcept;
 
 template <class... Args>
-void line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) noexcept {
-  if (!enabled(level)) return;
+void line(LogLevel level, bool always, fmt::format_string<Args...> format, Args&&... args) noexcept {
+  if (!always && !enabled(level)) return;
   char text[kLineBytes];
   try {
     const auto end = fmt::format_to_n(text, sizeof text, format, std::forward<Args>(args)...);
@@ -30,19 +30,25 @@ void line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) no
 
 template <class... Args>
 void error(fmt::format_string<Args...> format, Args&&... args) noexcept {
-  detail::line(LogLevel::Error, format, std::forward<Args>(args)...);
+  detail::line(LogLevel::Error, false, format, std::forward<Args>(args)...);
 }
 template <class... Args>
 void warn(fmt::format_string<Args...> format, Args&&... args) noexcept {
-  detail::line(LogLevel::Warn, format, std::forward<Args>(args)...);
+  detail::line(LogLevel::Warn, false, format, std::forward<Args>(args)...);
 }
 template <class... Args>
 void info(fmt::format_string<Args...> format, Args&&... args) noexcept {
-  detail::line(LogLevel::Info, format, std::forward<Args>(args)...);
+  detail::line(LogLevel::Info, false, format, std::forward<Args>(args)...);
 }
 template <class... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) noexcept {
-  detail::line(LogLevel::Debug, format, std::forward<Args>(args)...);
+  detail::line(LogLevel::Debug, false, format, std::forward<Args>(args)...);
+}
+
+// As info; `always`: the user asked for it, whatever the level.
+template <class... Args>
+void figures(bool always, fmt::format_string<Args...> format, Args&&... args) noexcept {
+  detail::line(LogLevel::Info, always, format, std::forward<Args>(args)...);
 }
 
 }  // namespace stalloc::log

@@ -1,6 +1,6 @@
 #include "interpose/base/options.h"
 
-#include <array>
+#include <algorithm>
 #include <charconv>
 #include <type_traits>
 
@@ -13,12 +13,17 @@ constexpr OptionRow kTable[] = {
 #undef STALLOC_OPTION
 };
 
+bool same_word(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
+}
+
 // Enumerations are accepted by the words of the table's `accepted` column, whose order is the enumerators'.
 template <class Enum>
 bool parse_word(std::string_view text, std::string_view words, Enum* value) {
   for (std::uint8_t index = 0; !words.empty(); ++index) {
     const std::size_t bar = words.find('|');
-    if (text == words.substr(0, bar)) {
+    if (same_word(text, words.substr(0, bar))) {
       *value = static_cast<Enum>(index);
       return true;
     }
@@ -48,6 +53,24 @@ bool parse_count(std::string_view text, std::string_view accepted, std::uint32_t
   return true;
 }
 
+// "64M"; all of it must be understood and fit.
+bool parse_bytes(std::string_view text, std::uint64_t* value) {
+  constexpr std::string_view kSuffixes = "KMGT";
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{}) return false;
+  const std::string_view suffix(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  unsigned shift = 0;
+  if (!suffix.empty()) {
+    const std::size_t index = kSuffixes.find(suffix.front());
+    if (index == std::string_view::npos || suffix.size() > 1) return false;
+    shift = 10 * (static_cast<unsigned>(index) + 1);
+  }
+  if (number > (~std::uint64_t{0} >> shift)) return false;
+  *value = number << shift;
+  return true;
+}
+
 template <class T>
 bool parse_value(std::string_view text, std::string_view accepted, T* value) {
   if constexpr (std::is_same_v<T, Path>) {
@@ -57,6 +80,8 @@ bool parse_value(std::string_view text, std::string_view accepted, T* value) {
     return parse_switch(text, value);
   } else if constexpr (std::is_same_v<T, Count>) {
     return parse_count(text, accepted, value);
+  } else if constexpr (std::is_same_v<T, Bytes>) {
+    return parse_bytes(text, value);
   } else {
     return parse_word(text, accepted, value);
   }

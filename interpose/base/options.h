@@ -8,11 +8,14 @@
 
 namespace stalloc {
 
-enum class Mode : std::uint8_t { Auto, Trace, Alloc, Off };
+enum class Mode : std::uint8_t { Auto, Trace, Alloc, Dynamic, Off, Torch };  // Torch: STAlloc's word for Off
 enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
+// In the order of serve::CrossStream, which this layer does not know.
+enum class CrossStream : std::uint8_t { Order, Grow, Never };
 using Path = std::string_view;  // into the environment, which must not change while it is read
 using Switch = bool;
 using Count = std::uint32_t;
+using Bytes = std::uint64_t;  // with an optional suffix K, M, G or T (powers of 1024)
 
 struct Options {
 #define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) type field{};

@@ -30,6 +30,7 @@ CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
                        CUmemPool_attribute attribute, void* value) noexcept;
 CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, size_t)>& call, CUmemoryPool pool,
                     const CUmemAccessDesc* access, size_t count) noexcept;
+CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool pool, size_t keep) noexcept;
 }  // namespace pools
 
 namespace contexts {

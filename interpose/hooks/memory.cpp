@@ -36,64 +36,63 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
   return event;
 }
 
-template <class Original>
-CUresult allocate_recorded(Recorder& recorder, const Request& request, CUdeviceptr* out, Original original) {
-  // Without a context the driver refuses; the runtime then makes one and asks again.
-  if (cuda_query::current_context() == nullptr) return original();
-  const bool captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
-  const CUresult result = original();
-  record::Call event = event_of(request.kind, result == CUDA_SUCCESS ? *out : 0, request.bytes, request.stream);
-  event.captured = captured;
-  event.failed = result != CUDA_SUCCESS;
-  recorder.record(event);
-  return result;
-}
-
 std::optional<CUdeviceptr> serve(serve::Heap& heap, const Request& request) {
   if (request.kind == EventKind::Alloc) return heap.allocate_sync(request.bytes);
   return heap.allocate(request.bytes, request.stream, request.pool);
 }
 
+// The original allocator's answer, asked again once when only our idle memory stood in its way.
 template <class Original>
-CUresult allocate_served(Heaps& heaps, Request request, CUdeviceptr* out, Original original) {
-  serve::Heap* heap = heaps.of_current_context();
-  if (heap == nullptr || !heaps.resolve_pool(*heap, &request.pool)) return original();
-  if (const auto address = serve(*heap, request)) {
-    *out = *address;
-    return CUDA_SUCCESS;
-  }
+CUresult allocate_elsewhere(serve::Heap& heap, const Request& request, CUdeviceptr* out, Original original) {
   CUresult result = original();
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap->trim() > 0) result = original();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap.trim(0) > 0) result = original();
   if (result != CUDA_SUCCESS) return result;
   if (request.kind == EventKind::Alloc) {
-    heap->note_unplanned_sync(*out, request.bytes);
+    heap.note_unplanned_sync(*out, request.bytes);
   } else if (!cuda_query::is_capturing(request.stream.handle)) {  // a graph's memory is no pool's
-    heap->note_unplanned(*out, request.bytes, request.pool);
+    heap.note_unplanned(*out, request.bytes, request.pool);
   }
   return result;
 }
 
 template <class Original>
-CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
-  Session& session = Session::get();
-  if (!session.active() || out == nullptr || request.bytes == 0) return original();
-  if (Recorder* recorder = session.recorder()) return allocate_recorded(*recorder, request, out, original);
-  if (Heaps* heaps = session.heaps()) return allocate_served(*heaps, request, out, original);
-  return original();
+CUresult allocate_served(Heaps* heaps, Request request, CUdeviceptr* out, Original original) {
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current_context();
+  if (heap == nullptr || !heaps->resolve_pool(*heap, &request.pool)) return original();
+  if (const auto address = serve(*heap, request)) {
+    *out = *address;
+    return CUDA_SUCCESS;
+  }
+  return allocate_elsewhere(*heap, request, out, original);
 }
 
-// `serve` gives the bytes back to the heap that owns them.
-template <class Original, class Serve>
-CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, Serve serve) {
+template <class Original>
+CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
+  Session& session = Session::get();
+  // Without a context the driver refuses; the runtime then makes one and asks again.
+  const bool ours = session.active() && out != nullptr && request.bytes != 0 && cuda_query::current_context() != nullptr;
+  if (!ours) return original();
+  if (session.figures_wanted()) session.answer_signal();
+  Recorder* recorder = session.recorder();
+  if (recorder == nullptr) return allocate_served(session.heaps(), request, out, original);
+  record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
+  event.captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
+  const CUresult result = allocate_served(session.heaps(), request, out, original);
+  event.failed = result != CUDA_SUCCESS;
+  event.address = event.failed ? 0 : *out;
+  recorder->record(event);
+  return result;
+}
+
+// `give_back` returns the bytes to the heap that owns them.
+template <class Original, class GiveBack>
+CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();
   if (!session.active() || at == 0) return original();
-  if (Recorder* recorder = session.recorder()) {
-    recorder->record(event_of(kind, at, 0, stream));
-    return original();
-  }
+  if (Recorder* recorder = session.recorder()) recorder->record(event_of(kind, at, 0, stream));
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return original();
-  if (serve::Heap* heap = heaps->owning(at)) return serve(*heap);
+  if (serve::Heap* heap = heaps->owning(at)) return give_back(*heap);
   heaps->note_original_freed(at);
   return original();
 }

@@ -77,4 +77,9 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
   return result;
 }
 
+CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool pool, size_t keep) noexcept {
+  if (Heaps* heaps = serving()) heaps->trim_pool(pool, keep);
+  return call.original(pool, keep);
+}
+
 }  // namespace stalloc::hooks::pools

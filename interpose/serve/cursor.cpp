@@ -34,7 +34,9 @@ Cursor::Cursor(const plan::DevicePlan& plan)
       window_left_(kFirstWindow),
       window_size_(kFirstWindow) {
   slots_.reserve(plan.slots.size());
-  for (const plan::Slot& slot : plan.slots) slots_.push_back({to_units(slot.size), slot.kind});
+  for (const plan::Slot& slot : plan.slots)
+    slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
+  for (const std::uint32_t slot : plan.varying) slots_[slot].varies = true;
   index_grams();
 }
 
@@ -49,7 +51,9 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   count(found != kNowhere);
   if (found == kNowhere) return {};
   at_ = successor(found);
-  return {slots_[found].kind == SlotKind::PassThrough ? Answer::Original : Answer::Serve, found};
+  const bool passed = slots_[found].kind == SlotKind::PassThrough;
+  if (!passed && units > slots_[found].units) return {};  // larger than was ever seen of this slot
+  return {passed ? Answer::Original : Answer::Serve, found};
 }
 
 void Cursor::pass_through(std::uint64_t bytes) noexcept {
@@ -72,7 +76,7 @@ Cursor::Position Cursor::predecessor(Position at) const noexcept {
 bool Cursor::matches(Position at, std::uint32_t units) const noexcept {
   if (at >= slots_.size()) return false;
   const Wanted& wanted = slots_[at];
-  return wanted.kind == SlotKind::Dynamic ? units <= wanted.units : units == wanted.units;
+  return wanted.varies ? units <= wanted.units : units == wanted.units;
 }
 
 void Cursor::remember(std::uint32_t units) noexcept {
@@ -95,7 +99,7 @@ void Cursor::count(bool matched) noexcept {
 Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   Position at = at_;
   for (int i = 0; i < kLookAhead && at < slots_.size(); ++i, at = successor(at)) {
-    if (matches(at, units)) return at;
+    if (slots_[at].varies || matches(at, units)) return at;
     if (slots_[at].kind != SlotKind::PassThrough) break;
   }
   const bool body_may_be_over = body_begin_ < body_end_ && at_ == body_begin_ && seen_ > 1;
@@ -148,12 +152,13 @@ Cursor::Position Cursor::find_anywhere() const noexcept {
   return best;
 }
 
-// How many of the latest requests, newest first, match the slots that end at `at`.
+// How many of the latest requests, newest first, match the slots that end at `at`; those that take many sizes tell
+// nothing and do not count.
 std::size_t Cursor::agreement(Position at) const noexcept {
   const std::size_t known = std::min<std::uint64_t>(seen_, kHistory);
   std::size_t agreed = 0;
-  while (agreed < known && at != kNowhere && matches(at, past(agreed))) {
-    ++agreed;
+  for (std::size_t back = 0; back < known && at != kNowhere && matches(at, past(back)); ++back) {
+    agreed += slots_[at].varies ? 0 : 1;
     at = predecessor(at);
   }
   return agreed;

@@ -15,6 +15,8 @@ namespace stalloc::serve {
 //     prologue -> body -> body -> ... -> body -> epilogue
 //                  ^_________|                       (body again after the epilogue)
 //
+// A slot whose size varies takes the next request whatever its size, so that what follows keeps its place; a request
+// larger than the slot goes unplanned.
 // After a deviation it keeps its place and lets the request go unplanned (an extra request), until two requests in a
 // row agree with slots a little ahead (missing requests) or the latest requests agree with another part of the plan
 // (K-grams of sizes). O(1) for a request that matches. Not thread-safe.
@@ -49,6 +51,7 @@ class Cursor {
   struct Wanted {
     std::uint32_t units = 0;  // of plan::kUnitBytes
     plan::SlotKind kind = plan::SlotKind::Static;
+    bool varies = false;  // `units` is an upper size
   };
   struct Gram {
     std::uint64_t hash = 0;  // of the kGram sizes that end at `end`

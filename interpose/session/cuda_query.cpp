@@ -13,6 +13,12 @@ Function find(const char* symbol) noexcept {
 
 }  // namespace
 
+int device_count() noexcept {
+  static const auto get = find<CUresult (*)(int*)>("cuDeviceGetCount");
+  int count = 0;
+  return get != nullptr && get(&count) == CUDA_SUCCESS ? count : 0;
+}
+
 int current_device() noexcept {
   static const auto get = find<CUresult (*)(CUdevice*)>("cuCtxGetDevice");
   CUdevice device = -1;

@@ -1,4 +1,4 @@
-// The heaps of this process, one a device that the plan covers, each made at its device's first allocation.
+// The heaps of this process, one a device, each made at its device's first allocation.
 #pragma once
 
 #include <cuda.h>
@@ -7,9 +7,10 @@
 #include <atomic>
 #include <bitset>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <unordered_map>
 
 #include "interpose/serve/driver_real.h"
@@ -18,13 +19,14 @@
 
 namespace stalloc {
 
-// Thread-safe; nothing throws.
+// Thread-safe; nothing but the constructor throws.
 class Heaps {
  public:
-  Heaps(plan::Plan plan, const serve::DriverFunctions& functions);
+  // Devices without a plan get a heap only when `options.dynamic` is set.
+  Heaps(plan::Plan plan, const serve::DriverFunctions& functions, const serve::HeapOptions& options);
 
-  // The heap of the thread's context, made if the plan covers its device and that is its primary context; null: the
-  // request belongs to the original allocator.
+  // The heap of the thread's context, made if that is its device's primary context; null: the request belongs to the
+  // original allocator.
   serve::Heap* of_current_context() noexcept;
   // The heap whose arena holds the address; null: not ours. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
@@ -37,6 +39,8 @@ class Heaps {
   // What all heaps serve in the name of `pool`; nothing when none does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
+  // Gives idle memory back to the driver, down to `keep` bytes where that is possible.
+  void trim_pool(CUmemoryPool pool, std::uint64_t keep) noexcept;
 
   // Kernels on `peer` may touch the memory of `device`, also that of heaps yet to be made.
   void grant_access(int device, int peer) noexcept;
@@ -48,7 +52,10 @@ class Heaps {
   void context_destroyed(CUcontext context) noexcept;
   void device_reset(int device) noexcept;
 
-  void log_figures() noexcept;
+  // Figures so far; false when nothing is served on that device.
+  bool statistics(int device, serve::Statistics* figures) noexcept;
+  // One line a device, at log level info; `always`: whatever the level.
+  void log_figures(bool always) noexcept;
 
  private:
   static constexpr int kDevices = 64;
@@ -58,17 +65,20 @@ class Heaps {
     std::atomic<CUcontext> context{nullptr};
     CUmemoryPool own_pool = nullptr;
     std::bitset<kDevices> peers;
-    bool tried = false;  // one attempt a process: a plan that did not fit is dropped
+    bool tried = false;  // one attempt a process: what did not fit is not tried again
   };
 
   serve::Heap* make_heap(CUcontext context) noexcept;
+  std::unique_ptr<serve::Heap> create(int device, CUcontext context) noexcept;
   template <class Action>
   void each_heap(Action action) noexcept;
 
-  plan::Plan plan_;
+  const plan::Plan plan_;
   serve::RealDriver driver_;
+  const serve::HeapOptions options_;
   std::mutex mutex_;  // guards making and destroying heaps, peers and pools
   std::array<Device, kDevices> devices_;
+  std::atomic<int> used_devices_{0};  // one more than the highest ordinal with a heap: how far a search must look
   std::unordered_map<CUmemoryPool, int> created_pools_;  // the device they are of, -1: not ours to serve
 };
 

@@ -1,12 +1,14 @@
 #include "interpose/session/session.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
 
+#include "interpose/base/foreign_variables.h"
 #include "interpose/base/frameworks.h"
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
@@ -15,6 +17,21 @@
 #include "plan/plan_file.h"
 
 namespace stalloc {
+namespace {
+
+serve::HeapOptions heap_options(const Options& options) {
+  serve::HeapOptions heap;
+  heap.dynamic = options.dynamic || options.mode == Mode::Dynamic;
+  heap.stitch = options.stitch;
+  heap.smallest_stitched = options.stitch_min;
+  heap.view_cache_views = options.view_cache;
+  heap.view_cache_bytes = options.view_cache_bytes;
+  heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
+  heap.largest_handle = options.largest_handle;
+  return heap;
+}
+
+}  // namespace
 
 Session& Session::get() noexcept {
   alignas(Session) static std::byte storage[sizeof(Session)];
@@ -26,7 +43,7 @@ Session::Session() noexcept
     : options_(parse_options([](const char* name) -> const char* { return std::getenv(name); })) {
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
-  if (options_.mode == Mode::Off) return;
+  if (options_.mode == Mode::Off || options_.mode == Mode::Torch) return;
   if (options_.frameworks) set_framework_variables();
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
   active_.store(true);
@@ -38,9 +55,11 @@ void Session::first_use() noexcept {
       log::warn("{}={} is not understood (expected {}); its default is used", options_.refused_variable,
                 options_.refused_value, options_.refused_accepted);
     }
+    answer_foreign_variables();
     if (options_.frameworks) warn_of_conflicting_variables();
-    if (options_.mode == Mode::Trace) begin_recording();
-    if (options_.mode == Mode::Alloc) begin_serving();
+    if (options_.mode != Mode::Trace || options_.dynamic) begin_serving();
+    if (options_.signal != 0) watch_signal(static_cast<int>(options_.signal));
+    if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, &cuda_query::describe_device));
   } catch (const std::exception& error) {
     turn_off(error.what());
   }
@@ -51,30 +70,48 @@ void Session::turn_off(const std::string& why) noexcept {
   active_.store(false);
 }
 
-void Session::begin_recording() { recorder_.store(new record::Recorder(options_, &cuda_query::describe_device)); }
-
 void Session::begin_serving() {
-  if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
-  auto plan = plan::read_plan(expand_path(options_.plan));
-  if (!plan.ok()) return turn_off("plan refused: " + plan.error);
+  plan::Plan plan;
+  if (options_.mode == Mode::Alloc) {
+    if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
+    auto read = plan::read_plan(expand_path(options_.plan));
+    if (!read.ok()) return turn_off("plan refused: " + read.error);
+    plan = std::move(read.value);
+  }
   const char* missing = nullptr;
   const auto functions = find_driver_functions(&missing);
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
-  heaps_.store(new Heaps(std::move(plan.value), *functions));
+  heaps_.store(new Heaps(std::move(plan), *functions, heap_options(options_)));
 }
 
 record::Recorder* Session::recorder() noexcept {
-  if (record::Recorder* made = recorder_.load(std::memory_order_acquire)) return made;
-  if (options_.mode != Mode::Trace) return nullptr;
-  std::call_once(used_, [this] { first_use(); });
-  return recorder_.load(std::memory_order_acquire);
+  if (ready_.load(std::memory_order_acquire)) return recorder_.load(std::memory_order_relaxed);
+  std::call_once(used_, [this] {
+    first_use();
+    ready_.store(true, std::memory_order_release);
+  });
+  return recorder_.load(std::memory_order_relaxed);
 }
 
 Heaps* Session::heaps() noexcept {
-  if (Heaps* made = heaps_.load(std::memory_order_acquire)) return made;
-  if (options_.mode != Mode::Alloc) return nullptr;
-  std::call_once(used_, [this] { first_use(); });
-  return heaps_.load(std::memory_order_acquire);
+  (void)recorder();  // makes both
+  return heaps_.load(std::memory_order_relaxed);
+}
+
+void Session::watch_signal(int number) {
+  struct sigaction action {};
+  if (sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) {
+    log::warn("STALLOC_SIGNAL={} is not watched: the program uses it itself, or it cannot be handled", number);
+    return;
+  }
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = [](int) { Session::get().figures_wanted_.store(true, std::memory_order_relaxed); };
+  sigaction(number, &action, nullptr);
+}
+
+void Session::answer_signal() noexcept {
+  if (!figures_wanted_.exchange(false)) return;
+  if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/true);
 }
 
 void Session::stop_in_child() noexcept { active_.store(false); }
@@ -82,7 +119,7 @@ void Session::stop_in_child() noexcept { active_.store(false); }
 void Session::finish() noexcept {
   if (!active_.load()) return;
   if (record::Recorder* recorder = recorder_.load()) recorder->close();
-  if (Heaps* heaps = heaps_.load()) heaps->log_figures();
+  if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/false);
 }
 
 namespace {

@@ -19,10 +19,13 @@ class Session {
   // False when turned off, after a failure that turned it off, and in a child of fork: then every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
 
-  // Null unless in trace mode. The first call makes it.
+  // The parts of the mode, made at the first call of either. Null: not in trace mode; nothing to serve from.
   record::Recorder* recorder() noexcept;
-  // Null unless in alloc mode with a readable plan. The first call reads the plan.
   Heaps* heaps() noexcept;
+
+  // Logs the figures if STALLOC_SIGNAL came since the last call: a handler itself may do next to nothing.
+  void answer_signal() noexcept;
+  [[nodiscard]] bool figures_wanted() const noexcept { return figures_wanted_.load(std::memory_order_relaxed); }
 
   void stop_in_child() noexcept;
   void finish() noexcept;  // at exit: closes the trace, logs the figures
@@ -30,13 +33,15 @@ class Session {
  private:
   Session() noexcept;
   void first_use() noexcept;  // CUDA is used: warnings that were held back, and the parts
-  void begin_recording();
   void begin_serving();
+  void watch_signal(int number);
   void turn_off(const std::string& why) noexcept;
 
   Options options_;
   std::atomic<bool> active_{false};
+  std::atomic<bool> figures_wanted_{false};
   std::once_flag used_;
+  std::atomic<bool> ready_{false};
   // Set once in first_use, never destroyed.
   std::atomic<record::Recorder*> recorder_{nullptr};
   std::atomic<Heaps*> heaps_{nullptr};

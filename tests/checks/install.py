@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-EXPECTED = ["bin/stalloc-plan", "lib/libstalloc_interpose.so"]
+EXPECTED = ["bin/stalloc-plan", "include/stalloc.h", "lib/libstalloc_interpose.so"]
 
 
 def main():

@@ -93,6 +93,7 @@ class Bench:
         if library:
             environment["LD_PRELOAD"] = self.library
             environment["STALLOC_LOG_LEVEL"] = "info"
+            environment["STALLOC_DYNAMIC"] = "off"  # what the plan does by itself; scenarios of "dynamic" turn it on
         environment.update(variables)
         done = subprocess.run(command, env=environment, cwd=self.folder, text=True, capture_output=True, timeout=300,
                               check=False)
@@ -109,6 +110,9 @@ class Bench:
         done = self.run([self.tool, self.path(trace), "-o", self.path(plan)])
         expect(done.status == 0, "planning failed", done)
         return done
+
+    def dynamic(self, *options, **variables):
+        return self.run([self.host_program, *options], library=True, STALLOC_MODE="dynamic", **variables)
 
     def serve(self, *options, plan="plan.fb", **variables):
         return self.run([self.host_program, *options], library=True, STALLOC_PLAN=self.path(plan), **variables)
@@ -221,9 +225,61 @@ def add_deviation(event):
     scenario(run)
 
 
-for name in ("extra", "missing", "larger", "smaller", "evaluate", "sync-frees", "other-stream", "late-frees", "destroy-streams", "capture",
-             "capture-beside", "fork", "pool-figures"):
+EVENTS = ("extra", "missing", "larger", "smaller", "evaluate", "sync-frees", "other-stream", "late-frees",
+          "destroy-streams", "capture", "capture-beside", "fork", "pool-figures")
+for name in EVENTS:
     add_deviation(name)
+
+
+# --- what no plan foresees, served dynamically ------------------------------------------------------------------------
+
+def add_dynamic(event):
+    def run(bench):
+        """Without a plan, and beside one that does not foresee the event: all is served, all data are right."""
+        late = {"SIMCUDA_DELAY_US": "100", "SIMCUDA_DELAY_EVERY": "9"}
+        for streams in ("1", "3"):
+            options = ["--steps", "8", "--streams", streams]
+            alone = expect_sound(bench.dynamic(*options, "--event", event, "--event-step", "4", **late))
+            expect_sound(bench.record("--steps", "5", "--streams", streams, STALLOC_DYNAMIC="on", **late))
+            bench.plan()
+            beside = expect_sound(bench.serve(*options, "--event", event, "--event-step", "4", STALLOC_DYNAMIC="on", **late))
+            for served in (alone, beside):
+                # What was captured belongs to a graph, and only that.
+                graphs = event.startswith("capture")
+                expect(graphs or served.figures[0]["unplanned"] == 0, "a request was left to the driver", served)
+    run.__name__ = "dynamic_" + event.replace("-", "_")
+    scenario(run)
+
+
+for name in EVENTS:
+    add_dynamic(name)
+
+
+@scenario
+def dynamic_stress(bench):
+    """Frees at other times and on other streams, from several threads, with late streams."""
+    late = {"SIMCUDA_DELAY_US": "60", "SIMCUDA_DELAY_EVERY": "7"}
+    for streams, threads in (("1", "1"), ("3", "1"), ("4", "3")):
+        for lives in ("1", "2", "3"):
+            options = ["stress", "--streams", streams, "--threads", threads, "--lives", lives]
+            for preference in ("order", "grow", "never"):
+                expect_sound(bench.dynamic(*options, STALLOC_CROSS_STREAM=preference, SIMCUDA_SEED=lives, **late))
+            expect_sound(bench.dynamic(*options, STALLOC_STITCH="off", SIMCUDA_SEED=lives, **late))
+            expect_sound(bench.dynamic(*options, STALLOC_VIEW_CACHE="2", SIMCUDA_SEED=lives, **late))
+
+
+@scenario
+def dynamic_out_of_memory(bench):
+    """Memory runs out at the n-th create or map: the host sees what CUDA would say, or nothing at all."""
+    for call in ("SIMCUDA_FAIL_CREATE", "SIMCUDA_FAIL_MAP"):
+        for at in ("1", "3", "8", "20"):
+            expect_sound(bench.dynamic(**{call: at}))
+
+
+@scenario
+def figures_on_a_signal(bench):
+    served = expect_sound(bench.dynamic("--steps", "3", STALLOC_SIGNAL="12", STALLOC_LOG_LEVEL="warn"))
+    expect("live peak" not in served.stderr, "figures were logged unasked", served)
 
 
 @scenario

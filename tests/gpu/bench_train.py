@@ -8,6 +8,7 @@ Variants, run one after the other in each round, so that slow drifts of the mach
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   record      trace mode (compare its step time with async: the cost of the hooks and the recorder)
+  dynamic     dynamic mode: no trace, no plan
   serve       alloc mode; planned once, from the first round's trace
 
 DIR receives each run's report and standard error, trace.fb, plan.fb, summary.json (of the planner), measured.json
@@ -22,9 +23,10 @@ import subprocess
 import sys
 
 GIB = 1 << 30
-VARIANTS = ("native", "expandable", "async", "record", "serve")
+VARIANTS = ("native", "expandable", "async", "dynamic", "record", "serve")
 TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments",
-          "async": "cudaMallocAsync (driver pool)", "record": "stalloc, recording",
+          "async": "cudaMallocAsync (driver pool)", "dynamic": "stalloc, without a plan",
+          "record": "stalloc, recording",
           "serve": "stalloc, serving the plan"}
 PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # read since 2.9; read before
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
@@ -65,9 +67,11 @@ def environment_for(variant, arguments, trace):
     settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}.get(variant)
     if settings:
         environment.update(dict.fromkeys(PYTORCH_SETTINGS, settings))
-    if variant in ("record", "serve"):
+    if variant in ("dynamic", "record", "serve"):
         environment["LD_PRELOAD"] = str(arguments.library)
         environment["STALLOC_LOG_LEVEL"] = "info"
+    if variant == "dynamic":
+        environment["STALLOC_MODE"] = "dynamic"
     if variant == "record":
         environment["STALLOC_TRACE"] = str(trace)
     if variant == "serve":
@@ -165,8 +169,9 @@ def main():
         (arguments.out / "measured.json").write_text(json.dumps(measured(results, arguments), indent=1) + "\n",
                                                      encoding="utf-8")
         (arguments.out / "table.md").write_text(table(results), encoding="utf-8")
-    for line in results.get("serve", [{}])[-1].get("stalloc_says", []):
-        print(line)
+    for variant in ("dynamic", "record", "serve"):
+        for line in results.get(variant, [{}])[-1].get("stalloc_says", []):
+            print(f"{variant}: {line}")
     print(f"\n{' '.join(['train.py', *arguments.train])}; {next(iter(results.values()))[0]['gpu']}, "
           f"PyTorch {next(iter(results.values()))[0]['torch']}, rounds: {arguments.rounds}\n\n{table(results)}")
 

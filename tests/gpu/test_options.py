@@ -41,7 +41,7 @@ class Environment(unittest.TestCase):
         arguments = types.SimpleNamespace(library=pathlib.Path("/lib.so"), out=pathlib.Path("/out"))
         for variant in bench_train.VARIANTS:
             environment = bench_train.environment_for(variant, arguments, "/out/trace.fb")
-            self.assertEqual("LD_PRELOAD" in environment, variant in ("record", "serve"), variant)
+            self.assertEqual("LD_PRELOAD" in environment, variant in ("dynamic", "record", "serve"), variant)
             self.assertEqual("STALLOC_PLAN" in environment, variant == "serve", variant)
 
 

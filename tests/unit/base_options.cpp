@@ -50,6 +50,12 @@ TEST_CASE("values are taken as the table accepts them") {
   CHECK(options.refused_variable.empty());
 }
 
+TEST_CASE("STAlloc's own words for the mode are understood") {
+  CHECK(parse({{"STALLOC_MODE", "Torch"}}).mode == Mode::Torch);
+  CHECK(parse({{"STALLOC_MODE", "Trace"}}).mode == Mode::Trace);
+  CHECK(parse({{"STALLOC_MODE", "Alloc"}}).mode == Mode::Alloc);
+}
+
 TEST_CASE("a value that is not understood leaves the default and is named") {
   for (const auto& [name, value] : std::map<std::string, std::string>{{"STALLOC_MODE", "Alloc!"},
                                                                       {"STALLOC_STACK_DEPTH", "65"},

@@ -1,0 +1,37 @@
+#include "interpose/base/foreign_variables.h"
+
+#include <cstdlib>
+
+#include "interpose/base/log.h"
+
+namespace stalloc {
+namespace {
+
+struct ForeignVariable {
+  const char* name;
+  const char* of;
+  const char* answer;
+};
+
+// STALLOC_MODE=Torch|Trace|Alloc, STALLOC_DYNAMIC and STALLOC_LOG_LEVEL are understood as they are (options.def).
+constexpr ForeignVariable kVariables[] = {
+    {"STALLOC_MODEL_INFO_PATH", "STAlloc", "name the trace with STALLOC_TRACE and the plan with STALLOC_PLAN"},
+    {"STALLOC_STATIC_FALLBACK", "STAlloc", "a planned request whose bytes are taken is always served elsewhere"},
+    {"STALLOC_TRACE_FAST_MODE", "STAlloc", "recording is always fast; STALLOC_STACKS=off leaves the call stacks out"},
+    {"vmmDefragment", "GMLake", "STALLOC_STITCH=on|off"},
+    {"fragLimit", "GMLake", "STALLOC_STITCH_MIN is the smallest request that is stitched"},
+    {"reuseLimit", "GMLake", "STALLOC_VIEW_CACHE bounds the stitched views that are kept for reuse"},
+    {"defragLevel", "GMLake", "stitching is always tried before growing; there are no levels"},
+    {"autoGC", "GMLake", "STALLOC_VIEW_CACHE and STALLOC_VIEW_CACHE_BYTES bound what is kept; the rest is automatic"},
+};
+
+}  // namespace
+
+void answer_foreign_variables() noexcept {
+  for (const ForeignVariable& variable : kVariables) {
+    const char* value = std::getenv(variable.name);
+    if (value != nullptr) log::warn("{}={} is {}'s; here: {}", variable.name, value, variable.of, variable.answer);
+  }
+}
+
+}  // namespace stalloc
