@@ -14,19 +14,10 @@ namespace {
 std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
   const std::size_t slots = sequence.items.size();
   std::vector<std::uint64_t> change(slots + 1, 0);  // modulo 2^64
-  const auto live = [&change](std::size_t from, std::size_t to, std::uint64_t bytes) {
-    change[from] += bytes;
-    change[to] -= bytes;
-  };
   for (std::size_t slot = 0; slot < slots; ++slot) {
-    const Item& item = sequence.items[slot];
-    if (slot < sequence.prologue || slot >= sequence.body_end()) {
-      live(slot, item.upper, item.bytes);
-      continue;
-    }
-    live(slot, std::min(std::max(item.upper, item.tail), slots), item.bytes);
-    if (item.upper > sequence.body_end() && item.twin == kNone) {
-      live(sequence.prologue, item.upper - sequence.body, item.bytes);
+    for (const Range& life : lives_of(sequence, slot)) {
+      change[life.begin] += sequence.items[slot].bytes;
+      change[life.end] -= sequence.items[slot].bytes;
     }
   }
   for (std::size_t slot = 1; slot < slots; ++slot) change[slot] += change[slot - 1];

@@ -51,6 +51,7 @@ struct DevicePlan {
   std::uint32_t prologue = 0;
   std::uint32_t body = 0;
   std::vector<Wait> waits;
+  std::vector<std::uint32_t> varying;
 };
 
 struct Plan {

@@ -92,6 +92,12 @@ std::string find_device_defect(const DevicePlan& device) {
   for (std::size_t i = 0; i < device.waits.size(); ++i) {
     if (std::string defect = find_wait_defect(device, i); !defect.empty()) return defect;
   }
+  for (std::size_t i = 0; i < device.varying.size(); ++i) {
+    const Index slot = device.varying[i];
+    if (slot >= slots) return numbered("varying", i, "names a slot that does not exist");
+    if (device.slots[slot].kind != SlotKind::PassThrough) return numbered("varying", i, "names a slot with a place");
+    if (i > 0 && slot <= device.varying[i - 1]) return numbered("varying", i, "is out of order");
+  }
   return {};
 }
 

@@ -28,6 +28,7 @@ Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence
       slot.size = std::max(slot.size, problem.requests[item.request + r * steady.period].size);
     }
   }
+  slot.size = std::max(slot.size, item.largest);
   slot.lower = problem.repeats ? index : request.lower;
   slot.upper = problem.repeats ? item.upper : request.upper;
   slot.stream = request.stream;
@@ -37,6 +38,7 @@ Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence
   }
   const bool freed = item.upper < sequence.items.size() || request.until != kNever;
   slot.kind = freed ? SlotKind::Static : SlotKind::Persistent;
+  if (item.largest != 0) slot.kind = SlotKind::Dynamic;
   if (item.bytes > 0) {
     slot.view = layout.places[index].view;
     slot.offset = layout.places[index].offset;
@@ -73,8 +75,8 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 }  // namespace
 
 const char* describe(PassReason reason) {
-  constexpr std::array<const char*, kPassReasons> kWords = {"planned",       "empty", "captured", "exported",
-                                                            "communication", "probe", "leaked",   "unordered"};
+  constexpr std::array<const char*, kPassReasons> kWords = {
+      "planned", "empty", "captured", "exported", "communication", "probe", "leaked", "unordered", "varying"};
   return kWords[static_cast<std::size_t>(reason)];
 }
 
@@ -118,6 +120,8 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
     plan.slots.push_back(make_slot(problem, steady, sequence, *layout, i));
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
+    if (sequence.items[i].pass == PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
+    report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
   cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
@@ -126,6 +130,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   report.requests = problem.requests.size();
   report.period = steady.period;
   report.repetitions = steady.repetitions;
+  report.by_call_site = !steady.sizes.empty();
   report.unrolled = steady.period == 0 ? 1 : steady.unrolled;
   return result;
 }

@@ -15,7 +15,7 @@ namespace stalloc::plan {
 
 inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  // of every device up to Hopper
 inline constexpr std::uint64_t kDefaultHandleCap = std::uint64_t{1} << 30;
-inline constexpr std::size_t kPassReasons = 8;
+inline constexpr std::size_t kPassReasons = 9;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
@@ -30,10 +30,12 @@ struct PlanOptions {
 
 // What a person wants to know about a plan.
 struct PlanReport {
-  std::uint64_t requests = 0;     // of the problem
-  std::uint64_t period = 0;       // requests of the repeating body; 0: nothing repeats
-  std::uint64_t repetitions = 0;  // of the body, in the problem
-  std::uint64_t unrolled = 1;     // steps in the body
+  std::uint64_t requests = 0;       // of the problem
+  std::uint64_t period = 0;         // requests of the repeating body; 0: nothing repeats
+  std::uint64_t repetitions = 0;    // of the body, in the problem
+  std::uint64_t unrolled = 1;       // steps in the body
+  bool by_call_site = false;        // of the steady state
+  std::uint64_t dynamic_slots = 0;  // of the largest size seen
   std::uint64_t stitched_slots = 0;
   std::array<std::uint64_t, kPassReasons> passed{};  // slots that take no bytes, by PassReason
 };

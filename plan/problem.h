@@ -18,7 +18,8 @@ enum class PassReason : std::uint8_t {
   Communication,  // made by a communication library, which registers its buffers
   Probe,          // asked for nearly everything only to see how much there is
   Leaked,         // made in every repetition and not freed for many
-  Unordered       // its free cannot be ordered before the next use of the bytes (see sequence.h)
+  Unordered,      // its free cannot be ordered before the next use of the bytes (see sequence.h)
+  Varying         // its size varies from step to step, and room for the largest would cost memory
 };
 
 // A stream as the planner names it: the ordinal in the trace, or kEveryStream for synchronous calls: cudaMalloc'd

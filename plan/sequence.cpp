@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <map>
 
+#include "plan/dynamic_slots.h"
+
 namespace stalloc::plan {
 namespace {
 
 class Builder {
  public:
   Builder(const Problem& problem, const SteadyState& steady, StreamMode streams)
-      : requests_(problem.requests), steady_(steady), streams_(streams) {
+      : problem_(problem), requests_(problem.requests), steady_(steady), streams_(streams) {
     skipped_ = steady.repetitions > 1 ? (steady.repetitions - 1) * steady.period : 0;
     slots_ = requests_.size() - skipped_;
     sequence_.prologue = steady.period == 0 ? requests_.size() : steady.begin;
@@ -27,6 +29,7 @@ class Builder {
         fill_epilogue(slot);
       }
     }
+    if (!steady_.sizes.empty()) choose_dynamic(problem_, steady_, sequence_);
     find_twins();
     return std::move(sequence_);
   }
@@ -121,6 +124,7 @@ class Builder {
     if (repeats) item.twin = slot - sequence_.body;
   }
 
+  const Problem& problem_;
   const std::vector<Request>& requests_;
   const SteadyState& steady_;
   const StreamMode streams_;
@@ -130,6 +134,17 @@ class Builder {
 };
 
 }  // namespace
+
+std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index) {
+  const Item& item = sequence.items[index];
+  const std::size_t slots = sequence.items.size();
+  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{index, item.upper}, Range{}};
+  std::array<Range, 2> lives = {Range{index, std::min(std::max(item.upper, item.tail), slots)}, Range{}};
+  if (item.upper > sequence.body_end() && item.twin == kNone) {
+    lives[1] = {sequence.prologue, item.upper - sequence.body};
+  }
+  return lives;
+}
 
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams) {
   return Builder(problem, steady, streams).run();

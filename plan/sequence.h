@@ -1,10 +1,12 @@
 // The planned order of requests: prologue, one repetition of the body, epilogue, with lifetimes on that time line.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "plan/free_space.h"
 #include "plan/problem.h"
 #include "plan/steady_state.h"
 
@@ -21,6 +23,8 @@ inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 struct Item {
   std::size_t request = 0;  // index into Problem::requests; of the body: in the first repetition
   std::uint64_t bytes = 0;  // to be placed; 0: takes nothing
+  // The largest size seen, in bytes, where sizes vary from step to step; 0: they do not. `bytes` is enough for it.
+  std::uint64_t largest = 0;
   PassReason pass = PassReason::None;
   // Freed before slot `upper`. In the body it is the longest life over all repetitions; beyond the body's end it wraps:
   // freed before slot `upper - body` of the next repetition.
@@ -43,9 +47,14 @@ struct Sequence {
   [[nodiscard]] std::size_t body_end() const { return prologue + body; }
 };
 
-// Maps a problem onto slots. Marks as PassReason::Leaked what SteadyState calls a leak, and as Unordered what would
-// leave its bytes with a pending free that the next user cannot be ordered behind: cudaMalloc'd and freed on a stream,
-// or, with StreamMode::Isolate, freed on another stream than it was made on.
+// What slot `index` takes bytes for, in the order of slots: at most two half-open stretches [begin, end), the second
+// empty for most.
+std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
+
+// Maps a problem onto slots. Where sizes vary (SteadyState::sizes), slots get room for the largest, or PassReason::
+// Varying, as choose_dynamic says. Marks as PassReason::Leaked what SteadyState calls a leak, and as Unordered what
+// would leave its bytes with a pending free that the next user cannot be ordered behind: cudaMalloc'd and freed on a
+// stream, or, with StreamMode::Isolate, freed on another stream than it was made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
 
 // The slot that serves request `index` of the problem.

@@ -11,15 +11,51 @@ namespace {
 
 constexpr std::size_t kMostUnrolled = 4;
 
-std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests) {
-  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, std::uint32_t> numbers;
+// Equal numbers for equal keys.
+template <class Key>
+std::vector<std::uint32_t> number(const std::vector<Request>& requests, Key key_of) {
+  std::map<decltype(key_of(requests.front())), std::uint32_t> numbers;
   std::vector<std::uint32_t> tokens;
   tokens.reserve(requests.size());
   for (const Request& request : requests) {
-    const std::tuple key(round_up(request.size, kUnitBytes), request.stream, request.alloc_order);
-    tokens.push_back(numbers.try_emplace(key, static_cast<std::uint32_t>(numbers.size())).first->second);
+    tokens.push_back(numbers.try_emplace(key_of(request), static_cast<std::uint32_t>(numbers.size())).first->second);
   }
   return tokens;
+}
+
+std::vector<std::uint32_t> tokens_by_size(const std::vector<Request>& requests) {
+  return number(requests, [](const Request& request) {
+    return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.alloc_order);
+  });
+}
+
+std::vector<std::uint32_t> tokens_by_call_site(const std::vector<Request>& requests) {
+  return number(requests, [](const Request& request) {
+    return std::tuple(request.module, request.stack, request.stream, request.alloc_order);
+  });
+}
+
+bool has_call_sites(const std::vector<Request>& requests) {
+  return std::all_of(requests.begin(), requests.end(), [](const Request& request) { return request.stack != 0; });
+}
+
+// The sizes of each phase over the whole run.
+std::vector<Sizes> sizes_of(const std::vector<Request>& requests, const Run& run) {
+  std::vector<Sizes> sizes(run.period);
+  std::vector<std::uint64_t> seen;
+  for (std::size_t phase = 0; phase < run.period; ++phase) {
+    seen.clear();
+    Sizes& of = sizes[phase];
+    of.smallest = of.largest = requests[run.begin + phase].size;
+    for (std::size_t i = run.begin + phase; i < run.end; i += run.period) {
+      of.smallest = std::min(of.smallest, requests[i].size);
+      of.largest = std::max(of.largest, requests[i].size);
+      seen.push_back(round_up(requests[i].size, kUnitBytes));
+    }
+    std::sort(seen.begin(), seen.end());
+    of.distinct = static_cast<std::uint32_t>(std::unique(seen.begin(), seen.end()) - seen.begin());
+  }
+  return sizes;
 }
 
 std::uint64_t life_of(const Request& request, std::size_t index) {
@@ -44,17 +80,21 @@ std::vector<std::uint64_t> longest_lives(const std::vector<Request>& requests, c
   return lives;
 }
 
+std::uint64_t bytes_of(const Request& request, const Sizes& sizes) {
+  return request.pass == PassReason::None ? round_up(sizes.largest, kUnitBytes) : 0;
+}
+
 // Steps that the body must be long so that requests are freed before they are made again; leaks are left out.
 // 0: too much of the body leaks.
-std::size_t steps_needed(const std::vector<Request>& requests, const Run& run,
-                         const std::vector<std::uint64_t>& lives) {
+std::size_t steps_needed(const std::vector<Request>& requests, const Run& run, const std::vector<std::uint64_t>& lives,
+                         const std::vector<Sizes>& sizes) {
   const std::size_t period = lives.size();
   const std::size_t most = std::min(kMostUnrolled, (run.end - run.begin) / period);
   std::size_t steps = 1;
   std::uint64_t bytes = 0;
   std::uint64_t leaked = 0;
   for (std::size_t phase = 0; phase < period; ++phase) {
-    const std::uint64_t size = requests[run.begin + phase].bytes();
+    const std::uint64_t size = bytes_of(requests[run.begin + phase], sizes[phase]);
     bytes += size;
     if (size == 0) continue;
     if (lives[phase] > most * period) {
@@ -68,12 +108,12 @@ std::size_t steps_needed(const std::vector<Request>& requests, const Run& run,
 
 // Bytes live across the boundary before each phase, when the phases repeat for ever.
 std::vector<std::uint64_t> crossing_bytes(const std::vector<Request>& requests, const Run& run,
-                                          const std::vector<std::uint64_t>& lives) {
+                                          const std::vector<std::uint64_t>& lives, const std::vector<Sizes>& sizes) {
   const std::size_t period = lives.size();
   std::vector<std::uint64_t> change(period + 1, 0);  // modulo 2^64
   std::uint64_t always = 0;
   for (std::size_t phase = 0; phase < period; ++phase) {
-    const std::uint64_t size = requests[run.begin + phase].bytes();
+    const std::uint64_t size = bytes_of(requests[run.begin + phase], sizes[phase]);
     if (lives[phase] == kNever || size == 0) continue;
     // Live at the boundaries phase + 1 ... phase + life - 1.
     const std::uint64_t boundaries = lives[phase] - 1;
@@ -93,13 +133,14 @@ std::vector<std::uint64_t> crossing_bytes(const std::vector<Request>& requests, 
   return bytes;
 }
 
-SteadyState cut(const std::vector<Request>& requests, const Run& run) {
+SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_call_site) {
   SteadyState steady;
+  const std::vector<Sizes> sizes = sizes_of(requests, run);
   const std::vector<std::uint64_t> lives = longest_lives(requests, run);
-  steady.unrolled = steps_needed(requests, run, lives);
+  steady.unrolled = steps_needed(requests, run, lives, sizes);
   if (steady.unrolled == 0) return steady;
   steady.period = run.period * steady.unrolled;
-  const std::vector<std::uint64_t> crossing = crossing_bytes(requests, run, lives);
+  const std::vector<std::uint64_t> crossing = crossing_bytes(requests, run, lives, sizes);
   // Keep two repetitions where there are that many.
   const std::size_t length = run.end - run.begin;
   const std::size_t last = length - steady.period * std::min<std::size_t>(2, length / steady.period);
@@ -114,20 +155,28 @@ SteadyState cut(const std::vector<Request>& requests, const Run& run) {
   for (std::size_t i = 0; i < steady.period; ++i) {
     const std::uint64_t life = lives[(best + i) % run.period];
     steady.lives.push_back(life <= steady.period ? life : kNever);
+    if (by_call_site) steady.sizes.push_back(sizes[(best + i) % run.period]);
   }
   return steady;
+}
+
+// The steady state in a sequence of tokens.
+SteadyState find_in(const std::vector<Request>& requests, const std::vector<std::uint32_t>& tokens, bool by_call_site) {
+  for (const Run& run : find_runs(tokens, std::max<std::size_t>(2, (tokens.size() + 3) / 4))) {
+    SteadyState steady = cut(requests, run, by_call_site);
+    if (steady.unrolled != 0) return steady;
+  }
+  return {};
 }
 
 }  // namespace
 
 SteadyState find_steady_state(const Problem& problem) {
-  const std::size_t count = problem.requests.size();
-  if (!problem.repeats || count < 2) return {};
-  for (const Run& run : find_runs(tokens_of(problem.requests), std::max<std::size_t>(2, (count + 3) / 4))) {
-    SteadyState steady = cut(problem.requests, run);
-    if (steady.unrolled != 0) return steady;
-  }
-  return {};
+  const std::vector<Request>& requests = problem.requests;
+  if (!problem.repeats || requests.size() < 2) return {};
+  SteadyState steady = find_in(requests, tokens_by_size(requests), false);
+  if (steady.period != 0 || !has_call_sites(requests)) return steady;
+  return find_in(requests, tokens_by_call_site(requests), true);
 }
 
 }  // namespace stalloc::plan

@@ -1,4 +1,4 @@
-// The part of a run that repeats exactly, step after step.
+// The part of a run that repeats, step after step.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,14 @@
 #include "plan/problem.h"
 
 namespace stalloc::plan {
+
+// The sizes of one request of the body over all repetitions, in bytes.
+struct Sizes {
+  std::uint64_t smallest = 0;
+  std::uint64_t largest = 0;
+  std::uint32_t distinct = 0;  // of sizes rounded to kUnitBytes
+  [[nodiscard]] bool vary() const { return distinct > 1; }
+};
 
 //   requests   0 ......... begin |-------|-------|-------| ....... n
 //                prologue          body    body    body    epilogue
@@ -24,6 +32,8 @@ struct SteadyState {
   // For each request of the body: how many requests later it is freed at the latest, over all repetitions; kNever:
   // not within `period`, in some repetition that others follow.
   std::vector<std::uint64_t> lives;
+  // For each request of the body, where it was found by call sites; else empty: all sizes are the same.
+  std::vector<Sizes> sizes;
 
   [[nodiscard]] std::size_t end() const { return begin + period * repetitions; }
 };
@@ -33,7 +43,9 @@ struct SteadyState {
 // microbatch inside it. It must hold a quarter of all requests. The body begins where the fewest bytes live across its
 // boundary. Requests that outlive their step make the body two or more steps long; those that outlive even that are
 // leaks (see SteadyState::lives); a body of which they are more than a sixteenth of the bytes is no steady state.
-// O(n log n). Pure.
+// Where no sizes repeat, it looks for the same in the sequence of (call site, stream): steps in which each request
+// comes from the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks. O(n
+// log n). Pure.
 SteadyState find_steady_state(const Problem& problem);
 
 }  // namespace stalloc::plan

@@ -98,7 +98,7 @@ bool Sweep::place(std::size_t slot) {
   const Engine::Ask same{item.bytes, stream_of(slot), Fit::BestLow, {}};
   if (is_arc(slot)) {
     if (!engine_.take_at(same, layout_.places[slot])) return false;
-  } else if (slot >= sequence_.body_end() && item.twin != kNone && sequence_.items[item.twin].bytes > 0 &&
+  } else if (slot >= sequence_.body_end() && item.twin != kNone && sequence_.items[item.twin].bytes >= item.bytes &&
              engine_.take_at(same, layout_.places[item.twin])) {
     layout_.places[slot] = layout_.places[item.twin];
   } else {

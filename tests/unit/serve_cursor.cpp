@@ -99,6 +99,23 @@ TEST_CASE("a dynamic slot takes what is not larger", "[serve][cursor]") {
   REQUIRE(ask(cursor, 9) == kNone);
 }
 
+TEST_CASE("requests whose sizes vary keep the place of those that follow", "[serve][cursor]") {
+  plan::DevicePlan plan = plan_of_units({4, 8, 30, 9, 5}, 0, 5);
+  plan.slots[1].kind = plan::SlotKind::Dynamic;
+  plan.slots[2].kind = plan::SlotKind::PassThrough;
+  plan.slots[3].kind = plan::SlotKind::Dynamic;
+  plan.varying = {2};
+  Cursor cursor(plan);
+  for (const std::uint64_t vary : {1, 7, 9, 40}) {  // the last two are larger than was seen
+    REQUIRE(ask(cursor, 4) == 0);
+    REQUIRE(ask(cursor, vary) == (vary <= 8 ? 1 : kNone));
+    REQUIRE(cursor.next(vary * plan::kUnitBytes).answer == Answer::Original);
+    REQUIRE(ask(cursor, vary) == (vary <= 9 ? 3 : kNone));
+    REQUIRE(ask(cursor, 5) == 4);
+  }
+  REQUIRE(cursor.resynchronisations() == 0);
+}
+
 TEST_CASE("a pass-through slot is used up by its request, and skipped without it", "[serve][cursor]") {
   plan::DevicePlan plan = plan_of_units({4, 8, 5}, 0, 3);
   plan.slots[1].kind = plan::SlotKind::PassThrough;

@@ -74,6 +74,7 @@ void append_device(std::string& out, const DevicePlan& device) {
   append_placements(out, device);
   out += ",\n";
   append_waits(out, device);
+  fmt::format_to(std::back_inserter(out), ",\n\"varying\": [{}]", fmt::join(device.varying, ", "));
 }
 
 std::string device_text(const DevicePlan& device) {
@@ -97,6 +98,8 @@ std::string device_text(const DevicePlan& device) {
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     if (kinds[kind] > 0) line("", fmt::format("{} {}", kinds[kind], kKinds[kind]));
   }
+  if (!device.varying.empty())
+    line("", fmt::format("{} pass_through because their size varies", device.varying.size()));
   line("", fmt::format("{} in stitched views", stitched));
   line("waits", fmt::format("{}", device.waits.size()));
   return out;

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
+#include <vector>
 
 #include "plan/problem.h"
 #include "plan/steady_state.h"
@@ -41,6 +44,64 @@ DeviceFacts facts_of(const Source& source, const plan::Problem& problem) {
   return facts;
 }
 
+// Requests of the body that come from one place in the program and vary in size.
+struct VaryingSite {
+  const plan::Request* example;
+  std::size_t requests = 0;
+  plan::Sizes sizes;
+};
+
+// The largest first.
+std::vector<VaryingSite> varying_sites(const DeviceFacts& facts) {
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, VaryingSite> sites;
+  for (std::size_t i = 0; i < facts.steady.sizes.size(); ++i) {
+    const plan::Sizes& sizes = facts.steady.sizes[i];
+    if (!sizes.vary()) continue;
+    const plan::Request& request = facts.problem->requests[facts.steady.begin + i];
+    VaryingSite& site =
+        sites.try_emplace({request.stack, request.module, request.stream}, VaryingSite{&request, 0, sizes})
+            .first->second;
+    ++site.requests;
+    site.sizes.smallest = std::min(site.sizes.smallest, sizes.smallest);
+    site.sizes.largest = std::max(site.sizes.largest, sizes.largest);
+    site.sizes.distinct = std::max(site.sizes.distinct, sizes.distinct);
+  }
+  std::vector<VaryingSite> sorted;
+  for (const auto& [key, site] : sites) sorted.push_back(site);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const VaryingSite& a, const VaryingSite& b) { return a.sizes.largest > b.sizes.largest; });
+  return sorted;
+}
+
+std::string varying_text(const DeviceFacts& facts) {
+  constexpr std::size_t kMostShown = 10;
+  const std::vector<VaryingSite> sites = varying_sites(facts);
+  std::size_t requests = 0;
+  for (const VaryingSite& site : sites) requests += site.requests;
+  std::string out = fmt::format("  {:<14}{} of {} requests a step, from {} call sites{}\n", "varying size", requests,
+                                facts.steady.period, sites.size(), sites.size() > kMostShown ? "; the largest:" : ":");
+  for (std::size_t i = 0; i < std::min(sites.size(), kMostShown); ++i) {
+    const VaryingSite& site = sites[i];
+    out += fmt::format("  {:<14}stack {}: {} requests, {} to {}, up to {} sizes each\n", "", site.example->stack,
+                       site.requests, bytes_text(site.sizes.smallest), bytes_text(site.sizes.largest),
+                       site.sizes.distinct);
+  }
+  return out;
+}
+
+std::string varying_json(const DeviceFacts& facts, std::size_t& requests) {
+  std::string json;
+  for (const VaryingSite& site : varying_sites(facts)) {
+    requests += site.requests;
+    json += fmt::format(
+        "{}{{\"stack\": {}, \"module\": {}, \"stream\": {}, \"requests\": {}, \"sizes\": {}, \"smallest_bytes\": {}, "
+        "\"largest_bytes\": {}}}",
+        json.empty() ? "" : ", ", site.example->stack, site.example->module, site.example->stream, site.requests,
+        site.sizes.distinct, site.sizes.smallest, site.sizes.largest);
+  }
+  return json;
+}
+
 std::string device_text(const Source& source, const DeviceFacts& facts) {
   std::string out = fmt::format("device {}", facts.problem->device);
   if (!facts.device.name.empty()) {
@@ -58,20 +119,25 @@ std::string device_text(const Source& source, const DeviceFacts& facts) {
   if (source.recorded) {
     line("steady state", facts.steady.period == 0
                              ? "none"
-                             : fmt::format("{} requests repeat {} times, from request {} on", facts.steady.period,
-                                           facts.steady.repetitions, facts.steady.begin));
+                             : fmt::format("{} requests repeat {} times, from request {} on{}", facts.steady.period,
+                                           facts.steady.repetitions, facts.steady.begin,
+                                           facts.steady.sizes.empty() ? "" : ", by call site"));
   }
+  if (!facts.steady.sizes.empty()) out += varying_text(facts);
   return out;
 }
 
 std::string device_json(const DeviceFacts& facts) {
+  std::size_t varying = 0;
+  const std::string sites = varying_json(facts, varying);
   return fmt::format(
       "{{\"device\": {}, \"name\": {}, \"total_bytes\": {}, \"granularity\": {}, \"requests\": {}, \"streams\": {}, "
       "\"threads\": {}, \"never_freed\": {}, \"peak_live_bytes\": {}, \"largest_bytes\": {}, \"period\": {}, "
-      "\"repetitions\": {}, \"begin\": {}}}",
+      "\"repetitions\": {}, \"begin\": {}, \"by_call_site\": {}, \"varying\": {}, \"varying_sites\": [{}]}}",
       facts.problem->device, json_text(facts.device.name), facts.device.total_bytes, facts.problem->granularity,
       facts.problem->requests.size(), facts.streams, facts.threads, facts.never_freed, facts.peak_live_bytes,
-      facts.largest_bytes, facts.steady.period, facts.steady.repetitions, facts.steady.begin);
+      facts.largest_bytes, facts.steady.period, facts.steady.repetitions, facts.steady.begin,
+      !facts.steady.sizes.empty(), varying, sites);
 }
 
 }  // namespace

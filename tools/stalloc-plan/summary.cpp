@@ -26,11 +26,14 @@ std::string passed_text(const PlanReport& report) {
 std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   const PlanReport& report = device.report;
   if (!recorded) return "not looked for (a CSV is planned once, over its whole range)";
-  if (report.period == 0) return "none found: the whole range is planned once";
+  if (report.period == 0) {
+    return "none found: planned once over the whole range, for a run that makes the very same requests";
+  }
   const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
   const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
-  return fmt::format("{} requests, {} repetitions{}; {} before, {} behind", report.period, report.repetitions, steps,
-                     device.plan.prologue, rest);
+  const std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
+  return fmt::format("{} requests, {} repetitions{}{}; {} before, {} behind", report.period, report.repetitions, steps,
+                     how, device.plan.prologue, rest);
 }
 
 std::string device_text(const plan::PlannedDevice& device, bool recorded) {
@@ -41,7 +44,8 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   };
   line("requests", fmt::format("{}", device.report.requests));
   line("steady state", steady_text(device, recorded));
-  line("peak live", fmt::format("{} ({} B)", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes));
+  line("peak live", fmt::format("{} ({} B){}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
+                                plan.varying.empty() ? "" : ", of what is planned"));
   line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
   line("utilisation", fmt::format("{:.2f} %", 100 * utilisation(plan.peak_live_bytes, plan.physical_bytes)));
   line("views", fmt::format("1 home, {} stitched (serving {} of {} slots)", plan.views.size() - 1,
@@ -49,6 +53,8 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("handles", fmt::format("{}", plan.handles.size()));
   line("start-up", fmt::format("about {:.0f} ms to create and map (estimated)", plan::estimate_startup_ms(plan)));
   line("waits", fmt::format("{}", plan.waits.size()));
+  if (device.report.dynamic_slots > 0)
+    line("dynamic", fmt::format("{} slots, of the largest size seen", device.report.dynamic_slots));
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
   return text;
 }
@@ -63,15 +69,17 @@ std::string device_json(const plan::PlannedDevice& device) {
   }
   return fmt::format(
       "{{\"device\": {}, \"requests\": {}, \"slots\": {}, \"granularity\": {}, \"prologue\": {}, \"body\": {}, "
-      "\"repetitions\": {}, \"unrolled\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": "
+      "\"repetitions\": {}, \"unrolled\": {}, \"by_call_site\": {}, \"dynamic_slots\": {}, \"peak_live_bytes\": {}, "
+      "\"physical_bytes\": {}, \"utilisation\": "
       "{:.6f}, "
       "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}, \"waits\": "
       "{}, "
       "\"passed_through\": {{{}}}}}",
       plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
-      device.report.repetitions, device.report.unrolled, plan.peak_live_bytes, plan.physical_bytes,
-      utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1, device.report.stitched_slots,
-      plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(), passed);
+      device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.dynamic_slots,
+      plan.peak_live_bytes, plan.physical_bytes, utilisation(plan.peak_live_bytes, plan.physical_bytes),
+      plan.views.size() - 1, device.report.stitched_slots, plan.handles.size(), plan::estimate_startup_ms(plan),
+      plan.waits.size(), passed);
 }
 
 // Remarks on the trace that a reader of the plan should know.
