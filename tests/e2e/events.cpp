@@ -197,6 +197,12 @@ StepChange late_frees(Host&, Training&) { return {.late_frees = true}; }
 StepChange other_stream(Host&, Training&) { return {.other_stream = true}; }
 StepChange sync_frees(Host&, Training&) { return {.sync_frees = true}; }
 
+// Named by STALLOC_SIGNAL; without the library, or when it does not watch it, it would end the process.
+StepChange signal_self(Host&, Training&) {
+  require(raise(SIGUSR2) == 0, "raise failed");
+  return {};
+}
+
 struct Named {
   const char* name;
   StepChange (*happens)(Host&, Training&);
@@ -220,6 +226,7 @@ constexpr std::array kEvents{
     Named{"peer", peer},
     Named{"pool-figures", pool_figures},
     Named{"share", share},
+    Named{"signal", signal_self},
     Named{"smaller", smaller},
     Named{"sync-frees", sync_frees},
 };

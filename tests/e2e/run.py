@@ -278,8 +278,12 @@ def dynamic_out_of_memory(bench):
 
 @scenario
 def figures_on_a_signal(bench):
-    served = expect_sound(bench.dynamic("--steps", "3", STALLOC_SIGNAL="12", STALLOC_LOG_LEVEL="warn"))
-    expect("live peak" not in served.stderr, "figures were logged unasked", served)
+    number = str(int(signal.SIGUSR2))
+    options = {"STALLOC_SIGNAL": number, "STALLOC_LOG_LEVEL": "warn"}
+    silent = expect_sound(bench.dynamic("--steps", "3", **options))
+    expect("live peak" not in silent.stderr, "figures were logged unasked", silent)
+    asked = expect_sound(bench.dynamic("--steps", "3", "--event", "signal", "--event-step", "1", **options))
+    expect(asked.stderr.count("device 0: live peak") == 1, "the figures were not logged once", asked)
 
 
 @scenario
