@@ -93,7 +93,7 @@ PhysicalRanges Dynamic::ranges(DynamicPlace place, std::uint64_t bytes) {
 std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
   std::optional<DynamicPlace> place = allocate_own(bytes, stream);
   if (place) return place;
-  const bool several = placement_.several_streams();
+  const bool several = placement_.others_have_bytes(stream);
   if (several) place = allocate_complete(bytes, stream);
   if (!place) place = make(bytes, stream, Reach::Own, false);
   const bool may_wait = several && stream != kNoStream && options_.cross_stream != CrossStream::Never;

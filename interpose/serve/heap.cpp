@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "interpose/serve/dynamic.h"
+#include "interpose/serve/heap_mutex.h"
 #include "interpose/serve/live_table.h"
 #include "interpose/serve/planned.h"
 #include "interpose/serve/stream_order.h"
@@ -75,7 +76,7 @@ class Heap::Impl {
   CUcontext context() const noexcept { return context_; }
 
  private:
-  using Lock = std::lock_guard<std::mutex>;
+  using Lock = std::lock_guard<HeapMutex>;
 
   // A request whose stream and pool are known to the heap.
   struct Ask {
@@ -109,7 +110,7 @@ class Heap::Impl {
   const CUcontext context_;
   const Notice notice_;
 
-  mutable std::mutex mutex_;                // covers everything below, but for the `contains` of planned_ and dynamic_
+  mutable HeapMutex mutex_;                 // covers everything below, but for the `contains` of planned_ and dynamic_
   const std::unique_ptr<Planned> planned_;  // null: no plan
   StreamOrder order_;
   std::unique_ptr<Dynamic> dynamic_;  // null: off

@@ -121,7 +121,8 @@ class Placement {
 
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.large.bytes() + all_.small.bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const;
-  [[nodiscard]] bool several_streams() const { return several_; }
+  // True when another stream than this one may have free bytes.
+  [[nodiscard]] bool others_have_bytes(StreamOrdinal stream) const { return several_ || (any_ && stream != first_); }
 
  private:
   // Free bytes, by the kind of requests that their handles are for.

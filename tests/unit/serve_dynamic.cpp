@@ -1,0 +1,294 @@
+// The dynamic sub-allocator's policy, on the fake driver.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "interpose/serve/heap.h"
+#include "serve_plans.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::CrossStream;
+using serve::Heap;
+using serve::HeapOptions;
+using serve::StreamKey;
+
+namespace {
+
+HeapOptions small_options() {
+  HeapOptions options;
+  options.small_bytes = kPage / 4;
+  options.smallest_stitched = kPage;
+  options.largest_handle = 2 * kPage;
+  return options;
+}
+
+std::string last_notice;  // a notice has no other way out
+void keep_notice(const char* text) { last_notice = text; }
+
+struct Fixture {
+  FakeDriver driver;
+  StreamKey stream;
+  StreamKey other;
+  std::unique_ptr<Heap> heap;
+
+  explicit Fixture(const HeapOptions& options = small_options(), std::uint64_t memory = std::uint64_t{1} << 30,
+                   const plan::DevicePlan* plan = nullptr)
+      : driver(kPage, memory), stream{driver.new_stream(), 0}, other{driver.new_stream(), 0} {
+    last_notice.clear();
+    std::string why;
+    heap = Heap::create(driver, 0, plan, FakeDriver::context(), options, &why, &keep_notice);
+    REQUIRE(heap);
+  }
+
+  CUdeviceptr take(std::uint64_t pages) { return take_on(stream, pages); }
+  CUdeviceptr take_on(StreamKey key, std::uint64_t pages) {
+    const auto address = heap->allocate(pages * kPage, key, nullptr);
+    REQUIRE(address);
+    REQUIRE(heap->owns(*address));
+    return *address;
+  }
+  void give(CUdeviceptr address) { REQUIRE(heap->free_async(address, stream) == CUDA_SUCCESS); }
+  serve::Statistics statistics() const { return heap->statistics(); }
+  std::uint64_t physical() const { return heap->statistics().physical_bytes; }
+};
+
+}  // namespace
+
+TEST_CASE("memory grows by what is asked for, rounded to a page", "[serve][dynamic]") {
+  Fixture fixture;
+  REQUIRE(fixture.physical() == 0);
+  REQUIRE(fixture.heap->allocate(3 * kPage + 1, fixture.stream, nullptr));
+  REQUIRE(fixture.physical() == 4 * kPage);
+  REQUIRE(fixture.statistics().grows == 1);
+  REQUIRE(fixture.statistics().dynamic_requests == 1);
+  REQUIRE(fixture.statistics().dynamic_live_bytes == 3 * kPage + 1);
+}
+
+TEST_CASE("freed bytes are used again before memory grows", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(4);
+  fixture.give(first);
+  REQUIRE(fixture.take(4) == first);
+  REQUIRE(fixture.physical() == 4 * kPage);
+  REQUIRE(fixture.statistics().grows == 1);
+}
+
+TEST_CASE("scattered handles are stitched before memory grows, and the view is used again", "[serve][dynamic]") {
+  Fixture fixture;
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(fixture.take(2));
+  for (int i = 0; i < 6; i += 2) fixture.give(blocks[static_cast<std::size_t>(i)]);
+  const CUdeviceptr stitched = fixture.take(6);
+  REQUIRE(fixture.physical() == 12 * kPage);
+  REQUIRE(fixture.statistics().stitches == 1);
+  REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(blocks[0]));
+  fixture.give(stitched);
+  REQUIRE(fixture.take(6) == stitched);
+  REQUIRE(fixture.statistics().stitches == 1);
+  REQUIRE(fixture.statistics().view_hits == 1);
+}
+
+TEST_CASE("a stitched view grows by what is missing only", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(2);
+  fixture.give(first);
+  fixture.take(5);
+  REQUIRE(fixture.physical() == 7 * kPage);
+  REQUIRE(fixture.statistics().stitches == 1);
+}
+
+TEST_CASE("without stitching memory grows", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.stitch = false;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(2);
+  fixture.give(first);
+  fixture.take(4);
+  REQUIRE(fixture.physical() == 8 * kPage);
+  REQUIRE(fixture.statistics().stitches == 0);
+}
+
+TEST_CASE("the view cache keeps to its limit", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.view_cache_views = 2;
+  Fixture fixture(options);
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 12; ++i) blocks.push_back(fixture.take(2));
+  for (std::size_t i = 0; i < 12; i += 2) fixture.give(blocks[i]);
+  for (const std::uint64_t pages : {4, 6, 8, 10, 12}) {
+    fixture.give(fixture.take(pages));
+    fixture.driver.finish_all_work();
+    REQUIRE(fixture.statistics().views <= 2);
+  }
+  REQUIRE(fixture.statistics().stitches > 2);
+}
+
+TEST_CASE("a view that work is pending on is not unmapped: memory grows instead", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.view_cache_views = 1;
+  Fixture fixture(options);
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(fixture.take(2));
+  for (std::size_t i = 0; i < 6; i += 2) fixture.give(blocks[i]);
+  const CUdeviceptr stitched = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(stitched);
+  fixture.take(6);
+  REQUIRE(fixture.statistics().stitches == 1);
+  REQUIRE(fixture.driver.physical(stitched) != 0);  // still mapped
+}
+
+TEST_CASE("bytes of another stream are used when their last use is over", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.cross_stream = CrossStream::Never;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  REQUIRE(fixture.take_on(fixture.other, 4) != first);  // its event is recorded when it is first asked after
+  fixture.driver.finish_all_work();
+  REQUIRE(fixture.take_on(fixture.other, 4) == first);
+  REQUIRE(fixture.statistics().stream_waits == 0);
+  REQUIRE(fixture.statistics().borrows == 1);
+}
+
+TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dynamic]") {
+  const auto choice = GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never);
+  HeapOptions options = small_options();
+  options.cross_stream = choice;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(4);
+  fixture.give(first);
+  fixture.take_on(fixture.other, 1);  // known from now on
+  fixture.driver.work(fixture.stream);
+  const CUdeviceptr second = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(second);
+  fixture.driver.work(fixture.stream);
+  const std::uint64_t before = fixture.physical();
+  fixture.take_on(fixture.other, 3);
+  const bool grew = fixture.physical() > before;
+  REQUIRE(grew == (choice != CrossStream::OrderThenGrow));
+  REQUIRE((fixture.statistics().stream_waits > 0) == (choice == CrossStream::OrderThenGrow));
+}
+
+TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr kept = fixture.take(2);
+  const CUdeviceptr given = fixture.take(6);
+  fixture.give(given);
+  REQUIRE(fixture.heap->trim(0) == 6 * kPage);
+  REQUIRE(fixture.physical() == 2 * kPage);
+  REQUIRE(fixture.driver.physical(kept) != 0);
+  fixture.give(fixture.take(6));
+  REQUIRE(fixture.heap->trim(4 * kPage) == 4 * kPage);
+}
+
+TEST_CASE("pressure: other streams' bytes, then the plan's idle bytes, then nothing and one line", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({4 * kPage - 512});
+  Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
+  const CUdeviceptr all = fixture.take(4);
+  fixture.take(2);  // no memory left: from the plan
+  REQUIRE(fixture.statistics().borrows == 1);
+  REQUIRE(last_notice.empty());
+  const serve::Statistics before = fixture.statistics();
+  REQUIRE_FALSE(fixture.heap->allocate(4 * kPage, fixture.stream, nullptr));
+  REQUIRE(last_notice.find("no memory for a request") != std::string::npos);
+  const serve::Statistics after = fixture.statistics();
+  REQUIRE(after.misses == 1);
+  REQUIRE(after.physical_bytes == before.physical_bytes);
+  REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes);
+  fixture.give(all);
+  fixture.take(4);
+}
+
+TEST_CASE("a planned slot that is borrowed is served dynamically", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({3 * kPage});
+  Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
+  const CUdeviceptr all = fixture.take(4);
+  const CUdeviceptr borrowed = fixture.take(2);
+  fixture.give(all);
+  const auto wanted = fixture.heap->allocate(3 * kPage, fixture.stream, nullptr);
+  REQUIRE(wanted);
+  fixture.give(borrowed);
+}
+
+TEST_CASE("a request that fails at any call leaves the figures and the memory as they were", "[serve][dynamic]") {
+  for (std::uint64_t call = 1; call < 40; ++call) {
+    CAPTURE(call);
+    Fixture fixture;
+    std::vector<CUdeviceptr> blocks;
+    for (int i = 0; i < 6; ++i) blocks.push_back(fixture.take(2));
+    for (std::size_t i = 0; i < 6; i += 2) fixture.give(blocks[i]);
+    const serve::Statistics before = fixture.statistics();
+    fixture.driver.fail_at(call);
+    const auto served = fixture.heap->allocate(9 * kPage, fixture.stream, nullptr);
+    fixture.driver.fail_at(0);
+    const serve::Statistics after = fixture.statistics();
+    if (served) {
+      REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes + 9 * kPage);
+      continue;
+    }
+    REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes);
+    REQUIRE(after.physical_bytes <= before.physical_bytes);
+    fixture.take(9);
+    fixture.heap.reset();
+  }
+}
+
+TEST_CASE("memory for every stream at once has nothing pending", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  const auto pending = fixture.heap->allocate_sync(4 * kPage);
+  REQUIRE(pending);
+  REQUIRE(*pending != first);
+  REQUIRE(fixture.heap->free_sync(*pending) == CUDA_SUCCESS);
+  REQUIRE(fixture.heap->allocate_sync(4 * kPage));
+  REQUIRE(fixture.physical() == 8 * kPage);
+}
+
+TEST_CASE("a dropped plan's memory serves dynamic requests", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
+  Fixture fixture(small_options(), std::uint64_t{1} << 30, &plan);
+  const std::uint64_t planned = fixture.physical();
+  for (int i = 0; i < 1100; ++i) fixture.give(fixture.take(1));
+  REQUIRE(last_notice.find("does not fit") != std::string::npos);
+  const std::uint64_t before = fixture.physical();
+  const CUdeviceptr large = fixture.take(8);
+  REQUIRE(fixture.physical() == before);
+  fixture.give(large);
+  fixture.driver.finish_all_work();
+  REQUIRE(fixture.heap->trim(0) >= planned);
+  REQUIRE(fixture.physical() == 0);
+}
+
+TEST_CASE("a peer may use what is mapped before and after it is named", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr before = fixture.take(2);
+  REQUIRE(fixture.heap->grant_access(3) == CUDA_SUCCESS);
+  const CUdeviceptr after = fixture.take(2);
+  REQUIRE(fixture.driver.physical(before, 3) != 0);
+  REQUIRE(fixture.driver.physical(after, 3) != 0);
+}
+
+TEST_CASE("a pool's handle that comes back begins anew", "[serve][dynamic]") {
+  Fixture fixture;
+  const auto pool = reinterpret_cast<CUmemoryPool>(0x10);
+  const auto address = fixture.heap->allocate(kPage, fixture.stream, pool);
+  REQUIRE(address);
+  REQUIRE(fixture.heap->pool_use(pool).used == kPage);
+  REQUIRE(fixture.statistics().pool_live_peak_bytes == kPage);
+  fixture.give(*address);
+  fixture.heap->pool_destroyed(pool);
+  REQUIRE_FALSE(fixture.heap->pool_use(pool).known);
+  fixture.give(*fixture.heap->allocate(512, fixture.stream, pool));
+  REQUIRE(fixture.heap->pool_use(pool).used_high == 512);
+}
