@@ -107,8 +107,8 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     layout = lay_out(sequence, layout_options, options);
   }
 
-  const std::uint64_t cap = options.contiguous ? std::max<std::uint64_t>(layout->pages, 1)
-                                               : options.handle_cap / plan.granularity;  // pages
+  const std::uint64_t cap =
+      options.contiguous ? std::max<std::uint64_t>(layout->pages, 1) : options.handle_cap / plan.granularity;  // pages
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");

@@ -23,8 +23,8 @@ struct PlanOptions {
   StreamMode streams = StreamMode::Order;
   // For devices without VMM: one handle, no stitched views, however large that becomes (contiguous.h).
   bool contiguous = false;
-  double contiguous_seconds = 1;          // for improving it; the result then depends on the machine's speed
-  std::uint64_t contiguous_capacity = 0;  // bytes that are good enough; 0: as few as possible
+  double contiguous_seconds = 1;                   // for improving it; the result then depends on the machine's speed
+  std::uint64_t contiguous_capacity = 0;           // bytes that are good enough; 0: as few as possible
   std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
 };
 
