@@ -13,6 +13,7 @@ namespace {
 constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the line
 constexpr std::size_t kForeignRangesAsked = 4;
 constexpr std::size_t kViewsAskedAtOnce = 4;
+constexpr std::uint8_t kSparedPages = 4;
 constexpr std::uint64_t kAskedBefore = std::uint64_t{64} << 20;  // the device is asked before so much is created
 
 // Three quarters of the line are for handles of large requests, the rest for those of small ones.
@@ -57,7 +58,12 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
 
 Dynamic::Dynamic(Driver& driver, const HeapOptions& options, const Placement::Options& placement,
                  std::unique_ptr<Mapper> mapper, StreamOrder* order)
-    : driver_(driver), options_(options), placement_(placement), mapper_(std::move(mapper)), order_(*order) {}
+    : driver_(driver),
+      page_(placement.page),
+      options_(options),
+      placement_(placement),
+      mapper_(std::move(mapper)),
+      order_(*order) {}
 
 Dynamic::~Dynamic() {
   for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
@@ -98,6 +104,7 @@ std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal
   if (!place) place = make(bytes, stream, Reach::Own, false);
   const bool may_wait = several && stream != kNoStream && options_.cross_stream != CrossStream::Never;
   const bool prefers_growing = options_.cross_stream == CrossStream::GrowThenOrder && !last_resort;
+  if (!place && may_wait && !last_resort) place = allocate_spared(bytes, stream);
   if (!place && may_wait && !prefers_growing) place = allocate_ordered(bytes, stream, true);
   if (!place) place = make(bytes, stream, Reach::Own, true);
   if (!place && may_wait && prefers_growing) place = allocate_ordered(bytes, stream, true);
@@ -126,6 +133,15 @@ std::optional<DynamicPlace> Dynamic::allocate_complete(std::uint64_t bytes, Stre
     return take({0, range.begin}, bytes, stream, Reach::All);
   }
   return std::nullopt;
+}
+
+// A few pages of its own for the small requests of a stream, lest two streams take the same bytes from each other at
+// every request.
+std::optional<DynamicPlace> Dynamic::allocate_spared(std::uint64_t bytes, StreamOrdinal stream) {
+  if (bytes > page_ || spared_pages_[stream] == kSparedPages) return std::nullopt;
+  const auto place = make(bytes, stream, Reach::Own, true);
+  if (place) ++spared_pages_[stream];
+  return place;
 }
 
 // Bytes of any stream, behind events. For all streams at once (kNoStream): only if they are complete.

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -84,6 +85,7 @@ class Dynamic {
 
   std::optional<DynamicPlace> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<DynamicPlace> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<DynamicPlace> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<DynamicPlace> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
   std::optional<DynamicPlace> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
   std::optional<DynamicPlace> take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
@@ -99,6 +101,7 @@ class Dynamic {
   CUdeviceptr home_address(std::uint64_t at) const;
 
   Driver& driver_;
+  const std::uint64_t page_;
   HeapOptions options_;
   Placement placement_;
   std::unique_ptr<Mapper> mapper_;
@@ -109,6 +112,7 @@ class Dynamic {
   FreeSpace view_addresses_;
   std::vector<PhysicalRange> scratch_;
   std::vector<MappedHandle> handles_;
+  std::array<std::uint8_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
   std::uint64_t clock_ = 0;
   Counts counts_;
 };
