@@ -1,7 +1,6 @@
 #include "interpose/serve/placement.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 
 #include "plan/plan.h"
@@ -10,7 +9,6 @@ namespace stalloc::serve {
 namespace {
 
 constexpr std::size_t kViewsLookedAt = 512;
-constexpr std::size_t kFitsLookedAt = 1;
 constexpr std::uint64_t kHandlesARequest = 8;  // a large request is made of about so many
 
 void append(std::vector<PhysicalRange>* ranges, PhysicalRange range) {
@@ -70,22 +68,16 @@ std::optional<DynamicPlace> Placement::find_home(std::uint64_t bytes, StreamOrdi
   return DynamicPlace{0, *at};
 }
 
-// Of the best fits, and the low and high end of each, the one that leaves fewest bytes in handles that it breaks: those
-// wholly free before, which a stitched view could have used, and not any more.
+// In the best fit, the end that leaves fewer bytes in handles that it breaks: those wholly free before, which a
+// stitched view could have used, and not any more. Small requests lie in handles of one page: their end does not
+// matter.
 std::optional<std::uint64_t> Placement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
-  std::array<Range, kFitsLookedAt> fits;
-  const std::size_t count = space.fits(bytes, fits);
-  std::optional<std::uint64_t> best;
-  std::uint64_t best_broken = ~std::uint64_t{0};
-  for (std::size_t i = 0; i < count; ++i) {
-    if (fits[i].bytes() == bytes) return fits[i].begin;
-    for (const std::uint64_t at : {fits[i].begin, fits[i].end - bytes}) {
-      const std::uint64_t broken = broken_by(fits[i], {at, at + bytes});
-      if (broken < best_broken) best = at, best_broken = broken;
-    }
-    if (best_broken == 0) break;
-  }
-  return best;
+  const auto fit = space.best_fit(bytes);
+  if (!fit) return std::nullopt;
+  if (fit->bytes() == bytes || bytes < options_.small_bytes) return fit->begin;
+  const std::uint64_t high = fit->end - bytes;
+  const std::uint64_t broken_low = broken_by(*fit, {fit->begin, fit->begin + bytes});
+  return broken_low <= broken_by(*fit, {high, fit->end}) ? fit->begin : high;
 }
 
 // Bytes left free in handles that lie in `free` as a whole and in `taken`, one of its ends, in part.
