@@ -109,7 +109,7 @@ class Packer {
       const bool easier = options_.capacity == 0 && round / kRules % 2 == 1;
       std::uint64_t capacity = easier ? low + (best_.bytes - low) / 2 : low;
       capacity = std::min(round_up(capacity, options_.granularity), best_.bytes - 1);
-      const auto answer = search.run(capacity, priorities(contention, round), nodes, options_.stop);
+      const auto answer = search.run(capacity, priorities(search, contention, round), nodes, options_.stop);
       if (answer == ContiguousSearch::Answer::Found) take(search.offsets());
       if (answer == ContiguousSearch::Answer::Impossible) goal_ = low = capacity + 1;
     }
@@ -121,16 +121,21 @@ class Packer {
       best_.bytes = std::max(best_.bytes, offsets[i] + tenants_[i].bytes);
   }
 
-  // The first rounds order by lifetime, contention, or area; later ones add noise to that.
-  std::vector<double> priorities(std::span<const std::uint64_t> contention, std::uint64_t round) {
+  // The first rounds order by lifetime, contention, or area; later ones add noise to that, and what was
+  // learnt from failures.
+  std::vector<double> priorities(const ContiguousSearch& search, std::span<const std::uint64_t> contention,
+                                 std::uint64_t round) {
     constexpr std::array<double, 4> kNoise = {0.0, 0.1, 0.3, 1.0};
     const double noise = round < kRules ? 0.0 : kNoise[random_() % kNoise.size()];
+    constexpr std::array<double, 3> kTrouble = {0.0, 0.1, 0.5};
+    const double trouble = round == 0 ? 0.0 : kTrouble[random_() % kTrouble.size()];
     std::vector<double> priority;
     for (std::size_t i = 0; i < tenants_.size(); ++i) {
       const double width = std::log(life(tenants_[i]));
       const double height = std::log(static_cast<double>(tenants_[i].bytes));
       const double crowd = std::log(static_cast<double>(contention[i]));
-      const double dice = noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5);
+      const double dice =
+          noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5) + trouble * std::log1p(search.trouble()[i]);
       const std::array<double, kRules> rules = {
           1e3 * (width + dice) + height, 1e6 * (crowd + 0.3 * dice) + width + height,
           1e6 * (crowd + 0.3 * dice) + 1e3 * width + height, width + height + 5 * dice};

@@ -9,11 +9,13 @@ namespace stalloc::plan {
 namespace {
 
 constexpr std::uint64_t kNodesBetweenStops = 256;
+constexpr double kShare = 0.2;  // of the trouble, for each of many
 
 }  // namespace
 
 ContiguousSearch::ContiguousSearch(std::span<const Buffer> buffers) {
   make_sections(buffers);
+  trouble_.resize(items_.size());
   for (Index a = 0; a < items_.size(); ++a) {
     for (Index b = 0; b < a; ++b) {
       if (items_[a].begin >= items_[b].end || items_[b].begin >= items_[a].end) continue;
@@ -152,7 +154,10 @@ bool ContiguousSearch::place(Index index, const Piece& piece) {
   Index end = item.end;
   for (const Index other : item.overlaps) {
     if (placed_[other] || lowest_[other] >= top) continue;
-    if (top + items_[other].bytes > capacity_) return false;
+    if (top + items_[other].bytes > capacity_) {
+      trouble_[other] += 1;
+      return false;
+    }
     raised_.push_back({other, lowest_[other]});
     lowest_[other] = top;
     begin = std::min(begin, items_[other].begin);
@@ -190,14 +195,27 @@ bool ContiguousSearch::fits(const Piece& piece, Index begin, Index end, std::uin
   for (const Index index : piece.items) {
     if (placed_[index] || items_[index].begin >= end || items_[index].end <= begin) continue;
     const std::uint64_t at = lowest(index, offset, rank);
-    if (at > capacity_ - items_[index].bytes) return false;
+    if (at > capacity_ - items_[index].bytes) {
+      trouble_[index] += 1;
+      return false;
+    }
     const Index last = std::min(items_[index].end, end);
     for (Index s = std::max(items_[index].begin, begin); s < last; ++s) floor_[s] = std::min(floor_[s], at);
   }
   for (Index s = begin; s < end; ++s) {
-    if (total_[s] != 0 && floor_[s] + total_[s] > capacity_) return false;
+    if (total_[s] == 0 || floor_[s] + total_[s] <= capacity_) continue;
+    blame(piece, s);
+    return false;
   }
   return true;
+}
+
+// All that were still to come in a section that is too full share the trouble.
+void ContiguousSearch::blame(const Piece& piece, Index section) {
+  for (const Index index : piece.items) {
+    const Item& item = items_[index];
+    if (!placed_[index] && item.begin <= section && section < item.end) trouble_[index] += kShare;
+  }
 }
 
 }  // namespace stalloc::plan

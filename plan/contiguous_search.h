@@ -46,6 +46,10 @@ class ContiguousSearch {
 
   // For priorities: the most bytes that live at once while the buffer does.
   [[nodiscard]] std::vector<std::uint64_t> contention() const;
+  // For the priorities of the next run: how much each buffer had to do with having to go back, in all runs so far
+  // (after the weights of constraints in Boussemart et al., "Boosting Systematic Search by Weighting Constraints",
+  // ECAI'04).
+  [[nodiscard]] const std::vector<double>& trouble() const { return trouble_; }
 
  private:
   using Index = std::uint32_t;
@@ -81,6 +85,7 @@ class ContiguousSearch {
   bool place(Index item, const Piece& piece);
   void take_back(Mark mark);
   [[nodiscard]] std::uint64_t lowest(Index index, std::uint64_t offset, Index rank) const;
+  void blame(const Piece& piece, Index section);
   bool fits(const Piece& piece, Index begin, Index end, std::uint64_t offset, Index rank);
 
   std::vector<Item> items_;
@@ -98,6 +103,7 @@ class ContiguousSearch {
   std::vector<std::uint64_t> floor_;     // by section, scratch
   std::vector<Index> trail_;             // items placed, in order
   std::vector<Raised> raised_;
+  std::vector<double> trouble_;  // by item
 };
 
 }  // namespace stalloc::plan
