@@ -18,7 +18,7 @@ extern "C" {
 struct stalloc_statistics {
   size_t struct_bytes; /* in: sizeof(struct stalloc_statistics); no more than that is written */
 
-  uint64_t live;          /* served from a plan, without one, and by CUDA */
+  uint64_t live; /* served from a plan, without one, and by CUDA */
   uint64_t live_peak;
   uint64_t pool_live_peak; /* of requests made in a memory pool's name: torch.cuda.max_memory_allocated() */
   uint64_t physical;       /* memory the library holds, live or not */

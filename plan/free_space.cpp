@@ -10,22 +10,38 @@ void FreeSpace::insert(Range range) {
   bytes_ += range.bytes();
 }
 
-void FreeSpace::erase(std::map<std::uint64_t, std::uint64_t>::iterator at) {
+void FreeSpace::erase(Iterator at) {
   sizes_.erase({at->second - at->first, at->first});
   bytes_ -= at->second - at->first;
   ends_.erase(at);
 }
 
+// Keeps the nodes: most changes move one end of a range, and memory for nodes costs more than the rest.
+void FreeSpace::change(Iterator at, Range range) {
+  auto size = sizes_.extract({at->second - at->first, at->first});
+  bytes_ += range.bytes() - (at->second - at->first);
+  size.value() = {range.bytes(), range.begin};
+  sizes_.insert(std::move(size));
+  at->second = range.end;
+  if (at->first == range.begin) return;
+  const auto next = std::next(at);
+  auto node = ends_.extract(at);
+  node.key() = range.begin;
+  ends_.insert(next, std::move(node));
+}
+
 void FreeSpace::add(Range range) {
   if (range.begin == range.end) return;
-  auto next = ends_.upper_bound(range.begin);
-  if (next != ends_.begin() && std::prev(next)->second >= range.begin) --next;
-  while (next != ends_.end() && next->first <= range.end) {
-    range.begin = std::min(range.begin, next->first);
+  auto first = ends_.upper_bound(range.begin);
+  if (first != ends_.begin() && std::prev(first)->second >= range.begin) --first;
+  if (first == ends_.end() || first->first > range.end) return insert(range);
+  range.begin = std::min(range.begin, first->first);
+  range.end = std::max(range.end, first->second);
+  for (auto next = std::next(first); next != ends_.end() && next->first <= range.end;) {
     range.end = std::max(range.end, next->second);
     erase(next++);
   }
-  insert(range);
+  change(first, range);
 }
 
 void FreeSpace::subtract(Range range) {
@@ -33,10 +49,16 @@ void FreeSpace::subtract(Range range) {
   auto next = ends_.upper_bound(range.begin);
   if (next != ends_.begin() && std::prev(next)->second > range.begin) --next;
   while (next != ends_.end() && next->first < range.end) {
-    const Range old{next->first, next->second};
-    erase(next++);
-    if (old.begin < range.begin) insert({old.begin, range.begin});
-    if (old.end > range.end) insert({range.end, old.end});
+    const auto at = next++;
+    const Range old{at->first, at->second};
+    if (old.begin < range.begin) {
+      change(at, {old.begin, range.begin});
+      if (old.end > range.end) insert({range.end, old.end});
+    } else if (old.end > range.end) {
+      change(at, {range.end, old.end});
+    } else {
+      erase(at);
+    }
   }
 }
 

@@ -50,8 +50,12 @@ class FreeSpace {
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
  private:
+  using Iterator = std::map<std::uint64_t, std::uint64_t>::iterator;
+
   void insert(Range range);
-  void erase(std::map<std::uint64_t, std::uint64_t>::iterator at);
+  void erase(Iterator at);
+  // Makes the range at `at` another one that lies between the same neighbours.
+  void change(Iterator at, Range range);
 
   std::map<std::uint64_t, std::uint64_t> ends_;              // begin -> end
   std::set<std::pair<std::uint64_t, std::uint64_t>> sizes_;  // (bytes, begin)

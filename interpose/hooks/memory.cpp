@@ -70,7 +70,8 @@ template <class Original>
 CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   Session& session = Session::get();
   // Without a context the driver refuses; the runtime then makes one and asks again.
-  const bool ours = session.active() && out != nullptr && request.bytes != 0 && cuda_query::current_context() != nullptr;
+  const bool ours =
+      session.active() && out != nullptr && request.bytes != 0 && cuda_query::current_context() != nullptr;
   if (!ours) return original();
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();

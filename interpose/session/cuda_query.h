@@ -7,7 +7,7 @@
 
 namespace stalloc::cuda_query {
 
-int device_count() noexcept;                 // 0 when it cannot be told
+int device_count() noexcept;                  // 0 when it cannot be told
 int current_device() noexcept;                // of the thread's context; -1 without one
 CUcontext current_context() noexcept;         // null without one
 bool is_capturing(CUstream stream) noexcept;  // also true when the driver will not say, as during somebody's capture

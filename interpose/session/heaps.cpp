@@ -190,17 +190,19 @@ void Heaps::log_figures(bool always) noexcept {
   each_heap([always](int ordinal, serve::Heap& heap) {
     const serve::Statistics s = heap.statistics();
     const auto milliseconds = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; };
-    log::figures(
-        always,
-        "device {}: live peak {} bytes, physical {} bytes, utilisation {:.2f} %, requests {} planned / {} unplanned ({} of "
-        "1 MiB or more), refused slots {}, resynchronisations {}, stream waits {}, mapping calls {} at start / {} after, "
-        "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, misses {}, mapping "
-        "{:.1f} ms at start / {:.1f} ms after",
-        ordinal, s.live_peak_bytes, s.physical_peak_bytes, percent(s.live_peak_bytes, s.physical_peak_bytes),
-        s.planned_requests, s.unplanned_requests, s.unplanned_large_requests, s.refused_slots, s.resynchronisations,
-        s.stream_waits, s.mapping_calls_at_start, s.mapping_calls_after_start, s.dynamic_requests, s.pool_live_peak_bytes,
-        s.stitches, s.view_hits, s.borrows, s.grows, s.misses, milliseconds(s.mapping_nanoseconds_at_start),
-        milliseconds(s.mapping_nanoseconds_after_start));
+    log::figures(always,
+                 "device {}: live peak {} bytes, physical {} bytes, utilisation {:.2f} %, requests {} planned / {} "
+                 "unplanned ({} of "
+                 "1 MiB or more), refused slots {}, resynchronisations {}, stream waits {}, mapping calls {} at start "
+                 "/ {} after, "
+                 "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, "
+                 "misses {}, mapping "
+                 "{:.1f} ms at start / {:.1f} ms after",
+                 ordinal, s.live_peak_bytes, s.physical_peak_bytes, percent(s.live_peak_bytes, s.physical_peak_bytes),
+                 s.planned_requests, s.unplanned_requests, s.unplanned_large_requests, s.refused_slots,
+                 s.resynchronisations, s.stream_waits, s.mapping_calls_at_start, s.mapping_calls_after_start,
+                 s.dynamic_requests, s.pool_live_peak_bytes, s.stitches, s.view_hits, s.borrows, s.grows, s.misses,
+                 milliseconds(s.mapping_nanoseconds_at_start), milliseconds(s.mapping_nanoseconds_after_start));
   });
 }
 

@@ -61,8 +61,8 @@ class FakeDriver final : public serve::Driver {
   // Called when `bytes` at an address are about to be unmapped, if set.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;
   bool is_over(Moment moment);  // true when the work up to then is complete
-  bool holds_nothing();                       // nothing reserved, created, mapped
-  bool is_clean();                            // and no event left
+  bool holds_nothing();         // nothing reserved, created, mapped
+  bool is_clean();              // and no event left
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;

@@ -1,6 +1,6 @@
 // What a program knows of the memory it was served, kept apart from the library: which bytes it holds, and behind what
-// work the bytes it gave back may be used again. Checks invariants 1 and 2 of docs/design.md at every allocation, and at
-// every unmapping that nothing lives there and no work is pending.
+// work the bytes it gave back may be used again. Checks invariants 1 and 2 of docs/design.md at every allocation, and
+// at every unmapping that nothing lives there and no work is pending.
 #pragma once
 
 #include <algorithm>
@@ -72,9 +72,8 @@ class Shadow {
   // A range that lives is one use; those that were given back stay until their moments are over.
   void add_use(const Use& use) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::erase_if(uses_, [&](const Use& old) {
-      return old.until == nullptr ? old.begin == use.begin : is_over(*old.until);
-    });
+    std::erase_if(uses_,
+                  [&](const Use& old) { return old.until == nullptr ? old.begin == use.begin : is_over(*old.until); });
     uses_.push_back(use);
   }
 

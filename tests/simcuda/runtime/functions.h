@@ -1,7 +1,8 @@
 // The one list of runtime entry points: simcudart.h makes declarations of it, runtime.cpp definitions.
 //
 //   SIMCUDART_PLAIN(function, parameters, call)
-//   SIMCUDART_STREAM(function, suffix, parameters, call)   also `function` + `suffix`, for the per-thread default stream
+//   SIMCUDART_STREAM(function, suffix, parameters, call)   also `function` + `suffix`, for the per-thread default
+//   stream
 //
 // `call` runs with the device's context current; `driver` is the table of driver functions, in the form that belongs
 // to the entry point. No include guard: included once per expansion.
