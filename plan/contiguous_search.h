@@ -82,7 +82,7 @@ class ContiguousSearch {
   void make_sections(std::span<const Buffer> buffers);
   bool solve(const Piece& piece);
   bool solve_apart(const Piece& piece);
-  bool place(Index item, const Piece& piece);
+  bool place(Index index, const Piece& piece);
   void take_back(Mark mark);
   [[nodiscard]] std::uint64_t lowest(Index index, std::uint64_t offset, Index rank) const;
   void blame(const Piece& piece, Index section);

@@ -96,8 +96,8 @@ class Dynamic {
   void shrink(const Placement::Proposal& proposal);
   std::optional<DynamicPlace> stitch(const Placement::Proposal& proposal);
   void handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const;
-  bool drop_view(std::uint32_t view);
-  bool is_idle(std::uint32_t view);
+  bool drop_view(std::uint32_t number);
+  bool is_idle(std::uint32_t number);
   CUdeviceptr home_address(std::uint64_t at) const;
 
   Driver& driver_;

@@ -111,7 +111,7 @@ class Placement {
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
   std::uint32_t add_view(std::vector<Range> pieces, std::uint64_t at);
-  void remove_view(std::uint32_t view);
+  void remove_view(std::uint32_t number);
   [[nodiscard]] StitchedView& view(std::uint32_t number) { return views_[number - 1]; }
   [[nodiscard]] const StitchedView& view(std::uint32_t number) const { return views_[number - 1]; }
   [[nodiscard]] std::uint32_t view_numbers() const { return static_cast<std::uint32_t>(views_.size()); }

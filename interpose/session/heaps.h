@@ -69,7 +69,7 @@ class Heaps {
   };
 
   serve::Heap* make_heap(CUcontext context) noexcept;
-  std::unique_ptr<serve::Heap> create(int device, CUcontext context) noexcept;
+  std::unique_ptr<serve::Heap> create(int ordinal, CUcontext context) noexcept;
   template <class Action>
   void each_heap(Action action) noexcept;
 

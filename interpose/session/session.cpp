@@ -1,7 +1,7 @@
 #include "interpose/session/session.h"
 
 #include <pthread.h>
-#include <signal.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): sigaction is POSIX, not in <csignal>
 
 #include <cstdlib>
 #include <exception>

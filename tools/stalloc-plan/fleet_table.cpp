@@ -49,6 +49,7 @@ std::string groups_text(const FleetResult& fleet) {
     if (rank.error.empty()) groups[rank.same_as == RankResult::kItself ? i : rank.same_as].push_back(rank.rank);
   }
   std::vector<std::vector<std::string>> sorted;
+  sorted.reserve(groups.size());
   for (auto& [first, names] : groups) sorted.push_back(std::move(names));
   std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
   if (sorted.size() == 1 && sorted[0].size() > 1) return "all ranks make the same requests: one plan\n";

@@ -67,6 +67,7 @@ std::vector<VaryingSite> varying_sites(const DeviceFacts& facts) {
     site.sizes.distinct = std::max(site.sizes.distinct, sizes.distinct);
   }
   std::vector<VaryingSite> sorted;
+  sorted.reserve(sites.size());
   for (const auto& [key, site] : sites) sorted.push_back(site);
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const VaryingSite& a, const VaryingSite& b) { return a.sizes.largest > b.sizes.largest; });
