@@ -51,9 +51,12 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   count(found != kNowhere);
   if (found == kNowhere) return {};
   at_ = successor(found);
-  const bool passed = slots_[found].kind == SlotKind::PassThrough;
-  if (!passed && units > slots_[found].units) return {};  // larger than was ever seen of this slot
-  return {passed ? Answer::Original : Answer::Serve, found};
+  const Wanted& slot = slots_[found];
+  if (slot.kind == SlotKind::PassThrough) {  // one that varies has no place, but nothing stands against serving it
+    return {slot.varies ? Answer::Unplanned : Answer::Original, found};
+  }
+  if (units > slot.units) return {};  // larger than was ever seen of this slot
+  return {Answer::Serve, found};
 }
 
 void Cursor::pass_through(std::uint64_t bytes) noexcept {

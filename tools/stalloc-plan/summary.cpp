@@ -27,7 +27,8 @@ std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   const PlanReport& report = device.report;
   if (!recorded) return "not looked for (a CSV is planned once, over its whole range)";
   if (report.period == 0) {
-    return "none found: planned once over the whole range, for a run that makes the very same requests";
+    return "none found: planned once over the whole range, for a run that makes the very same requests; "
+           "others hold less with STALLOC_MODE=dynamic";
   }
   const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
   const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
