@@ -119,7 +119,9 @@ TEST_CASE("a destroyed stream's handle given to a new stream is a new stream") {
 
 TEST_CASE("threads lose no event") {
   const Folder folder;
-  const Settings settings(folder.path / "trace.fb", 64);
+  Settings settings(folder.path / "trace.fb", 64);
+  // libunwind locks a mutex when a thread ends, after ThreadSanitizer has forgotten the thread.
+  settings.options.stacks = false;
   Recorder recorder(settings.options, describe);
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 4; ++t) {
