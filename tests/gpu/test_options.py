@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bench_pairs  # noqa: E402
 import bench_train  # noqa: E402
 import train  # noqa: E402
+import train_parallel  # noqa: E402
 
 TORCHRUN = ("nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts "
             "monitor-interval start-method event-log-handler role module no-python run-path log-dir redirects tee "
@@ -25,7 +26,7 @@ class Options(unittest.TestCase):
         self.assertEqual((options.size, options.batch, options.seq, options.accumulate), ("1b", 16, 2048, 4))
 
     def test_no_option_is_a_prefix_of_one_of_torchruns(self):
-        for action in train.make_parser()._actions:
+        for action in train_parallel.make_parser()._actions:  # train.py's and its own
             for name in action.option_strings:
                 clashes = [other for other in TORCHRUN if ("--" + other).startswith(name) and name != "-h"]
                 self.assertEqual(clashes, [], name)

@@ -17,6 +17,8 @@ import time
 SIZES = {
     "1b": dict(hidden=2048, layers=16, heads=16, dense=5632, expert=1024, vocabulary=32000),
     "200m": dict(hidden=1024, layers=12, heads=16, dense=2816, expert=768, vocabulary=32000),
+    # Tensors of 13.1 and 3.1 MiB with 4x2048 tokens: no multiple of a page.
+    "odd": dict(hidden=840, layers=24, heads=15, dense=1960, expert=560, vocabulary=32000),
     "tiny": dict(hidden=64, layers=2, heads=4, dense=128, expert=64, vocabulary=256),
 }
 

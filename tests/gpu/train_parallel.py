@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Trains train.py's Llama-like model on several GPUs: FSDP2, or an interleaved pipeline. Start it with torchrun.
+
+  torchrun --nproc-per-node 2 train_parallel.py --parallel fsdp|pipeline --json DIR [train.py options]
+
+Every rank writes DIR/rank-N.json: losses, step times and memory, as train.py reports them. In the pipeline every rank
+holds two stages and a step is a 1F1B schedule over --accumulate microbatches.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import train  # noqa: E402  (found beside this file)
+
+STAGES_PER_RANK = 2
+
+
+def make_parser():
+    parser = train.make_parser()
+    parser.description = __doc__
+    parser.add_argument("--parallel", choices=("fsdp", "pipeline"), required=True)
+    return parser
+
+
+def parse_arguments():
+    parser = make_parser()
+    options = parser.parse_args()
+    if options.json is None:
+        parser.error("--json DIR is needed")
+    if options.parallel == "pipeline" and (options.moe or options.lora or options.varlen):
+        parser.error("the pipeline takes dense models with fixed lengths only")
+    return options
+
+
+class Fsdp:
+    """Fully sharded data parallel (FSDP2): every layer's weights are gathered when it runs."""
+
+    def __init__(self, options, torch, device):
+        from torch.distributed.fsdp import fully_shard
+
+        self.options = options
+        self.model = train.make_model(options)
+        for layer in self.model.model.layers:
+            fully_shard(layer)
+        fully_shard(self.model)
+        self.batches = train.Microbatches(options, torch)
+        self.parameters = list(self.model.parameters())
+
+    def step(self, optimizer):
+        return train.train_step(self.options, self.model, optimizer, self.batches)
+
+
+def make_stage(options, torch, device, index, count):
+    """One pipeline stage: a run of layers, with the embedding before the first and the head behind the last."""
+
+    class Stage(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            layers = model.model.layers
+            self.embedding = model.model.embed_tokens if index == 0 else None
+            self.layers = layers[index * len(layers) // count:(index + 1) * len(layers) // count]
+            self.norm = model.model.norm if index == count - 1 else None
+            self.head = model.lm_head if index == count - 1 else None
+
+        def forward(self, hidden):
+            if self.embedding is not None:
+                hidden = self.embedding(hidden)
+            positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+            rotation = self.rotary(hidden, positions)
+            for layer in self.layers:
+                hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotation)
+            return hidden if self.head is None else self.head(self.norm(hidden))
+
+    # The whole model is made without memory: only this stage's weights ever exist.
+    options = argparse.Namespace(**{**vars(options), "device": "meta"})
+    model = train.make_model(options)
+    stage = Stage(model).to_empty(device=device)
+    stage.rotary = type(model.model.rotary_emb)(config=model.config).to(device)
+    generator = torch.Generator(device=device).manual_seed(options.seed + index)
+    for parameter in stage.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.02, generator=generator)
+        else:
+            torch.nn.init.ones_(parameter)  # a norm's
+    return stage.train()
+
+
+class Pipeline:
+    """Interleaved 1F1B: rank r holds the stages r and r + ranks."""
+
+    def __init__(self, options, torch, device):
+        from torch.distributed import pipelining
+
+        self.torch, self.options, self.device = torch, options, device
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        count = ranks * STAGES_PER_RANK
+        indices = range(rank, count, ranks)
+        modules = [make_stage(options, torch, device, index, count) for index in indices]
+        stages = [pipelining.PipelineStage(module, index, count, device) for module, index in zip(modules, indices)]
+        self.first, self.last = rank == 0, rank == ranks - 1
+        self.schedule = pipelining.ScheduleInterleaved1F1B(stages, options.accumulate, loss_fn=self.loss)
+        self.parameters = [parameter for module in modules for parameter in module.parameters()]
+        self.generator = torch.Generator(device="cpu").manual_seed(options.seed)
+
+    def loss(self, logits, tokens):
+        return self.torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    def step(self, optimizer):
+        shape = (self.options.batch * self.options.accumulate, self.options.seq)
+        vocabulary = train.SIZES[self.options.size]["vocabulary"]
+        tokens = self.torch.randint(vocabulary, shape, generator=self.generator).to(self.device)
+        losses = []
+        arguments = (tokens,) if self.first else ()
+        if self.last:
+            self.schedule.step(*arguments, target=tokens, losses=losses, return_outputs=False)
+        else:
+            self.schedule.step(*arguments, return_outputs=False)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(sum(loss.detach() for loss in losses) / len(losses)) if losses else 0.0
+
+
+def main():
+    options = parse_arguments()
+    rank = int(os.environ["RANK"])
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    device = torch.device(f"cuda:{local}" if options.device == "cuda" else "cpu")
+    if options.device == "cuda":
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if options.device == "cuda" else "gloo",
+                                         device_id=device if options.device == "cuda" else None)
+    if options.deterministic:
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(options.seed)
+    run = {"fsdp": Fsdp, "pipeline": Pipeline}[options.parallel](options, torch, device)
+    optimizer = torch.optim.AdamW(run.parameters, lr=1e-4, **{options.optimizer: True})
+    synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+
+    losses, milliseconds = [], []
+    for _ in range(options.steps):
+        synchronize()
+        started = time.perf_counter()
+        losses.append(run.step(optimizer))
+        synchronize()
+        milliseconds.append((time.perf_counter() - started) * 1000)
+    steady = milliseconds[options.warmup:] or milliseconds
+    report = {"options": vars(options), "rank": rank, "torch": torch.__version__, "losses": losses,
+              "losses_hex": [loss.hex() for loss in losses], "step_ms": milliseconds,
+              "median_step_ms": train.median(steady), **train.memory_report(options, torch, None, None)}
+    folder = pathlib.Path(options.json)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
