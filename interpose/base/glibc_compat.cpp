@@ -39,3 +39,12 @@ extern "C" __attribute__((visibility("hidden"))) int _dl_find_object(void* addre
   return dl_iterate_phdr(visit, &search) != 0 ? 0 : -1;
 }
 #endif
+
+#if __GLIBC_PREREQ(2, 38)  // GCC's emergency pool for exceptions reads its size by the strtoul of C23
+extern "C" unsigned long older_strtoul(const char* text, char** end, int base) noexcept __asm__("strtoul");
+
+extern "C" __attribute__((visibility("hidden"))) unsigned long __isoc23_strtoul(const char* text, char** end,
+                                                                                int base) noexcept {
+  return older_strtoul(text, end, base);  // they differ in binary numbers alone
+}
+#endif
