@@ -1,7 +1,10 @@
 // What each hook does: ask the session, forward to the original, report. One function a hook, grouped as hooks.def is.
 #pragma once
 
+#include <type_traits>
+
 #include "interpose/hooks/call.h"
+#include "interpose/session/capture.h"
 
 namespace stalloc::hooks {
 
@@ -39,6 +42,13 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
+
+template <class... Arguments>
+CUresult begin_capture(const Call<CUresult(Arguments...)>& call,
+                       std::type_identity_t<Arguments>... arguments) noexcept {
+  capture::seen();
+  return call.original(arguments...);
+}
 }  // namespace contexts
 
 namespace lookup {
@@ -50,10 +60,18 @@ CUresult get_proc_address_v2(
 }  // namespace lookup
 
 namespace runtime {
+// The runtime's call reaches the driver's hooks; here only the caller is noted.
 template <class... Arguments>
 RuntimeResult forward(const Call<RuntimeResult(Arguments...)>& call, Arguments... arguments) noexcept {
   return call.original(arguments...);
 }
+RuntimeResult alloc_async(const Call<RuntimeResult(void**, size_t, CUstream)>& call, void** out, size_t bytes,
+                          CUstream stream, Default zero) noexcept;
+RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryPool, CUstream)>& call, void** out,
+                              size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept;
+RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,
+                         Default zero) noexcept;
+RuntimeResult set_device(const Call<RuntimeResult(int)>& call, int device) noexcept;
 }  // namespace runtime
 
 }  // namespace stalloc::hooks

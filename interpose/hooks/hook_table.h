@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cuda.h>
-#undef cuGetProcAddress  // both versions are hooked, each under its exported name
+// Several versions of these are hooked, each under its exported name.
+#undef cuGetProcAddress
+#undef cuStreamBeginCapture
+#undef cuStreamBeginCaptureToGraph
 
 #include <cstddef>
 #include <cstdint>

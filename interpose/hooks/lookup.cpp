@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "interpose/session/capture.h"
 #include "interpose/session/session.h"
 
 namespace stalloc::hooks::lookup {
@@ -19,6 +20,7 @@ void* replace(const char* name, void* real) noexcept {
     offer_original(hook, real);
     return replacement_of(hook);
   }
+  capture::looked_up(name);
   return real;
 }
 

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "interpose/hooks/actions.h"
+#include "interpose/hooks/request.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/session.h"
 
@@ -12,15 +13,6 @@ namespace {
 using record::Recorder;
 using serve::StreamKey;
 using trace::EventKind;
-
-struct Request {
-  EventKind kind;
-  std::size_t bytes;
-  StreamKey stream;
-  CUmemoryPool pool = nullptr;  // null: the device's own
-};
-
-StreamKey key_of(CUstream stream, Default zero) { return serve::make_stream_key(stream, zero == Default::PerThread); }
 
 // cuMemAlloc and cuMemFree are ordered with everything: they belong to no stream, and are noted on the legacy one.
 StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
@@ -34,11 +26,6 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
   event.stream = stream;
   event.caller = CallerScope::outermost();
   return event;
-}
-
-std::optional<CUdeviceptr> serve(serve::Heap& heap, const Request& request) {
-  if (request.kind == EventKind::Alloc) return heap.allocate_sync(request.bytes);
-  return heap.allocate(request.bytes, request.stream, request.pool);
 }
 
 // The original allocator's answer, asked again once when only our idle memory stood in its way.
@@ -56,10 +43,11 @@ CUresult allocate_elsewhere(serve::Heap& heap, const Request& request, CUdevicep
 }
 
 template <class Original>
-CUresult allocate_served(Heaps* heaps, Request request, CUdeviceptr* out, Original original) {
-  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current_context();
+CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdeviceptr* out, Original original) {
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
   if (heap == nullptr || !heaps->resolve_pool(*heap, &request.pool)) return original();
-  if (const auto address = serve(*heap, request)) {
+  const auto address = Declined::by_heap() ? std::nullopt : serve_request(*heap, request);
+  if (address) {
     *out = *address;
     return CUDA_SUCCESS;
   }
@@ -69,16 +57,16 @@ CUresult allocate_served(Heaps* heaps, Request request, CUdeviceptr* out, Origin
 template <class Original>
 CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   Session& session = Session::get();
+  if (!session.active() || out == nullptr || request.bytes == 0) return original();
   // Without a context the driver refuses; the runtime then makes one and asks again.
-  const bool ours =
-      session.active() && out != nullptr && request.bytes != 0 && cuda_query::current_context() != nullptr;
-  if (!ours) return original();
+  const CUcontext context = cuda_query::current_context();
+  if (context == nullptr) return original();
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
-  if (recorder == nullptr) return allocate_served(session.heaps(), request, out, original);
+  if (recorder == nullptr) return allocate_served(session.heaps(), context, request, out, original);
   record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
   event.captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
-  const CUresult result = allocate_served(session.heaps(), request, out, original);
+  const CUresult result = allocate_served(session.heaps(), context, request, out, original);
   event.failed = result != CUDA_SUCCESS;
   event.address = event.failed ? 0 : *out;
   recorder->record(event);

@@ -1,6 +1,7 @@
 #include "interpose/session/cuda_query.h"
 
 #include "interpose/hooks/hook_table.h"
+#include "interpose/session/capture.h"
 
 namespace stalloc::cuda_query {
 namespace {
@@ -32,10 +33,8 @@ CUcontext current_context() noexcept {
 }
 
 bool is_capturing(CUstream stream) noexcept {
-  static const auto query = find<CUresult (*)(CUstream, CUstreamCaptureStatus*)>("cuStreamIsCapturing");
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (query == nullptr) return false;
-  return query(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return capture::status(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 bool is_primary_context(CUcontext context, int device) noexcept {

@@ -1,6 +1,7 @@
 #include "interpose/session/driver_functions.h"
 
 #include "interpose/hooks/hook_table.h"
+#include "interpose/session/capture.h"
 
 namespace stalloc {
 namespace {
@@ -35,7 +36,9 @@ std::optional<serve::DriverFunctions> find_driver_functions(const char** missing
       find("cuEventDestroy_v2", f.cuEventDestroy, missing) && find("cuEventRecord", f.cuEventRecord, missing) &&
       find("cuEventQuery", f.cuEventQuery, missing) &&
       find("cuThreadExchangeStreamCaptureMode", f.cuThreadExchangeStreamCaptureMode, missing);
-  return complete ? std::optional(f) : std::nullopt;
+  if (!complete) return std::nullopt;
+  f.cuStreamIsCapturing = &capture::status;
+  return f;
 }
 
 }  // namespace stalloc

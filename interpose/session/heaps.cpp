@@ -19,15 +19,18 @@ double percent(std::uint64_t part, std::uint64_t whole) {
 Heaps::Heaps(plan::Plan plan, const serve::DriverFunctions& functions, const serve::HeapOptions& options)
     : plan_(std::move(plan)), driver_(functions), options_(options) {}
 
-serve::Heap* Heaps::of_current_context() noexcept {
-  const CUcontext context = cuda_query::current_context();
-  if (context == nullptr) return nullptr;
+serve::Heap* Heaps::known(CUcontext context) noexcept {
   const int used = used_devices_.load(std::memory_order_acquire);
   for (int ordinal = 0; ordinal < used; ++ordinal) {
     Device& device = devices_[static_cast<std::size_t>(ordinal)];
     if (device.context.load(std::memory_order_acquire) == context) return device.heap.load(std::memory_order_acquire);
   }
-  return make_heap(context);
+  return nullptr;
+}
+
+serve::Heap* Heaps::of_current(CUcontext context) noexcept {
+  serve::Heap* heap = known(context);
+  return heap != nullptr ? heap : make_heap(context);
 }
 
 std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexcept {

@@ -25,9 +25,11 @@ class Heaps {
   // Devices without a plan get a heap only when `options.dynamic` is set.
   Heaps(plan::Plan plan, const serve::DriverFunctions& functions, const serve::HeapOptions& options);
 
-  // The heap of the thread's context, made if that is its device's primary context; null: the request belongs to the
-  // original allocator.
-  serve::Heap* of_current_context() noexcept;
+  // The heap of `context`, made if that is its device's primary context; null: the request belongs to the original
+  // allocator. Pre: `context` is the thread's current one.
+  serve::Heap* of_current(CUcontext context) noexcept;
+  // The heap of `context` if there is one already. Lock-free.
+  serve::Heap* known(CUcontext context) noexcept;
   // The heap whose arena holds the address; null: not ours. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
 

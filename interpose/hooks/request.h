@@ -1,0 +1,43 @@
+// A request as the hooks hand it to a heap.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "interpose/hooks/call.h"
+#include "interpose/serve/heap.h"
+#include "plan/trace_file.h"
+
+namespace stalloc::hooks {
+
+struct Request {
+  trace::EventKind kind;
+  std::size_t bytes;
+  serve::StreamKey stream;
+  CUmemoryPool pool = nullptr;  // null: the device's own
+};
+
+inline serve::StreamKey key_of(CUstream stream, Default zero) noexcept {
+  return serve::make_stream_key(stream, zero == Default::PerThread);
+}
+
+inline std::optional<CUdeviceptr> serve_request(serve::Heap& heap, const Request& request) noexcept {
+  if (request.kind == trace::EventKind::Alloc) return heap.allocate_sync(request.bytes);
+  return heap.allocate(request.bytes, request.stream, request.pool);
+}
+
+// While it lives, the thread's heap has declined the request that the thread makes: the driver's hook beneath the
+// runtime's does not ask it again, which would count the request twice.
+class Declined {
+ public:
+  Declined() noexcept { declined_ = true; }
+  ~Declined() { declined_ = false; }
+  Declined(const Declined&) = delete;
+  Declined& operator=(const Declined&) = delete;
+  static bool by_heap() noexcept { return declined_; }
+
+ private:
+  __attribute__((tls_model("initial-exec"))) static inline thread_local bool declined_ = false;
+};
+
+}  // namespace stalloc::hooks

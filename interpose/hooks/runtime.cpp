@@ -1,0 +1,80 @@
+// The runtime's entry points, where a program is linked with the shared runtime: what can be served is answered here,
+// without the runtime and the driver's hook below it. That is so when the runtime would do nothing but call the driver:
+// it answered this thread before, and the context it then left is still the current one. Success leaves the runtime's
+// last error as it is, and so do we; whatever fails is asked again of the runtime, which reports it its own way. In
+// trace mode the driver's hook records, so every call goes there.
+#include "interpose/hooks/actions.h"
+#include "interpose/hooks/request.h"
+#include "interpose/session/cuda_query.h"
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks::runtime {
+namespace {
+
+using trace::EventKind;
+
+// The context that the runtime left to this thread at its latest answer. Null: it has not answered since the program
+// chose a device, and may be about to change the context.
+__attribute__((tls_model("initial-exec"))) thread_local CUcontext settled = nullptr;
+
+struct Serving {
+  Heaps* heaps = nullptr;
+  serve::Heap* heap = nullptr;  // of the current context; null: ask the runtime
+};
+
+Serving serving() noexcept {
+  if (settled == nullptr || cuda_query::current_context() != settled) return {};
+  Session& session = Session::get();
+  if (!session.active() || session.figures_wanted() || session.recorder() != nullptr) return {};
+  Heaps* heaps = session.heaps();
+  return {heaps, heaps == nullptr ? nullptr : heaps->known(settled)};
+}
+
+template <class Original>
+RuntimeResult ask_runtime(Original original) noexcept {
+  const RuntimeResult result = original();
+  settled = result == 0 ? cuda_query::current_context() : nullptr;
+  return result;
+}
+
+template <class Original>
+RuntimeResult allocate(Request request, void** out, Original original) noexcept {
+  const Serving by = out == nullptr || request.bytes == 0 ? Serving{} : serving();
+  if (by.heap == nullptr || !by.heaps->resolve_pool(*by.heap, &request.pool)) return ask_runtime(original);
+  if (const auto address = serve_request(*by.heap, request)) {
+    *out = reinterpret_cast<void*>(*address);
+    return 0;
+  }
+  const Declined declined;
+  return ask_runtime(original);
+}
+
+}  // namespace
+
+RuntimeResult alloc_async(const Call<RuntimeResult(void**, size_t, CUstream)>& call, void** out, size_t bytes,
+                          CUstream stream, Default zero) noexcept {
+  return allocate({EventKind::AllocAsync, bytes, key_of(stream, zero)}, out,
+                  [&] { return call.original(out, bytes, stream); });
+}
+
+RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryPool, CUstream)>& call, void** out,
+                              size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
+  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, zero), pool}, out,
+                  [&] { return call.original(out, bytes, pool, stream); });
+}
+
+RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,
+                         Default zero) noexcept {
+  const auto address = reinterpret_cast<CUdeviceptr>(at);
+  const Serving by = serving();
+  serve::Heap* owner = by.heap == nullptr ? nullptr : by.heaps->owning(address);
+  if (owner != nullptr && owner->free_async(address, key_of(stream, zero)) == CUDA_SUCCESS) return 0;
+  return ask_runtime([&] { return call.original(at, stream); });
+}
+
+RuntimeResult set_device(const Call<RuntimeResult(int)>& call, int device) noexcept {
+  settled = nullptr;
+  return call.original(device);
+}
+
+}  // namespace stalloc::hooks::runtime
