@@ -7,13 +7,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "interpose/serve/driver.h"
+#include "interpose/serve/dynamic.h"
 #include "interpose/serve/figures.h"
+#include "interpose/serve/heap_mutex.h"
 #include "interpose/serve/heap_options.h"
+#include "interpose/serve/live_table.h"
+#include "interpose/serve/planned.h"
 #include "interpose/serve/stream_key.h"
+#include "interpose/serve/stream_order.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -33,9 +40,6 @@ class Heap {
   // the heap. Never throws.
   static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
                                       const HeapOptions& options, std::string* why, Notice notice = nullptr) noexcept;
-  // A plan only: what it does not serve belongs to the original allocator.
-  static std::unique_ptr<Heap> create(Driver& driver, const plan::DevicePlan& plan, CUcontext context, std::string* why,
-                                      Notice notice = nullptr) noexcept;
   // Waits for the context and gives everything back. Not for the end of a process: the driver may be gone by then. Pre:
   // no stream of the context is being captured.
   ~Heap();
@@ -55,7 +59,9 @@ class Heap {
   void note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept;
 
   // True for addresses inside the heap's reservations, whatever is live there. Lock-free.
-  [[nodiscard]] bool owns(CUdeviceptr address) const noexcept;
+  [[nodiscard]] bool owns(CUdeviceptr address) const noexcept {
+    return (planned_ && planned_->contains(address)) || (dynamic_ && dynamic_->contains(address));
+  }
 
   // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
   // CUDA_ERROR_INVALID_VALUE when no live range starts at `address`, and when the stream is being captured: as CUDA,
@@ -90,12 +96,78 @@ class Heap {
   void pool_destroyed(CUmemoryPool pool) noexcept;
 
   [[nodiscard]] Statistics statistics() const noexcept;
-  [[nodiscard]] CUcontext context() const noexcept;
+  [[nodiscard]] CUcontext context() const noexcept { return context_; }
 
  private:
-  class Impl;
-  explicit Heap(std::unique_ptr<Impl> impl) noexcept;
-  std::unique_ptr<Impl> impl_;
+  using Lock = std::lock_guard<HeapMutex>;
+  struct Line;
+
+  // A request whose stream and pool are known to the heap.
+  struct Ask {
+    std::uint64_t bytes = 0;           // as requested
+    StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
+    PoolIndex pool = kNoPool;
+  };
+  // Bytes that were freed but may still be in use in an unknown way, until the context has been synchronised by a wait
+  // that began after `number` was taken.
+  struct Unordered {
+    LiveEntry entry;
+    std::uint64_t number = 0;
+  };
+
+  Heap(Driver& driver, int device, CUcontext context, std::unique_ptr<Planned> planned, const Line& line,
+       Notice notice);
+  static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
+  static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
+
+  // heap.cpp
+  void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
+  void update_physical() noexcept;
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
+
+  // heap_allocate.cpp
+  std::optional<CUdeviceptr> serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
+  std::optional<Ask> admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
+  std::optional<CUdeviceptr> serve_slot(std::uint32_t slot, const Ask& ask);
+  std::optional<CUdeviceptr> serve_dynamic(const Ask& ask, bool last_resort);
+  bool ready(PhysicalRanges ranges, StreamOrdinal stream);
+  void drop_plan();
+
+  // heap_pressure.cpp
+  std::optional<CUdeviceptr> serve_under_pressure(const Ask& ask);
+  std::optional<CUdeviceptr> reclaim_and_serve(const Ask& ask);
+  std::optional<CUdeviceptr> borrow(const Ask& ask);
+  void complain(const Ask& ask);
+  std::uint64_t trim_dynamic(std::uint64_t keep_bytes);
+  std::uint64_t trim_dropped_plan();
+
+  // heap_free.cpp
+  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey key);
+  void forget(const LiveEntry& entry);
+  void hold_back(const LiveEntry& entry, std::uint64_t number);
+  void give_back(const LiveEntry& entry, StreamOrdinal stream);
+  PhysicalRanges ranges(const LiveEntry& entry);
+  CUresult synchronize(std::uint64_t number);
+
+  Driver& driver_;
+  const int device_;
+  const CUcontext context_;
+  const Notice notice_;
+
+  mutable HeapMutex mutex_;                 // covers everything below, but for the `contains` of planned_ and dynamic_
+  const std::unique_ptr<Planned> planned_;  // null: no plan
+  StreamOrder order_;
+  std::unique_ptr<Dynamic> dynamic_;  // null: off
+  LiveTable live_;
+  LiveTable unplanned_;
+  std::vector<Unordered> unordered_;
+  Figures figures_;
+  PhysicalRange borrowed_;  // what `ranges` answers for a borrowed place
+  std::uint64_t mapping_calls_at_start_ = 0;
+  std::uint64_t mapping_nanoseconds_at_start_ = 0;
+  int complaints_ = 0;
+  bool dropped_ = false;  // the plan is not used any more
+  bool adopted_ = false;  // its memory serves dynamic requests
 };
 
 }  // namespace stalloc::serve

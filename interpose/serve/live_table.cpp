@@ -47,10 +47,10 @@ const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {
 
 // Closes the gap by moving back what was displaced over it (Knuth 6.4, algorithm R), so no tombstones gather.
 bool LiveTable::erase(CUdeviceptr address, LiveEntry* entry) noexcept {
-  const LiveEntry* found = find(address);
-  if (found == nullptr) return false;
-  *entry = *found;
+  if (size_ == 0 || address == 0) return false;
   std::size_t gap = locate(address);
+  if (cells_[gap].address != address) return false;
+  *entry = cells_[gap];
   for (std::size_t cell = next(gap); cells_[cell].address != 0; cell = next(cell)) {
     const std::size_t from_home = (cell - home(cells_[cell].address)) & (capacity_ - 1);
     const std::size_t from_gap = (cell - gap) & (capacity_ - 1);

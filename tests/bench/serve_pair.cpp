@@ -79,8 +79,7 @@ double nanoseconds_a_pair(const Row& row, std::size_t pairs, bool planned) {
   NothingDriver driver;
   const plan::DevicePlan plan = plan_of(row.sizes, 13'000, kLive);  // 13,000 = 65 * 200: the ring closes
   std::string why;
-  const std::unique_ptr<Heap> heap =
-      planned ? Heap::create(driver, plan, nullptr, &why) : Heap::create(driver, 0, nullptr, nullptr, {}, &why);
+  const std::unique_ptr<Heap> heap = Heap::create(driver, 0, planned ? &plan : nullptr, nullptr, {}, &why);
   if (!heap) {
     std::fprintf(stderr, "%s\n", why.c_str());
     return 0;

@@ -6,6 +6,7 @@
 
 #include "catch.h"
 #include "fake_driver.h"
+#include "serve_plan_heap.h"
 #include "serve_plans.h"
 
 using namespace stalloc;
@@ -27,7 +28,7 @@ struct Fixture {
   explicit Fixture(plan::DevicePlan device_plan) : plan(std::move(device_plan)) {
     if (plan.prologue + plan.body == 0) plan.body = static_cast<std::uint32_t>(plan.slots.size());
     notices = 0;
-    heap = Heap::create(driver, plan, FakeDriver::context(), &why, count_notice);
+    heap = plan_only_heap(driver, plan, &why, count_notice);
     REQUIRE(heap);
   }
 
@@ -362,7 +363,7 @@ TEST_CASE("a heap gives everything back, events included", "[serve][heap]") {
   FakeDriver driver(kPage);
   std::string why;
   {
-    const auto heap = Heap::create(driver, overlapping_plan(), FakeDriver::context(), &why);
+    const auto heap = plan_only_heap(driver, overlapping_plan(), &why);
     REQUIRE(heap);
     const StreamKey s{driver.new_stream(), 0};
     const StreamKey t{driver.new_stream(), 0};

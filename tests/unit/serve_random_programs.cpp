@@ -9,6 +9,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
+#include "serve_plan_heap.h"
 #include "serve_plans.h"
 #include "serve_programs.h"
 #include "serve_shadow.h"
@@ -25,7 +26,7 @@ TEST_CASE("random programs on several streams", "[serve][random]") {
   const plan::DevicePlan plan = plan_for(requests, random);
   FakeDriver driver(kPage);
   std::string why;
-  const auto heap = Heap::create(driver, plan, FakeDriver::context(), &why);
+  const auto heap = plan_only_heap(driver, plan, &why);
   REQUIRE(heap);
   Shadow shadow(&driver);
   std::vector<StreamKey> streams = new_streams(driver, 4);
@@ -49,7 +50,7 @@ TEST_CASE("random programs while calls into the driver fail", "[serve][random]")
   const plan::DevicePlan plan = plan_for(requests, random);
   FakeDriver driver(kPage);
   std::string why;
-  const auto heap = Heap::create(driver, plan, FakeDriver::context(), &why);
+  const auto heap = plan_only_heap(driver, plan, &why);
   REQUIRE(heap);
   Shadow shadow(&driver);
   Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
@@ -65,7 +66,7 @@ TEST_CASE("random programs with captures in between", "[serve][random]") {
   const plan::DevicePlan plan = plan_for(requests, random);
   FakeDriver driver(kPage);
   std::string why;
-  const auto heap = Heap::create(driver, plan, FakeDriver::context(), &why);
+  const auto heap = plan_only_heap(driver, plan, &why);
   REQUIRE(heap);
   Shadow shadow(&driver);
   Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
@@ -87,7 +88,7 @@ TEST_CASE("creating a heap fails cleanly at every call", "[serve][random]") {
   std::uint64_t calls = 0;
   {
     FakeDriver driver(kPage);
-    const auto heap = Heap::create(driver, plan, FakeDriver::context(), &why);
+    const auto heap = plan_only_heap(driver, plan, &why);
     REQUIRE(heap);
     calls = driver.calls();
   }
@@ -95,7 +96,7 @@ TEST_CASE("creating a heap fails cleanly at every call", "[serve][random]") {
   for (std::uint64_t call = 1; call <= calls; ++call) {
     FakeDriver driver(kPage);
     driver.fail_at(call);
-    REQUIRE_FALSE(Heap::create(driver, plan, FakeDriver::context(), &why));
+    REQUIRE_FALSE(plan_only_heap(driver, plan, &why));
     REQUIRE(driver.is_clean());
   }
 }
@@ -108,7 +109,7 @@ TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   const plan::DevicePlan plan = plan_for(requests, random);
   FakeDriver driver(kPage);
   std::string why;
-  const auto heap = Heap::create(driver, plan, FakeDriver::context(), &why);
+  const auto heap = plan_only_heap(driver, plan, &why);
   REQUIRE(heap);
   Shadow shadow(&driver);
   std::deque<Program> programs;  // outlive the threads: the shadow keeps their moments

@@ -1,0 +1,117 @@
+// A request: at its planned place, else dynamically, else under pressure (heap_pressure.cpp).
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "interpose/serve/heap.h"
+
+namespace stalloc::serve {
+namespace {
+
+constexpr const char* kDoesNotFit =
+    "the plan does not fit this program: it is no longer used (was it made from another run?)";
+
+}  // namespace
+
+std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept {
+  try {
+    return serve(bytes, &stream, pool);
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
+  try {
+    return serve(bytes, nullptr, nullptr);
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+// `stream` null: for all streams at once.
+std::optional<CUdeviceptr> Heap::serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool) {
+  if (bytes == 0) return std::nullopt;
+  bool capturing = false;
+  if (stream != nullptr && driver_.is_capturing(stream->handle, &capturing) != CUDA_SUCCESS) capturing = true;
+  std::optional<CUdeviceptr> served;
+  std::optional<Ask> ask;
+  bool dropped_now = false;
+  {
+    const Lock lock(mutex_);
+    const bool by_plan = planned_ && !dropped_;
+    if (capturing) {
+      if (by_plan) planned_->cursor().pass_through(bytes);
+      return std::nullopt;
+    }
+    Cursor::Step step;
+    if (by_plan) step = planned_->cursor().next(bytes);
+    if (step.answer != Cursor::Answer::Original) ask = admit(bytes, stream, pool);
+    if (ask && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, *ask);
+    dropped_now = by_plan && !planned_->cursor().fits();
+    if (dropped_now) drop_plan();
+    if (!dynamic_) ask.reset();
+    if (ask && !served) served = serve_dynamic(*ask, false);
+  }
+  if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
+  if (served || !ask) return served;
+  return serve_under_pressure(*ask);
+}
+
+// Nothing when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host
+// memory.
+std::optional<Heap::Ask> Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool) {
+  if (!live_.reserve_one()) return std::nullopt;
+  if (stream == nullptr) return Ask{bytes, kNoStream, kNoPool};
+  const Ask ask{bytes, order_.ordinal(*stream), figures_.pool_index(pool)};
+  if (ask.stream == kNoStream || ask.pool == kNoPool) return std::nullopt;
+  return ask;
+}
+
+bool Heap::ready(PhysicalRanges ranges, StreamOrdinal stream) {
+  return stream == kNoStream ? order_.is_complete(ranges) : order_.order(ranges, stream);
+}
+
+std::optional<CUdeviceptr> Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
+  const PhysicalRanges wanted = planned_->ranges(slot);
+  if (!planned_->occupancy().try_take(wanted)) {
+    figures_.slot_refused();
+    return std::nullopt;
+  }
+  if (!ready(wanted, ask.stream)) {
+    planned_->occupancy().release(wanted);
+    figures_.slot_refused();
+    return std::nullopt;
+  }
+  const CUdeviceptr address = planned_->address(slot);
+  live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
+  figures_.planned(ask.bytes, ask.pool);
+  return address;
+}
+
+std::optional<CUdeviceptr> Heap::serve_dynamic(const Ask& ask, bool last_resort) {
+  const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
+  update_physical();
+  if (!place) return std::nullopt;
+  const CUdeviceptr address = dynamic_->address(*place);
+  live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
+  figures_.dynamic(ask.bytes, ask.pool);
+  return address;
+}
+
+// What lives stays where it is; every other byte of the plan is free for dynamic requests from now on.
+void Heap::drop_plan() {
+  dropped_ = true;
+  if (!dynamic_) return;
+  try {
+    std::vector<PhysicalRange> free;
+    planned_->occupancy().append_free(&free);
+    dynamic_->adopt(&planned_->arena());
+    adopted_ = true;
+    dynamic_->give(free, kNoStream);
+  } catch (const std::bad_alloc&) {
+    // What was not given stays unused.
+  }
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,129 @@
+// Memory under pressure: what a request tries when the driver gives no more, and giving idle memory back.
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "interpose/serve/heap.h"
+
+namespace stalloc::serve {
+namespace {
+
+constexpr int kBorrowTries = 16;
+constexpr int kMostComplaints = 16;  // lines about exhausted memory: a program may probe for what it can get
+
+double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0); }
+
+}  // namespace
+
+// Idle bytes of the plan. Their slots, should they come meanwhile, find them taken and are served dynamically.
+std::optional<CUdeviceptr> Heap::borrow(const Ask& ask) {
+  if (!planned_ || dropped_) return std::nullopt;
+  const std::uint64_t wanted = rounded(ask.bytes);
+  std::uint64_t from = 0;
+  for (int i = 0; i < kBorrowTries; ++i) {
+    const PhysicalRange found = planned_->occupancy().find_free(wanted, from);
+    if (found.begin == found.end) return std::nullopt;
+    const PhysicalRange range{found.begin, found.begin + wanted};
+    from = found.begin + planned_->page();
+    if (!ready({&range, 1}, ask.stream) || !planned_->occupancy().try_take({&range, 1})) continue;
+    const CUdeviceptr address = planned_->arena().address(0, range.begin);
+    live_.insert({address, ask.bytes, 0, Origin::Borrowed, ask.pool});
+    figures_.dynamic(ask.bytes, ask.pool);
+    figures_.borrowed();
+    return address;
+  }
+  return std::nullopt;
+}
+
+// The memory pressure ladder: give up views and idle handles, borrow from the plan, wait for what is pending. Only its
+// last rung waits, and without the lock.
+std::optional<CUdeviceptr> Heap::serve_under_pressure(const Ask& ask) {
+  std::uint64_t number = 0;
+  {
+    const Lock lock(mutex_);
+    if (!live_.reserve_one()) return std::nullopt;
+    if (const auto served = reclaim_and_serve(ask)) return served;
+    number = order_.take_number();
+  }
+  if (synchronize(number) == CUDA_SUCCESS) {
+    const Lock lock(mutex_);
+    if (!live_.reserve_one()) return std::nullopt;
+    if (const auto served = reclaim_and_serve(ask)) return served;
+  }
+  complain(ask);
+  return std::nullopt;
+}
+
+std::optional<CUdeviceptr> Heap::reclaim_and_serve(const Ask& ask) {
+  std::optional<CUdeviceptr> served = serve_dynamic(ask, true);
+  if (served) return served;
+  dynamic_->drop_idle_views();
+  if (dynamic_->release_idle(0) > 0) served = serve_dynamic(ask, true);
+  return served ? served : borrow(ask);
+}
+
+void Heap::complain(const Ask& ask) {
+  char text[256];
+  {
+    const Lock lock(mutex_);
+    figures_.missed();
+    if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
+    const Statistics& sums = figures_.sums();
+    std::snprintf(text, sizeof text,
+                  "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
+                  "GiB, largest hole %.3f GiB",
+                  device_, gibibytes(ask.bytes),
+                  gibibytes(sums.planned_live_bytes + sums.dynamic_live_bytes + sums.unplanned_live_bytes),
+                  gibibytes(sums.physical_bytes), gibibytes(dynamic_->free_bytes()),
+                  gibibytes(dynamic_->largest_free()));
+  }
+  notice_(text);
+}
+
+std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
+  try {
+    return dynamic_ ? trim_dynamic(keep_bytes) : trim_dropped_plan();
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
+std::uint64_t Heap::trim_dynamic(std::uint64_t keep_bytes) {
+  std::uint64_t number = 0;
+  {
+    const Lock lock(mutex_);
+    number = order_.take_number();
+  }
+  synchronize(number);  // refused: what is known to be idle is given back all the same
+  const Lock lock(mutex_);
+  const std::uint64_t plan_keeps = planned_ && !adopted_ ? planned_->arena().physical_bytes() : 0;
+  dynamic_->drop_idle_views();
+  const std::uint64_t given_back = dynamic_->release_idle(keep_bytes - std::min(keep_bytes, plan_keeps));
+  update_physical();
+  return given_back;
+}
+
+// Handles that are free before the wait are idle after it: a dropped plan takes nothing any more. One that a stream
+// frees meanwhile has to stay for the next time.
+std::uint64_t Heap::trim_dropped_plan() {
+  std::uint64_t number = 0;
+  std::vector<std::size_t> idle;
+  {
+    const Lock lock(mutex_);
+    if (!dropped_) return 0;
+    for (std::size_t handle = 0; handle < planned_->arena().handle_count(); ++handle) {
+      if (planned_->occupancy().is_free(planned_->arena().handle_range(handle))) idle.push_back(handle);
+    }
+    number = order_.take_number();
+  }
+  if (synchronize(number) != CUDA_SUCCESS) return 0;
+  const Lock lock(mutex_);
+  std::uint64_t given_back = 0;
+  for (const std::size_t handle : idle) given_back += planned_->arena().give_back(handle);
+  update_physical();
+  return given_back;
+}
+
+}  // namespace stalloc::serve
