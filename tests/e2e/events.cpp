@@ -10,6 +10,9 @@
 #include <thread>
 #include <utility>
 
+// Newer headers declare later versions only.
+extern "C" CUresult CUDAAPI cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device);
+
 namespace stalloc::e2e {
 namespace {
 
@@ -169,6 +172,54 @@ StepChange peer(Host& host, Training& training) {
   return {};
 }
 
+// A tensor of the current device, whose memory must be of `device`.
+void expect_on(int device, Host& host) {
+  const Host::Id tensor = host.allocate(kMiB, nullptr);
+  int owner = -1;
+  must(static_cast<cudaError_t>(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                      reinterpret_cast<CUdeviceptr>(host.address(tensor)))),
+       "cuPointerGetAttribute");
+  require(owner == device, "memory of another device than the current one");
+  host.free(tensor);
+}
+
+// The current device changes by either API, on old threads and new ones.
+StepChange contexts(Host& host, Training&) {
+  const auto set = [](CUcontext context) {
+    must(static_cast<cudaError_t>(cuCtxSetCurrent(context)), "cuCtxSetCurrent");
+  };
+  for (const int device : {1, 0, 1, 1, 0}) {
+    must(cudaSetDevice(device), "cudaSetDevice");
+    for (int i = 0; i < 3; ++i) expect_on(device, host);
+  }
+  CUcontext second = nullptr;
+  must(static_cast<cudaError_t>(cuDevicePrimaryCtxRetain(&second, 1)), "cuDevicePrimaryCtxRetain");
+  set(second);
+  expect_on(1, host);
+  std::thread([&host] { expect_on(0, host); }).join();
+  const Host::Id left = host.allocate(kMiB, nullptr);
+  set(nullptr);
+  expect_on(0, host);
+  set(second);
+  host.free(left);
+  must(static_cast<cudaError_t>(cuDevicePrimaryCtxRelease(1)), "cuDevicePrimaryCtxRelease");
+  must(cudaSetDevice(0), "cudaSetDevice");
+  expect_on(0, host);
+  return {};
+}
+
+// Memory of a context of the program's own belongs to the driver.
+StepChange own_context(Host& host, Training&) {
+  CUcontext own = nullptr;
+  must(static_cast<cudaError_t>(cuCtxCreate_v2(&own, 0, 0)), "cuCtxCreate");  // and makes it current
+  for (int i = 0; i < 3; ++i) expect_on(0, host);
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  must(static_cast<cudaError_t>(cuCtxDestroy(own)), "cuCtxDestroy");
+  must(cudaSetDevice(0), "cudaSetDevice");
+  expect_on(0, host);
+  return {};
+}
+
 // The pool's figures are those of the tensors that are live.
 StepChange pool_figures(Host& host, Training& training) {
   cudaMemPool_t pool = nullptr;
@@ -211,6 +262,7 @@ struct Named {
 constexpr std::array kEvents{
     Named{"capture", capture},
     Named{"capture-beside", capture_beside},
+    Named{"contexts", contexts},
     Named{"destroy-streams", destroy_streams},
     Named{"evaluate", evaluate},
     Named{"extra", extra},
@@ -223,6 +275,7 @@ constexpr std::array kEvents{
     Named{"missing", missing},
     Named{"nothing", nothing},
     Named{"out-of-memory", out_of_memory},
+    Named{"own-context", own_context},
     Named{"peer", peer},
     Named{"pool-figures", pool_figures},
     Named{"share", share},

@@ -343,6 +343,35 @@ def peers(bench):
     three_steps(bench, *options, SIMCUDA_DEVICES="2")
 
 
+def expect_counted_once(run):
+    """Each of the host's requests went through one hook that answers, and is in one of the figures."""
+    counts = re.findall(r"requests (\d+) planned / (\d+) unplanned|(\d+) dynamic requests", run.stderr)
+    total = sum(int(count) for counted in counts for count in counted if count)
+    expect(total == run.result["requests"], f"{total} requests were counted", run)
+
+
+@scenario
+def current_contexts(bench):
+    """Requests are of the device that is current, whichever call made it so, and count once."""
+    options = ["--devices", "2", "--event", "contexts", "--event-step", "2"]
+    expect_sound(bench.alone(*options, SIMCUDA_DEVICES="2"))
+    expect_counted_once(three_steps(bench, *options, SIMCUDA_DEVICES="2"))
+    served = expect_sound(bench.dynamic(*options, SIMCUDA_DEVICES="2"))
+    expect_counted_once(served)
+    for device in (0, 1):
+        expect(served.figures[device]["unplanned"] == 0, "a request was left to the driver", served)
+
+
+@scenario
+def own_context(bench):
+    """Under a context of the program's own the driver allocates."""
+    options = ["--event", "own-context", "--event-step", "2"]
+    expect_sound(bench.alone(*options))
+    three_steps(bench, *options)
+    served = expect_sound(bench.dynamic(*options))
+    expect(served.result["pool_allocs"] == 3, "the driver was not asked three times", served)
+
+
 # --- misuse and running out -------------------------------------------------------------------------------------------
 
 @scenario
@@ -542,6 +571,23 @@ def replay(bench):
             if run.figures:
                 expect_served_whole(run)
                 expect(result["physical_bytes"] == run.figures[0]["physical"], "memory besides the plan's", run)
+
+
+@scenario
+def replay_roads(bench):
+    """A request that goes unplanned is asked for once: through the runtime as much is served as through the driver."""
+    expect_sound(bench.record("stress"))
+    bench.plan()
+    for lives in ("2", "3", "4"):
+        expect_sound(bench.record("stress", "--lives", lives, trace="other.fb"))
+        figures = []
+        for road in ([], ["--driver"]):
+            run = bench.run([bench.replay, bench.path("other.fb"), "--json", *road], True,
+                            STALLOC_PLAN=bench.path("plan.fb"))
+            expect(run.status == 0 and run.result["mismatches"] == 0, "the replay failed", run)
+            expect(run.figures[0]["refused"] > 0, "no slot was refused: the scenario tests nothing", run)
+            figures.append({**run.figures[0], "waits": None})  # those depend on when streams are done
+        expect(figures[0] == figures[1], f"the roads differ: {figures}", run)
 
 
 def main():
