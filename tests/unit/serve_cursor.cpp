@@ -225,3 +225,38 @@ TEST_CASE("a plan that stops fitting is noticed, a long evaluation is not mistak
   evaluate(200'000);
   REQUIRE_FALSE(cursor.fits());
 }
+
+namespace {
+
+// Slots 0, 2 and 3 are planned, what lies between varies and has no place; the body is one slot for any request.
+plan::DevicePlan plan_of_beginning() {
+  plan::DevicePlan plan = plan_of_units({10, 1, 20, 30, 1}, 4, 1);
+  for (const std::uint32_t slot : {1U, 4U}) {
+    plan.slots[slot].kind = plan::SlotKind::PassThrough;
+    plan.varying.push_back(slot);
+  }
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("a plan of the beginning only lets everything behind it pass, and stays", "[serve][cursor]") {
+  Cursor cursor(plan_of_beginning());
+  REQUIRE(ask(cursor, 10) == 0);
+  REQUIRE(ask(cursor, 777) == kNone);
+  REQUIRE(ask(cursor, 20) == 2);
+  REQUIRE(ask(cursor, 555) == kNone);  // one more than was recorded
+  REQUIRE(ask(cursor, 30) == 3);
+  for (const std::uint64_t units : random_units(300'000, 40, 4)) {
+    const Cursor::Step step = cursor.next(units * plan::kUnitBytes);
+    if (step.answer != Answer::Unplanned) FAIL("not left to the dynamic sub-allocator");
+  }
+  REQUIRE(cursor.fits());
+  REQUIRE(cursor.resynchronisations() == 0);
+}
+
+TEST_CASE("a plan of the beginning of another program is noticed", "[serve][cursor]") {
+  Cursor cursor(plan_of_beginning());
+  for (int i = 0; i < 1000; ++i) ask(cursor, 1000 + static_cast<std::uint64_t>(i) % 7);
+  REQUIRE_FALSE(cursor.fits());
+}
