@@ -1,0 +1,69 @@
+// Contexts beside the primary one, and its end.
+#include <algorithm>
+
+#include "tests/conformance/checks.h"
+#include "tests/conformance/tensors.h"
+
+namespace stalloc::conformance {
+namespace {
+
+constexpr std::size_t kBytes = 5 * kMiB;
+
+void work(const Machine& machine, Report& report, std::uint64_t first) {
+  const CUstream stream = machine.make_stream();
+  Ledger ledger;
+  {
+    Tensors tensors(machine, report, ledger, kBytes, first);
+    for (int i = 0; i < 30; ++i) {
+      tensors.allocate(kBytes, stream);
+      tensors.allocate_plain(kPage, stream);
+      if (i % 3 == 2) tensors.free(tensors.nth(0));
+    }
+    tensors.finish();
+  }
+  machine.wait(stream);
+  machine.destroy(stream);
+}
+
+}  // namespace
+
+void other_context(Machine& machine, Report& report, std::uint64_t) {
+  const CUstream stream = machine.make_stream();
+  const Pinned host(machine, kBytes);
+  const CUdeviceptr primary = machine.allocate(kBytes, stream);
+  machine.fill(primary, kBytes, pattern_of(1), stream);
+  machine.wait(stream);
+  CUcontext other = nullptr;
+  machine.must(machine.cuda.create_context(&other, 0, 0), "cuCtxCreate");
+  work(machine, report, 6ULL << 56);
+  machine.must(machine.cuda.cuCtxDestroy(other), "cuCtxDestroy");
+  machine.join();
+  machine.read(host.data(), primary, kBytes, stream);
+  machine.free(primary, stream);
+  machine.wait(stream);
+  report.expect(holds(host.data(), kBytes, pattern_of(1)), "another context changed the primary one's memory");
+  machine.destroy(stream);
+  work(machine, report, 7ULL << 56);
+}
+
+void reset(Machine& machine, Report& report, std::uint64_t) {
+  machine.must(machine.cuda.cuMemPoolTrimTo(machine.default_pool(), 0), "cuMemPoolTrimTo");
+  const std::size_t before = machine.free_bytes();
+  const CUstream stream = machine.make_stream();
+  const std::size_t piece = machine.total_bytes() / 16 / kPage * kPage;
+  CUdeviceptr ordered = 0;
+  CUdeviceptr plain = 0;
+  for (int i = 0; i < 4; ++i) {  // nobody frees them
+    ordered = machine.allocate(piece, stream);
+    plain = machine.allocate_plain(piece);
+    machine.fill(ordered, piece, pattern_of(1), stream);
+  }
+  machine.reset();
+  report.figure("MiB more in use than before", before / kMiB - std::min(before, machine.free_bytes()) / kMiB);
+  report.fact("freed after the end of its context", machine.name(machine.cuda.cuMemFree(plain)));
+  report.fact("freed after the end of its context, stream-ordered",
+              machine.name(machine.cuda.cuMemFreeAsync(ordered, nullptr)));
+  for (std::uint64_t i = 0; i < 3; ++i) work(machine, report, (8 + i) << 56);
+}
+
+}  // namespace stalloc::conformance

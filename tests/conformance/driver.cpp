@@ -1,0 +1,54 @@
+#include "tests/conformance/driver.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace stalloc::conformance {
+namespace {
+
+#define CONFORMANCE_TEXT(name) #name
+#define CONFORMANCE_SYMBOL(name) CONFORMANCE_TEXT(name)
+
+// Old enough for every driver that stream-ordered allocation needs, new enough for all of its forms.
+constexpr int kAskedVersion = 12000;
+
+template <class Function>
+Function symbol(void* library, const char* name) {
+  void* const found = dlsym(library, name);
+  if (found == nullptr) throw std::runtime_error(std::string("libcuda.so.1 has no ") + name);
+  return reinterpret_cast<Function>(found);
+}
+
+template <class Function>
+Function ask(void* library, const char* name, Road road) {
+  const auto get = symbol<decltype(&cuGetProcAddress)>(library, CONFORMANCE_SYMBOL(cuGetProcAddress));
+  const cuuint64_t flags =
+      road == Road::PerThread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+  void* found = nullptr;
+  CUdriverProcAddressQueryResult status{};
+  if (get(name, &found, kAskedVersion, flags, &status) != CUDA_SUCCESS || found == nullptr) {
+    throw std::runtime_error(std::string("cuGetProcAddress finds no ") + name);
+  }
+  return reinterpret_cast<Function>(found);
+}
+
+}  // namespace
+
+Driver load_driver(Road road) {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == nullptr) throw std::runtime_error("libcuda.so.1 cannot be loaded: no NVIDIA driver here");
+  if (symbol<decltype(&cuInit)>(library, "cuInit")(0) != CUDA_SUCCESS) {
+    throw std::runtime_error("the driver cannot be initialised: no device?");
+  }
+  Driver driver;
+#define CONFORMANCE_FIND(name)                                                                      \
+  driver.name = road == Road::Symbol ? symbol<decltype(&::name)>(library, CONFORMANCE_SYMBOL(name)) \
+                                     : ask<decltype(&::name)>(library, #name, road);
+  CONFORMANCE_FUNCTIONS(CONFORMANCE_FIND)
+#undef CONFORMANCE_FIND
+  driver.create_context = symbol<decltype(driver.create_context)>(library, "cuCtxCreate_v2");
+  return driver;
+}
+
+}  // namespace stalloc::conformance

@@ -1,0 +1,147 @@
+// Stream capture: memory that is requested while a stream is captured belongs to the graph.
+#include <array>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "tests/conformance/checks.h"
+#include "tests/conformance/tensors.h"
+
+namespace stalloc::conformance {
+namespace {
+
+constexpr std::size_t kBytes = 5 * kMiB;
+
+// Ends the capture of a stream whatever happens.
+class Capture {
+ public:
+  Capture(const Machine& machine, CUstream stream, CUstreamCaptureMode mode) : machine_(machine), stream_(stream) {
+    machine.must(machine.cuda.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture");
+  }
+  ~Capture() {
+    CUgraph unwanted = nullptr;
+    if (!ended_) machine_.cuda.cuStreamEndCapture(stream_, &unwanted);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  CUgraph end() {
+    CUgraph graph = nullptr;
+    ended_ = true;
+    machine_.must(machine_.cuda.cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture");
+    return graph;
+  }
+
+ private:
+  const Machine& machine_;
+  const CUstream stream_;
+  bool ended_ = false;
+};
+
+// A graph with two allocations: one it frees itself, and one that is freed on a stream after each launch. What both
+// held is copied to `results`, two times kBytes.
+struct Graph {
+  Graph(const Machine& machine, CUstream stream, CUstreamCaptureMode mode, CUdeviceptr results) {
+    Capture capture(machine, stream, mode);
+    const CUdeviceptr within = machine.allocate(kBytes, stream);
+    machine.fill(within, kBytes, pattern_of(1), stream);
+    machine.must(machine.cuda.cuMemcpyDtoDAsync(results, within, kBytes, stream), "cuMemcpyDtoDAsync");
+    machine.free(within, stream);
+    outside = machine.allocate(kBytes, stream);
+    machine.fill(outside, kBytes, pattern_of(2), stream);
+    machine.must(machine.cuda.cuMemcpyDtoDAsync(results + kBytes, outside, kBytes, stream), "cuMemcpyDtoDAsync");
+    graph = capture.end();
+    machine.must(machine.cuda.cuGraphInstantiate(&executable, graph, 0), "cuGraphInstantiate");
+  }
+
+  CUdeviceptr outside = 0;
+  CUgraph graph = nullptr;
+  CUgraphExec executable = nullptr;
+};
+
+// Other requests come between the launches, before and after what the graph does.
+void launch_often(const Machine& machine, Report& report, const Graph& graph, CUstream stream, CUdeviceptr results) {
+  const Pinned host(machine, 2 * kBytes);
+  const CUstream other = machine.make_stream();
+  Ledger ledger;
+  {
+    Tensors tensors(machine, report, ledger, kBytes, 3ULL << 56);
+    for (int launch = 0; launch < 5; ++launch) {
+      const std::uint64_t before = tensors.allocate(kBytes, other);
+      machine.must(machine.cuda.cuGraphLaunch(graph.executable, stream), "cuGraphLaunch");
+      tensors.allocate(kBytes, stream);
+      machine.free(graph.outside, stream);
+      tensors.free_on(before, stream);
+      tensors.allocate(kBytes / 2, stream);
+      machine.read(host.data(), results, 2 * kBytes, stream);
+      machine.wait(stream);
+      report.expect(holds(host.data(), kBytes, pattern_of(1)), "what the graph frees held wrong data");
+      report.expect(holds(static_cast<char*>(host.data()) + kBytes, kBytes, pattern_of(2)),
+                    "what is freed after the graph held wrong data");
+    }
+    tensors.finish();
+  }
+  machine.wait(other);
+  machine.destroy(other);
+}
+
+}  // namespace
+
+void graphs(Machine& machine, Report& report, std::uint64_t) {
+  for (const unsigned flags : {CU_STREAM_NON_BLOCKING, CU_STREAM_DEFAULT}) {
+    for (const CUstreamCaptureMode mode :
+         {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+      const CUstream stream = machine.make_stream(flags);
+      const CUdeviceptr results = machine.allocate_plain(2 * kBytes);
+      const Graph graph(machine, stream, mode, results);
+      launch_often(machine, report, graph, stream, results);
+      machine.must(machine.cuda.cuGraphExecDestroy(graph.executable), "cuGraphExecDestroy");
+      machine.must(machine.cuda.cuGraphDestroy(graph.graph), "cuGraphDestroy");
+      machine.free_plain(results);
+      machine.destroy(stream);
+    }
+  }
+}
+
+// Neither may the capture break another thread's requests, nor those the capture. Nobody may wait for anything while a
+// stream is captured.
+void capture_beside(Machine& machine, Report& report, std::uint64_t) {
+  const CUstream capturing = machine.make_stream();
+  const CUstream other = machine.make_stream();
+  const CUdeviceptr results = machine.allocate_plain(kBytes);
+  const Pinned host(machine, kBytes);
+  for (const CUstreamCaptureMode mode : {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    Ledger ledger;
+    Tensors tensors(machine, report, ledger, kBytes, 4ULL << 56);
+    Capture capture(machine, capturing, mode);
+    const CUdeviceptr within = machine.allocate(kBytes, capturing);
+    std::thread([&] {
+      try {
+        machine.join();
+        for (std::size_t i = 1; i <= 15; ++i) tensors.allocate(i * kBytes / 15 / 4 * 4, other);
+        for (std::size_t i = 0; i < Tensors::kReads; ++i) tensors.free(tensors.nth(0));
+        for (std::size_t i = 1; i <= 15; ++i) tensors.allocate(i * kBytes / 15 / 4 * 4, other);
+      } catch (const std::exception& error) {
+        report.expect(false, error.what());
+      }
+    }).join();
+    machine.fill(within, kBytes, pattern_of(7), capturing);
+    machine.must(machine.cuda.cuMemcpyDtoDAsync(results, within, kBytes, capturing), "cuMemcpyDtoDAsync");
+    machine.free(within, capturing);
+    const CUgraph graph = capture.end();
+    CUgraphExec executable = nullptr;
+    machine.must(machine.cuda.cuGraphInstantiate(&executable, graph, 0), "cuGraphInstantiate");
+    machine.must(machine.cuda.cuGraphLaunch(executable, capturing), "cuGraphLaunch");
+    machine.read(host.data(), results, kBytes, capturing);
+    machine.wait(capturing);
+    report.expect(holds(host.data(), kBytes, pattern_of(7)), "the captured work left wrong data");
+    tensors.finish();
+    machine.must(machine.cuda.cuGraphExecDestroy(executable), "cuGraphExecDestroy");
+    machine.must(machine.cuda.cuGraphDestroy(graph), "cuGraphDestroy");
+  }
+  machine.free_plain(results);
+  machine.destroy(capturing);
+  machine.destroy(other);
+}
+
+}  // namespace stalloc::conformance

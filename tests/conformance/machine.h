@@ -1,0 +1,105 @@
+// What the checks share: a device with its primary context, calls that must succeed, patterns, pinned memory, and
+// gates.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "tests/conformance/driver.h"
+
+namespace stalloc::conformance {
+
+inline constexpr std::size_t kMiB = 1 << 20;
+inline constexpr std::size_t kPage = 2 * kMiB;  // the driver maps memory in pages of this size
+
+// Device 0 and its primary context. Everything throws std::runtime_error, one line, where CUDA refuses. Thread-safe.
+class Machine {
+ public:
+  explicit Machine(const Driver& driver);
+
+  const Driver& cuda;
+
+  // Retains the primary context and makes it current in this thread. Each call once more.
+  void enter();
+  // Makes it current in another thread of the program.
+  void join() const;
+  // Ends the primary context, with all that is in it, and begins it again.
+  void reset();
+
+  void must(CUresult result, const char* what) const;
+  [[nodiscard]] std::string name(CUresult result) const;
+
+  [[nodiscard]] CUdeviceptr allocate(std::size_t bytes, CUstream stream) const;  // stream-ordered
+  [[nodiscard]] CUdeviceptr allocate_plain(std::size_t bytes) const;
+  void free(CUdeviceptr at, CUstream stream) const;
+  void free_plain(CUdeviceptr at) const;
+
+  [[nodiscard]] CUstream make_stream(unsigned flags = CU_STREAM_NON_BLOCKING) const;
+  void destroy(CUstream stream) const;
+  void wait(CUstream stream) const;
+  // Later work on `later` waits for what is queued on `earlier`.
+  void order(CUstream earlier, CUstream later) const;
+
+  // Writes `pattern` all over the range; a byte pattern where the size is no multiple of four.
+  void fill(CUdeviceptr at, std::size_t bytes, std::uint32_t pattern, CUstream stream) const;
+  void read(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) const;
+
+  [[nodiscard]] std::size_t free_bytes() const;
+  [[nodiscard]] std::size_t total_bytes() const;
+  [[nodiscard]] CUmemoryPool default_pool() const;
+  [[nodiscard]] cuuint64_t ask(CUmemoryPool pool, CUmemPool_attribute attribute) const;
+
+ private:
+  CUcontext context_ = nullptr;
+};
+
+// Whether all of it is what `fill` wrote.
+bool holds(const void* bytes, std::size_t count, std::uint32_t pattern);
+
+// Different for each tensor, never 0, in every byte.
+std::uint32_t pattern_of(std::uint64_t tensor);
+
+// Host memory that copies write in stream order.
+class Pinned {
+ public:
+  Pinned(const Machine& machine, std::size_t bytes);
+  ~Pinned();
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  void* data() const { return memory_; }
+
+ private:
+  const Machine& machine_;
+  void* memory_ = nullptr;
+};
+
+// Work that holds a stream until it is opened, or until `longest_ms` have passed: a driver may make any call wait for
+// the device, and the program would then never get to open it.
+class Gate {
+ public:
+  Gate(const Machine& machine, CUstream stream, int longest_ms);
+  ~Gate() { open(); }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  // Idempotent. Returns when the stream has passed.
+  void open();
+  // Whether nobody opened it in time. Known after `open`.
+  [[nodiscard]] bool timed_out() const { return timed_out_; }
+
+ private:
+  static void CUDA_CB hold(void* self);
+
+  const int longest_ms_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  bool passed_ = false;
+  bool timed_out_ = false;
+};
+
+}  // namespace stalloc::conformance

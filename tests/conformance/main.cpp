@@ -1,0 +1,125 @@
+// stalloc-conformance: checks what CUDA promises of device memory, on a GPU or on simcuda, alone or under a preloaded
+// library. Ends with one line of JSON. Exit status: 0 all checks passed, 1 one failed, 2 no CUDA, 3 a check hung.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/conformance/checks.h"
+
+namespace {
+
+using namespace stalloc::conformance;
+
+struct Arguments {
+  Road road = Road::Symbol;
+  std::vector<std::string> only;
+  std::uint64_t seed = 1;
+  std::uint64_t rounds = 1;
+  int limit_seconds = 120;
+  bool list = false;
+};
+
+int parse(int argc, char** argv, Arguments& to) {
+  CLI::App app{"What CUDA promises of device memory", "stalloc-conformance"};
+  const std::map<std::string, Road> roads{
+      {"symbol", Road::Symbol}, {"proc-address", Road::ProcAddress}, {"per-thread", Road::PerThread}};
+  app.add_option("--road", to.road, "how CUDA's functions are found")->transform(CLI::CheckedTransformer(roads));
+  app.add_option("--only", to.only, "names of checks; default: all")->delimiter(',');
+  app.add_option("--seed", to.seed, "of the random programs");
+  app.add_option("--rounds", to.rounds, "how often all but the last check are made, each time with another seed");
+  app.add_option("--limit", to.limit_seconds, "seconds that a check may take");
+  app.add_flag("--list", to.list, "names the checks");
+  CLI11_PARSE(app, argc, argv);
+  return -1;
+}
+
+// Ends the program when a check takes too long: a call into CUDA that hangs can be ended in no other way.
+class Watchdog {
+ public:
+  Watchdog(std::string check, int seconds)
+      : thread_([this, check = std::move(check), seconds] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_for(lock, std::chrono::seconds(seconds), [this] { return over_; })) return;
+          fmt::print("{}: hung for {} s\n", check, seconds);
+          std::fflush(stdout);
+          std::_Exit(3);
+        }) {}
+  ~Watchdog() {
+    {
+      const std::scoped_lock lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+void run(const Check& check, const Arguments& arguments, std::uint64_t round, Machine& machine, Report& report) {
+  const Watchdog watchdog(check.name, arguments.limit_seconds);
+  report.begin(check.name);
+  try {
+    check.run(machine, report, arguments.seed * 1000 + round * 10);
+  } catch (const std::exception& error) {
+    report.expect(false, error.what());
+  }
+  report.end();
+}
+
+bool wanted(const Check& check, const Arguments& arguments) {
+  return arguments.only.empty() ||
+         std::find(arguments.only.begin(), arguments.only.end(), check.name) != arguments.only.end();
+}
+
+// The last check ends the context: it is made once.
+void run_all(const Arguments& arguments, Machine& machine, Report& report) {
+  const std::vector<Check>& checks = all_checks();
+  for (std::uint64_t round = 0; round < arguments.rounds; ++round) {
+    for (const Check& check : checks) {
+      const bool last = &check == &checks.back();
+      if (wanted(check, arguments) && (!last || round + 1 == arguments.rounds)) {
+        run(check, arguments, round, machine, report);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  if (const int status = parse(argc, argv, arguments); status >= 0) return status;
+  if (arguments.list) {
+    for (const Check& check : all_checks()) fmt::print("{}\n", check.name);
+    return 0;
+  }
+  try {
+    const Driver driver = load_driver(arguments.road);
+    Machine machine(driver);
+    Report report;
+    run_all(arguments, machine, report);
+    fmt::print("{}\n", report.json());
+    return report.passed() ? 0 : 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "stalloc-conformance: {}\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,246 @@
+// Memory that is freed while work on it is still to come: nobody else's data may get there first.
+#include <array>
+#include <chrono>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/conformance/checks.h"
+
+namespace stalloc::conformance {
+namespace {
+
+constexpr std::size_t kLargest = 10 * kMiB;
+constexpr std::array<std::size_t, 4> kSizes{4096, kMiB + 512, kPage, kLargest};
+constexpr int kNobodyWaits = 10'000;  // milliseconds: a gate that stays shut this long shows that a call waited for it
+constexpr int kMayWait = 150;         // where a driver may wait for the device
+
+// Tries: a reader behind a gate, and others that may get its memory.
+class Late {
+ public:
+  Late(const Machine& machine, Report& report) : machine_(machine), report_(report), host_(machine, 4 * kLargest) {}
+
+  // Read and freed on `reader`, wanted on `writer`.
+  void try_streams(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who) {
+    const CUdeviceptr early = machine_.allocate(bytes, reader);
+    machine_.fill(early, bytes, kEarly, reader);
+    Gate gate(machine_, reader, kNobodyWaits);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.free(early, reader);
+    take_three(writer, bytes);
+    gate.open();
+    finish(reader, writer, bytes, who);
+    report_.expect(!gate.timed_out(), "a stream-ordered request waited on the host for another stream: " + who);
+  }
+
+  // Used on `reader`, freed on `owner` behind that, wanted on `writer`.
+  void try_chain(CUstream owner, CUstream reader, CUstream writer, std::size_t bytes) {
+    const CUdeviceptr early = machine_.allocate(bytes, owner);
+    machine_.fill(early, bytes, kEarly, owner);
+    machine_.order(owner, reader);
+    Gate gate(machine_, reader, kNobodyWaits);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.order(reader, owner);
+    machine_.free(early, owner);
+    take_three(writer, bytes);
+    gate.open();
+    machine_.wait(owner);
+    finish(reader, writer, bytes, "freed on a third stream");
+  }
+
+  // The stream that freed it is destroyed while its work is pending.
+  void try_destroyed(CUstream writer, std::size_t bytes) {
+    const CUstream reader = machine_.make_stream();
+    const CUstream last = machine_.make_stream();  // knows when the reader is done
+    const CUdeviceptr early = machine_.allocate(bytes, reader);
+    machine_.fill(early, bytes, kEarly, reader);
+    Gate gate(machine_, reader, kNobodyWaits);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.free(early, reader);
+    machine_.order(reader, last);
+    machine_.destroy(reader);
+    const CUstream heir = machine_.make_stream();  // may have the same handle
+    take_three(heir, bytes);
+    gate.open();
+    finish(last, heir, bytes, "destroyed stream, heir");
+    take_three(writer, bytes);
+    finish(last, writer, bytes, "destroyed stream, other");
+    machine_.destroy(last);
+    machine_.destroy(heir);
+  }
+
+  // cuMemAlloc: what it returns may be used on any stream at once.
+  void try_plain_writer(CUstream reader, CUstream writer, std::size_t bytes) {
+    const CUdeviceptr early = machine_.allocate(bytes, reader);
+    machine_.fill(early, bytes, kEarly, reader);
+    Gate gate(machine_, reader, kMayWait);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.free(early, reader);
+    const CUdeviceptr plain = machine_.allocate_plain(bytes);
+    machine_.fill(plain, bytes, kLater, writer);
+    machine_.wait(writer);
+    gate.open();
+    machine_.wait(reader);
+    report_.expect(holds(host(0), bytes, kEarly), "a late reader saw what cuMemAlloc gave away");
+    machine_.free_plain(plain);
+  }
+
+  // cuMemFree of memory that a stream still reads.
+  void try_plain_free(CUstream reader, CUstream writer, std::size_t bytes) {
+    const CUdeviceptr early = machine_.allocate_plain(bytes);
+    machine_.fill(early, bytes, kEarly, reader);
+    Gate gate(machine_, reader, kMayWait);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.free_plain(early);
+    const bool waited = machine_.cuda.cuStreamQuery(reader) == CUDA_SUCCESS;
+    take_three(writer, bytes);
+    gate.open();
+    finish(reader, writer, bytes, "cuMemFree");
+    report_.fact("cuMemFree waits for the device", waited ? "yes" : "no");
+  }
+
+ private:
+  static constexpr std::uint32_t kEarly = 0xe1e1e1e1;
+  static constexpr std::uint32_t kLater = 0x2b2b2b2b;
+
+  [[nodiscard]] void* host(std::size_t index) const { return static_cast<char*>(host_.data()) + index * kLargest; }
+
+  // Three, so that memory which is not the first choice is taken too.
+  void take_three(CUstream stream, std::size_t bytes) {
+    for (std::size_t i = 1; i <= 3; ++i) {
+      const CUdeviceptr later = machine_.allocate(bytes, stream);
+      machine_.fill(later, bytes, kLater + static_cast<std::uint32_t>(i), stream);
+      machine_.read(host(i), later, bytes, stream);
+      taken_.push_back(later);
+    }
+  }
+
+  void finish(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who) {
+    machine_.wait(reader);
+    machine_.wait(writer);
+    report_.expect(holds(host(0), bytes, kEarly), "a late reader saw the data of the next owner: " + who);
+    for (std::size_t i = 1; i <= 3; ++i) {
+      report_.expect(holds(host(i), bytes, kLater + static_cast<std::uint32_t>(i)), "a new owner lost data: " + who);
+    }
+    for (const CUdeviceptr later : taken_) machine_.free(later, writer);
+    taken_.clear();
+    machine_.wait(writer);
+  }
+
+  const Machine& machine_;
+  Report& report_;
+  Pinned host_;
+  std::vector<CUdeviceptr> taken_;
+};
+
+// One stream of each kind.
+struct Streams {
+  explicit Streams(const Machine& from)
+      : machine(from), first(from.make_stream()), second(from.make_stream()), blocking(from.make_stream(0)) {}
+  ~Streams() {
+    for (const CUstream stream : {first, second, blocking}) machine.cuda.cuStreamDestroy(stream);
+  }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  const Machine& machine;
+  const CUstream first;
+  const CUstream second;
+  const CUstream blocking;
+};
+
+}  // namespace
+
+void late_readers(Machine& machine, Report& report, std::uint64_t) {
+  const Streams streams(machine);
+  Late late(machine, report);
+  struct Kind {
+    const char* name;
+    CUstream stream;
+  };
+  const std::array<Kind, 5> kinds{Kind{"first", streams.first}, Kind{"second", streams.second},
+                                  Kind{"blocking", streams.blocking}, Kind{"legacy", nullptr},
+                                  Kind{"per thread", CU_STREAM_PER_THREAD}};
+  for (const std::size_t bytes : kSizes) {
+    for (const Kind& reader : kinds) {
+      for (const Kind& writer : kinds) {
+        late.try_streams(reader.stream, writer.stream, bytes, std::string(reader.name) + ", then " + writer.name);
+      }
+    }
+    late.try_chain(streams.first, streams.second, streams.blocking, bytes);
+    late.try_chain(streams.blocking, streams.first, streams.second, bytes);
+  }
+}
+
+void plain_requests(Machine& machine, Report& report, std::uint64_t) {
+  const Streams streams(machine);
+  Late late(machine, report);
+  for (const std::size_t bytes : kSizes) {
+    late.try_plain_writer(streams.first, streams.second, bytes);
+    late.try_plain_free(streams.first, streams.second, bytes);
+  }
+}
+
+void ends_of_streams(Machine& machine, Report& report, std::uint64_t) {
+  constexpr std::size_t kMany = 300;
+  constexpr std::size_t kBytes = 64 * 1024;
+  {
+    const Streams streams(machine);
+    Late late(machine, report);
+    for (const std::size_t bytes : kSizes) {
+      late.try_destroyed(streams.first, bytes);
+      late.try_destroyed(streams.blocking, bytes);
+    }
+  }
+  const Pinned host(machine, kMany * kBytes);
+  const auto part = [&](std::size_t i) { return static_cast<char*>(host.data()) + i * kBytes; };
+  std::vector<CUstream> many(kMany);
+  for (CUstream& stream : many) stream = machine.make_stream();
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < kMany; ++i) {
+      const CUdeviceptr at = machine.allocate(kBytes, many[i]);
+      machine.fill(at, kBytes, pattern_of(i), many[i]);
+      machine.read(part(i), at, kBytes, many[i]);
+      machine.free(at, many[i]);
+    }
+    for (const CUstream stream : many) machine.wait(stream);
+    for (std::size_t i = 0; i < kMany; ++i) {
+      report.expect(holds(part(i), kBytes, pattern_of(i)), "one of many streams lost data");
+    }
+  }
+  for (const CUstream stream : many) machine.destroy(stream);
+}
+
+// Memory goes from thread to thread, each on a default stream of its own; threads end with frees pending.
+void thread_streams(Machine& machine, Report& report, std::uint64_t) {
+  constexpr std::size_t kBytes = 5 * kMiB;
+  constexpr std::size_t kRounds = 12;
+  const CUstream own = CU_STREAM_PER_THREAD;
+  const Pinned host(machine, 2 * kRounds * kBytes);
+  const auto part = [&](std::size_t i) { return static_cast<char*>(host.data()) + i * kBytes; };
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    const CUdeviceptr handed = machine.allocate(kBytes, own);
+    machine.fill(handed, kBytes, pattern_of(2 * round), own);
+    machine.wait(own);
+    std::thread([&] {
+      try {
+        machine.join();
+        machine.read(part(2 * round), handed, kBytes, own);
+        machine.free(handed, own);
+        const CUdeviceptr mine = machine.allocate(kBytes, own);
+        machine.fill(mine, kBytes, pattern_of(2 * round + 1), own);
+        machine.read(part(2 * round + 1), mine, kBytes, own);
+        machine.free(mine, own);
+      } catch (const std::exception& error) {
+        report.expect(false, error.what());
+      }
+    }).join();
+  }
+  machine.must(machine.cuda.cuCtxSynchronize(), "cuCtxSynchronize");
+  for (std::size_t i = 0; i < 2 * kRounds; ++i) {
+    report.expect(holds(part(i), kBytes, pattern_of(i)), "a thread's own stream lost data");
+  }
+}
+
+}  // namespace stalloc::conformance

@@ -1,0 +1,40 @@
+// What a run found. Thread-safe: checks report from their threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace stalloc::conformance {
+
+class Report {
+ public:
+  // What follows belongs to this check, until `end` prints how it went.
+  void begin(const std::string& check);
+  void end();
+
+  // CUDA promises that `holds`; `what` says in words what is wrong when it does not. Each is printed once a check.
+  void expect(bool holds, const std::string& what);
+  // What this driver did where CUDA leaves a choice, such as an error code: whatever is preloaded, it is to be the
+  // same.
+  void fact(const std::string& what, const std::string& answer);
+  // A number worth knowing, which may differ from run to run.
+  void figure(const std::string& what, std::uint64_t value);
+
+  // The run as JSON: {"checks": {name: [failures...]}, "facts": {...}, "figures": {...}}.
+  [[nodiscard]] std::string json() const;
+  [[nodiscard]] bool passed() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::string current_;
+  std::chrono::steady_clock::time_point began_;
+  std::map<std::string, std::set<std::string>> failures_;  // by check; empty: it passed
+  std::map<std::string, std::string> facts_;
+  std::map<std::string, std::uint64_t> figures_;
+};
+
+}  // namespace stalloc::conformance
