@@ -3,7 +3,7 @@
 
   bench_pairs.py --library LIB --tool STALLOC_PLAN --program PAIR_BENCH --out DIR [--runtime LIBCUDART]
 
-Each case is run bare, recorded, planned and served, and this --rounds times. DIR receives pairs.json (every run) and
+Each case is run bare, recorded, planned and served, and without a plan, this --rounds times. DIR receives pairs.json (every run) and
 pairs.md, which is printed too. With --runtime the same again through the CUDA runtime of that file.
 """
 
@@ -59,7 +59,8 @@ def measure(arguments, case):
     runs = []
     for _ in range(arguments.rounds):
         for variant, settings, batches in (("bare", {}, arguments.batches), ("record", record, 2),
-                                           ("serve", {**preload, "STALLOC_PLAN": str(plan)}, arguments.batches)):
+                                           ("serve", {**preload, "STALLOC_PLAN": str(plan)}, arguments.batches),
+                                           ("dynamic", {**preload, "STALLOC_MODE": "dynamic"}, arguments.batches)):
             runs.append({"variant": variant, **run(arguments, case, settings, batches)})
     return runs
 
@@ -84,19 +85,19 @@ def table(runs):
     def nanoseconds(case, variant):
         found = [run["median_ns"] for run in runs
                  if (run["api"], run["bytes"], run["threads"]) == case and run["variant"] == variant]
-        return median(found) if found else None
+        return median(found)
 
-    lines = ["| API | size | threads | driver's pool, ns | recording, ns | serving, ns | serving / pool | planned |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| API | size | threads | driver's pool, ns | recording, ns | serving, ns | serving / pool | planned | "
+             "dynamic, ns | dynamic / pool |", "|---|---|---|---|---|---|---|---|---|---|"]
     for case in dict.fromkeys((run["api"], run["bytes"], run["threads"]) for run in runs):
         api, size, threads = case
         text = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-        bare, record, serve = (nanoseconds(case, variant) for variant in ("bare", "record", "serve"))
-        recorded = f"{record:.0f}" if record is not None else ""
+        bare, record, serve, dynamic = (nanoseconds(case, variant)
+                                        for variant in ("bare", "record", "serve", "dynamic"))
         share = planned_share([run for run in runs if run["variant"] == "serve" and
                                (run["api"], run["bytes"], run["threads"]) == case])
-        lines.append(f"| {api} | {text} | {threads} | {bare:.0f} | {recorded} | {serve:.0f} | {serve / bare:.3f} | "
-                     f"{share} |")
+        lines.append(f"| {api} | {text} | {threads} | {bare:.0f} | {record:.0f} | {serve:.0f} | {serve / bare:.3f} | "
+                     f"{share} | {dynamic:.0f} | {dynamic / bare:.3f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import bench_empty  # noqa: E402
 import bench_pairs  # noqa: E402
 import bench_train  # noqa: E402
 import train  # noqa: E402
@@ -65,9 +66,20 @@ class Pairs(unittest.TestCase):
     def test_table(self):
         base = {"api": "driver", "bytes": 1024, "threads": 1,
                 "stalloc_says": ["stalloc: device 0: requests 30 planned / 10 unplanned (0 of 1 MiB or more)"]}
-        rows = bench_pairs.table([dict(base, variant="bare", median_ns=1500.0),
-                                  dict(base, variant="serve", median_ns=300.0)])
-        self.assertIn("| driver | 1 KiB | 1 | 1500 |  | 300 | 0.200 | 75.0 % |", rows)
+        nanoseconds = {"bare": 1500.0, "record": 600.0, "serve": 300.0, "dynamic": 450.0}
+        rows = bench_pairs.table([dict(base, variant=name, median_ns=median) for name, median in nanoseconds.items()])
+        self.assertIn("| driver | 1 KiB | 1 | 1500 | 600 | 300 | 0.200 | 75.0 % | 450 | 0.300 |", rows)
+
+
+class Empty(unittest.TestCase):
+    def test_table(self):
+        rounds = {"native": [{"torch.empty": 2000.0}, {"torch.empty": 1000.0}, {"torch.empty": 1800.0}],
+                  "dynamic": [{"torch.empty": 900.0}]}
+        self.assertIn("| torch.empty | 1.80 | 1.000 | 0.90 | 0.500 |", bench_empty.table(rounds))
+
+    def test_variants(self):
+        with self.assertRaises(argparse.ArgumentTypeError):
+            bench_empty.variant_list("native,serve")
 
 
 if __name__ == "__main__":
