@@ -34,6 +34,10 @@ struct stalloc_statistics {
   uint64_t grows;    /* times memory was added */
   uint64_t mapping_calls_at_start;
   uint64_t mapping_calls_after_start;
+  uint64_t views;     /* stitched views that are mapped now */
+  uint64_t view_hits; /* requests served in a view made before */
+  uint64_t misses;    /* requests left to CUDA for want of memory */
+  uint64_t physical_peak;
 };
 
 /* Fills `statistics` for a CUDA device ordinal. 0: done; 1: nothing is served on that device; 2: struct_bytes is
