@@ -82,8 +82,8 @@ class Checker {
     const Slot& slot = plan_.slots[index];
     const std::string name = "request " + std::to_string(request.id);
     if (first && slot.id != request.id) return name + " has a slot of id " + std::to_string(slot.id);
-    if (slot.stream != request.stream) return name + " has a slot of another stream";
     if (slot.kind == SlotKind::PassThrough) return {};
+    if (slot.stream != request.stream) return name + " has a slot of another stream";
     if (request.pass != PassReason::None) return name + " must be passed through and has a place";
     if (slot.size < request.size) return name + " has a slot that is too small";
     const bool exact = slot.kind == SlotKind::Dynamic || slot.size / 512 == request.size / 512 ||

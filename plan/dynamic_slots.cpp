@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
-#include <set>
-#include <tuple>
-#include <utility>
 #include <vector>
+
+#include "plan/varying.h"
 
 namespace stalloc::plan {
 namespace {
+
+constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the recorded peak may be lost
+constexpr std::uint64_t kSpare = 64;        // one part in so many of the planned memory is not filled up
 
 // Live bytes over the slots: adds to a stretch, and finds the most in one. A segment tree without pushing down: a node
 // holds the most below it and what was added to all of it.
@@ -50,116 +51,95 @@ class LiveBytes {
   std::vector<std::uint64_t> added_;
 };
 
-// What the body says of one call site.
-struct Site {
-  std::set<std::uint64_t> same;  // sizes, rounded, of its requests that do not vary
-  std::uint64_t largest = 0;     // of those that do; 0: none does
-};
-
 class Chooser {
  public:
   Chooser(const Problem& problem, const SteadyState& steady, Sequence& sequence)
-      : problem_(problem), steady_(steady), sequence_(sequence), varies_(sequence.items.size(), false) {}
+      : problem_(problem), steady_(steady), sequence_(sequence), choices_(sequence.items.size()) {}
 
   void run() {
-    learn_sites();
-    for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) mark(slot);
-    std::stable_sort(varying_.begin(), varying_.end(), [this](std::size_t a, std::size_t b) {
-      return sequence_.items[a].bytes > sequence_.items[b].bytes;
-    });
-    std::uint64_t least = kNever;
-    std::vector<std::size_t> best;
-    for (const std::uint64_t limit : {std::uint64_t{0}, peak_live_bytes(problem_), kNever}) {
-      std::vector<std::size_t> placed;
-      const std::uint64_t planned = place(limit, placed);
-      const std::uint64_t needed = planned + peak_of_others(placed);
-      if (needed >= least) continue;
-      least = needed;
-      best = std::move(placed);
-    }
-    std::vector<bool> chosen(sequence_.items.size(), false);
-    for (const std::size_t slot : best) chosen[slot] = true;
-    for (const std::size_t slot : varying_) {
-      if (chosen[slot]) continue;
-      sequence_.items[slot].pass = PassReason::Varying;
+    mark_varying();
+    choose();
+    for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) {
+      if (choices_[slot] != Choice::Left) continue;
+      sequence_.items[slot].pass = varies(slot) ? PassReason::Varying : PassReason::Left;
       sequence_.items[slot].bytes = 0;
     }
   }
 
  private:
-  static auto site_of(const Request& request) { return std::tuple(request.module, request.stack, request.stream); }
+  enum class Choice : std::uint8_t { Passed, Planned, Filled, Left };
 
-  void learn_sites() {
-    for (std::size_t i = 0; i < steady_.sizes.size(); ++i) {
-      const Sizes& sizes = steady_.sizes[i];
-      Site& site = sites_[site_of(problem_.requests[steady_.begin + i])];
-      if (sizes.vary()) {
-        site.largest = std::max(site.largest, sizes.largest);
-      } else {
-        site.same.insert(round_up(sizes.largest, kUnitBytes));
-      }
+  [[nodiscard]] bool varies(std::size_t slot) const { return sequence_.items[slot].largest != 0; }
+
+  void mark_varying() {
+    const std::vector<std::uint64_t> largest = find_varying(problem_, steady_);
+    for (Item& item : sequence_.items) {
+      if (item.pass != PassReason::None || largest[item.request] == 0) continue;
+      item.largest = largest[item.request];
+      item.bytes = round_up(item.largest, kUnitBytes);
     }
   }
 
-  // The largest size of a slot that varies; else 0.
-  [[nodiscard]] std::uint64_t largest_of(std::size_t slot) const {
-    const Request& request = problem_.requests[sequence_.items[slot].request];
-    const std::size_t index = sequence_.items[slot].request;
-    if (index >= steady_.run_begin && index < steady_.run_end) {
-      const std::size_t body = steady_.sizes.size();
-      const std::size_t periods = (steady_.begin - steady_.run_begin + body - 1) / body * body;
-      const Sizes& sizes = steady_.sizes[(index + periods - steady_.begin) % body];
-      return sizes.vary() ? sizes.largest : 0;
+  // As much is planned as costs nothing: with nothing planned, the recorded peak is what is needed.
+  void choose() {
+    const std::uint64_t peak = peak_live_bytes(problem_);
+    for (std::size_t least = 1; least < sequence_.items.size(); least *= 2) {
+      if (plan_from(least) + peak_of_left() <= peak + peak / kTolerance) return;
     }
-    const auto site = sites_.find(site_of(request));
-    if (site == sites_.end() || site->second.largest == 0) return 0;
-    if (site->second.same.contains(round_up(request.size, kUnitBytes))) return 0;
-    return std::max(site->second.largest, request.size);
+    plan_from(kNone);
   }
 
-  void mark(std::size_t slot) {
-    Item& item = sequence_.items[slot];
-    if (item.pass != PassReason::None) return;
-    item.largest = largest_of(slot);
-    if (item.largest == 0) return;
-    item.bytes = round_up(item.largest, kUnitBytes);
-    varies_[slot] = true;
-    varying_.push_back(slot);
-  }
-
-  // Chooses what fits below `limit`, or below the peak of what does not vary where that is higher. Returns the peak.
-  std::uint64_t place(std::uint64_t limit, std::vector<std::size_t>& placed) const {
+  // Plans the slots that do not vary and live for `least` requests, and what fits beside them. Returns the peak.
+  std::uint64_t plan_from(std::size_t least) {
     LiveBytes live(sequence_.items.size());
-    const auto add = [this, &live](std::size_t slot) {
-      for (const Range& life : lives_of(sequence_, slot)) live.add(life, sequence_.items[slot].bytes);
-    };
     for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) {
-      if (!varies_[slot]) add(slot);
+      const Item& item = sequence_.items[slot];
+      const bool lasts = std::max(item.upper, item.tail) - slot >= least;
+      choices_[slot] = item.bytes == 0 ? Choice::Passed : lasts && !varies(slot) ? Choice::Planned : Choice::Left;
+      if (choices_[slot] == Choice::Planned) add(slot, live);
     }
-    limit = std::max(limit, live.peak());
-    for (const std::size_t slot : varying_) {
+    const std::uint64_t peak = live.peak();
+    fill(live);
+    return peak;
+  }
+
+  // Places what is left, the largest first, wherever it stays well below the peak of what is planned: filled to the
+  // brim the layout would need more than that peak.
+  void fill(LiveBytes& live) {
+    std::vector<std::size_t> open;
+    for (std::size_t slot = 0; slot < choices_.size(); ++slot) {
+      if (choices_[slot] == Choice::Left) open.push_back(slot);
+    }
+    std::stable_sort(open.begin(), open.end(), [this](std::size_t a, std::size_t b) {
+      return sequence_.items[a].bytes > sequence_.items[b].bytes;
+    });
+    const std::uint64_t limit = live.peak() - live.peak() / kSpare;
+    for (const std::size_t slot : open) {
       const std::array<Range, 2> lives = lives_of(sequence_, slot);
       const std::uint64_t bytes = sequence_.items[slot].bytes;
       const std::uint64_t most = std::max(live.most(lives[0]), live.most(lives[1]));
       if (most > limit || bytes > limit - most) continue;
-      add(slot);
-      placed.push_back(slot);
+      choices_[slot] = Choice::Filled;
+      add(slot, live);
     }
-    return live.peak();
   }
 
-  // The recorded peak of the requests that vary and were not placed.
-  [[nodiscard]] std::uint64_t peak_of_others(const std::vector<std::size_t>& placed) const {
-    std::vector<bool> counts = varies_;
-    for (const std::size_t slot : placed) counts[slot] = false;
+  void add(std::size_t slot, LiveBytes& live) const {
+    for (const Range& life : lives_of(sequence_, slot)) live.add(life, sequence_.items[slot].bytes);
+  }
+
+  // The recorded peak of the requests that are left. Those that vary count even where they were placed: they may be
+  // larger another time.
+  [[nodiscard]] std::uint64_t peak_of_left() const {
     const std::size_t count = problem_.requests.size();
     std::vector<std::uint64_t> freed(count + 1, 0);
     std::uint64_t live = 0;
     std::uint64_t peak = 0;
     for (std::size_t i = 0; i < count; ++i) {
       live -= freed[i];
+      const std::size_t slot = slot_of(sequence_, steady_, i);
+      if (choices_[slot] != Choice::Left && !varies(slot)) continue;
       const Request& request = problem_.requests[i];
-      if (!counts[slot_of(sequence_, steady_, i)]) continue;
       live += request.bytes();
       peak = std::max(peak, live);
       freed[std::min<std::uint64_t>(request.until, count)] += request.bytes();
@@ -170,9 +150,7 @@ class Chooser {
   const Problem& problem_;
   const SteadyState& steady_;
   Sequence& sequence_;
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, Site> sites_;
-  std::vector<bool> varies_;          // by slot
-  std::vector<std::size_t> varying_;  // slots, the largest first
+  std::vector<Choice> choices_;  // by slot
 };
 
 }  // namespace

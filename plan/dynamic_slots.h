@@ -7,15 +7,18 @@
 
 namespace stalloc::plan {
 
-// Sets `largest` and `bytes` of the items whose sizes vary and that get room for the largest size seen; the others of
-// them get PassReason::Varying and no bytes, so that they are left to the run-time sub-allocator. Chosen is what needs
-// least by a safe estimate: the peak of what is planned plus the recorded peak of what is left, as if the sub-allocator
-// could borrow nothing from the plan. Compared are, largest requests first:
-//   - what fits below the peak of the requests that do not vary: it costs nothing;
-//   - what fits below the recorded peak of all requests;
-//   - everything.
-// Requests outside the stretch that repeats vary if the body has requests of their call site that do, and none of their
-// size that does not. `steady.sizes` must not be empty; twins of the body are not yet found. O(n log n). Pure.
+// For a body found by call sites: decides what is planned and what is left to the run-time sub-allocator. Another run
+// will make other sizes, so the plan must not count on what varies. What is planned holds its memory all the time:
+//
+//     bytes |           left __                needed: the peak of what is planned and, beside it, the peak of what is
+//           |      _________/  \____           left, whenever it comes; that is the recorded peak only when the two
+//           | ____/ planned         \____      come together
+//
+// Planned are the requests that do not vary and live for at least so many requests: the fewest for which what is needed
+// stays within a thousandth of the recorded peak. The others get room only where it is free then anyway, the largest
+// first: those that vary for the largest size seen (Item::largest), but they are not counted on. What gets no room has
+// PassReason::Varying or Left. `steady.sizes` must not be empty; twins of the body are not yet found. O(n log^2 n).
+// Pure.
 void choose_dynamic(const Problem& problem, const SteadyState& steady, Sequence& sequence);
 
 }  // namespace stalloc::plan

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 
+#include "plan/beginning.h"
 #include "plan/contiguous.h"
 #include "plan/handles.h"
 #include "plan/layout.h"
@@ -76,7 +77,7 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 
 const char* describe(PassReason reason) {
   constexpr std::array<const char*, kPassReasons> kWords = {
-      "planned", "empty", "captured", "exported", "communication", "probe", "leaked", "unordered", "varying"};
+      "planned", "empty", "captured", "exported", "communication", "probe", "leaked", "unordered", "varying", "left"};
   return kWords[static_cast<std::size_t>(reason)];
 }
 
@@ -97,12 +98,13 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   if (peak_live_bytes(problem) > kMostBytes)
     return Result::failure("the requests need more memory than any device has");
 
-  SteadyState steady = find_steady_state(problem);
+  SteadyState steady = options.whole_run ? SteadyState{} : find_steady_state(problem);
+  if (steady.period == 0 && !options.whole_run) steady = find_beginning(problem);
   Sequence sequence = make_sequence(problem, steady, options.streams);
   const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
   std::optional<Layout> layout = lay_out(sequence, layout_options, options);
-  if (!layout) {  // the body cannot be placed consistently: plan every repetition by itself
-    steady = {};
+  if (!layout) {  // the body cannot be placed consistently: rely on no repetition
+    steady = find_beginning(problem);
     sequence = make_sequence(problem, steady, options.streams);
     layout = lay_out(sequence, layout_options, options);
   }
@@ -120,7 +122,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
     plan.slots.push_back(make_slot(problem, steady, sequence, *layout, i));
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
-    if (sequence.items[i].pass == PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
+    if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
     report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
@@ -128,8 +130,9 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   add_waits(problem, steady, sequence, *layout, plan);
 
   report.requests = problem.requests.size();
-  report.period = steady.period;
-  report.repetitions = steady.repetitions;
+  report.beginning_only = steady.any;
+  report.period = steady.any ? 0 : steady.period;
+  report.repetitions = steady.any ? 0 : steady.repetitions;
   report.by_call_site = !steady.sizes.empty();
   report.unrolled = steady.period == 0 ? 1 : steady.unrolled;
   return result;

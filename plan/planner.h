@@ -15,12 +15,14 @@ namespace stalloc::plan {
 
 inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  // of every device up to Hopper
 inline constexpr std::uint64_t kDefaultHandleCap = std::uint64_t{1} << 30;
-inline constexpr std::size_t kPassReasons = 9;
+inline constexpr std::size_t kPassReasons = 10;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
   std::uint64_t handle_cap = kDefaultHandleCap;  // largest handle, bytes; rounded down to the granularity
   StreamMode streams = StreamMode::Order;
+  // Plan a recorded run as one piece: for a program that makes the very same requests again.
+  bool whole_run = false;
   // For devices without VMM: one handle, no stitched views, however large that becomes (contiguous.h).
   bool contiguous = false;
   double contiguous_seconds = 1;                   // for improving it; the result then depends on the machine's speed
@@ -35,6 +37,7 @@ struct PlanReport {
   std::uint64_t repetitions = 0;    // of the body, in the problem
   std::uint64_t unrolled = 1;       // steps in the body
   bool by_call_site = false;        // of the steady state
+  bool beginning_only = false;      // nothing repeats: only what lives through the run is planned (beginning.h)
   std::uint64_t dynamic_slots = 0;  // of the largest size seen
   std::uint64_t stitched_slots = 0;
   std::array<std::uint64_t, kPassReasons> passed{};  // slots that take no bytes, by PassReason

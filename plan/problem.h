@@ -19,7 +19,8 @@ enum class PassReason : std::uint8_t {
   Probe,          // asked for nearly everything only to see how much there is
   Leaked,         // made in every repetition and not freed for many
   Unordered,      // its free cannot be ordered before the next use of the bytes (see sequence.h)
-  Varying         // its size varies from step to step, and room for the largest would cost memory
+  Varying,        // its size varies from step to step, and room for the largest would cost memory
+  Left            // left to the run time: its room would stand idle where others need memory (see dynamic_slots.h)
 };
 
 // A stream as the planner names it: the ordinal in the trace, or kEveryStream for synchronous calls: cudaMalloc'd

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "plan/beginning.h"
 #include "plan/dynamic_slots.h"
 
 namespace stalloc::plan {
@@ -29,6 +30,7 @@ class Builder {
         fill_epilogue(slot);
       }
     }
+    if (steady_.any) leave_what_passes();
     if (!steady_.sizes.empty()) choose_dynamic(problem_, steady_, sequence_);
     find_twins();
     return std::move(sequence_);
@@ -79,6 +81,16 @@ class Builder {
     item.upper = life == kNever ? slot + 1 : slot + static_cast<std::size_t>(life);
     item.upper = std::max(item.upper, std::min(until, sequence_.body_end()));
     item.tail = until > sequence_.body_end() ? until : 0;
+  }
+
+  // Nothing but what lives through the run is planned.
+  void leave_what_passes() {
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      Item& item = sequence_.items[slot];
+      if (slot < sequence_.prologue && (item.pass != PassReason::None || lives_through(problem_, slot))) continue;
+      item.pass = PassReason::Left;
+      item.bytes = 0;
+    }
   }
 
   // What holds for one repetition must hold for the slot.

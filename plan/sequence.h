@@ -51,10 +51,11 @@ struct Sequence {
 // empty for most.
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
 
-// Maps a problem onto slots. Where sizes vary (SteadyState::sizes), slots get room for the largest, or PassReason::
-// Varying, as choose_dynamic says. Marks as PassReason::Leaked what SteadyState calls a leak, and as Unordered what
-// would leave its bytes with a pending free that the next user cannot be ordered behind: cudaMalloc'd and freed on a
-// stream, or, with StreamMode::Isolate, freed on another stream than it was made on.
+// Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic says which slots take bytes; where
+// nothing repeats (SteadyState::any) only those do that live through the run. Marks as PassReason::Leaked what
+// SteadyState calls a leak, and as Unordered what would leave its bytes with a pending free that the next user cannot
+// be ordered behind: cudaMalloc'd and freed on a stream, or, with StreamMode::Isolate, freed on another stream than it
+// was made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
 
 // The slot that serves request `index` of the problem.

@@ -27,6 +27,8 @@ struct SteadyState {
   // The stretch with this period that the repetitions were cut from: it may reach beyond them on both sides.
   std::size_t run_begin = 0;
   std::size_t run_end = 0;
+  // No steady state at all: the body is one slot for any request (beginning.h).
+  bool any = false;
   // Requests of the body outlive `unrolled - 1` steps: the body is that many steps long.
   std::size_t unrolled = 1;
   // For each request of the body: how many requests later it is freed at the latest, over all repetitions; kNever:

@@ -106,8 +106,8 @@ class Bench:
         return self.run([self.host_program, *options], library=True, STALLOC_MODE="trace",
                         STALLOC_TRACE=self.path(trace), **variables)
 
-    def plan(self, trace="trace.fb", plan="plan.fb"):
-        done = self.run([self.tool, self.path(trace), "-o", self.path(plan)])
+    def plan(self, *options, trace="trace.fb", plan="plan.fb"):
+        done = self.run([self.tool, self.path(trace), "-o", self.path(plan), *options])
         expect(done.status == 0, "planning failed", done)
         return done
 
@@ -303,7 +303,7 @@ def stress(bench):
     for streams, threads in (("1", "1"), ("3", "1"), ("4", "3")):
         options = ["stress", "--streams", streams, "--threads", threads]
         expect_sound(bench.record(*options, **late))
-        bench.plan()
+        bench.plan("--whole-run")  # nothing repeats
         for lives in ("1", "2", "3"):
             served = expect_sound(bench.serve(*options, "--lives", lives, SIMCUDA_SEED=lives, **late))
             expect(served.figures[0]["planned"] > 100, "hardly anything was planned: the scenario tests nothing", served)
@@ -577,7 +577,7 @@ def replay(bench):
 def replay_roads(bench):
     """A request that goes unplanned is asked for once: through the runtime as much is served as through the driver."""
     expect_sound(bench.record("stress"))
-    bench.plan()
+    bench.plan("--whole-run")  # nothing repeats
     for lives in ("2", "3", "4"):
         expect_sound(bench.record("stress", "--lives", lives, trace="other.fb"))
         figures = []

@@ -53,6 +53,9 @@ says out "was killed"
 expect 0 0 loop.fb --dry-run --summary json
 for key in requests peak_live_bytes physical_bytes stitched_views handles estimated_startup_ms plan_seconds; do says out "\"$key\": "; done
 expect 0 0 loop.fb --summary json
+says out '"beginning_only": false'
+expect 0 0 loop.fb --whole-run --dry-run
+says out "planned once"
 expect 0 0 two_devices.fb -o two.plan
 expect 0 0 show two.plan --json
 says out '"devices": ['

@@ -1,4 +1,4 @@
-// Steps whose requests vary in size: found by call sites, planned soundly, with room for the largest where it is free.
+// Steps whose requests vary in size: found by call sites, planned soundly, without counting on the recorded sizes.
 #include "plan/dynamic_slots.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "plan/checker.h"
 #include "plan/plan_file.h"
 #include "plan/planner.h"
+#include "plan/varying.h"
 
 using namespace stalloc::plan;
 
@@ -84,13 +85,57 @@ TEST_CASE("without call sites steps whose sizes vary are none; sizes that repeat
   CHECK(exact.sizes.empty());
 }
 
-TEST_CASE("a varying request below the peak of the others gets room for the largest, for nothing") {
-  const std::vector<Made> step = {{100 * kMiB, 0, 2}, {100 * kMiB}, {10 * kMiB, 40 * kMiB}, {20 * kMiB}};
+TEST_CASE("a varying request gets room where what is planned leaves some, and is not counted on") {
+  // The second varying one comes when the 100 MiB are free again.
+  const std::vector<Made> step = {{100 * kMiB, 0, 2}, {10 * kMiB, 40 * kMiB}, {10 * kMiB, 10 * kMiB}, {2 * kMiB}};
   const auto planned = plan_soundly(loop(step, 5, 2));
   CHECK(planned.report.by_call_site);
   CHECK(planned.report.dynamic_slots == 1);
-  CHECK(planned.plan.varying.empty());
-  CHECK(planned.plan.physical_bytes <= 204 * kMiB);  // 200 and what stays
+  CHECK(planned.plan.varying.size() == 1);
+  CHECK(planned.plan.physical_bytes <= 104 * kMiB);  // 100 and what stays
+}
+
+TEST_CASE("one size in a few repetitions does not make a request static where its like vary") {
+  // Two layers make the same calls; the router happens to give the expert of the second one the same size in each step.
+  std::vector<Made> layer = {{kMiB}, {2 * kMiB}, {3 * kMiB}, {4 * kMiB}, {5 * kMiB}, {6 * kMiB}, {7 * kMiB}, {kMiB}};
+  std::vector<Made> step = layer;
+  step.back().spread = 50 * kMiB;
+  step.insert(step.end(), layer.begin(), layer.end());
+  step.push_back({9 * kMiB});
+  Problem problem = loop(step, 4, 7);
+  for (std::size_t i = 3; i < problem.requests.size(); ++i) {
+    const std::size_t phase = (i - 3) % step.size();
+    problem.requests[i].stack = static_cast<std::uint32_t>(phase < 16 ? 1 + phase % 8 : 20);
+  }
+  const SteadyState steady = find_steady_state(problem);
+  REQUIRE(steady.period == step.size());
+  const std::vector<std::uint64_t> varying = find_varying(problem, steady);
+  for (std::size_t i = 3 + step.size(); i < problem.requests.size(); ++i) {
+    CHECK((varying[i] != 0) == (problem.requests[i].stack == 8));
+  }
+}
+
+TEST_CASE("a run of other sizes needs hardly more than its own peak") {
+  // What is static comes and goes beside experts that share 600 MiB: one plan for all of it would hold both peaks.
+  std::vector<Made> step = {{100 * kMiB, 0, 20}};
+  for (int i = 0; i < 8; ++i) step.push_back({20 * kMiB, 0, static_cast<std::uint64_t>(9 - i)});
+  for (int i = 0; i < 8; ++i) step.push_back({10 * kMiB, 60 * kMiB, static_cast<std::uint64_t>(9 - i)});
+  for (int i = 0; i < 4; ++i) step.push_back({5 * kMiB});
+  const auto planned = plan_soundly(loop(step, 6, 1));
+  const Problem other = loop(step, 6, 99);
+  Problem rest = other;  // what the plan does not serve
+  const std::size_t begin = planned.plan.prologue;
+  REQUIRE(planned.plan.body == step.size());
+  for (std::size_t i = 0; i < other.requests.size(); ++i) {
+    const std::size_t slot_at = i < begin ? i : begin + (i - begin) % step.size();
+    const Slot& slot = planned.plan.slots[slot_at];
+    if (slot.kind != SlotKind::PassThrough && other.requests[i].size <= slot.size) {
+      rest.requests[i].pass = PassReason::Empty;
+    }
+  }
+  const double needed = static_cast<double>(planned.plan.physical_bytes + peak_live_bytes(rest));
+  CHECK(needed <= 1.02 * static_cast<double>(peak_live_bytes(other)));
+  CHECK(planned.plan.physical_bytes > 100 * kMiB);
 }
 
 TEST_CASE("where the largest sizes never come together, they get no place at the peak") {
@@ -146,6 +191,6 @@ TEST_CASE("random loops with varying sizes are planned soundly") {
     left += planned.plan.varying.size();
   }
   CHECK(found > 100);
-  CHECK(placed > 100);
+  CHECK(placed > 10);
   CHECK(left > 100);
 }

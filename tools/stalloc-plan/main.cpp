@@ -57,6 +57,9 @@ int parse_and_run(int argc, char** argv) {
                  "order: memory freed on one stream may serve another, behind an event (default); "
                  "isolate: it never does")
       ->check(CLI::IsMember({"order", "isolate"}));
+  app.add_flag("--whole-run", plan.options.whole_run,
+               "Plan a recorded run as one piece, for a program that makes the very same requests again (default: the "
+               "step that repeats; where none does, what lives through the run)");
   CLI::Option& contiguous = *app.add_flag("--contiguous", plan.options.contiguous,
                                           "One piece of memory and no stitched views, for devices without VMM");
   app.add_option("--seconds", plan.options.contiguous_seconds, "How long to improve a contiguous plan (default: 1)")

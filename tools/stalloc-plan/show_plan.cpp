@@ -98,8 +98,7 @@ std::string device_text(const DevicePlan& device) {
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     if (kinds[kind] > 0) line("", fmt::format("{} {}", kinds[kind], kKinds[kind]));
   }
-  if (!device.varying.empty())
-    line("", fmt::format("{} pass_through because their size varies", device.varying.size()));
+  if (!device.varying.empty()) line("", fmt::format("{} of these served dynamically", device.varying.size()));
   line("", fmt::format("{} in stitched views", stitched));
   line("waits", fmt::format("{}", device.waits.size()));
   return out;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -26,10 +27,16 @@ std::string passed_text(const PlanReport& report) {
 std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   const PlanReport& report = device.report;
   if (!recorded) return "not looked for (a CSV is planned once, over its whole range)";
-  if (report.period == 0) {
-    return "none found: planned once over the whole range, for a run that makes the very same requests; "
-           "others hold less with STALLOC_MODE=dynamic";
+  if (report.beginning_only) {
+    const auto& slots = device.plan.slots;
+    const auto planned = std::count_if(slots.begin(), slots.end(),
+                                       [](const plan::Slot& slot) { return slot.kind != plan::SlotKind::PassThrough; });
+    return fmt::format(
+        "none found: planned are the {} requests of the beginning that live through the run, all others are served "
+        "dynamically (--whole-run plans them too, for a program that makes the very same requests again)",
+        planned);
   }
+  if (report.period == 0) return "not used: planned once, for a run that makes the very same requests";
   const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
   const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
   const std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
@@ -70,17 +77,18 @@ std::string device_json(const plan::PlannedDevice& device) {
   }
   return fmt::format(
       "{{\"device\": {}, \"requests\": {}, \"slots\": {}, \"granularity\": {}, \"prologue\": {}, \"body\": {}, "
-      "\"repetitions\": {}, \"unrolled\": {}, \"by_call_site\": {}, \"dynamic_slots\": {}, \"peak_live_bytes\": {}, "
+      "\"repetitions\": {}, \"unrolled\": {}, \"by_call_site\": {}, \"beginning_only\": {}, \"dynamic_slots\": {}, "
+      "\"peak_live_bytes\": {}, "
       "\"physical_bytes\": {}, \"utilisation\": "
       "{:.6f}, "
       "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}, \"waits\": "
       "{}, "
       "\"passed_through\": {{{}}}}}",
       plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
-      device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.dynamic_slots,
-      plan.peak_live_bytes, plan.physical_bytes, utilisation(plan.peak_live_bytes, plan.physical_bytes),
-      plan.views.size() - 1, device.report.stitched_slots, plan.handles.size(), plan::estimate_startup_ms(plan),
-      plan.waits.size(), passed);
+      device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.beginning_only,
+      device.report.dynamic_slots, plan.peak_live_bytes, plan.physical_bytes,
+      utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1, device.report.stitched_slots,
+      plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(), passed);
 }
 
 // Remarks on the trace that a reader of the plan should know.
