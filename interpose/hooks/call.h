@@ -20,9 +20,8 @@ class CallerScope {
   static const void* outermost() noexcept { return outermost_; }
 
  private:
-  // The library is preloaded, so its thread-local storage is part of the static block.
-  __attribute__((tls_model("initial-exec"))) static inline thread_local unsigned depth_ = 0;
-  __attribute__((tls_model("initial-exec"))) static inline thread_local const void* outermost_ = nullptr;
+  static inline thread_local unsigned depth_ = 0;
+  static inline thread_local const void* outermost_ = nullptr;
 };
 
 // What each library answers when there is no original: it is not loaded.

@@ -37,7 +37,7 @@ class Declined {
   static bool by_heap() noexcept { return declined_; }
 
  private:
-  __attribute__((tls_model("initial-exec"))) static inline thread_local bool declined_ = false;
+  static inline thread_local bool declined_ = false;
 };
 
 }  // namespace stalloc::hooks

@@ -15,7 +15,7 @@ using trace::EventKind;
 
 // The context that the runtime left to this thread at its latest answer. Null: it has not answered since the program
 // chose a device, and may be about to change the context.
-__attribute__((tls_model("initial-exec"))) thread_local CUcontext settled = nullptr;
+thread_local CUcontext settled = nullptr;
 
 struct Serving {
   Heaps* heaps = nullptr;

@@ -15,9 +15,10 @@ namespace stalloc::serve {
 // when the owner does not run, nobody spins for long. Once woken it looks all the time, so that it is there when the
 // lock is next given back and is not passed over for ever.
 //
-// Meets the standard's Lockable requirements.
+// Meets the standard's Lockable requirements. Alone in its cache line, for others look at it while its owner works on
+// what lies beside it.
 template <unsigned LongestPause>
-class BackoffMutex {
+class alignas(64) BackoffMutex {
  public:
   void lock() noexcept {
     if (!try_lock()) lock_slowly();
