@@ -156,13 +156,9 @@ std::optional<DynamicPlace> Dynamic::allocate_ordered(std::uint64_t bytes, Strea
   return place;
 }
 
-bool Dynamic::ready(PhysicalRanges ranges, StreamOrdinal stream) {
-  return stream == kNoStream ? order_.is_complete(ranges) : order_.order(ranges, stream);
-}
-
 std::optional<DynamicPlace> Dynamic::take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
   const PhysicalRanges wanted = ranges(place, bytes);
-  if (!ready(wanted, stream)) return std::nullopt;
+  if (!order_.make_ready(wanted, stream)) return std::nullopt;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
     StitchedView& view = placement_.view(place.view);
@@ -170,6 +166,15 @@ std::optional<DynamicPlace> Dynamic::take(DynamicPlace place, std::uint64_t byte
     view.used_at = ++clock_;
   }
   return place;
+}
+
+bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
+  for (const PhysicalRange& range : wanted) {
+    if (!placement_.is_free({range.begin, range.end})) return false;
+  }
+  if (!order_.make_ready(wanted, stream)) return false;
+  placement_.take(wanted, stream, Reach::All);
+  return true;
 }
 
 void Dynamic::free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream) {
@@ -310,13 +315,14 @@ void Dynamic::drop_idle_views() {
   }
 }
 
-std::uint64_t Dynamic::release_idle(std::uint64_t keep) {
+std::uint64_t Dynamic::release_idle(std::uint64_t keep, bool of_plan) {
   FreeSpace in_views;
   for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
     for (const Range& piece : placement_.view(view).pieces) in_views.add(piece);
   }
   std::vector<std::uint64_t> idle;
   for (const auto& [at, handle] : placement_.handles()) {
+    if (handle.planned && !of_plan) continue;
     const PhysicalRange range{at, at + handle.bytes};
     const auto mapped = in_views.at_or_after(at);
     const bool in_view = mapped && mapped->begin < range.end;

@@ -48,10 +48,16 @@ class Dynamic {
   // stream may use at once. Nothing when the driver gives no more memory, with no byte taken. `last_resort`: wait for
   // other streams where the options would rather grow.
   std::optional<DynamicPlace> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
+  // Takes just these ranges if they are free and `stream` may use them.
+  bool take_exactly(PhysicalRanges wanted, StreamOrdinal stream);
   // Gives a place back. The order between streams must know of the free already.
   void free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream);
 
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
+  // True for a place on bytes of the plan that it was given.
+  [[nodiscard]] bool is_of_plan(DynamicPlace place) const noexcept {
+    return place.view == 0 && place.offset < line_begin_;
+  }
   [[nodiscard]] CUdeviceptr address(DynamicPlace place) const;
   // The place that `address` returned for the view (0: home) was.
   [[nodiscard]] DynamicPlace place(CUdeviceptr address, std::uint32_t view) const;
@@ -61,10 +67,10 @@ class Dynamic {
   // Unmaps the views that nothing lives in and no pending work may touch. Never waits.
   void drop_idle_views();
   // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
-  // held. Returns the bytes released. Never waits.
-  std::uint64_t release_idle(std::uint64_t keep);
+  // held; those of the plan only if asked to. Returns the bytes released. Never waits.
+  std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
 
-  // The plan was dropped: its memory serves dynamic requests from now on. Its free bytes come by `give`.
+  // The plan's memory serves dynamic requests from now on. Its free bytes come by `give`.
   void adopt(Arena* arena);
   void give(PhysicalRanges ranges, StreamOrdinal stream) { placement_.give(ranges, stream); }
 
@@ -89,7 +95,6 @@ class Dynamic {
   std::optional<DynamicPlace> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
   std::optional<DynamicPlace> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
   std::optional<DynamicPlace> take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
-  bool ready(PhysicalRanges ranges, StreamOrdinal stream);
   bool may_add_view(std::uint64_t bytes);
   bool device_has(std::uint64_t bytes);
   bool grow(const Placement::Proposal& proposal, StreamOrdinal stream);

@@ -36,7 +36,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
       *why = "the driver does not describe the device's memory";
       return nullptr;
     }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, std::move(planned), *line, notice));
+    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(planned), *line, notice));
     if (options.dynamic) {
       heap->dynamic_ =
           Dynamic::create(driver, device, options, line->dynamic_begin, line->dynamic_page, &heap->order_, why);
@@ -73,12 +73,13 @@ std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Plan
   return line;
 }
 
-Heap::Heap(Driver& driver, int device, CUcontext context, std::unique_ptr<Planned> planned, const Line& line,
-           Notice notice)
+Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
+           const Line& line, Notice notice)
     : driver_(driver),
       device_(device),
       context_(context),
       notice_(notice),
+      options_(options),
       planned_(std::move(planned)),
       order_(driver, context, line.bytes, line.page) {}
 

@@ -115,8 +115,8 @@ class Heap {
     std::uint64_t number = 0;
   };
 
-  Heap(Driver& driver, int device, CUcontext context, std::unique_ptr<Planned> planned, const Line& line,
-       Notice notice);
+  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
+       const Line& line, Notice notice);
   static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
@@ -130,13 +130,13 @@ class Heap {
   std::optional<Ask> admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
   std::optional<CUdeviceptr> serve_slot(std::uint32_t slot, const Ask& ask);
   std::optional<CUdeviceptr> serve_dynamic(const Ask& ask, bool last_resort);
-  bool ready(PhysicalRanges ranges, StreamOrdinal stream);
-  void drop_plan();
+  bool take_slot(PhysicalRanges wanted, StreamOrdinal stream);
+  [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
+  void merge(StreamOrdinal stream);
 
   // heap_pressure.cpp
   std::optional<CUdeviceptr> serve_under_pressure(const Ask& ask);
   std::optional<CUdeviceptr> reclaim_and_serve(const Ask& ask);
-  std::optional<CUdeviceptr> borrow(const Ask& ask);
   void complain(const Ask& ask);
   std::uint64_t trim_dynamic(std::uint64_t keep_bytes);
   std::uint64_t trim_dropped_plan();
@@ -153,6 +153,7 @@ class Heap {
   const int device_;
   const CUcontext context_;
   const Notice notice_;
+  const HeapOptions options_;
 
   mutable HeapMutex mutex_;                 // covers everything below, but for the `contains` of planned_ and dynamic_
   const std::unique_ptr<Planned> planned_;  // null: no plan
@@ -162,12 +163,11 @@ class Heap {
   LiveTable unplanned_;
   std::vector<Unordered> unordered_;
   Figures figures_;
-  PhysicalRange borrowed_;  // what `ranges` answers for a borrowed place
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_nanoseconds_at_start_ = 0;
   int complaints_ = 0;
   bool dropped_ = false;  // the plan is not used any more
-  bool adopted_ = false;  // its memory serves dynamic requests
+  bool merged_ = false;   // the plan's free bytes serve dynamic requests too, and the dynamic sub-allocator keeps them
 };
 
 }  // namespace stalloc::serve

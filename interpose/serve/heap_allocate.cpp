@@ -49,7 +49,7 @@ std::optional<CUdeviceptr> Heap::serve(std::size_t bytes, const StreamKey* strea
     if (step.answer != Cursor::Answer::Original) ask = admit(bytes, stream, pool);
     if (ask && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, *ask);
     dropped_now = by_plan && !planned_->cursor().fits();
-    if (dropped_now) drop_plan();
+    if (dropped_now) dropped_ = true;
     if (!dynamic_) ask.reset();
     if (ask && !served) served = serve_dynamic(*ask, false);
   }
@@ -68,18 +68,9 @@ std::optional<Heap::Ask> Heap::admit(std::size_t bytes, const StreamKey* stream,
   return ask;
 }
 
-bool Heap::ready(PhysicalRanges ranges, StreamOrdinal stream) {
-  return stream == kNoStream ? order_.is_complete(ranges) : order_.order(ranges, stream);
-}
-
 std::optional<CUdeviceptr> Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
   const PhysicalRanges wanted = planned_->ranges(slot);
-  if (!planned_->occupancy().try_take(wanted)) {
-    figures_.slot_refused();
-    return std::nullopt;
-  }
-  if (!ready(wanted, ask.stream)) {
-    planned_->occupancy().release(wanted);
+  if (!take_slot(wanted, ask.stream)) {
     figures_.slot_refused();
     return std::nullopt;
   }
@@ -89,26 +80,40 @@ std::optional<CUdeviceptr> Heap::serve_slot(std::uint32_t slot, const Ask& ask) 
   return address;
 }
 
+bool Heap::take_slot(PhysicalRanges wanted, StreamOrdinal stream) {
+  if (merged_) return dynamic_->take_exactly(wanted, stream);
+  if (!planned_->occupancy().try_take(wanted)) return false;
+  if (order_.make_ready(wanted, stream)) return true;
+  planned_->occupancy().release(wanted);
+  return false;
+}
+
 std::optional<CUdeviceptr> Heap::serve_dynamic(const Ask& ask, bool last_resort) {
+  if (needs_bytes_of_plan(ask)) merge(ask.stream);
   const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
   if (!place) return std::nullopt;
   const CUdeviceptr address = dynamic_->address(*place);
   live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
   figures_.dynamic(ask.bytes, ask.pool);
+  if (dynamic_->is_of_plan(*place)) figures_.borrowed();
   return address;
 }
 
-// What lives stays where it is; every other byte of the plan is free for dynamic requests from now on.
-void Heap::drop_plan() {
-  dropped_ = true;
-  if (!dynamic_) return;
+bool Heap::needs_bytes_of_plan(const Ask& ask) const {
+  if (!planned_ || merged_ || ask.stream == kNoStream) return false;
+  return dropped_ || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
+}
+
+// From now on the dynamic sub-allocator keeps the books of the plan's bytes as well. Slots are served as before where
+// their bytes are free, at the price of dynamic requests, so this waits until there are any.
+void Heap::merge(StreamOrdinal stream) {
   try {
     std::vector<PhysicalRange> free;
     planned_->occupancy().append_free(&free);
+    merged_ = true;
     dynamic_->adopt(&planned_->arena());
-    adopted_ = true;
-    dynamic_->give(free, kNoStream);
+    dynamic_->give(free, stream);
   } catch (const std::bad_alloc&) {
     // What was not given stays unused.
   }

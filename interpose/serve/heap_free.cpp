@@ -71,9 +71,6 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   switch (entry.origin) {
     case Origin::Plan:
       return planned_->ranges(entry.place);
-    case Origin::Borrowed:
-      borrowed_ = planned_->home_range(entry.address, rounded(entry.bytes));
-      return {&borrowed_, 1};
     case Origin::Dynamic:
       return dynamic_->ranges(dynamic_->place(entry.address, entry.place), rounded(entry.bytes));
     case Origin::Original:
@@ -93,10 +90,11 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
     }
     if (entry.origin == Origin::Dynamic) {
       dynamic_->free(dynamic_->place(entry.address, entry.place), rounded(entry.bytes), stream);
-      return;
+    } else if (merged_) {
+      dynamic_->give(freed, stream);
+    } else {
+      planned_->occupancy().release(freed);
     }
-    planned_->occupancy().release(freed);
-    if (adopted_) dynamic_->give(freed, stream);
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }

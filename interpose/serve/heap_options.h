@@ -23,6 +23,8 @@ struct HeapOptions {
   std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
   std::uint64_t largest_handle = std::uint64_t{16}
                                  << 20;  // growth is in handles of at most this, and rounded to a page
+  // Dynamic requests use free bytes of the plan from where they would need more memory than this beside it.
+  std::uint64_t beside_plan = std::uint64_t{16} << 20;
   // Views kept for reuse, at most; the least recently used make room. When those are in use: no stitching.
   std::uint64_t view_cache_views = 2048;
   std::uint64_t view_cache_bytes = std::uint64_t{512} << 30;

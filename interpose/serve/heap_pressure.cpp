@@ -10,35 +10,14 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr int kBorrowTries = 16;
 constexpr int kMostComplaints = 16;  // lines about exhausted memory: a program may probe for what it can get
 
 double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0); }
 
 }  // namespace
 
-// Idle bytes of the plan. Their slots, should they come meanwhile, find them taken and are served dynamically.
-std::optional<CUdeviceptr> Heap::borrow(const Ask& ask) {
-  if (!planned_ || dropped_) return std::nullopt;
-  const std::uint64_t wanted = rounded(ask.bytes);
-  std::uint64_t from = 0;
-  for (int i = 0; i < kBorrowTries; ++i) {
-    const PhysicalRange found = planned_->occupancy().find_free(wanted, from);
-    if (found.begin == found.end) return std::nullopt;
-    const PhysicalRange range{found.begin, found.begin + wanted};
-    from = found.begin + planned_->page();
-    if (!ready({&range, 1}, ask.stream) || !planned_->occupancy().try_take({&range, 1})) continue;
-    const CUdeviceptr address = planned_->arena().address(0, range.begin);
-    live_.insert({address, ask.bytes, 0, Origin::Borrowed, ask.pool});
-    figures_.dynamic(ask.bytes, ask.pool);
-    figures_.borrowed();
-    return address;
-  }
-  return std::nullopt;
-}
-
-// The memory pressure ladder: give up views and idle handles, borrow from the plan, wait for what is pending. Only its
-// last rung waits, and without the lock.
+// The memory pressure ladder: give up views and idle handles, use free bytes of the plan, wait for what is pending.
+// Only its last rung waits, and without the lock.
 std::optional<CUdeviceptr> Heap::serve_under_pressure(const Ask& ask) {
   std::uint64_t number = 0;
   {
@@ -60,8 +39,10 @@ std::optional<CUdeviceptr> Heap::reclaim_and_serve(const Ask& ask) {
   std::optional<CUdeviceptr> served = serve_dynamic(ask, true);
   if (served) return served;
   dynamic_->drop_idle_views();
-  if (dynamic_->release_idle(0) > 0) served = serve_dynamic(ask, true);
-  return served ? served : borrow(ask);
+  if (dynamic_->release_idle(0, dropped_) > 0) served = serve_dynamic(ask, true);
+  if (served || !planned_ || merged_) return served;
+  merge(ask.stream);
+  return serve_dynamic(ask, true);
 }
 
 void Heap::complain(const Ask& ask) {
@@ -98,9 +79,10 @@ std::uint64_t Heap::trim_dynamic(std::uint64_t keep_bytes) {
   }
   synchronize(number);  // refused: what is known to be idle is given back all the same
   const Lock lock(mutex_);
-  const std::uint64_t plan_keeps = planned_ && !adopted_ ? planned_->arena().physical_bytes() : 0;
+  if (dropped_ && !merged_) merge(kNoStream);
+  const std::uint64_t kept_apart = planned_ && !merged_ ? planned_->arena().physical_bytes() : 0;
   dynamic_->drop_idle_views();
-  const std::uint64_t given_back = dynamic_->release_idle(keep_bytes - std::min(keep_bytes, plan_keeps));
+  const std::uint64_t given_back = dynamic_->release_idle(keep_bytes - std::min(keep_bytes, kept_apart), dropped_);
   update_physical();
   return given_back;
 }

@@ -14,7 +14,6 @@ namespace stalloc::serve {
 // Who served a request.
 enum class Origin : std::uint8_t {
   Plan,      // `place` is the slot
-  Borrowed,  // idle planned bytes, in the arena's home view
   Dynamic,   // `place` is the view
   Original,  // the original allocator
 };

@@ -57,16 +57,6 @@ bool Occupancy::is_free(PhysicalRange range) const noexcept {
   return free;
 }
 
-PhysicalRange Occupancy::find_free(std::uint64_t bytes, std::uint64_t from) const noexcept {
-  const std::uint64_t wanted = plan::round_up(bytes, std::uint64_t{1} << shift_) >> shift_;
-  std::uint64_t run = 0;
-  for (std::uint64_t page = plan::round_up(from, std::uint64_t{1} << shift_) >> shift_; page < pages_; ++page) {
-    run = used_[page] == 0 ? run + 1 : 0;
-    if (run == wanted) return {(page + 1 - wanted) << shift_, (page + 1) << shift_};
-  }
-  return {};
-}
-
 void Occupancy::append_free(std::vector<PhysicalRange>* out) const {
   const auto append = [out](PhysicalRange range) {
     if (!out->empty() && out->back().end == range.begin) {

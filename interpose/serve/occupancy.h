@@ -21,8 +21,6 @@ class Occupancy {
   // Pre: exactly these ranges were taken together and not released since.
   void release(PhysicalRanges ranges) noexcept;
   [[nodiscard]] bool is_free(PhysicalRange range) const noexcept;
-  // The first run of wholly free pages, as many as hold `bytes`, from `from` on; empty when there is none.
-  [[nodiscard]] PhysicalRange find_free(std::uint64_t bytes, std::uint64_t from) const noexcept;
   // All free ranges, in order. Throws std::bad_alloc.
   void append_free(std::vector<PhysicalRange>* out) const;
 

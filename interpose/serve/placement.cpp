@@ -64,6 +64,7 @@ std::optional<DynamicPlace> Placement::find_home(std::uint64_t bytes, StreamOrdi
   const bool small = bytes < options_.small_bytes;
   std::optional<std::uint64_t> at = gentlest_fit(small ? spaces.small : spaces.large, bytes);
   if (!at) at = gentlest_fit(small ? spaces.large : spaces.small, bytes);
+  if (!at) at = gentlest_fit(spaces.planned, bytes);
   if (!at) return std::nullopt;
   return DynamicPlace{0, *at};
 }
@@ -91,8 +92,11 @@ std::uint64_t Placement::broken_by(Range free, Range taken) const {
 
 std::size_t Placement::candidates(std::uint64_t bytes, std::span<Range> out) const {
   const bool small = bytes < options_.small_bytes;
-  const std::size_t count = (small ? all_.small : all_.large).fits(bytes, out);
-  return count + (small ? all_.large : all_.small).fits(bytes, out.subspan(count));
+  std::size_t count = 0;
+  for (const FreeSpace* space : {small ? &all_.small : &all_.large, small ? &all_.large : &all_.small, &all_.planned}) {
+    count += space->fits(bytes, out.subspan(count));
+  }
+  return count;
 }
 
 std::optional<DynamicPlace> Placement::find_in_views(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const {
@@ -179,6 +183,7 @@ std::optional<Placement::Proposal> Placement::stitch(std::uint64_t bytes, const 
   std::vector<Piece> pieces;
   collect_pieces(spaces.large, head, &pieces);
   collect_pieces(spaces.small, head, &pieces);
+  collect_pieces(spaces.planned, head, &pieces);
   std::sort(pieces.begin(), pieces.end(),
             [](const Piece& a, const Piece& b) { return a.whole != b.whole ? a.whole < b.whole : a.first > b.first; });
   while (need > 0) {
@@ -230,7 +235,7 @@ void Placement::collect_pieces(const FreeSpace& space, Range head, std::vector<P
 Range Placement::best_head(const Spaces& spaces) const {
   Range best;
   std::uint64_t best_part = 0;
-  for (const FreeSpace* space : {&spaces.large, &spaces.small}) {
+  for (const FreeSpace* space : {&spaces.large, &spaces.small, &spaces.planned}) {
     for (const auto& [begin, end] : space->ranges()) {
       const auto first = holding(begin);
       if (first->first == begin) continue;
@@ -366,6 +371,8 @@ std::uint32_t Placement::least_recent_view() const {
   return oldest;
 }
 
-std::uint64_t Placement::largest_free() const { return std::max(all_.large.largest(), all_.small.largest()); }
+std::uint64_t Placement::largest_free() const {
+  return std::max({all_.large.largest(), all_.small.largest(), all_.planned.largest()});
+}
 
 }  // namespace stalloc::serve

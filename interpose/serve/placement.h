@@ -2,7 +2,8 @@
 //
 // Physical memory is a line of bytes (physical.h). Handles lie on it at fixed places, each mapped there once, in the
 // home view, so that a byte's place on the line is its address too. A request takes, in this order of preference,
-//   1. the best-fitting contiguous free range of the line,
+//   1. the best-fitting contiguous free range of the line, those of the plan's handles last: their slots will be
+//   wanted,
 //   2. the best-fitting free stretch of a stitched view made before,
 //   3. a new stitched view over wholly free handles wherever they lie, with new handles for what is missing only:
 //
@@ -56,7 +57,7 @@ class Placement {
  public:
   struct Options {
     std::uint64_t page = 0;            // the device's granularity: a power of two
-    Range large;                       // the part of the line for handles of large requests
+    Range large;                       // the part of the line for handles of large requests; before it lies the plan's
     Range small;                       // and of small ones
     std::uint64_t small_bytes = 0;     // requests below this are small
     std::uint64_t largest_handle = 0;  // a multiple of the page
@@ -119,7 +120,9 @@ class Placement {
   [[nodiscard]] std::uint64_t view_bytes() const { return view_bytes_; }
   [[nodiscard]] std::uint32_t least_recent_view() const;  // of those that nothing lives in; 0: none
 
-  [[nodiscard]] std::uint64_t free_bytes() const { return all_.large.bytes() + all_.small.bytes(); }
+  [[nodiscard]] std::uint64_t free_bytes() const {
+    return all_.large.bytes() + all_.small.bytes() + all_.planned.bytes();
+  }
   [[nodiscard]] std::uint64_t largest_free() const;
   // True when another stream than this one may have free bytes.
   [[nodiscard]] bool others_have_bytes(StreamOrdinal stream) const { return several_ || (any_ && stream != first_); }
@@ -129,14 +132,13 @@ class Placement {
   struct Spaces {
     FreeSpace large;
     FreeSpace small;
+    FreeSpace planned;
   };
 
   [[nodiscard]] bool is_small(std::uint64_t at) const { return at >= options_.small.begin; }
-  [[nodiscard]] FreeSpace& part(Spaces& spaces, std::uint64_t at) const {
-    return is_small(at) ? spaces.small : spaces.large;
-  }
-  [[nodiscard]] const FreeSpace& part(const Spaces& spaces, std::uint64_t at) const {
-    return is_small(at) ? spaces.small : spaces.large;
+  template <class S>
+  [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
+    return at < options_.large.begin ? spaces.planned : is_small(at) ? spaces.small : spaces.large;
   }
   [[nodiscard]] const Spaces& reachable(StreamOrdinal stream, Reach reach) const;
   Spaces& own(StreamOrdinal stream);

@@ -35,11 +35,6 @@ class Planned {
   [[nodiscard]] PhysicalRanges ranges(std::uint32_t slot) const noexcept {
     return {&ranges_[places_[slot].first_range], places_[slot].range_count};
   }
-  // The range of physical bytes behind an address of the home view.
-  [[nodiscard]] PhysicalRange home_range(CUdeviceptr address, std::uint64_t bytes) const noexcept {
-    const std::uint64_t offset = address - arena_->address(0, 0);
-    return {offset, offset + bytes};
-  }
 
  private:
   // A slot with its place worked out.

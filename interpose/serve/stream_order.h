@@ -41,6 +41,10 @@ class StreamOrder {
   [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   // For bytes that any stream may use at once (cudaMalloc): true only when every free of them is complete.
   [[nodiscard]] bool is_complete(PhysicalRanges ranges) noexcept;
+  // The one or the other: kNoStream stands for any stream at once.
+  [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+    return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
+  }
 
   // The bytes were freed on `stream`. `event_now`: another stream will want them.
   void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept;

@@ -219,6 +219,25 @@ TEST_CASE("a planned slot that is borrowed is served dynamically", "[serve][dyna
   fixture.give(borrowed);
 }
 
+TEST_CASE("free bytes of the plan are used before memory grows, its slots are served where free", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({3 * kPage, 3 * kPage});
+  HeapOptions options = small_options();
+  options.beside_plan = 0;
+  Fixture fixture(options, std::uint64_t{1} << 30, &plan);
+  const CUdeviceptr unforeseen = fixture.take(2);
+  const CUdeviceptr refused = fixture.take(3);  // its slot is taken, others of the plan's bytes are not
+  REQUIRE(fixture.statistics().planned_requests == 0);
+  REQUIRE(fixture.statistics().borrows == 2);
+  fixture.give(unforeseen);
+  fixture.give(refused);
+  const CUdeviceptr slot = fixture.take(3);
+  REQUIRE(fixture.statistics().planned_requests == 1);
+  REQUIRE(fixture.statistics().physical_bytes == plan.physical_bytes);
+  fixture.give(slot);
+  REQUIRE(fixture.statistics().planned_live_bytes == 0);
+  REQUIRE(fixture.statistics().dynamic_live_bytes == 0);
+}
+
 TEST_CASE("a request that fails at any call leaves the figures and the memory as they were", "[serve][dynamic]") {
   for (std::uint64_t call = 1; call < 40; ++call) {
     CAPTURE(call);

@@ -28,6 +28,7 @@ HeapOptions small_options() {
   options.small_bytes = kPage / 4;
   options.smallest_stitched = kPage;
   options.largest_handle = 2 * kPage;
+  options.beside_plan = 2 * kPage;
   return options;
 }
 
