@@ -1,6 +1,4 @@
 // Contexts beside the primary one, and its end.
-#include <algorithm>
-
 #include "tests/conformance/checks.h"
 #include "tests/conformance/tensors.h"
 
@@ -8,6 +6,7 @@ namespace stalloc::conformance {
 namespace {
 
 constexpr std::size_t kBytes = 5 * kMiB;
+constexpr std::size_t kSlack = 128 * kMiB;  // what a driver may load again, or later than before
 
 void work(const Machine& machine, Report& report, std::uint64_t first) {
   const CUstream stream = machine.make_stream();
@@ -59,7 +58,7 @@ void reset(Machine& machine, Report& report, std::uint64_t) {
     machine.fill(ordered, piece, pattern_of(1), stream);
   }
   machine.reset();
-  report.figure("MiB more in use than before", before / kMiB - std::min(before, machine.free_bytes()) / kMiB);
+  report.expect(machine.free_bytes() + kSlack >= before, "the end of the context gives no memory back");
   report.fact("freed after the end of its context", machine.name(machine.cuda.cuMemFree(plain)));
   report.fact("freed after the end of its context, stream-ordered",
               machine.name(machine.cuda.cuMemFreeAsync(ordered, nullptr)));

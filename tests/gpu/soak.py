@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Trains for a long time on ever new lengths and batch sizes, and says whether memory and speed stay as they are.
+
+  LD_PRELOAD=libstalloc_interpose.so STALLOC_MODE=dynamic soak.py --seconds 600 --json soak.json
+
+Works in rounds. Each round runs the same batch sizes in another order, each with a length that was not seen before, but
+for the largest, which is in every round as it is. So all rounds need the same memory and do the same work, and no
+allocator sees the same sequence twice. After each round the report is written anew: the program may be killed.
+
+verdict.flat_physical  what is taken from the card in the last half of the rounds is at most 1 % more than in the first
+verdict.flat_views     the same of the stitched views that stalloc holds, 5 % (runs under stalloc only)
+verdict.no_slowdown    the time a token of the last quarter is at most 2 % more than that of the second
+Exit status: 0 all of these are so, 1 not.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import random
+import re
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import train  # noqa: E402
+
+HEADER = pathlib.Path(__file__).resolve().parents[2] / "interpose" / "stalloc.h"
+BATCHES = (1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12, 12, 13, 14, 16)
+
+
+def make_parser():
+    parser = train.make_parser()
+    parser.description = __doc__
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.set_defaults(size="200m", batch=max(BATCHES), accumulate=1)
+    return parser
+
+
+def shapes_of_round(number, seed, longest):
+    """(sequences, tokens in each) of one round, in order."""
+    chosen = random.Random(f"{seed}/{number}")
+    shapes = [(max(BATCHES), longest)]
+    for index, batch in enumerate(BATCHES):
+        # Around a quarter to nine tenths of the longest, up to a twentieth of it more or less.
+        middle = longest * (0.25 + 0.65 * (index * 7 % len(BATCHES)) / len(BATCHES))
+        shapes.append((batch, max(1, round(middle + chosen.uniform(-0.05, 0.05) * longest))))
+    chosen.shuffle(shapes)
+    return shapes
+
+
+class Statistics:
+    """stalloc's own figures, or none when it is not preloaded. The fields are those of interpose/stalloc.h."""
+
+    def __init__(self, header=HEADER):
+        try:
+            self.function = ctypes.CDLL(None).stalloc_get_statistics
+            fields = re.findall(r"uint64_t (\w+);", header.read_text(encoding="utf-8"))
+        except (AttributeError, OSError):
+            self.function = None
+            return
+        self.kind = type("stalloc_statistics", (ctypes.Structure,),
+                         {"_fields_": [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in fields]})
+
+    def read(self, device=0):
+        if self.function is None:
+            return {}
+        figures = self.kind(struct_bytes=ctypes.sizeof(self.kind))
+        if self.function(ctypes.c_int(device), ctypes.byref(figures)) != 0:
+            return {}
+        return {name: getattr(figures, name) for name, _ in self.kind._fields_[1:]}
+
+
+def verdict_of(rounds):
+    """What the rounds so far say; the first is left out: it makes the optimizer's state."""
+    rounds = rounds[1:]
+    if len(rounds) < 8:
+        return {"rounds": len(rounds), "enough": False}
+    half, quarter = len(rounds) // 2, len(rounds) // 4
+    first, last = rounds[:half], rounds[half:]
+
+    def growth(name):
+        before, after = (max(one[name] for one in some) for some in (first, last))
+        return after / before if before else 1.0 + after
+
+    slowdown = (train.median([one["us_per_token"] for one in rounds[-quarter:]]) /
+                train.median([one["us_per_token"] for one in rounds[quarter:half]]))
+    verdict = {"rounds": len(rounds), "enough": True, "slowdown": slowdown, "no_slowdown": slowdown <= 1.02}
+    if "reserved" in rounds[0]:
+        verdict["physical_growth"] = growth("reserved_peak")
+        verdict["flat_physical"] = verdict["physical_growth"] <= 1.01
+        verdict["held_over_live"] = max(one["reserved_peak"] for one in last) / max(one["live_peak"] for one in last)
+    if "views" in rounds[0]:
+        verdict["physical_growth"] = max(verdict["physical_growth"], growth("physical"))
+        verdict["flat_physical"] = verdict["physical_growth"] <= 1.01
+        verdict["view_growth"] = growth("views")
+        verdict["flat_views"] = verdict["view_growth"] <= 1.05
+        calls = [one["mapping_calls_after_start"] for one in rounds]
+        verdict["mapping_calls_a_round_in_the_last_quarter"] = (calls[-1] - calls[-quarter]) / max(quarter - 1, 1)
+    return verdict
+
+
+def holds(verdict):
+    return verdict["enough"] and all(value for value in verdict.values() if isinstance(value, bool))
+
+
+def memory_of(options, torch):
+    """PyTorch's figures; its peaks are of the round."""
+    if options.device == "cpu":
+        return {}
+    figures = {"live": torch.cuda.memory_allocated(), "live_peak": torch.cuda.max_memory_allocated(),
+               "reserved": torch.cuda.memory_reserved(), "reserved_peak": torch.cuda.max_memory_reserved(),
+               "card_free": torch.cuda.mem_get_info()[0]}
+    torch.cuda.reset_peak_memory_stats()
+    return figures
+
+
+def run_round(options, torch, model, optimizer, number):
+    """One round; its figures."""
+    synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    generator = torch.Generator(device="cpu").manual_seed(options.seed + number)
+    tokens_made, loss = 0, None
+    synchronize()
+    started = time.perf_counter()
+    for batch, length in shapes_of_round(number, options.seed, options.seq):
+        tokens = torch.randint(train.SIZES[options.size]["vocabulary"], (batch, length), generator=generator)
+        tokens = tokens.to(options.device, non_blocking=True)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        tokens_made += batch * length
+    last_loss = float(loss.detach())
+    synchronize()
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "tokens": tokens_made, "us_per_token": seconds * 1e6 / tokens_made, "loss": last_loss}
+
+
+def write(path, report):
+    """Whole or not at all: whoever reads it meanwhile finds the one before."""
+    partial = f"{path}.part"
+    with open(partial, "w", encoding="utf-8") as out:
+        json.dump(report, out, indent=1)
+        out.write("\n")
+    os.replace(partial, path)
+
+
+def main():
+    options = make_parser().parse_args()
+    import torch
+
+    torch.manual_seed(options.seed)
+    model = train.make_model(options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **{options.optimizer: True})
+    statistics, rounds = Statistics(), []
+    began = time.perf_counter()
+    while True:
+        figures = run_round(options, torch, model, optimizer, len(rounds))
+        rounds.append({**figures, **memory_of(options, torch), **statistics.read(), "at": time.perf_counter() - began})
+        over = rounds[-1]["at"] >= options.seconds
+        report = {"options": vars(options), "torch": torch.__version__, "finished": over,
+                  "verdict": verdict_of(rounds), "rounds": rounds}
+        if options.json:
+            write(options.json, report)
+        if over:
+            break
+    print(json.dumps({"seconds": rounds[-1]["at"], "holds": holds(report["verdict"]), **report["verdict"]}))
+    return 0 if holds(report["verdict"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
