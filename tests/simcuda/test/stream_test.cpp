@@ -202,6 +202,7 @@ TEST_CASE("reuse without order across streams corrupts data, and a reader sees i
   unsigned seen = 0;
   {
     REQUIRE(cuMemsetD32Async(at, 1, 1, first) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(first) == CUDA_SUCCESS);
     Gate gate(first);
     REQUIRE(cuMemsetD32Async(at, 2, 1, second) == CUDA_SUCCESS);
     REQUIRE(cuStreamSynchronize(second) == CUDA_SUCCESS);
