@@ -65,6 +65,16 @@ Problem framework_requests(Problem problem) {
   return problem;
 }
 
+Problem outside_requests(Problem problem) {
+  const Problem framework = framework_requests(problem);
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    PassReason& pass = problem.requests[i].pass;
+    const bool outside = framework.requests[i].bytes() == 0 && pass != PassReason::Probe;
+    pass = outside ? PassReason::None : PassReason::Probe;
+  }
+  return problem;
+}
+
 Held simulate_caching(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Fixed); }
 
 Held simulate_expandable(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Expandable); }
@@ -88,6 +98,23 @@ Held simulate_online(const Problem& problem, std::uint64_t granularity) {
   const auto give = [&](std::size_t i) { engine.give(places[i], problem.requests[i].bytes(), stream[i]); };
   const std::uint64_t live = play(problem, take, give);
   return {.live_bytes = live, .held_bytes = engine.physical_bytes()};
+}
+
+Held simulate_planned(const Problem& problem, const DevicePlan& plan) {
+  const std::size_t body_end = plan.prologue + plan.body;
+  const std::size_t repeated =
+      problem.requests.size() - (plan.slots.size() - plan.body);  // requests of all repetitions
+  Problem left = problem;
+  for (std::size_t i = 0; i < left.requests.size(); ++i) {
+    std::size_t slot = i;
+    if (i >= plan.prologue && plan.body != 0) {
+      const std::size_t behind = i - plan.prologue;
+      slot = behind < repeated ? plan.prologue + behind % plan.body : body_end + (behind - repeated);
+    }
+    if (plan.slots[slot].kind != SlotKind::PassThrough) left.requests[i].pass = PassReason::Empty;
+  }
+  return {.live_bytes = peak_live_bytes(problem),
+          .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity).held_bytes};
 }
 
 }  // namespace stalloc::plan

@@ -21,6 +21,9 @@ struct Held {
 // stream-ordered. What a CUDA graph captured, and probes of the free memory, are left out in either case.
 Problem framework_requests(Problem problem);
 
+// The others that take device memory, probes left out: what passes a framework's allocator by.
+Problem outside_requests(Problem problem);
+
 // PyTorch's caching allocator, as c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11 describes it with default settings.
 // Sizes are rounded up to 512 B. Requests up to 1 MiB come from segments of 2 MiB; larger ones, below 10 MiB, from
 // segments of 20 MiB; others from segments of their own size rounded up to 2 MiB. The smallest free block of the same
@@ -35,5 +38,9 @@ Held simulate_expandable(const Problem& problem);
 // stalloc without a plan: best fit, then a stitched view, then growth, by the placement engine (engine.h), in pages of
 // `granularity` bytes (a multiple of kUnitBytes, not 0).
 Held simulate_online(const Problem& problem, std::uint64_t granularity);
+
+// stalloc with a plan: the plan's memory, and beside it what it would hold without one for the requests that the plan
+// leaves. The plan must be sound for the problem.
+Held simulate_planned(const Problem& problem, const DevicePlan& plan);
 
 }  // namespace stalloc::plan

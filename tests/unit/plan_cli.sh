@@ -72,10 +72,12 @@ expect 0 0 trace.0.fb trace.1.fb trace.2.fb -o plans
 says out "same as rank 0"
 says out "different from all others: rank 2"
 says out "worst rank: "
+says out "saved: native less"
 for rank in 0 1 2; do expect 0 0 check trace.$rank.fb plans/plan.$rank.fb; done
 expect 0 0 trace.0.fb trace.1.fb --summary json
 says out '"same_as": "0"'
 says out '"worst_rank": '
+says out '"native_bytes": '
 expect 0 0 loop.fb -o one/
 expect 0 0 check loop.fb one/plan.loop.fb
 echo nothing >trace.3.fb

@@ -5,6 +5,7 @@
 
 #include "catch.h"
 #include "plan/lifetimes.h"
+#include "plan/planner.h"
 #include "plan/simulate_caching.h"
 #include "plan_samples.h"
 
@@ -148,4 +149,42 @@ TEST_CASE("no allocator holds less than is live, and stitching comes near it") {
     REQUIRE(online >= live);
     REQUIRE(online <= live + live / 10);
   }
+}
+
+TEST_CASE("a plan is charged for what is served beside it") {
+  // 4 MiB that stay, then 12 and 16 MiB in turn.
+  Problem problem;
+  problem.repeats = true;
+  for (std::size_t i = 0; i < 21; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = i;
+    request.size = i == 0 ? 4 * kMiB : i % 2 == 0 ? 16 * kMiB : 12 * kMiB;
+    request.until = i == 0 ? kNever : i + 1;
+  }
+  const auto planned = plan_device(problem, {});
+  REQUIRE(planned.ok());
+  DevicePlan plan = planned.value.plan;
+  REQUIRE(plan.body == 2);
+  REQUIRE(plan.physical_bytes == 20 * kMiB);
+  REQUIRE(simulate_planned(problem, plan).held_bytes == 20 * kMiB);
+  REQUIRE(simulate_planned(problem, plan).live_bytes == 20 * kMiB);
+  for (std::size_t i = plan.prologue; i < plan.prologue + plan.body; ++i) {
+    if (plan.slots[i].size == 12 * kMiB) plan.slots[i].kind = SlotKind::PassThrough;
+  }
+  REQUIRE(simulate_planned(problem, plan).held_bytes == 32 * kMiB);
+}
+
+TEST_CASE("what passes a framework's allocator by is the rest, without probes") {
+  Problem problem;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.size = (i + 1) * kMiB;
+    request.alloc_order = i < 2 ? kEveryStream : 0;
+  }
+  problem.requests[3].pass = PassReason::Probe;
+  const Problem outside = outside_requests(problem);
+  REQUIRE(outside.requests[0].bytes() == kMiB);
+  REQUIRE(outside.requests[1].bytes() == 2 * kMiB);
+  REQUIRE(outside.requests[2].bytes() == 0);
+  REQUIRE(outside.requests[3].bytes() == 0);
 }

@@ -37,19 +37,16 @@ plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granul
   plan::Outcome<Comparison> result;
   Comparison& comparison = result.value;
   comparison.device = all.device;
-  plan::Problem outside = all;
+  const plan::Problem outside = plan::outside_requests(all);
   for (std::size_t i = 0; i < all.requests.size(); ++i) {
-    const bool inside = problem.requests[i].bytes() > 0;
-    comparison.requests += inside ? 1 : 0;
-    outside.requests[i].pass =
-        inside || all.requests[i].pass == plan::PassReason::Probe ? plan::PassReason::Empty : plan::PassReason::None;
+    comparison.requests += problem.requests[i].bytes() > 0 ? 1 : 0;
     comparison.outside_requests += outside.requests[i].bytes() > 0 ? 1 : 0;
   }
   comparison.outside_bytes = plan::peak_live_bytes(outside);
   comparison.rows = {{"native", "PyTorch native", plan::simulate_caching(problem)},
                      {"expandable", "PyTorch expandable segments", plan::simulate_expandable(problem)},
                      {"online", "stalloc without a plan", plan::simulate_online(problem, plan.granularity)},
-                     {"planned", "stalloc with a plan", {plan::peak_live_bytes(problem), plan.physical_bytes}}};
+                     {"planned", "stalloc with a plan", plan::simulate_planned(problem, plan)}};
   return result;
 }
 

@@ -18,6 +18,7 @@
 
 #include "plan/content_hash.h"
 #include "plan/plan_file.h"
+#include "plan/simulate.h"
 #include "plan/startup_cost.h"
 #include "tools/stalloc-plan/planning.h"
 
@@ -158,6 +159,7 @@ class Fleet {
     auto planned = plan_source(source.value, command_.options, {});
     if (planned.ok()) {
       plans_[i] = std::move(planned.value.plan);
+      for (const plan::DevicePlan& device : plans_[i]->devices) add_savings(source.value, device, rank);
       finish(i, *plans_[i]);
     } else {
       rank.error = rank.input + ": " + planned.error;
@@ -182,6 +184,8 @@ class Fleet {
         plan.devices[d].device = devices[d].device;
       }
       if (find_fault(source.value, plan).empty()) {
+        rank.held_bytes = result_.ranks[rank.same_as].held_bytes;
+        rank.native_bytes = result_.ranks[rank.same_as].native_bytes;
         finish(i, plan);
         bar_.step();
         return;
@@ -189,6 +193,15 @@ class Fleet {
     }
     rank.same_as = RankResult::kItself;
     make(i);
+  }
+
+  static void add_savings(const Source& source, const plan::DevicePlan& device, RankResult& rank) {
+    for (const plan::Problem& problem : source.lifetimes.devices) {
+      if (problem.device != device.device) continue;
+      rank.held_bytes += plan::simulate_planned(problem, device).held_bytes;
+      rank.native_bytes += plan::simulate_caching(plan::framework_requests(problem)).held_bytes +
+                           plan::peak_live_bytes(plan::outside_requests(problem));
+    }
   }
 
   void finish(std::size_t i, const plan::Plan& plan) {

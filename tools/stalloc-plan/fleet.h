@@ -21,7 +21,9 @@ struct RankResult {
   std::size_t same_as = kItself;  // index of the input whose plan this one shares
   std::uint64_t requests = 0;
   std::uint64_t peak_live_bytes = 0;
-  std::uint64_t physical_bytes = 0;
+  std::uint64_t physical_bytes = 0;  // of the plan
+  std::uint64_t held_bytes = 0;      // of the plan, and beside it for what the plan leaves (simulated)
+  std::uint64_t native_bytes = 0;    // what PyTorch's native allocator and what passes it by would hold (simulated)
   std::uint64_t stitched_views = 0;
   std::uint64_t handles = 0;
   double startup_ms = 0;  // estimated

@@ -15,6 +15,8 @@ struct Totals {
   std::uint64_t requests = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t physical_bytes = 0;
+  std::uint64_t held_bytes = 0;
+  std::uint64_t native_bytes = 0;
   const RankResult* worst = nullptr;  // lowest utilisation
 };
 
@@ -26,10 +28,16 @@ Totals totals_of(const FleetResult& fleet) {
     totals.requests += rank.requests;
     totals.peak_live_bytes += rank.peak_live_bytes;
     totals.physical_bytes += rank.physical_bytes;
+    totals.held_bytes += rank.held_bytes;
+    totals.native_bytes += rank.native_bytes;
     const auto worth = [](const RankResult& of) { return utilisation(of.peak_live_bytes, of.physical_bytes); };
     if (totals.worst == nullptr || worth(rank) < worth(*totals.worst)) totals.worst = &rank;
   }
   return totals;
+}
+
+std::string saved_text(std::uint64_t native, std::uint64_t held) {
+  return native < held ? "-" + bytes_text(held - native) : bytes_text(native - held);
 }
 
 // "0, 1, 2 and 13 more"
@@ -72,24 +80,30 @@ std::string groups_text(const FleetResult& fleet) {
 std::string fleet_text(const FleetResult& fleet) {
   std::size_t width = 4;
   for (const RankResult& rank : fleet.ranks) width = std::max(width, rank.rank.size());
-  std::string text = fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>11}\n", "rank", width, "requests", "peak live",
-                                 "physical", "utilisation");
-  const auto row = [&](const std::string& name, std::uint64_t requests, std::uint64_t live, std::uint64_t physical) {
-    text += fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>9.2f} %", name, width, requests, bytes_text(live),
-                        bytes_text(physical), 100 * utilisation(live, physical));
+  std::string text = fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>11}  {:>11}  {:>11}\n", "rank", width, "requests",
+                                 "peak live", "plan", "utilisation", "native", "saved");
+  // Of a rank, or of all.
+  const auto row = [&](const std::string& name, const auto& of) {
+    text += fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>9.2f} %  {:>11}  {:>11}", name, width, of.requests,
+                        bytes_text(of.peak_live_bytes), bytes_text(of.physical_bytes),
+                        100 * utilisation(of.peak_live_bytes, of.physical_bytes), bytes_text(of.native_bytes),
+                        saved_text(of.native_bytes, of.held_bytes));
   };
   for (const RankResult& rank : fleet.ranks) {
     if (!rank.error.empty()) {
       text += fmt::format("{:<{}}  not planned\n", rank.rank, width);
       continue;
     }
-    row(rank.rank, rank.requests, rank.peak_live_bytes, rank.physical_bytes);
+    row(rank.rank, rank);
     if (rank.same_as != RankResult::kItself) text += "  same as rank " + fleet.ranks[rank.same_as].rank;
     text += "\n";
   }
   const Totals totals = totals_of(fleet);
-  row("all", totals.requests, totals.peak_live_bytes, totals.physical_bytes);
+  row("all", totals);
   text += "\n";
+  text +=
+      "native: what PyTorch's native allocator would hold for the same requests, simulated; saved: native less what "
+      "stalloc holds, the plan's memory and what is served beside it\n";
   if (totals.worst != nullptr) {
     text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", totals.worst->rank,
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
@@ -106,20 +120,23 @@ std::string fleet_json(const FleetResult& fleet) {
     const bool itself = rank.same_as == RankResult::kItself;
     fmt::format_to(std::back_inserter(ranks),
                    "{}{{\"rank\": {}, \"source\": {}, \"plan\": {}, \"error\": {}, \"same_as\": {}, \"requests\": {}, "
-                   "\"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"stitched_views\": {}, "
-                   "\"handles\": {}, \"estimated_startup_ms\": {:.3f}}}",
+                   "\"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"held_bytes\": {}, "
+                   "\"native_bytes\": {}, "
+                   "\"stitched_views\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}}}",
                    ranks.empty() ? "" : ",\n", json_text(rank.rank), json_text(rank.input), text_or_null(rank.written),
                    text_or_null(rank.error), itself ? "null" : json_text(fleet.ranks[rank.same_as].rank), rank.requests,
                    rank.peak_live_bytes, rank.physical_bytes, utilisation(rank.peak_live_bytes, rank.physical_bytes),
-                   rank.stitched_views, rank.handles, rank.startup_ms);
+                   rank.held_bytes, rank.native_bytes, rank.stitched_views, rank.handles, rank.startup_ms);
   }
   const Totals totals = totals_of(fleet);
   return fmt::format(
-      "{{\"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"planned\": {}, "
+      "{{\"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"held_bytes\": "
+      "{}, "
+      "\"native_bytes\": {}, \"planned\": {}, "
       "\"worst_rank\": {}, \"seconds\": {:.6f}, \"ranks\": [{}]}}\n",
       totals.requests, totals.peak_live_bytes, totals.physical_bytes,
-      utilisation(totals.peak_live_bytes, totals.physical_bytes), totals.planned,
-      totals.worst == nullptr ? "null" : json_text(totals.worst->rank), fleet.seconds, ranks);
+      utilisation(totals.peak_live_bytes, totals.physical_bytes), totals.held_bytes, totals.native_bytes,
+      totals.planned, totals.worst == nullptr ? "null" : json_text(totals.worst->rank), fleet.seconds, ranks);
 }
 
 }  // namespace stalloc::tool
