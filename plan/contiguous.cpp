@@ -71,13 +71,13 @@ class Packer {
     }
   }
 
-  bool keep(const Order& order, GreedyPacker::Gap gap) {
-    Packing packing = greedy_.pack(order, gap);
-    if (!order_.empty() && packing.bytes > best_.bytes) return false;
-    best_ = std::move(packing);
+  void keep(const Order& order, GreedyPacker::Gap gap) {
+    const bool first = order_.empty();  // is packed to its end: there must be an answer
+    std::optional<Packing> packing = greedy_.pack(order, gap, first ? nullptr : options_.stop);
+    if (!packing || (!first && packing->bytes > best_.bytes)) return;
+    best_ = *std::move(packing);
     order_ = order;
     gap_ = gap;
-    return true;
   }
 
   // Packs again with some of those that reach highest moved to the front, as long as that does not make it worse.

@@ -21,8 +21,8 @@ struct ContiguousOptions {
 // Packs buffers into few bytes: a portfolio of orders (by bytes, by bytes times lifetime, by lifetime, by time; first
 // and best fit), then, until `stop`, improvement: a search (contiguous_search.h) where there are at most kMostSearched
 // buffers that live in one stretch each, else packing again with those first that stood in the way. Stops by itself at
-// the capacity, or at the peak of live bytes rounded up to the granularity. Deterministic as long as `stop` is; at
-// least one rule is always tried to its end. Pure.
+// the capacity, or at the peak of live bytes rounded up to the granularity; `stop` ends it inside a packing too, but
+// for the first, so that there is always an answer. Deterministic as long as `stop` is. Pure.
 inline constexpr std::size_t kMostSearched = 2048;
 Packing pack_contiguous(std::span<const Tenant> tenants, const ContiguousOptions& options);
 

@@ -4,6 +4,11 @@
 #include <limits>
 
 namespace stalloc::plan {
+namespace {
+
+constexpr std::uint32_t kTenantsBetweenStops = 64;
+
+}  // namespace
 
 std::uint64_t peak_bytes(std::span<const Tenant> tenants) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> changes;  // modulo 2^64
@@ -40,13 +45,14 @@ GreedyPacker::GreedyPacker(std::span<const Tenant> tenants) : tenants_(tenants),
   times_ = std::max<std::size_t>(times.size(), 2) - 1;
 }
 
-Packing GreedyPacker::pack(std::span<const std::size_t> order, Gap gap) {
+std::optional<Packing> GreedyPacker::pack(std::span<const std::size_t> order, Gap gap,
+                                          const std::function<bool()>& stop) {
   nodes_.assign(4 * times_, {});
   std::fill(seen_.begin(), seen_.end(), 0);
   query_ = 0;
   packing_ = {.offsets = std::vector<std::uint64_t>(tenants_.size()), .bytes = 0};
   for (const std::size_t index : order) {
-    ++query_;
+    if (++query_ % kTenantsBetweenStops == 0 && stop && stop()) return std::nullopt;
     taken_.clear();
     for (const auto& [lower, upper] : spans_[index]) collect(1, 0, times_, lower, upper);
     std::sort(taken_.begin(), taken_.end());

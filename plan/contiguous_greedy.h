@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -31,8 +33,9 @@ class GreedyPacker {
 
   explicit GreedyPacker(std::span<const Tenant> tenants);
 
-  // `order`: each tenant once. Time O(n (log n + m log m)) where m is the number of tenants that live at the same time.
-  Packing pack(std::span<const std::size_t> order, Gap gap);
+  // `order`: each tenant once. Nothing when `stop`, asked now and then and null for never, says so before the end. Time
+  // O(n (log n + m log m)) where m is the number of tenants that live at the same time.
+  std::optional<Packing> pack(std::span<const std::size_t> order, Gap gap, const std::function<bool()>& stop);
 
  private:
   // A node of a tree over time knows the tenants placed that live through all of its time but not through its parent's.

@@ -130,6 +130,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   add_waits(problem, steady, sequence, *layout, plan);
 
   report.requests = problem.requests.size();
+  report.contiguous = options.contiguous;
   report.beginning_only = steady.any;
   report.period = steady.any ? 0 : steady.period;
   report.repetitions = steady.any ? 0 : steady.repetitions;

@@ -37,6 +37,7 @@ struct PlanReport {
   std::uint64_t repetitions = 0;    // of the body, in the problem
   std::uint64_t unrolled = 1;       // steps in the body
   bool by_call_site = false;        // of the steady state
+  bool contiguous = false;          // planned without stitched views
   bool beginning_only = false;      // nothing repeats: only what lives through the run is planned (beginning.h)
   std::uint64_t dynamic_slots = 0;  // of the largest size seen
   std::uint64_t stitched_slots = 0;

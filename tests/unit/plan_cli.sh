@@ -63,6 +63,10 @@ expect 0 0 check two_devices.fb two.plan
 expect 0 0 requests.csv -o requests.plan --granularity 4k --handle-cap 1m --streams isolate
 expect 0 0 check requests.csv requests.plan
 expect 0 0 show requests.csv
+expect 0 0 requests.csv --contiguous --seconds 0.1 --dry-run
+says out "above the bound"
+expect 0 0 requests.csv --contiguous --seconds 0 --summary json
+says out '"gap_bytes": '
 
 # Many ranks: a folder of plans, one for equal ranks, and the others planned when one trace is bad.
 cp loop.fb trace.0.fb

@@ -69,7 +69,7 @@ std::uint64_t least_bytes(const std::vector<Tenant>& tenants) {
   GreedyPacker packer(tenants);
   std::uint64_t least = ~std::uint64_t{0};
   do {
-    least = std::min(least, packer.pack(order, GreedyPacker::Gap::First).bytes);
+    least = std::min(least, packer.pack(order, GreedyPacker::Gap::First, nullptr)->bytes);
   } while (std::next_permutation(order.begin(), order.end()));
   return least;
 }
@@ -106,7 +106,7 @@ TEST_CASE("greedy packing is sound, for buffers that come back too") {
     std::shuffle(order.begin(), order.end(), random);
     GreedyPacker packer(tenants);
     for (const auto gap : {GreedyPacker::Gap::First, GreedyPacker::Gap::Best}) {
-      const Packing packing = packer.pack(order, gap);
+      const Packing packing = *packer.pack(order, gap, nullptr);
       REQUIRE(sound(tenants, packing));
       REQUIRE(packing.bytes >= peak_bytes(tenants));
     }
@@ -189,4 +189,22 @@ TEST_CASE("contiguous plans of training runs are sound, in one handle and one vi
       CHECK(plan.body > 0);
     }
   }
+}
+
+TEST_CASE("the time limit ends a packing too; the first one is always packed") {
+  std::vector<Tenant> tenants;
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < 3000; ++i) {
+    tenants.push_back({.spans = {{i, i + 50}}, .bytes = 1 + i * 7919 % 1000});
+    order.push_back(i);
+  }
+  GreedyPacker packer(tenants);
+  int asked = 0;
+  CHECK_FALSE(packer.pack(order, GreedyPacker::Gap::First, [&asked] { return ++asked == 3; }));
+  CHECK(asked == 3);
+  asked = 0;
+  const Packing packing = pack_contiguous(tenants, {.granularity = 512, .stop = [&asked] { return ++asked > 0; }});
+  CHECK(packing.offsets.size() == tenants.size());
+  CHECK(packing.bytes >= peak_bytes(tenants));
+  CHECK(asked <= 2);
 }

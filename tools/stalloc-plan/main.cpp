@@ -60,9 +60,12 @@ int parse_and_run(int argc, char** argv) {
   app.add_flag("--whole-run", plan.options.whole_run,
                "Plan a recorded run as one piece, for a program that makes the very same requests again (default: the "
                "step that repeats; where none does, what lives through the run)");
-  CLI::Option& contiguous = *app.add_flag("--contiguous", plan.options.contiguous,
-                                          "One piece of memory and no stitched views, for devices without VMM");
-  app.add_option("--seconds", plan.options.contiguous_seconds, "How long to improve a contiguous plan (default: 1)")
+  CLI::Option& contiguous =
+      *app.add_flag("--contiguous", plan.options.contiguous,
+                    "One piece of memory and no stitched views, for devices without VMM; the summary says how far "
+                    "it is from the peak of live bytes, the least that any plan needs");
+  app.add_option("--seconds", plan.options.contiguous_seconds,
+                 "How long to improve a contiguous plan after the first rule, each device (default: 1)")
       ->check(CLI::Range(0.0, 1e6))
       ->needs(&contiguous);
   app.add_option("--capacity", plan.options.contiguous_capacity,

@@ -44,6 +44,15 @@ std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
                      how, device.plan.prologue, rest);
 }
 
+// How far a contiguous plan is from the least that any plan needs.
+std::string gap_text(const DevicePlan& plan) {
+  const std::uint64_t gap = plan.physical_bytes - plan.peak_live_bytes;
+  const double share =
+      plan.peak_live_bytes == 0 ? 0 : static_cast<double>(gap) / static_cast<double>(plan.peak_live_bytes);
+  return fmt::format("{} ({:.2f} %) above the bound, the peak of live bytes{}", bytes_text(gap), 100 * share,
+                     gap < plan.granularity ? ": reached, in whole pages" : "");
+}
+
 std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   const DevicePlan& plan = device.plan;
   std::string text;
@@ -56,6 +65,7 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
                                 plan.varying.empty() ? "" : ", of what is planned"));
   line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
   line("utilisation", fmt::format("{:.2f} %", 100 * utilisation(plan.peak_live_bytes, plan.physical_bytes)));
+  if (device.report.contiguous) line("gap", gap_text(plan));
   line("views", fmt::format("1 home, {} stitched (serving {} of {} slots)", plan.views.size() - 1,
                             device.report.stitched_slots, plan.slots.size()));
   line("handles", fmt::format("{}", plan.handles.size()));
@@ -82,13 +92,14 @@ std::string device_json(const plan::PlannedDevice& device) {
       "\"physical_bytes\": {}, \"utilisation\": "
       "{:.6f}, "
       "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}, \"waits\": "
-      "{}, "
+      "{}, \"contiguous\": {}, \"gap_bytes\": {}, "
       "\"passed_through\": {{{}}}}}",
       plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
       device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.beginning_only,
       device.report.dynamic_slots, plan.peak_live_bytes, plan.physical_bytes,
       utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1, device.report.stitched_slots,
-      plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(), passed);
+      plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(), device.report.contiguous,
+      plan.physical_bytes - plan.peak_live_bytes, passed);
 }
 
 // Remarks on the trace that a reader of the plan should know.
