@@ -163,9 +163,9 @@ std::optional<Placement::Proposal> Placement::extend(std::uint64_t bytes, const 
     proposal.offset = space.ranges().rbegin()->first;
     missing -= std::min(missing, tail.begin - proposal.offset);
   }
+  if (plan::round_up(missing, options_.page) > tail.bytes()) return std::nullopt;
   proposal.grow = new_handles(missing, bytes);
   proposal.grow_at = tail.begin;
-  if (plan::round_up(missing, options_.page) > tail.bytes()) return std::nullopt;
   return proposal;
 }
 
