@@ -103,6 +103,57 @@ TEST_CASE("one step with microbatches alone repeats by the microbatch") {
   CHECK(steady.repetitions == 8);
 }
 
+TEST_CASE("logging or evaluation every few steps is a part of a longer period") {
+  const std::vector<std::uint32_t> step = join({repeat({1, 2, 3, 4, 3, 2}, 4), {9, 8}});
+  const std::vector<std::uint32_t> logging = {70, 71};
+  const std::vector<std::uint32_t> evaluation = repeat({1, 2, 60, 2, 61}, 7);
+  for (const auto& extra : {logging, evaluation}) {
+    for (const int every : {2, 3, 5}) {
+      // Seen twice and a step more: from some phase on, the run that repeats begins and ends inside its period.
+      const auto round = join({repeat(step, every), extra});
+      const auto tokens = join({{5, 6, 7}, repeat(round, 2), step});
+      const auto steady = plan::find_steady_state(problem_of(tokens));
+      CHECK(steady.period == round.size());
+      CHECK(steady.repetitions == 2);
+      CHECK(steady.begin >= 3);
+      CHECK(steady.end() <= tokens.size());
+    }
+  }
+}
+
+TEST_CASE("logging and evaluation at different distances repeat when both have") {
+  const std::vector<std::uint32_t> step = {1, 2, 3, 4, 5, 4, 3};
+  std::vector<std::uint32_t> tokens;
+  for (int i = 1; i <= 24; ++i) {
+    tokens = join(
+        {tokens, step, i % 2 == 0 ? repeat({70}, 1) : repeat({}, 0), i % 3 == 0 ? repeat({60, 61}, 1) : repeat({}, 0)});
+  }
+  const auto steady = plan::find_steady_state(problem_of(tokens));
+  CHECK(steady.period == 6 * step.size() + 3 + 2 * 2);
+  CHECK(steady.repetitions == 4);
+}
+
+TEST_CASE("one evaluation in a recording is none of the body's business") {
+  const std::vector<std::uint32_t> step = {1, 2, 3, 4, 5, 4, 3};
+  const std::vector<std::uint32_t> evaluation = repeat({1, 60, 61}, 5);
+  const auto steady = plan::find_steady_state(problem_of(join({{8, 9}, repeat(step, 6), evaluation, repeat(step, 3)})));
+  CHECK(steady.period == step.size());
+  CHECK(steady.repetitions >= 5);
+  CHECK(steady.end() <= 2 + 6 * step.size() + 1);  // the evaluation begins as a step does
+}
+
+TEST_CASE("warm-up steps that differ from each other and from the rest come before the body") {
+  const std::vector<std::uint32_t> step = {1, 2, 3, 4, 5, 4, 3};
+  const std::vector<std::uint32_t> first = {1, 2, 3, 4, 5, 20, 21, 4, 3};      // makes the optimizer's states
+  const std::vector<std::uint32_t> second = {1, 2, 3, 30, 4, 5, 4, 3};         // tunes its kernels
+  const std::vector<std::uint32_t> third = {1, 2, 3, 30, 31, 4, 5, 40, 4, 3};  // and others
+  const auto tokens = join({{8, 9, 8, 9, 7}, first, second, third, repeat(step, 5), {50}});
+  const auto steady = plan::find_steady_state(problem_of(tokens));
+  CHECK(steady.period == step.size());
+  CHECK(steady.repetitions == 5);
+  CHECK(steady.begin >= 5 + first.size() + second.size() + third.size() - 2);
+}
+
 TEST_CASE("no repetition, no body") {
   CHECK(plan::find_steady_state(problem_of({})).period == 0);
   CHECK(plan::find_steady_state(problem_of({1})).period == 0);
