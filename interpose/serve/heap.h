@@ -142,7 +142,7 @@ class Heap {
   std::uint64_t trim_dropped_plan();
 
   // heap_free.cpp
-  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey key);
+  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream);
   void forget(const LiveEntry& entry);
   void hold_back(const LiveEntry& entry, std::uint64_t number);
   void give_back(const LiveEntry& entry, StreamOrdinal stream);

@@ -7,27 +7,27 @@
 
 namespace stalloc::serve {
 
-CUresult Heap::free_async(CUdeviceptr address, StreamKey key) noexcept {
+CUresult Heap::free_async(CUdeviceptr address, StreamKey stream) noexcept {
   bool capturing = false;
-  if (const CUresult result = driver_.is_capturing(key.handle, &capturing); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
   {
     const Lock lock(mutex_);
-    if (const StreamOrdinal stream = order_.ordinal(key); stream != kNoStream) {
+    if (const StreamOrdinal ordinal = order_.ordinal(stream); ordinal != kNoStream) {
       LiveEntry entry;
       if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
       forget(entry);
-      give_back(entry, stream);
+      give_back(entry, ordinal);
       return CUDA_SUCCESS;
     }
     if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   }
-  return free_on_foreign_stream(address, key);
+  return free_on_foreign_stream(address, stream);
 }
 
 // The stream is none that this heap can order others behind: of another context, or one too many.
-CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey key) {
-  if (const CUresult result = driver_.synchronize_stream(key.handle); result != CUDA_SUCCESS) return result;
+CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) {
+  if (const CUresult result = driver_.synchronize_stream(stream.handle); result != CUDA_SUCCESS) return result;
   const Lock lock(mutex_);
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
