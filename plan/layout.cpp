@@ -46,7 +46,8 @@ struct Rule {
 };
 
 // In the order in which they are preferred where they need the same memory and views.
-constexpr std::array<Rule, 6> kRules = {{{0.995, Fit::Lowest, Fit::BestHigh},
+constexpr std::array<Rule, 7> kRules = {{{0.995, Fit::Lowest, Fit::BestHigh},
+                                         {0.985, Fit::Lowest, Fit::Highest},
                                          {0.97, Fit::Lowest, Fit::Highest},
                                          {1.0, Fit::Lowest, Fit::Highest},
                                          {0.97, Fit::BestLow, Fit::BestHigh},
