@@ -31,7 +31,7 @@ CUmemoryPool make_pool(const Machine& machine, CUmemAllocationHandleType handles
 class Everything {
  public:
   Everything(const Machine& machine, Report& report, std::size_t piece, CUstream stream)
-      : machine_(machine), report_(report), piece_(piece), stream_(stream) {}
+      : machine_(machine), report_(report), piece_(piece), stream_(stream), host_(machine, kStamps * kStamp) {}
 
   // By cuMemAlloc or stream-ordered. What is left in the end is the error.
   void fill_up(bool plain) {
@@ -49,9 +49,8 @@ class Everything {
   }
 
   void check() {
-    const Pinned host(machine_, kStamps * kStamp);
     for (const CUdeviceptr at : pieces_) {
-      char* const read = static_cast<char*>(host.data());
+      char* const read = static_cast<char*>(host_.data());
       for (std::size_t i = 0; i < kStamps; ++i) machine_.read(read + i * kStamp, stamp(at, i), kStamp, stream_);
       machine_.wait(stream_);
       for (std::size_t i = 0; i < kStamps; ++i) {
@@ -91,6 +90,7 @@ class Everything {
   Report& report_;
   const std::size_t piece_;
   const CUstream stream_;
+  const Pinned host_;  // from the start: a full card may have no room for the mapping of more
   std::vector<CUdeviceptr> pieces_;
 };
 
@@ -155,6 +155,7 @@ void out_of_memory(Machine& machine, Report& report, std::uint64_t) {
   const std::size_t before = machine.free_bytes();
   const std::size_t piece = machine.total_bytes() / 64 / kPage * kPage;
   Everything all(machine, report, piece, stream);
+  Everything doubled(machine, report, 2 * piece, stream);
   std::vector<std::size_t> counts;
   for (const bool plain : {false, true, false}) {
     all.fill_up(plain);
@@ -168,7 +169,6 @@ void out_of_memory(Machine& machine, Report& report, std::uint64_t) {
   // Every other piece free: half of all memory, in holes of one piece.
   all.fill_up(false);
   all.free(2, false);
-  Everything doubled(machine, report, 2 * piece, stream);
   doubled.fill_up(false);
   doubled.check();
   all.check();

@@ -6,6 +6,7 @@
 namespace stalloc::conformance {
 namespace {
 
+// `Value` has at least the size of what the driver writes: its booleans may be of four bytes.
 template <class Value>
 std::string attribute(const Machine& machine, CUpointer_attribute which, CUdeviceptr at, Value expected) {
   Value value{};
@@ -31,7 +32,7 @@ void ask_about(const Machine& machine, Report& report, CUdeviceptr base, std::si
                   kind + " is on another device");
     report.expect(attribute(machine, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, at, at) == "as expected",
                   kind + " has another address");
-    report.expect(attribute(machine, CU_POINTER_ATTRIBUTE_IS_MANAGED, at, false) == "as expected",
+    report.expect(attribute(machine, CU_POINTER_ATTRIBUTE_IS_MANAGED, at, 0U) == "as expected",
                   kind + " is managed memory");
     report.fact("range start of " + kind, attribute(machine, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at, base));
   }

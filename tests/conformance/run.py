@@ -29,7 +29,7 @@ MODES = {
     "off": {"STALLOC_MODE": "off"},
 }
 SERVED = re.compile(r"requests (\d+) planned .* (\d+) dynamic requests")
-# Where memory that was mapped answers unlike memory that was allocated, and nothing can be done about it in the hooks.
+# cuPointerGetAttribute is not hooked: the driver answers it for what it mapped, not for what the program requested.
 KNOWN_DIFFERENCES = ("questions: range start of ",)
 
 
