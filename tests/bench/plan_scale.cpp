@@ -134,7 +134,7 @@ int plan_one(std::size_t requests, std::uint32_t seed, Kind kind) {
   problem.repeats = kind != Kind::Once;
   const double before = rss_mib();
   const auto start = Clock::now();
-  const auto planned = plan_device(problem, {});
+  const auto planned = plan_device(problem, {.whole_run = kind == Kind::Varied});
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (!planned.ok()) {
     std::fprintf(stderr, "plan_scale: %s\n", planned.error.c_str());
