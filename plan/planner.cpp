@@ -69,8 +69,19 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
   if (granularity == 0 || granularity % kUnitBytes != 0) {
     return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
   }
-  if (options.handle_cap < granularity) return "the largest handle is smaller than the granularity";
+  if (options.handle_cap != 0 && options.handle_cap < granularity)
+    return "the largest handle is smaller than the granularity";
   return {};
+}
+
+// The most pages of a handle.
+std::uint64_t handle_pages(const Sequence& sequence, std::uint64_t pages, std::uint64_t granularity,
+                           const PlanOptions& options) {
+  if (options.contiguous) return std::max<std::uint64_t>(pages, 1);
+  if (options.handle_cap != 0) return options.handle_cap / granularity;
+  const bool shared = std::any_of(sequence.items.begin(), sequence.items.end(),
+                                  [](const Item& item) { return item.pass >= PassReason::Varying; });
+  return std::max<std::uint64_t>((shared ? kSharedHandleCap : kDefaultHandleCap) / granularity, 1);
 }
 
 }  // namespace
@@ -109,8 +120,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     layout = lay_out(sequence, layout_options, options);
   }
 
-  const std::uint64_t cap =
-      options.contiguous ? std::max<std::uint64_t>(layout->pages, 1) : options.handle_cap / plan.granularity;  // pages
+  const std::uint64_t cap = handle_pages(sequence, layout->pages, plan.granularity, options);
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");

@@ -25,7 +25,10 @@ PlannedDevice plan_soundly(const Problem& problem, const PlanOptions& options = 
   CHECK(find_unsoundness(problem, plan).empty());
   CHECK(plan.peak_live_bytes <= peak_live_bytes(problem));
   CHECK(plan.physical_bytes >= plan.peak_live_bytes);
-  for (const std::uint64_t handle : plan.handles) CHECK(handle <= options.handle_cap);
+  const std::uint64_t default_cap = plan.varying.empty() ? kDefaultHandleCap : kSharedHandleCap;
+  for (const std::uint64_t handle : plan.handles) {
+    CHECK(handle <= (options.handle_cap != 0 ? options.handle_cap : default_cap));
+  }
   if (options.streams == StreamMode::Isolate) CHECK(plan.waits.empty());
   CHECK(decode_plan(encode_plan({"", "", 0, {plan}})).error.empty());
   return std::move(planned.value);
