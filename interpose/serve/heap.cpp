@@ -30,7 +30,8 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
   try {
     const auto begin = std::chrono::steady_clock::now();
     std::unique_ptr<Planned> planned;
-    if (plan != nullptr && !(planned = Planned::create(driver, *plan, why))) return nullptr;
+    const bool places_any = plan != nullptr && plan->physical_bytes > 0;
+    if (places_any && !(planned = Planned::create(driver, *plan, why))) return nullptr;
     const std::optional<Line> line = draw_line(driver, device, planned.get(), options.dynamic);
     if (!line) {
       *why = "the driver does not describe the device's memory";

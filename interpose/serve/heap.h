@@ -33,7 +33,8 @@ using Notice = void (*)(const char* text);
 // The calls into the driver that a request needs are made on the requesting thread.
 class Heap {
  public:
-  // Reserves, creates and maps everything that `plan` names, once; null: no plan, everything is served dynamically.
+  // Reserves, creates and maps everything that `plan` names, once; null, or a plan that places nothing: everything is
+  // served dynamically.
   // `context`, of `device`, is the one the heap serves; requests made under any other belong to the original allocator.
   // It must be current. Pre: `plan` was read by plan::decode_plan and is of the same device; it is not needed
   // afterwards. On failure everything is given back, and `why` says in one line what did not fit. `driver` must outlive

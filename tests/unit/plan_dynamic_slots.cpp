@@ -54,6 +54,9 @@ PlannedDevice plan_soundly(const Problem& problem, const PlanOptions& options = 
   const auto decoded = decode_plan(encode_plan({"", "", 0, {planned.value.plan}}));
   REQUIRE(decoded.error.empty());
   CHECK(decoded.value.devices[0].varying == planned.value.plan.varying);
+  if (!planned.value.plan.varying.empty()) {
+    for (const std::uint64_t handle : planned.value.plan.handles) CHECK(handle <= kSharedHandleCap);
+  }
   return std::move(planned.value);
 }
 

@@ -359,6 +359,18 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
 }
 
+TEST_CASE("a plan that places nothing leaves everything to the dynamic sub-allocator", "[serve][heap]") {
+  const plan::DevicePlan plan;
+  FakeDriver driver{kPage};
+  std::string why;
+  const auto heap = Heap::create(driver, 0, &plan, FakeDriver::context(), {}, &why, count_notice);
+  REQUIRE(heap);
+  notices = 0;
+  REQUIRE(heap->allocate(kPage, StreamKey{driver.new_stream(), 0}, nullptr));
+  REQUIRE(heap->statistics().dynamic_requests == 1);
+  REQUIRE(notices == 0);
+}
+
 TEST_CASE("a heap gives everything back, events included", "[serve][heap]") {
   FakeDriver driver(kPage);
   std::string why;
