@@ -14,7 +14,6 @@ constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in 
 constexpr std::size_t kForeignRangesAsked = 4;
 constexpr std::size_t kViewsAskedAtOnce = 4;
 constexpr std::uint8_t kSparedPages = 4;
-constexpr std::uint64_t kAskedBefore = std::uint64_t{64} << 20;  // the device is asked before so much is created
 
 // Three quarters of the line are for handles of large requests, the rest for those of small ones.
 Placement::Options placement_options(const HeapOptions& options, Range line, std::uint64_t page) {
@@ -97,8 +96,10 @@ PhysicalRanges Dynamic::ranges(DynamicPlace place, std::uint64_t bytes) {
 }
 
 std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
+  ++requests_;
   std::optional<DynamicPlace> place = allocate_own(bytes, stream);
   if (place) return place;
+  may_stitch_ = last_resort || !pace_.spares_stitching(requests_, placement_.physical_bytes(), placement_.free_bytes());
   const bool several = placement_.others_have_bytes(stream);
   if (several) place = allocate_complete(bytes, stream);
   if (!place) place = make(bytes, stream, Reach::Own, false);
@@ -184,7 +185,8 @@ void Dynamic::free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream
 
 // Makes room out of free handles and, where they are not enough, new ones.
 std::optional<DynamicPlace> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow) {
-  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_add_view(bytes));
+  if (!may_grow && !may_stitch_) return std::nullopt;
+  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch_ && may_add_view(bytes));
   if (!proposal || !grow(*proposal, stream)) return std::nullopt;
   std::optional<DynamicPlace> place;
   if (proposal->pieces.empty()) {
@@ -221,151 +223,6 @@ bool Dynamic::may_add_view(std::uint64_t bytes) {
     }
   }
   return has_room();
-}
-
-bool Dynamic::grow(const Placement::Proposal& proposal, StreamOrdinal stream) {
-  if (proposal.grow.empty()) return true;
-  handles_.clear();
-  std::uint64_t total = 0;
-  for (const std::uint64_t bytes : proposal.grow) {
-    handles_.push_back({bytes, 0});
-    total += bytes;
-  }
-  if (total >= kAskedBefore && !device_has(total)) return false;
-  if (mapper_->create_at(home_address(proposal.grow_at), handles_) != CUDA_SUCCESS) return false;
-  std::uint64_t at = proposal.grow_at;
-  for (const MappedHandle& handle : handles_) {
-    placement_.add_handle(at, {handle.bytes, handle.id, false}, stream);
-    created_bytes_ += handle.bytes;
-    at += handle.bytes;
-  }
-  const PhysicalRange grown{proposal.grow_at, at};
-  order_.cleared({&grown, 1});
-  return true;
-}
-
-// Spares the driver many handles of a request that cannot be served, as some programs make to learn what is free.
-bool Dynamic::device_has(std::uint64_t bytes) {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  return driver_.memory_info(&free, &total) != CUDA_SUCCESS || free >= bytes;
-}
-
-// Undoes `grow`. What the driver refuses to take back stays, free.
-void Dynamic::shrink(const Placement::Proposal& proposal) {
-  std::uint64_t at = proposal.grow_at;
-  for (const std::uint64_t bytes : proposal.grow) {
-    const Placement::Handle handle = placement_.handles().at(at);
-    if (mapper_->destroy_at(home_address(at), {handle.bytes, handle.id})) {
-      placement_.remove_handle(at);
-      created_bytes_ -= bytes;
-    }
-    at += bytes;
-  }
-}
-
-std::optional<DynamicPlace> Dynamic::stitch(const Placement::Proposal& proposal) {
-  handles_of(proposal.pieces, &handles_);
-  std::uint64_t bytes = 0;
-  for (const MappedHandle& handle : handles_) bytes += handle.bytes;
-  const auto room = view_addresses_.best_fit(bytes);
-  if (!room) return std::nullopt;
-  const std::uint64_t at = room->begin;
-  const std::uint32_t view = placement_.add_view(proposal.pieces, at);
-  view_addresses_.subtract({at, at + bytes});
-  if (mapper_->map_at(mapper_->view(at), handles_) != CUDA_SUCCESS) {
-    placement_.remove_view(view);
-    view_addresses_.add({at, at + bytes});
-    return std::nullopt;
-  }
-  ++counts_.stitches;
-  return DynamicPlace{view, proposal.offset};
-}
-
-void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const {
-  out->clear();
-  for (const Range& piece : pieces) {
-    auto handle = placement_.handles().find(piece.begin);
-    for (; handle != placement_.handles().end() && handle->first < piece.end; ++handle) {
-      out->push_back({handle->second.bytes, handle->second.id});
-    }
-  }
-}
-
-// Nothing lives in it, and what did is over for the device.
-bool Dynamic::is_idle(std::uint32_t number) {
-  const StitchedView& view = placement_.view(number);
-  return view.bytes() > 0 && view.live == 0 && order_.is_complete(ranges({number, 0}, view.bytes()));
-}
-
-// False: something of it is still mapped; the addresses are then never used again.
-bool Dynamic::drop_view(std::uint32_t number) {
-  const StitchedView& view = placement_.view(number);
-  const Range addresses{view.at, view.at + view.bytes()};
-  handles_of(view.pieces, &handles_);
-  const bool unmapped = mapper_->unmap(mapper_->view(view.at), handles_);
-  placement_.remove_view(number);
-  if (unmapped) view_addresses_.add(addresses);
-  return unmapped;
-}
-
-void Dynamic::drop_idle_views() {
-  for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    if (is_idle(view)) drop_view(view);
-  }
-}
-
-std::uint64_t Dynamic::release_idle(std::uint64_t keep, bool of_plan) {
-  FreeSpace in_views;
-  for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    for (const Range& piece : placement_.view(view).pieces) in_views.add(piece);
-  }
-  std::vector<std::uint64_t> idle;
-  for (const auto& [at, handle] : placement_.handles()) {
-    if (handle.planned && !of_plan) continue;
-    const PhysicalRange range{at, at + handle.bytes};
-    const auto mapped = in_views.at_or_after(at);
-    const bool in_view = mapped && mapped->begin < range.end;
-    if (!in_view && placement_.is_free({at, range.end}) && order_.is_complete({&range, 1})) idle.push_back(at);
-  }
-  std::uint64_t released = 0;
-  for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) {
-    const std::uint64_t at = idle.back();
-    const Placement::Handle handle = placement_.handles().at(at);
-    if (handle.planned) {
-      if (arena_->give_back(arena_->handle_at(at)) == 0) continue;
-    } else {
-      if (!mapper_->destroy_at(home_address(at), {handle.bytes, handle.id})) continue;
-      created_bytes_ -= handle.bytes;
-    }
-    placement_.remove_handle(at);
-    released += handle.bytes;
-  }
-  return released;
-}
-
-void Dynamic::adopt(Arena* arena) {
-  arena_ = arena;
-  for (std::size_t handle = 0; handle < arena->handle_count(); ++handle) {
-    const PhysicalRange range = arena->handle_range(handle);
-    placement_.adopt_handle(range.begin, {range.end - range.begin, arena->handle_id(handle), true});
-  }
-}
-
-CUresult Dynamic::grant_access(int peer) noexcept {
-  if (!mapper_->remember_peer(peer)) return CUDA_ERROR_OUT_OF_MEMORY;
-  for (const auto& [at, handle] : placement_.handles()) {
-    if (handle.planned) continue;
-    const CUresult result = mapper_->renew_access(home_address(at), handle.bytes);
-    if (result != CUDA_SUCCESS) return result;
-  }
-  for (std::uint32_t number = 1; number <= placement_.view_numbers(); ++number) {
-    const StitchedView& view = placement_.view(number);
-    if (view.bytes() == 0) continue;
-    const CUresult result = mapper_->renew_access(mapper_->view(view.at), view.bytes());
-    if (result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
 }
 
 }  // namespace stalloc::serve

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "interpose/serve/driver.h"
+#include "interpose/serve/growth.h"
 #include "interpose/serve/heap_options.h"
 #include "interpose/serve/mapper.h"
 #include "interpose/serve/placement.h"
@@ -70,6 +71,10 @@ class Dynamic {
   // held; those of the plan only if asked to. Returns the bytes released. Never waits.
   std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
 
+  // Gives memory back to the driver for a request of `bytes`, no more than it needs: idle handles that no view maps,
+  // then idle views and their handles. Returns the bytes released. Never waits.
+  std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
+
   // The plan's memory serves dynamic requests from now on. Its free bytes come by `give`.
   void adopt(Arena* arena);
   void give(PhysicalRanges ranges, StreamOrdinal stream) { placement_.give(ranges, stream); }
@@ -118,6 +123,9 @@ class Dynamic {
   std::vector<PhysicalRange> scratch_;
   std::vector<MappedHandle> handles_;
   std::array<std::uint8_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
+  GrowthPace pace_;
+  bool may_stitch_ = true;  // the present request
+  std::uint64_t requests_ = 0;
   std::uint64_t clock_ = 0;
   Counts counts_;
 };

@@ -38,8 +38,7 @@ std::optional<CUdeviceptr> Heap::serve_under_pressure(const Ask& ask) {
 std::optional<CUdeviceptr> Heap::reclaim_and_serve(const Ask& ask) {
   std::optional<CUdeviceptr> served = serve_dynamic(ask, true);
   if (served) return served;
-  dynamic_->drop_idle_views();
-  if (dynamic_->release_idle(0, dropped_) > 0) served = serve_dynamic(ask, true);
+  if (dynamic_->reclaim(ask.bytes, dropped_) > 0) served = serve_dynamic(ask, true);
   if (served || !planned_ || merged_) return served;
   merge(ask.stream);
   return serve_dynamic(ask, true);

@@ -123,6 +123,7 @@ class Placement {
   [[nodiscard]] std::uint64_t free_bytes() const {
     return all_.large.bytes() + all_.small.bytes() + all_.planned.bytes();
   }
+  [[nodiscard]] std::uint64_t free_bytes(Range range) const;  // of a range
   [[nodiscard]] std::uint64_t largest_free() const;
   // True when another stream than this one may have free bytes.
   [[nodiscard]] bool others_have_bytes(StreamOrdinal stream) const { return several_ || (any_ && stream != first_); }
@@ -145,7 +146,7 @@ class Placement {
   void know(StreamOrdinal stream);
 
   [[nodiscard]] std::optional<std::uint64_t> gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
-  [[nodiscard]] std::uint64_t broken_by(Range free, Range taken) const;
+  [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   struct Piece;
   void collect_pieces(const FreeSpace& space, Range head, std::vector<Piece>* out) const;
   [[nodiscard]] Range best_head(const Spaces& spaces) const;

@@ -6,6 +6,7 @@
 
 #include "catch.h"
 #include "fake_driver.h"
+#include "interpose/serve/growth.h"
 #include "interpose/serve/heap.h"
 #include "serve_plans.h"
 
@@ -310,4 +311,79 @@ TEST_CASE("a pool's handle that comes back begins anew", "[serve][dynamic]") {
   REQUIRE_FALSE(fixture.heap->pool_use(pool).known);
   fixture.give(*fixture.heap->allocate(512, fixture.stream, pool));
   REQUIRE(fixture.heap->pool_use(pool).used_high == 512);
+}
+
+TEST_CASE("new handles hold what is missing, rounded to a page, and none is larger than allowed", "[serve][dynamic]") {
+  const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
+  const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
+  const auto largest = GENERATE(as<std::uint64_t>{}, kPage, 3 * kPage, 8 * kPage);
+  CAPTURE(missing, held, largest);
+  std::uint64_t sum = 0;
+  for (const std::uint64_t bytes : serve::new_handle_sizes(missing, missing, held, kPage, largest)) {
+    REQUIRE(bytes % kPage == 0);
+    REQUIRE(bytes > 0);
+    REQUIRE(bytes <= largest);
+    sum += bytes;
+  }
+  REQUIRE(sum == plan::round_up(missing, kPage));
+}
+
+TEST_CASE("handles grow with what is held, for requests much larger than they are", "[serve][dynamic]") {
+  const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
+    return serve::new_handle_sizes(request, request, held, kPage, 8 * kPage).front();
+  };
+  REQUIRE(largest_of(2 * kPage, 0) == kPage);
+  REQUIRE(largest_of(100 * kPage, 100000 * kPage) == 2 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
+}
+
+TEST_CASE("stitching is spared while memory grows fast and little of it is free", "[serve][dynamic]") {
+  serve::GrowthPace pace;
+  REQUIRE(pace.spares_stitching(1, 1000, 20));
+  REQUIRE_FALSE(pace.spares_stitching(2, 1000, 40));
+  for (const std::uint64_t request : {2000, 4000}) pace.spares_stitching(request, 1000, 0);
+  REQUIRE_FALSE(pace.spares_stitching(4001, 1100, 20));  // slowly
+  REQUIRE(pace.spares_stitching(4002, 1100, 4));
+  REQUIRE(pace.spares_stitching(4003, 2000, 40));  // fast again
+}
+
+TEST_CASE("a program that repeats its steps maps nothing after the first few", "[serve][dynamic]") {
+  Fixture fixture;
+  std::uint64_t mapped = 0;
+  for (int step = 0; step < 8; ++step) {
+    if (step == 4) mapped = fixture.statistics().mapping_calls_after_start;
+    std::vector<CUdeviceptr> blocks;
+    for (const std::uint64_t pages : {3, 7, 2, 5, 9, 4}) blocks.push_back(fixture.take(pages));
+    for (std::size_t i = 0; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+    const CUdeviceptr stitched = fixture.take(13);
+    for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+    fixture.give(stitched);
+  }
+  REQUIRE(mapped > 0);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
+}
+
+TEST_CASE("what one stream takes and another frees, again and again, is mapped once", "[serve][dynamic]") {
+  Fixture fixture;
+  std::uint64_t mapped = 0;
+  for (int step = 0; step < 40; ++step) {
+    if (step == 5) mapped = fixture.statistics().mapping_calls_after_start;
+    const CUdeviceptr block = fixture.take(5);
+    fixture.driver.work(fixture.stream);
+    REQUIRE(fixture.heap->free_async(block, fixture.other) == CUDA_SUCCESS);
+    fixture.driver.work(fixture.other);
+  }
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
+}
+
+TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.stitch = false;
+  Fixture fixture(options, 24 * kPage);
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 12; ++i) blocks.push_back(fixture.take(2));
+  for (std::size_t i = 0; i < 12; i += 2) fixture.give(blocks[i]);
+  fixture.take(4);
+  REQUIRE(fixture.physical() == 24 * kPage);
 }

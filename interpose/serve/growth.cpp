@@ -1,0 +1,52 @@
+#include "interpose/serve/growth.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "plan/plan.h"
+
+namespace stalloc::serve {
+namespace {
+
+// Chosen with tests/bench/online_policy on recorded training runs.
+constexpr std::uint64_t kSmallHandlePages = 2;
+constexpr std::uint64_t kHugePages = 256;           // requests from so many pages on get larger handles,
+constexpr std::uint64_t kHandlesAHugeRequest = 64;  // at least so many a request
+constexpr std::uint64_t kHandlesHeld = 768;         // and each at most this part of what is held
+constexpr std::uint64_t kHandlesARequest = 4;
+
+constexpr std::uint64_t kLookedAtEvery = 1024;  // requests
+constexpr std::uint64_t kFreeWhileFast = 32;    // the part of what is held that may be free
+constexpr std::uint64_t kFreeElse = 256;
+
+std::uint64_t handle_bytes(std::uint64_t request, std::uint64_t held, std::uint64_t page) {
+  const std::uint64_t small = kSmallHandlePages * page;
+  if (request < kHugePages * page) return std::min(small, std::max(request / kHandlesARequest, page));
+  return std::max(small, std::min(request / kHandlesAHugeRequest, held / kHandlesHeld));
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
+                                            std::uint64_t page, std::uint64_t largest) {
+  const std::uint64_t need = plan::round_up(missing, page);
+  std::uint64_t bytes = std::bit_floor(std::min(handle_bytes(request, held + need, page), std::max(largest, page)));
+  std::vector<std::uint64_t> handles;
+  for (std::uint64_t left = need; left > 0; left -= bytes) {
+    while (bytes > left) bytes /= 2;
+    handles.push_back(bytes);
+  }
+  return handles;
+}
+
+bool GrowthPace::spares_stitching(std::uint64_t request, std::uint64_t held, std::uint64_t free) noexcept {
+  if (request - looked_at_ >= kLookedAtEvery) {
+    looked_at_ = request;
+    before_ = last_;
+    last_ = held;
+  }
+  const bool fast = held > before_ + before_ / 2;
+  return free <= held / (fast ? kFreeWhileFast : kFreeElse);
+}
+
+}  // namespace stalloc::serve

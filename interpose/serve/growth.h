@@ -1,0 +1,32 @@
+// How the dynamic sub-allocator's memory grows: in handles of which size, and when growing is better than stitching.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace stalloc::serve {
+
+// Sizes, in bytes, of handles that hold `missing` bytes of a request of `request` bytes and less than a page more, when
+// `held` bytes are held already; `page` is a power of two.
+//
+// Mapping costs per handle, and what is lost to memory is lost in handles that are partly used, so their size follows
+// what is held, and only for requests that are much larger than any handle: all others get handles of at most two
+// pages. None exceeds `largest`, rounded down to a power of two. The remainder is made of smaller ones.
+std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
+                                            std::uint64_t page, std::uint64_t largest);
+
+// Stitching what is free now saves memory only if the program never needs more. While memory grows fast, as in a
+// program's first step, it will need more, and what is free will be stitched then, or be used by requests that fit.
+class GrowthPace {
+ public:
+  // True when a request, the `request`th, should rather grow than stitch: when less than a 32nd of what is held is free
+  // while memory grows fast, or next to nothing. Call it only for requests that do not fit what is free.
+  bool spares_stitching(std::uint64_t request, std::uint64_t held, std::uint64_t free) noexcept;
+
+ private:
+  std::uint64_t looked_at_ = 0;  // request
+  std::uint64_t before_ = 0;     // held at the look before the last one
+  std::uint64_t last_ = 0;       // held at the last one
+};
+
+}  // namespace stalloc::serve
