@@ -185,8 +185,9 @@ void Dynamic::free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream
 
 // Makes room out of free handles and, where they are not enough, new ones.
 std::optional<DynamicPlace> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow) {
-  if (!may_grow && !may_stitch_) return std::nullopt;
-  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch_ && may_add_view(bytes));
+  const bool may_stitch = may_stitch_ && placement_.is_stitchable(bytes) && may_add_view(bytes);
+  if (!may_grow && !may_stitch) return std::nullopt;
+  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch);
   if (!proposal || !grow(*proposal, stream)) return std::nullopt;
   std::optional<DynamicPlace> place;
   if (proposal->pieces.empty()) {

@@ -18,6 +18,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -91,6 +92,10 @@ class Placement {
   [[nodiscard]] std::optional<DynamicPlace> find_in_views(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
+  // Not too small for a view of its own.
+  [[nodiscard]] bool is_stitchable(std::uint64_t bytes) const {
+    return options_.stitch && bytes >= std::max(options_.smallest_stitched, options_.small_bytes);
+  }
   // From free handles (`may_stitch`: wherever they lie) and, if `may_grow`, new ones for what is missing.
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;

@@ -7,8 +7,8 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr std::size_t kViewsLookedAt = 512;
-constexpr std::size_t kRangesCompared = 16;
+constexpr std::size_t kViewsLookedAt = 128;
+constexpr std::size_t kRangesCompared = 8;
 constexpr std::uint64_t kPagesCompared = 4;  // for requests below so many pages the best fit is good enough
 
 }  // namespace
@@ -46,17 +46,15 @@ std::optional<std::uint64_t> Placement::gentlest_fit(const FreeSpace& space, std
   return best;
 }
 
-// In half bytes. Pre: `taken` is an end of `free`.
+// In half bytes. Pre: `taken` is one end of `free`: free bytes are left on its other side only.
 std::uint64_t Placement::stranded_by(Range free, Range taken) const {
-  const auto beside = [&](std::uint64_t inside, bool below) {
-    const auto handle = holding(inside);
-    const Range whole{handle->first, handle->first + handle->second.bytes};
-    const bool was_whole = whole.begin >= free.begin && whole.end <= free.end;
-    const std::uint64_t left = below ? taken.begin - std::min(taken.begin, std::max(whole.begin, free.begin))
-                                     : std::max(taken.end, std::min(whole.end, free.end)) - taken.end;
-    return was_whole ? 2 * left : left;
-  };
-  return beside(taken.begin, true) + beside(taken.end - 1, false);
+  const bool above = taken.begin == free.begin;
+  const auto handle = holding(above ? taken.end - 1 : taken.begin);
+  const Range whole{handle->first, handle->first + handle->second.bytes};
+  const std::uint64_t left = above ? std::min(whole.end, free.end) - std::min(taken.end, whole.end)
+                                   : taken.begin - std::max(whole.begin, free.begin);
+  const bool was_whole = whole.begin >= free.begin && whole.end <= free.end;
+  return was_whole ? 2 * left : left;
 }
 
 std::size_t Placement::candidates(std::uint64_t bytes, std::span<Range> out) const {

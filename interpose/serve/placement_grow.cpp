@@ -20,8 +20,7 @@ std::optional<Placement::Proposal> Placement::propose(std::uint64_t bytes, Strea
   const Spaces& spaces = reachable(stream, reach);
   std::optional<Proposal> extended;
   if (may_grow) extended = extend(bytes, spaces);
-  if (!may_stitch || !options_.stitch || bytes < std::max(options_.smallest_stitched, options_.small_bytes))
-    return extended;
+  if (!may_stitch || !is_stitchable(bytes)) return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
   if (!stitched || !extended) return stitched ? stitched : extended;
   const auto sum = [](const Proposal& proposal) {
