@@ -53,13 +53,14 @@ StepChange capture(Host&, Training&) {
 }
 
 // Another thread allocates and frees on its own stream while this one captures; neither may break the other's call.
+// CUDA itself refuses such requests during a global capture.
 StepChange capture_beside(Host& host, Training&) {
   cudaStream_t capturing = nullptr;
   cudaStream_t other = nullptr;
   cudaGraph_t graph = nullptr;
   must(cudaStreamCreateWithFlags(&capturing, cudaStreamNonBlocking), "cudaStreamCreate");
   must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
-  must(cudaStreamBeginCapture(capturing, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  must(cudaStreamBeginCapture(capturing, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   std::thread([&] {
     std::vector<Host::Id> tensors;
     for (std::size_t i = 1; i < 20; ++i) tensors.push_back(host.allocate(i * kMiB / 3, other));

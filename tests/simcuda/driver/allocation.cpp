@@ -45,6 +45,7 @@ CUresult allocate_from_pool(CUdeviceptr* address, std::uint64_t bytes, CUmemoryP
   Device& device = *find_device(stream->context->device);
   if (shall_fail(SIMCUDA_ALLOC)) return CUDA_ERROR_OUT_OF_MEMORY;
   if (is_capturing(*stream)) return allocate_in_capture(*stream, device, bytes, address);
+  if (const CUresult result = check_safe_during_capture()) return result;
   const std::scoped_lock lock(memory_mutex());
   Pool* const pool = handle == nullptr ? device.current_pool : find_pool(handle);
   if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;

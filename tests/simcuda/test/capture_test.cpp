@@ -43,7 +43,9 @@ TEST_CASE("captured work runs when the graph is launched, on memory the graph ow
 TEST_CASE("an unsafe call in global mode fails and ends the capture, from any thread") {
   const Machine machine;
   const CUstream stream = make_stream();
+  const CUstream other = make_stream();
   const bool from_other_thread = GENERATE(false, true);
+  const bool stream_ordered = GENERATE(false, true);
   REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
   CUresult result = CUDA_SUCCESS;
   CUcontext context = nullptr;
@@ -51,7 +53,7 @@ TEST_CASE("an unsafe call in global mode fails and ends the capture, from any th
   const auto unsafe = [&] {
     cuCtxSetCurrent(context);
     CUdeviceptr at = 0;
-    result = cuMemAlloc(&at, 512);
+    result = stream_ordered ? cuMemAllocAsync(&at, 512, other) : cuMemAlloc(&at, 512);
   };
   if (from_other_thread) {
     std::thread(unsafe).join();
@@ -63,6 +65,35 @@ TEST_CASE("an unsafe call in global mode fails and ends the capture, from any th
   CHECK(cuMemsetD8Async(1 << 20, 0, 0, stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CUgraph graph = nullptr;
   CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_CASE("only its own thread can break a thread-local capture, and nobody a relaxed one") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const CUstream other = make_stream();
+  const bool from_other_thread = GENERATE(false, true);
+  const CUstreamCaptureMode mode = GENERATE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED);
+  const bool allowed = from_other_thread || mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+  REQUIRE(cuStreamBeginCapture(stream, mode) == CUDA_SUCCESS);
+  CUcontext context = nullptr;
+  REQUIRE(cuCtxGetCurrent(&context) == CUDA_SUCCESS);
+  CUresult result = CUDA_SUCCESS;
+  CUdeviceptr at = 0;
+  const auto request = [&] {
+    cuCtxSetCurrent(context);
+    result = cuMemAllocAsync(&at, 512, other);
+  };
+  if (from_other_thread) {
+    std::thread(request).join();
+  } else {
+    request();
+  }
+  CHECK(result == (allowed ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+  CUgraph graph = nullptr;
+  CHECK((cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS) == allowed);
+  if (!allowed) return;
+  REQUIRE(cuMemFreeAsync(at, other) == CUDA_SUCCESS);
+  REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
 TEST_CASE("a relaxed thread may call what it likes; mapping counts as unsafe") {
