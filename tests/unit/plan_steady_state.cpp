@@ -2,6 +2,7 @@
 #include "plan/steady_state.h"
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 
 #include "catch.h"
@@ -60,13 +61,13 @@ plan::Problem problem_of(const std::vector<std::uint32_t>& tokens,
 
 std::vector<std::uint32_t> repeat(const std::vector<std::uint32_t>& body, int times) {
   std::vector<std::uint32_t> tokens;
-  for (int i = 0; i < times; ++i) tokens.insert(tokens.end(), body.begin(), body.end());
+  for (int i = 0; i < times; ++i) std::copy(body.begin(), body.end(), std::back_inserter(tokens));
   return tokens;
 }
 
 std::vector<std::uint32_t> join(std::initializer_list<std::vector<std::uint32_t>> parts) {
   std::vector<std::uint32_t> tokens;
-  for (const auto& part : parts) tokens.insert(tokens.end(), part.begin(), part.end());
+  for (const auto& part : parts) std::copy(part.begin(), part.end(), std::back_inserter(tokens));
   return tokens;
 }
 
