@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from bench_train import TITLES, environment_for, median
+from bench_train import TITLES, environment_for, list_of, median
 
 VARIANTS = ("native", "expandable", "async", "dynamic")
 BYTES = (1 << 10, 1 << 20, 64 << 20)
@@ -31,20 +31,12 @@ STEPS = {
 }
 
 
-def variant_list(text):
-    names = text.split(",")
-    for name in names:
-        if name not in VARIANTS:
-            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(VARIANTS)}")
-    return names
-
-
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--variants", type=variant_list, default=list(VARIANTS), metavar="LIST",
+    parser.add_argument("--variants", type=list_of(VARIANTS), default=list(VARIANTS), metavar="LIST",
                         help="comma-separated; default: all")
     parser.add_argument("--steps", type=int, default=120, help="training steps in a run; a third is warm-up")
     parser.add_argument("--pairs", type=int, default=1000, help="tensors made and freed in a batch")

@@ -24,15 +24,12 @@ def parse_arguments():
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=["native", "record", "serve"],
-                        metavar="LIST", help="comma-separated, run in this order; default: native,record,serve")
+    parser.add_argument("--variants", type=bench_train.list_of(bench_train.VARIANTS), metavar="LIST",
+                        default=["native", "record", "serve"], help="comma-separated, run in this order; default: native,record,serve")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train_parallel.py, after --")
     arguments = parser.parse_args()
     if arguments.train[:1] == ["--"]:
         del arguments.train[0]
-    unknown = set(arguments.variants) - set(bench_train.VARIANTS)
-    if unknown:
-        parser.error(f"no such variant: {', '.join(sorted(unknown))}")
     arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
     return arguments
 

@@ -32,11 +32,19 @@ PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # read sin
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
 
 
+def list_of(allowed):
+    """For argparse: reads a comma-separated list of names, each of them allowed."""
+    def read(text):
+        names = text.split(",")
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(allowed)}")
+        return names
+    return read
+
+
 def variant_list(text):
-    names = text.split(",")
-    for name in names:
-        if name not in VARIANTS:
-            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(VARIANTS)}")
+    names = list_of(VARIANTS)(text)
     if "serve" in names and "record" not in names:
         raise argparse.ArgumentTypeError("serve needs record: its plan comes from the recorded trace")
     return sorted(names, key=VARIANTS.index)

@@ -139,19 +139,11 @@ def run_variant(variant, arguments, capacity):
     return json.loads(report.read_text(encoding="utf-8"))
 
 
-def variant_list(text):
-    names = text.split(",")
-    for name in names:
-        if name not in VARIANTS:
-            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(VARIANTS)}")
-    return names
-
-
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--out", type=pathlib.Path, help="folder for the results")
-    parser.add_argument("--variants", type=variant_list, default=list(VARIANTS), metavar="LIST", help="default: all")
+    parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), default=list(VARIANTS), metavar="LIST", help="default: all")
     parser.add_argument("--operations", type=int, default=20000)
     parser.add_argument("--seconds", type=float, default=60, help="of each run, at most")
     parser.add_argument("--seed", type=int, default=1)

@@ -79,7 +79,7 @@ class Empty(unittest.TestCase):
 
     def test_variants(self):
         with self.assertRaises(argparse.ArgumentTypeError):
-            bench_empty.variant_list("native,serve")
+            bench_train.list_of(bench_empty.VARIANTS)("native,serve")
 
 
 if __name__ == "__main__":
