@@ -8,6 +8,7 @@
 #include "fake_driver.h"
 #include "interpose/serve/growth.h"
 #include "interpose/serve/heap.h"
+#include "serve_heaps.h"
 #include "serve_plans.h"
 
 using namespace stalloc;
@@ -18,14 +19,6 @@ using serve::HeapOptions;
 using serve::StreamKey;
 
 namespace {
-
-HeapOptions small_options() {
-  HeapOptions options;
-  options.small_bytes = kPage / 4;
-  options.smallest_stitched = kPage;
-  options.largest_handle = 2 * kPage;
-  return options;
-}
 
 std::string last_notice;  // a notice has no other way out
 void keep_notice(const char* text) { last_notice = text; }

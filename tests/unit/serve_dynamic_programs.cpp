@@ -10,6 +10,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
+#include "serve_heaps.h"
 #include "serve_plans.h"
 #include "serve_programs.h"
 #include "serve_shadow.h"
@@ -22,12 +23,9 @@ using serve::make_stream_key;
 
 namespace {
 
-// As the defaults, in proportion to the small pages and requests of these tests.
-HeapOptions small_options() {
-  HeapOptions options;
-  options.small_bytes = kPage / 4;
-  options.smallest_stitched = kPage;
-  options.largest_handle = 2 * kPage;
+// Dynamic requests come to the plan's free bytes early.
+HeapOptions sharing_options() {
+  HeapOptions options = small_options();
   options.beside_plan = 2 * kPage;
   return options;
 }
@@ -61,7 +59,7 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
-  HeapOptions options = small_options();
+  HeapOptions options = sharing_options();
   options.cross_stream =
       std::vector{CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never}[seed % 3];
   options.stitch = seed % 5 != 0;
@@ -90,7 +88,7 @@ TEST_CASE("random programs served dynamically while calls into the driver fail",
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
-  Setting set(seed, with_plan, small_options(), 100);
+  Setting set(seed, with_plan, sharing_options(), 100);
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
   REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
@@ -108,7 +106,7 @@ TEST_CASE("random programs served dynamically with captures in between", "[serve
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 16)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
-  Setting set(seed, with_plan, small_options(), 100);
+  Setting set(seed, with_plan, sharing_options(), 100);
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
   const CUstream captured = set.driver.new_stream();
@@ -131,7 +129,8 @@ TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
   const plan::DevicePlan plan = plan_for(requests, random);
   FakeDriver driver(kPage, plan.physical_bytes + 8 * kPage);
   std::string why;
-  const auto heap = Heap::create(driver, 0, with_plan ? &plan : nullptr, FakeDriver::context(), small_options(), &why);
+  const auto heap =
+      Heap::create(driver, 0, with_plan ? &plan : nullptr, FakeDriver::context(), sharing_options(), &why);
   REQUIRE(heap);
   Shadow shadow(&driver);
   Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
@@ -144,7 +143,7 @@ TEST_CASE("random programs served dynamically on several threads", "[serve][rand
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
-  Setting set(seed, with_plan, small_options(), 120);
+  Setting set(seed, with_plan, sharing_options(), 120);
   Shadow shadow(&set.driver);
   std::deque<Program> programs;  // outlive the threads: the shadow keeps their moments
   std::mutex mutex;

@@ -6,7 +6,7 @@
 
 #include "catch.h"
 #include "fake_driver.h"
-#include "serve_plan_heap.h"
+#include "serve_heaps.h"
 #include "serve_plans.h"
 
 using namespace stalloc;

@@ -9,7 +9,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
-#include "serve_plan_heap.h"
+#include "serve_heaps.h"
 #include "serve_plans.h"
 #include "serve_programs.h"
 #include "serve_shadow.h"

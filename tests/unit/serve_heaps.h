@@ -1,4 +1,4 @@
-// A heap that serves what its plan foresees and nothing else.
+// Heaps for tests: one that serves its plan and nothing else, and options in proportion to the tests' small pages.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
+#include "serve_plans.h"
 
 namespace stalloc::test {
 
@@ -14,6 +15,15 @@ inline std::unique_ptr<serve::Heap> plan_only_heap(serve::Driver& driver, const 
   serve::HeapOptions options;
   options.dynamic = false;
   return serve::Heap::create(driver, 0, &plan, FakeDriver::context(), options, why, notice);
+}
+
+// As the defaults, in proportion to the small pages and requests of the tests.
+inline serve::HeapOptions small_options() {
+  serve::HeapOptions options;
+  options.small_bytes = kPage / 4;
+  options.smallest_stitched = kPage;
+  options.largest_handle = 2 * kPage;
+  return options;
 }
 
 }  // namespace stalloc::test
