@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "interpose/base/cuda_driver.h"
 #include "interpose/base/loader.h"
 
 using stalloc::hooks::RuntimeResult;
@@ -51,21 +52,10 @@ struct OriginalSlot {
 };
 OriginalSlot slots[kHooks];
 
-void* driver_library() noexcept {
-  static std::atomic<void*> handle{nullptr};
-  void* found = handle.load(std::memory_order_acquire);
-  if (found == nullptr) {
-    found = loader::loaded("libcuda.so.1");
-    if (found != nullptr) handle.store(found, std::memory_order_release);
-  }
-  return found;
-}
-
 // The definition behind us in the global scope; only when there is none there, the driver library by its name.
 void* find_driver_original(const Row& row) noexcept {
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
-  void* driver = driver_library();
-  return driver == nullptr ? nullptr : loader::real_dlsym(driver, row.symbol);
+  return cuda_driver::symbol(row.symbol);
 }
 
 // What the caller is linked with: its own dependencies come before the global scope, because libraries that Python
@@ -128,11 +118,6 @@ void offer_original(Hook hook, void* real) noexcept {
   if (real == replacement_of(hook)) return;
   void* expected = nullptr;
   if (slots[static_cast<std::size_t>(hook)].any.compare_exchange_strong(expected, real)) loader::pin(real);
-}
-
-void* driver_symbol(const char* symbol) noexcept {
-  void* driver = driver_library();
-  return driver == nullptr ? nullptr : loader::real_dlsym(driver, symbol);
 }
 
 }  // namespace stalloc::hooks

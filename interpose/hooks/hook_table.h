@@ -38,7 +38,4 @@ void* original_of(Hook hook, const void* caller) noexcept;
 // A lookup of the host's found `real` for this hook: remembers it for callers that name no library themselves.
 void offer_original(Hook hook, void* real) noexcept;
 
-// Any function of the driver library, hooked or not; null when it is not loaded or has none of that name.
-void* driver_symbol(const char* symbol) noexcept;
-
 }  // namespace stalloc::hooks

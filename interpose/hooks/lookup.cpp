@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "interpose/base/cuda_driver.h"
 #include "interpose/session/capture.h"
 #include "interpose/session/session.h"
 
@@ -16,7 +17,7 @@ void* replace(const char* name, void* real) noexcept {
   for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
-    if (driver_symbol(symbol_of(hook)) != real) continue;
+    if (cuda_driver::symbol(symbol_of(hook)) != real) continue;
     offer_original(hook, real);
     return replacement_of(hook);
   }

@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "interpose/hooks/hook_table.h"
+#include "interpose/base/cuda_driver.h"
 
 namespace stalloc::capture {
 namespace {
@@ -25,7 +25,7 @@ CUresult status(CUstream stream, CUstreamCaptureStatus* status) noexcept {
     return CUDA_SUCCESS;
   }
   static const auto ask =
-      reinterpret_cast<CUresult (*)(CUstream, CUstreamCaptureStatus*)>(hooks::driver_symbol("cuStreamIsCapturing"));
+      reinterpret_cast<CUresult (*)(CUstream, CUstreamCaptureStatus*)>(cuda_driver::symbol("cuStreamIsCapturing"));
   return ask == nullptr ? CUDA_ERROR_NOT_SUPPORTED : ask(stream, status);
 }
 

@@ -1,6 +1,6 @@
 #include "interpose/session/cuda_query.h"
 
-#include "interpose/hooks/hook_table.h"
+#include "interpose/base/cuda_driver.h"
 #include "interpose/session/capture.h"
 
 namespace stalloc::cuda_query {
@@ -9,7 +9,7 @@ namespace {
 // The driver's function of that exported name, looked up at first use: by then the driver is loaded.
 template <class Function>
 Function find(const char* symbol) noexcept {
-  return reinterpret_cast<Function>(hooks::driver_symbol(symbol));
+  return reinterpret_cast<Function>(cuda_driver::symbol(symbol));
 }
 
 }  // namespace

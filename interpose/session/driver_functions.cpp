@@ -1,6 +1,6 @@
 #include "interpose/session/driver_functions.h"
 
-#include "interpose/hooks/hook_table.h"
+#include "interpose/base/cuda_driver.h"
 #include "interpose/session/capture.h"
 
 namespace stalloc {
@@ -10,7 +10,7 @@ namespace {
 // first test, and a missing one as a null.
 template <class Function>
 bool find(const char* symbol, Function& function, const char** missing) noexcept {
-  function = reinterpret_cast<Function>(hooks::driver_symbol(symbol));
+  function = reinterpret_cast<Function>(cuda_driver::symbol(symbol));
   if (function == nullptr) *missing = symbol;
   return function != nullptr;
 }
