@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Measures what allocating costs the host: torch.empty and its free, and training steps bound by launching kernels.
 
-  bench_empty.py --library LIB --out DIR [--rounds N] [--variants LIST] [--steps N] [--pairs N] [--batches N]
+  bench_empty.py --library LIB [--simplest LIB] --out DIR [--rounds N] [--variants LIST] [--steps N] [--pairs N] [--batches N]
 
 Variants, run one after the other in each round, so that slow drifts of the machine hit all alike:
   native      PyTorch's caching allocator
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   dynamic     stalloc's dynamic mode: no trace, no plan
+  simplest    the same backend of PyTorch on simplest_pool.cpp: the least that any allocator behind it can cost
 
 Each run is a process of its own. DIR receives empty.json (every run) and empty.md, which is printed too.
 """
@@ -21,7 +22,8 @@ import time
 
 from bench_train import TITLES, environment_for, list_of, median
 
-VARIANTS = ("native", "expandable", "async", "dynamic")
+VARIANTS = ("native", "expandable", "async", "dynamic", "simplest")
+NAMES = {**TITLES, "simplest": "simplest pool"}
 BYTES = (1 << 10, 1 << 20, 64 << 20)
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
 # Models so small that the device waits for the host.
@@ -34,6 +36,8 @@ STEPS = {
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--simplest", type=pathlib.Path, metavar="LIB",
+                        help="libsimplest_pool.so, for that variant; left out without")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variants", type=list_of(VARIANTS), default=list(VARIANTS), metavar="LIST",
@@ -78,7 +82,10 @@ def run(command, environment):
 
 def measure(variant, arguments):
     """One round of a variant: nanoseconds by what was measured."""
-    environment = environment_for(variant, arguments, trace=None)
+    if variant == "simplest":
+        environment = {**environment_for("async", arguments, trace=None), "LD_PRELOAD": str(arguments.simplest)}
+    else:
+        environment = environment_for(variant, arguments, trace=None)
     same = ["--library", arguments.library, "--out", arguments.out, "--pairs", arguments.pairs,
             "--batches", arguments.batches, "--device", arguments.device]
     result = run([__file__, "--time-empty", *same], environment)
@@ -92,7 +99,7 @@ def measure(variant, arguments):
 def table(rounds):
     """Medians over the rounds, and as ratios to the first variant's."""
     variants = list(rounds)
-    lines = ["| | " + " | ".join(f"{TITLES[variant]}, us | ratio" for variant in variants) + " |",
+    lines = ["| | " + " | ".join(f"{NAMES[variant]}, us | ratio" for variant in variants) + " |",
              "|---" * (1 + 2 * len(variants)) + "|"]
     for name in rounds[variants[0]][0]:
         medians = [median([one[name] for one in rounds[variant]]) for variant in variants]
@@ -109,6 +116,10 @@ def main():
     arguments = make_parser().parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out, arguments.library = arguments.out.resolve(), arguments.library.resolve()
+    if arguments.simplest is None:
+        arguments.variants = [variant for variant in arguments.variants if variant != "simplest"]
+    else:
+        arguments.simplest = arguments.simplest.resolve(strict=True)
     rounds = {variant: [] for variant in arguments.variants}
     for number in range(arguments.rounds):
         for variant in arguments.variants:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bench_empty  # noqa: E402
 import bench_pairs  # noqa: E402
 import bench_train  # noqa: E402
+import frameworks  # noqa: E402
 import train  # noqa: E402
 import train_parallel  # noqa: E402
 
@@ -80,6 +81,16 @@ class Empty(unittest.TestCase):
     def test_variants(self):
         with self.assertRaises(argparse.ArgumentTypeError):
             bench_train.list_of(bench_empty.VARIANTS)("native,serve")
+
+
+class Frameworks(unittest.TestCase):
+    def test_row(self):
+        said = ("stalloc: device 0: live peak 1048576 bytes, physical 2097152 bytes, utilisation 50.00 %, requests "
+                "7 planned / 2 unplanned (0 of 1 MiB or more), refused slots 0, resynchronisations 0, stream waits 0, "
+                "mapping calls 1 at start / 0 after, 3 dynamic requests, pool live peak 1048576 bytes\n")
+        self.assertEqual(frameworks.row("jax", "serve", "identical", said),
+                         "| jax | serve | identical | 7 | 3 | 2 | 1.0 | 2.0000 |")
+        self.assertEqual(frameworks.row("jax", "alone", "identical", ""), "| jax | alone | identical | 0 | 0 | 0 | 0.0 |  |")
 
 
 if __name__ == "__main__":

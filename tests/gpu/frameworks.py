@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Runs small programs of several frameworks on one GPU, alone and under stalloc, and compares what they computed.
+
+  frameworks.py --library LIB --tool STALLOC_PLAN --out DIR [--programs LIST]
+
+Each program, as far as its framework is installed, is run alone, recorded, served from the plan of that, and in dynamic
+mode. All four must print the same numbers to the last bit, and the library must have served. DIR receives each run's
+output, trace and plan, and frameworks.md, which is printed too. Exit status: 0 all of this holds, 1 not.
+"""
+
+import argparse
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import bench_train  # noqa: E402
+
+MODES = ("alone", "record", "serve", "dynamic")
+FIGURES = re.compile(r"live peak (\d+) bytes, physical (\d+) bytes, .*requests (\d+) planned / (\d+) unplanned"
+                     r".* (\d+) dynamic requests")
+
+
+def jax_program():
+    """A training loop, compiled, whose batch size changes; and operations that are not compiled."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(1), 9)
+    layers = [jax.random.normal(key, (2048, 2048)) / 45 for key in keys[:8]]
+
+    def loss(layers, batch):
+        for layer in layers:
+            batch = jnp.tanh(batch @ layer)
+        return jnp.mean(batch * batch)
+
+    @jax.jit
+    def step(layers, batch):
+        value, gradients = jax.value_and_grad(loss)(layers, batch)
+        return value, [layer - 0.1 * gradient for layer, gradient in zip(layers, gradients)]
+
+    numbers = []
+    for number in range(24):
+        batch = jax.random.normal(jax.random.fold_in(keys[8], number), (512 + 256 * (number % 3), 2048))
+        value, layers = step(layers, batch)
+        numbers.append(float(value))
+    return numbers + [float(jnp.sum(jnp.sort(layer.ravel())[::1000])) for layer in layers]
+
+
+def cupy_program(asynchronous):
+    """Arrays of random sizes that come and go, on two streams."""
+    import cupy
+    import numpy
+
+    if asynchronous:
+        cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+    random = numpy.random.default_rng(2)
+    streams = [cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null]
+    held, numbers = [], []
+    for turn in range(300):
+        with streams[turn % 2]:
+            size = int(random.integers(1, 4 << 20))
+            array = cupy.arange(size, dtype=cupy.int64) * turn
+            held.append((array, streams[turn % 2]))
+            if len(held) > 20:
+                old, stream = held.pop(int(random.integers(len(held))))
+                with stream:
+                    numbers.append(int((old % 1009).sum()))
+    return numbers
+
+
+def numba_program():
+    """The driver's synchronous requests, made through ctypes."""
+    import numba.cuda
+    import numpy
+
+    @numba.cuda.jit
+    def add(array, value):
+        at = numba.cuda.grid(1)
+        if at < array.size:
+            array[at] += value
+
+    random = numpy.random.default_rng(3)
+    numbers = []
+    for turn in range(60):
+        host = numpy.arange(int(random.integers(1, 1 << 20)), dtype=numpy.int64)
+        device = numba.cuda.to_device(host)
+        add[(host.size + 255) // 256, 256](device, turn)
+        numbers.append(int(device.copy_to_host().sum()))
+    return numbers
+
+
+# name: (the module that must be installed, the program)
+PROGRAMS = {
+    "jax": ("jax", jax_program),
+    "cupy": ("cupy", lambda: cupy_program(asynchronous=False)),
+    "cupy-async": ("cupy", lambda: cupy_program(asynchronous=True)),
+    "numba": ("numba.cuda", numba_program),
+}
+
+
+def installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def environment_of(mode, arguments, name):
+    trace, plan = arguments.out / f"{name}.trace.fb", arguments.out / f"{name}.plan.fb"
+    environment = bench_train.environment_for("native" if mode == "alone" else mode, arguments, trace)
+    if mode == "serve":
+        environment["STALLOC_PLAN"] = str(plan)
+    # Alone as JAX is under stalloc, but for the allocator: it would else take most of the card.
+    environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    environment["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+    return environment
+
+
+def run(name, mode, arguments):
+    """What the program printed and what the library said; or why there is nothing."""
+    if mode == "serve":
+        planned = subprocess.run([str(arguments.tool), str(arguments.out / f"{name}.trace.fb"), "-o",
+                                  str(arguments.out / f"{name}.plan.fb")], capture_output=True, text=True, check=False)
+        if planned.returncode != 0:
+            return None, f"planning: {planned.stderr.strip()}"
+    done = subprocess.run([sys.executable, __file__, "--child", name], env=environment_of(mode, arguments, name),
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    (arguments.out / f"{name}-{mode}.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode != 0:
+        return None, f"status {done.returncode}"
+    return done.stdout, done.stderr
+
+
+def row(name, mode, same, said):
+    figures = FIGURES.findall(said)
+    live, physical, planned, unplanned, dynamic = (sum(int(one[i]) for one in figures) for i in range(5))
+    ratio = f"{physical / live:.4f}" if live else ""
+    return f"| {name} | {mode} | {same} | {planned} | {dynamic} | {unplanned} | {live / (1 << 20):.1f} | {ratio} |"
+
+
+def check(name, arguments):
+    """The program's rows of the table, and whether all holds."""
+    rows, reference, good = [], None, True
+    for mode in MODES:
+        printed, said = run(name, mode, arguments)
+        if printed is None:
+            rows.append(f"| {name} | {mode} | {said} | | | | | |")
+            good = False
+            continue
+        if reference is None:
+            reference = printed
+        same = printed == reference
+        served = mode == "alone" or any(int(one[2]) + int(one[4]) > 0 for one in FIGURES.findall(said))
+        good = good and same and served
+        rows.append(row(name, mode, "identical" if same else "different", said))
+    return rows, good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--tool", type=pathlib.Path, help="the stalloc-plan command")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--programs", type=bench_train.list_of(PROGRAMS), default=list(PROGRAMS), metavar="LIST",
+                        help="comma-separated; default: all")
+    parser.add_argument("--child", choices=PROGRAMS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        print("\n".join(number.hex() if isinstance(number, float) else str(number)
+                        for number in PROGRAMS[arguments.child][1]()))
+        return 0
+    if arguments.library is None or arguments.tool is None or arguments.out is None:
+        parser.error("--library, --tool and --out are needed")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for argument in ("library", "tool", "out"):
+        setattr(arguments, argument, getattr(arguments, argument).resolve(strict=True))
+    lines = ["| program | run | numbers | planned | dynamic | by CUDA | live MiB | physical / live |",
+             "|---|---|---|---|---|---|---|---|"]
+    good = True
+    for name in arguments.programs:
+        if not installed(PROGRAMS[name][0]):
+            lines.append(f"| {name} | not installed | | | | | | |")
+            continue
+        print(f"{name} ...", flush=True)
+        rows, holds = check(name, arguments)
+        lines += rows
+        good = good and holds
+    table = "\n".join(lines) + "\n"
+    (arguments.out / "frameworks.md").write_text(table, encoding="utf-8")
+    print(f"\n{table}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
