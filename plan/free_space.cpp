@@ -4,98 +4,95 @@
 
 namespace stalloc::plan {
 
-void FreeSpace::insert(Range range) {
-  ends_.emplace(range.begin, range.end);
-  sizes_.emplace(range.bytes(), range.begin);
-  bytes_ += range.bytes();
-}
-
-void FreeSpace::erase(Iterator at) {
-  sizes_.erase({at->second - at->first, at->first});
-  bytes_ -= at->second - at->first;
-  ends_.erase(at);
-}
-
-// Keeps the nodes: most changes move one end of a range, and memory for nodes costs more than the rest.
-void FreeSpace::change(Iterator at, Range range) {
-  auto size = sizes_.extract({at->second - at->first, at->first});
-  bytes_ += range.bytes() - (at->second - at->first);
-  size.value() = {range.bytes(), range.begin};
-  sizes_.insert(std::move(size));
-  at->second = range.end;
-  if (at->first == range.begin) return;
-  const auto next = std::next(at);
-  auto node = ends_.extract(at);
-  node.key() = range.begin;
-  ends_.insert(next, std::move(node));
-}
-
 void FreeSpace::add(Range range) {
   if (range.begin == range.end) return;
-  auto first = ends_.upper_bound(range.begin);
-  if (first != ends_.begin() && std::prev(first)->second >= range.begin) --first;
-  if (first == ends_.end() || first->first > range.end) return insert(range);
-  range.begin = std::min(range.begin, first->first);
-  range.end = std::max(range.end, first->second);
-  for (auto next = std::next(first); next != ends_.end() && next->first <= range.end;) {
-    range.end = std::max(range.end, next->second);
-    erase(next++);
+  const Index before = nodes_.at_or_before(range.begin);
+  const bool touches = before != 0 && nodes_[before].second >= range.begin;
+  const Index first = touches ? before : nodes_.next(before);
+  if (first == 0 || nodes_[first].first > range.end) {
+    nodes_.insert(before, {range.begin, range.end});
+    bytes_ += range.bytes();
+    return;
+  }
+  range = {std::min(range.begin, nodes_[first].first), std::max(range.end, nodes_[first].second)};
+  for (Index next = nodes_.next(first); next != 0 && nodes_[next].first <= range.end; next = nodes_.next(first)) {
+    range.end = std::max(range.end, nodes_[next].second);
+    erase(next);
   }
   change(first, range);
 }
 
 void FreeSpace::subtract(Range range) {
   if (range.begin == range.end) return;
-  auto next = ends_.upper_bound(range.begin);
-  if (next != ends_.begin() && std::prev(next)->second > range.begin) --next;
-  while (next != ends_.end() && next->first < range.end) {
-    const auto at = next++;
-    const Range old{at->first, at->second};
-    if (old.begin < range.begin) {
-      change(at, {old.begin, range.begin});
-      if (old.end > range.end) insert({range.end, old.end});
-    } else if (old.end > range.end) {
+  for (Index at = ending_behind(range.begin); at != 0 && nodes_[at].first < range.end;) {
+    const Range old{nodes_[at].first, nodes_[at].second};
+    const Index next = nodes_.next(at);
+    if (old.begin >= range.begin && old.end <= range.end) {
+      erase(at);
+    } else if (old.begin >= range.begin) {
       change(at, {range.end, old.end});
     } else {
-      erase(at);
+      if (old.end > range.end) {
+        nodes_.insert(at, {range.end, old.end});
+        bytes_ += old.end - range.end;
+      }
+      change(at, {old.begin, range.begin});
     }
+    at = next;
   }
 }
 
+void FreeSpace::erase(Index at) {
+  bytes_ -= nodes_[at].second - nodes_[at].first;
+  nodes_.erase(at);
+}
+
+void FreeSpace::change(Index at, Range range) {
+  bytes_ += range.bytes() - (nodes_[at].second - nodes_[at].first);
+  nodes_.change(at, {range.begin, range.end});
+}
+
 void FreeSpace::clear() {
-  ends_.clear();
-  sizes_.clear();
+  nodes_.clear();
+  found_ = 0;
   bytes_ = 0;
 }
 
+FreeSpace::Index FreeSpace::ending_behind(std::uint64_t at) const {
+  if (nodes_[found_].first <= at && nodes_[found_].second > at) return found_;
+  const Index before = nodes_.at_or_before(at);
+  return nodes_[before].second > at ? before : nodes_.next(before);
+}
+
 bool FreeSpace::contains(Range range) const {
-  auto next = ends_.upper_bound(range.begin);
-  return next != ends_.begin() && std::prev(next)->second >= range.end;
+  const Index at = ending_behind(range.begin);
+  return at != 0 && nodes_[at].first <= range.begin && nodes_[at].second >= range.end;
 }
 
 void FreeSpace::intersect(Range range, std::vector<Range>& out) const {
-  for (auto free = at_or_after(range.begin); free && free->begin < range.end; free = at_or_after(free->end)) {
-    out.push_back({std::max(free->begin, range.begin), std::min(free->end, range.end)});
+  for (Index at = ending_behind(range.begin); at != 0 && nodes_[at].first < range.end; at = nodes_.next(at)) {
+    out.push_back({std::max(nodes_[at].first, range.begin), std::min(nodes_[at].second, range.end)});
   }
 }
 
 std::optional<Range> FreeSpace::best_fit(std::uint64_t bytes) const {
-  const auto found = sizes_.lower_bound({bytes, 0});
-  if (found == sizes_.end()) return std::nullopt;
-  return Range{found->second, found->second + found->first};
+  const Index found = nodes_.smallest(bytes);
+  if (found == 0) return std::nullopt;
+  found_ = found;
+  return Range{nodes_[found].first, nodes_[found].second};
 }
 
 std::size_t FreeSpace::fits(std::uint64_t bytes, std::span<Range> out) const {
   std::size_t count = 0;
-  for (auto found = sizes_.lower_bound({bytes, 0}); found != sizes_.end() && count < out.size(); ++found) {
-    out[count++] = {found->second, found->second + found->first};
+  for (Index at = nodes_.smallest(bytes); at != 0 && count < out.size(); at = nodes_.next_larger(at)) {
+    out[count++] = {nodes_[at].first, nodes_[at].second};
   }
   return count;
 }
 
 std::optional<Range> FreeSpace::lowest_fit(std::uint64_t bytes) const {
   int left = kMostLookedAt;
-  for (auto at = ends_.begin(); at != ends_.end() && left > 0; ++at, --left) {
+  for (auto at = nodes_.begin(); at != nodes_.end() && left > 0; ++at, --left) {
     if (at->second - at->first >= bytes) return Range{at->first, at->second};
   }
   return std::nullopt;
@@ -103,17 +100,16 @@ std::optional<Range> FreeSpace::lowest_fit(std::uint64_t bytes) const {
 
 std::optional<Range> FreeSpace::highest_fit(std::uint64_t bytes) const {
   int left = kMostLookedAt;
-  for (auto at = ends_.rbegin(); at != ends_.rend() && left > 0; ++at, --left) {
+  for (auto at = nodes_.rbegin(); at != nodes_.rend() && left > 0; ++at, --left) {
     if (at->second - at->first >= bytes) return Range{at->first, at->second};
   }
   return std::nullopt;
 }
 
 std::optional<Range> FreeSpace::at_or_after(std::uint64_t at) const {
-  auto next = ends_.upper_bound(at);
-  if (next != ends_.begin() && std::prev(next)->second > at) --next;
-  if (next == ends_.end()) return std::nullopt;
-  return Range{next->first, next->second};
+  const Index found = ending_behind(at);
+  if (found == 0) return std::nullopt;
+  return Range{nodes_[found].first, nodes_[found].second};
 }
 
 }  // namespace stalloc::plan

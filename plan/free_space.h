@@ -3,12 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <set>
 #include <span>
-#include <utility>
 #include <vector>
+
+#include "plan/range_nodes.h"
 
 namespace stalloc::plan {
 
@@ -36,7 +35,9 @@ class FreeSpace {
   [[nodiscard]] std::optional<Range> best_fit(std::uint64_t bytes) const;
   // Writes the smallest free ranges of at least `bytes`, the smallest first, as many as `out` holds; returns how many.
   std::size_t fits(std::uint64_t bytes, std::span<Range> out) const;
-  [[nodiscard]] std::uint64_t largest() const { return sizes_.empty() ? 0 : sizes_.rbegin()->first; }  // bytes
+  [[nodiscard]] std::uint64_t largest() const {
+    return nodes_[nodes_.largest()].second - nodes_[nodes_.largest()].first;
+  }  // bytes
   // The first free range of at least `bytes` from the low or the high end. Looks at the first kMostLookedAt only, so
   // that the cost stays bounded; nothing when none of them is large enough.
   [[nodiscard]] std::optional<Range> lowest_fit(std::uint64_t bytes) const;
@@ -44,21 +45,22 @@ class FreeSpace {
   static constexpr int kMostLookedAt = 256;
   // The free range that holds or follows the byte `at`.
   [[nodiscard]] std::optional<Range> at_or_after(std::uint64_t at) const;
+  [[nodiscard]] RangeNodes::Iterator from(std::uint64_t at) const { return nodes_.iterator(ending_behind(at)); }
 
-  // In the order of addresses: begin -> end.
-  [[nodiscard]] const std::map<std::uint64_t, std::uint64_t>& ranges() const { return ends_; }
+  // In the order of addresses: begin, end.
+  [[nodiscard]] const RangeNodes& ranges() const { return nodes_; }
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
  private:
-  using Iterator = std::map<std::uint64_t, std::uint64_t>::iterator;
+  using Index = RangeNodes::Index;
 
-  void insert(Range range);
-  void erase(Iterator at);
-  // Makes the range at `at` another one that lies between the same neighbours.
-  void change(Iterator at, Range range);
+  void erase(Index at);
+  void change(Index at, Range range);
+  // The first range with bytes at or behind `at`; 0: none.
+  [[nodiscard]] Index ending_behind(std::uint64_t at) const;
 
-  std::map<std::uint64_t, std::uint64_t> ends_;              // begin -> end
-  std::set<std::pair<std::uint64_t, std::uint64_t>> sizes_;  // (bytes, begin)
+  RangeNodes nodes_;
+  mutable Index found_ = 0;  // by best_fit; most often the next change is there
   std::uint64_t bytes_ = 0;
 };
 
