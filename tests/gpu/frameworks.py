@@ -72,24 +72,31 @@ def cupy_program(asynchronous):
     return numbers
 
 
-def numba_program():
-    """The driver's synchronous requests, made through ctypes."""
-    import numba.cuda
+def bindings_program():
+    """The driver's synchronous requests, by NVIDIA's own bindings."""
     import numpy
+    from cuda.bindings import driver
 
-    @numba.cuda.jit
-    def add(array, value):
-        at = numba.cuda.grid(1)
-        if at < array.size:
-            array[at] += value
+    def call(function, *arguments):
+        status, *results = function(*arguments)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{function.__name__}: {status}")
+        return results[0] if results else None
 
+    call(driver.cuInit, 0)
+    call(driver.cuCtxSetCurrent, call(driver.cuDevicePrimaryCtxRetain, call(driver.cuDeviceGet, 0)))
     random = numpy.random.default_rng(3)
-    numbers = []
-    for turn in range(60):
-        host = numpy.arange(int(random.integers(1, 1 << 20)), dtype=numpy.int64)
-        device = numba.cuda.to_device(host)
-        add[(host.size + 255) // 256, 256](device, turn)
-        numbers.append(int(device.copy_to_host().sum()))
+    held, numbers = [], []
+    for turn in range(200):
+        host = numpy.arange(int(random.integers(1, 1 << 20)), dtype=numpy.int64) * turn
+        at = call(driver.cuMemAlloc, host.nbytes)
+        call(driver.cuMemcpyHtoD, at, host.ctypes.data, host.nbytes)
+        held.append((at, host))
+        if len(held) > 20:
+            at, host = held.pop(int(random.integers(len(held))))
+            call(driver.cuMemcpyDtoH, host.ctypes.data, at, host.nbytes)
+            numbers.append(int(host.sum()))
+            call(driver.cuMemFree, at)
     return numbers
 
 
@@ -98,7 +105,7 @@ PROGRAMS = {
     "jax": ("jax", jax_program),
     "cupy": ("cupy", lambda: cupy_program(asynchronous=False)),
     "cupy-async": ("cupy", lambda: cupy_program(asynchronous=True)),
-    "numba": ("numba.cuda", numba_program),
+    "cuda-bindings": ("cuda.bindings", bindings_program),
 }
 
 
