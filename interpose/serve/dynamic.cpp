@@ -75,13 +75,7 @@ Dynamic::~Dynamic() {
   }
 }
 
-CUdeviceptr Dynamic::home_address(std::uint64_t at) const {
-  return at < line_begin_ ? arena_->address(0, at) : mapper_->home(at - line_begin_);
-}
-
-CUdeviceptr Dynamic::address(DynamicPlace place) const {
-  return place.view == 0 ? home_address(place.offset) : mapper_->view(placement_.view(place.view).at + place.offset);
-}
+CUdeviceptr Dynamic::planned_address(std::uint64_t at) const { return arena_->address(0, at); }
 
 DynamicPlace Dynamic::place(CUdeviceptr address, std::uint32_t view) const {
   if (view != 0) return {view, address - mapper_->view(placement_.view(view).at)};
@@ -89,10 +83,10 @@ DynamicPlace Dynamic::place(CUdeviceptr address, std::uint32_t view) const {
   return {0, address - arena_->address(0, 0)};
 }
 
-PhysicalRanges Dynamic::ranges(DynamicPlace place, std::uint64_t bytes) {
-  scratch_.clear();
-  placement_.append_ranges(place, bytes, &scratch_);
-  return scratch_;
+PhysicalRanges Dynamic::ranges_of_view(DynamicPlace place, std::uint64_t bytes) {
+  in_view_.clear();
+  placement_.append_ranges(place, bytes, &in_view_);
+  return in_view_;
 }
 
 std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
@@ -114,13 +108,12 @@ std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal
 }
 
 std::optional<DynamicPlace> Dynamic::allocate_own(std::uint64_t bytes, StreamOrdinal stream) {
-  if (const auto home = placement_.find_home(bytes, stream, Reach::Own)) {
-    if (const auto place = take(*home, bytes, stream, Reach::Own)) return place;
-  }
+  const auto home = placement_.find_home(bytes, stream, Reach::Own);
+  if (home && take(*home, bytes, stream, Reach::Own)) return home;
   const auto found = placement_.find_in_views(bytes, stream, Reach::Own);
-  const auto place = found ? take(*found, bytes, stream, Reach::Own) : std::nullopt;
-  if (place) ++counts_.view_hits;
-  return place;
+  if (!found || !take(*found, bytes, stream, Reach::Own)) return std::nullopt;
+  ++counts_.view_hits;
+  return found;
 }
 
 // Bytes of other streams whose last use is over.
@@ -131,7 +124,8 @@ std::optional<DynamicPlace> Dynamic::allocate_complete(std::uint64_t bytes, Stre
     const PhysicalRange range{candidates[i].begin, candidates[i].begin + bytes};
     if (!order_.is_complete({&range, 1})) continue;
     ++counts_.borrows;
-    return take({0, range.begin}, bytes, stream, Reach::All);
+    const DynamicPlace place{0, range.begin};
+    return take(place, bytes, stream, Reach::All) ? std::optional(place) : std::nullopt;
   }
   return std::nullopt;
 }
@@ -147,26 +141,25 @@ std::optional<DynamicPlace> Dynamic::allocate_spared(std::uint64_t bytes, Stream
 
 // Bytes of any stream, behind events. For all streams at once (kNoStream): only if they are complete.
 std::optional<DynamicPlace> Dynamic::allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow) {
-  auto found = placement_.find_home(bytes, stream, Reach::All);
-  if (!found) found = placement_.find_in_views(bytes, stream, Reach::All);
-  std::optional<DynamicPlace> place;
-  if (found) place = take(*found, bytes, stream, Reach::All);
+  auto place = placement_.find_home(bytes, stream, Reach::All);
+  if (!place) place = placement_.find_in_views(bytes, stream, Reach::All);
+  if (place && !take(*place, bytes, stream, Reach::All)) place.reset();
   if (place && place->view != 0) ++counts_.view_hits;
   if (!place) place = make(bytes, stream, Reach::All, may_grow);
   if (place) ++counts_.borrows;
   return place;
 }
 
-std::optional<DynamicPlace> Dynamic::take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
+bool Dynamic::take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
   const PhysicalRanges wanted = ranges(place, bytes);
-  if (!order_.make_ready(wanted, stream)) return std::nullopt;
+  if (!order_.make_ready(wanted, stream)) return false;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
     StitchedView& view = placement_.view(place.view);
     ++view.live;
     view.used_at = ++clock_;
   }
-  return place;
+  return true;
 }
 
 bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
@@ -178,9 +171,9 @@ bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
   return true;
 }
 
-void Dynamic::free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream) {
-  placement_.give(ranges(place, bytes), stream);
-  if (place.view != 0) --placement_.view(place.view).live;
+void Dynamic::free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal stream) {
+  placement_.give(freed, stream);
+  if (view != 0) --placement_.view(view).live;
 }
 
 // Makes room out of free handles and, where they are not enough, new ones.

@@ -51,19 +51,25 @@ class Dynamic {
   std::optional<DynamicPlace> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
   // Takes just these ranges if they are free and `stream` may use them.
   bool take_exactly(PhysicalRanges wanted, StreamOrdinal stream);
-  // Gives a place back. The order between streams must know of the free already.
-  void free(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream);
+  // Gives back the ranges of a place in the view. The order between streams must know of the free already.
+  void free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal stream);
 
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
   // True for a place on bytes of the plan that it was given.
   [[nodiscard]] bool is_of_plan(DynamicPlace place) const noexcept {
     return place.view == 0 && place.offset < line_begin_;
   }
-  [[nodiscard]] CUdeviceptr address(DynamicPlace place) const;
+  [[nodiscard]] CUdeviceptr address(DynamicPlace place) const {
+    return place.view == 0 ? home_address(place.offset) : mapper_->view(placement_.view(place.view).at + place.offset);
+  }
   // The place that `address` returned for the view (0: home) was.
   [[nodiscard]] DynamicPlace place(CUdeviceptr address, std::uint32_t view) const;
   // Valid until the next call.
-  PhysicalRanges ranges(DynamicPlace place, std::uint64_t bytes);
+  PhysicalRanges ranges(DynamicPlace place, std::uint64_t bytes) {
+    if (place.view != 0) return ranges_of_view(place, bytes);
+    at_home_ = {place.offset, place.offset + bytes};
+    return {&at_home_, 1};
+  }
 
   // Unmaps the views that nothing lives in and no pending work may touch. Never waits.
   void drop_idle_views();
@@ -99,7 +105,8 @@ class Dynamic {
   std::optional<DynamicPlace> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<DynamicPlace> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
   std::optional<DynamicPlace> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
-  std::optional<DynamicPlace> take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
+  bool take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
+  PhysicalRanges ranges_of_view(DynamicPlace place, std::uint64_t bytes);
   bool may_add_view(std::uint64_t bytes);
   bool device_has(std::uint64_t bytes);
   bool grow(const Placement::Proposal& proposal, StreamOrdinal stream);
@@ -108,7 +115,10 @@ class Dynamic {
   void handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const;
   bool drop_view(std::uint32_t number);
   bool is_idle(std::uint32_t number);
-  CUdeviceptr home_address(std::uint64_t at) const;
+  CUdeviceptr home_address(std::uint64_t at) const {
+    return at < line_begin_ ? planned_address(at) : mapper_->home(at - line_begin_);
+  }
+  CUdeviceptr planned_address(std::uint64_t at) const;
 
   Driver& driver_;
   const std::uint64_t page_;
@@ -120,7 +130,8 @@ class Dynamic {
   std::uint64_t line_begin_ = 0;
   std::uint64_t created_bytes_ = 0;
   FreeSpace view_addresses_;
-  std::vector<PhysicalRange> scratch_;
+  PhysicalRange at_home_;               // what `ranges` returned
+  std::vector<PhysicalRange> in_view_;  // the same
   std::vector<MappedHandle> handles_;
   std::array<std::uint8_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
   GrowthPace pace_;

@@ -126,18 +126,18 @@ class Heap {
   void update_physical() noexcept;
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
-  // heap_allocate.cpp
-  std::optional<CUdeviceptr> serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
-  std::optional<Ask> admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
-  std::optional<CUdeviceptr> serve_slot(std::uint32_t slot, const Ask& ask);
-  std::optional<CUdeviceptr> serve_dynamic(const Ask& ask, bool last_resort);
+  // heap_allocate.cpp; address 0: not served
+  CUdeviceptr serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
+  bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
+  CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
+  CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
   bool take_slot(PhysicalRanges wanted, StreamOrdinal stream);
   [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
   void merge(StreamOrdinal stream);
 
   // heap_pressure.cpp
-  std::optional<CUdeviceptr> serve_under_pressure(const Ask& ask);
-  std::optional<CUdeviceptr> reclaim_and_serve(const Ask& ask);
+  CUdeviceptr serve_under_pressure(const Ask& ask);
+  CUdeviceptr reclaim_and_serve(const Ask& ask);
   void complain(const Ask& ask);
   std::uint64_t trim_dynamic(std::uint64_t keep_bytes);
   std::uint64_t trim_dropped_plan();

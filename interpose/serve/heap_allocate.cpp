@@ -11,11 +11,15 @@ namespace {
 constexpr const char* kDoesNotFit =
     "the plan does not fit this program: it is no longer used (was it made from another run?)";
 
+std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
+  return address == 0 ? std::nullopt : std::optional(address);
+}
+
 }  // namespace
 
 std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept {
   try {
-    return serve(bytes, &stream, pool);
+    return when_served(serve(bytes, &stream, pool));
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
@@ -23,56 +27,58 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
 
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
   try {
-    return serve(bytes, nullptr, nullptr);
+    return when_served(serve(bytes, nullptr, nullptr));
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
 }
 
 // `stream` null: for all streams at once.
-std::optional<CUdeviceptr> Heap::serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool) {
-  if (bytes == 0) return std::nullopt;
+CUdeviceptr Heap::serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool) {
+  if (bytes == 0) return 0;
   bool capturing = false;
   if (stream != nullptr && driver_.is_capturing(stream->handle, &capturing) != CUDA_SUCCESS) capturing = true;
-  std::optional<CUdeviceptr> served;
-  std::optional<Ask> ask;
+  CUdeviceptr served = 0;
+  Ask ask;
+  bool admitted = false;
   bool dropped_now = false;
   {
     const Lock lock(mutex_);
     const bool by_plan = planned_ && !dropped_;
     if (capturing) {
       if (by_plan) planned_->cursor().pass_through(bytes);
-      return std::nullopt;
+      return 0;
     }
     Cursor::Step step;
     if (by_plan) step = planned_->cursor().next(bytes);
-    if (step.answer != Cursor::Answer::Original) ask = admit(bytes, stream, pool);
-    if (ask && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, *ask);
+    if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
+    if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
     dropped_now = by_plan && !planned_->cursor().fits();
     if (dropped_now) dropped_ = true;
-    if (!dynamic_) ask.reset();
-    if (ask && !served) served = serve_dynamic(*ask, false);
+    if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
   }
   if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
-  if (served || !ask) return served;
-  return serve_under_pressure(*ask);
+  if (served != 0) return served;
+  if (!admitted || !dynamic_) return 0;
+  return serve_under_pressure(ask);
 }
 
-// Nothing when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host
+// False when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host
 // memory.
-std::optional<Heap::Ask> Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool) {
-  if (!live_.reserve_one()) return std::nullopt;
-  if (stream == nullptr) return Ask{bytes, kNoStream, kNoPool};
-  const Ask ask{bytes, order_.ordinal(*stream), figures_.pool_index(pool)};
-  if (ask.stream == kNoStream || ask.pool == kNoPool) return std::nullopt;
-  return ask;
+bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask) {
+  ask->bytes = bytes;
+  if (!live_.reserve_one()) return false;
+  if (stream == nullptr) return true;
+  ask->stream = order_.ordinal(*stream);
+  ask->pool = figures_.pool_index(pool);
+  return ask->stream != kNoStream && ask->pool != kNoPool;
 }
 
-std::optional<CUdeviceptr> Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
+CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
   const PhysicalRanges wanted = planned_->ranges(slot);
   if (!take_slot(wanted, ask.stream)) {
     figures_.slot_refused();
-    return std::nullopt;
+    return 0;
   }
   const CUdeviceptr address = planned_->address(slot);
   live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
@@ -88,11 +94,11 @@ bool Heap::take_slot(PhysicalRanges wanted, StreamOrdinal stream) {
   return false;
 }
 
-std::optional<CUdeviceptr> Heap::serve_dynamic(const Ask& ask, bool last_resort) {
+CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   if (needs_bytes_of_plan(ask)) merge(ask.stream);
   const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
-  if (!place) return std::nullopt;
+  if (!place) return 0;
   const CUdeviceptr address = dynamic_->address(*place);
   live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
   figures_.dynamic(ask.bytes, ask.pool);

@@ -89,7 +89,7 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
       order_.freed(freed, stream, entry.origin == Origin::Plan && planned_->event_on_free(entry.place));
     }
     if (entry.origin == Origin::Dynamic) {
-      dynamic_->free(dynamic_->place(entry.address, entry.place), rounded(entry.bytes), stream);
+      dynamic_->free(freed, entry.place, stream);
     } else if (merged_) {
       dynamic_->give(freed, stream);
     } else {

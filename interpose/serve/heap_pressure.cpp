@@ -18,28 +18,28 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 
 // The memory pressure ladder: give up views and idle handles, use free bytes of the plan, wait for what is pending.
 // Only its last rung waits, and without the lock.
-std::optional<CUdeviceptr> Heap::serve_under_pressure(const Ask& ask) {
+CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
   std::uint64_t number = 0;
   {
     const Lock lock(mutex_);
-    if (!live_.reserve_one()) return std::nullopt;
-    if (const auto served = reclaim_and_serve(ask)) return served;
+    if (!live_.reserve_one()) return 0;
+    if (const CUdeviceptr served = reclaim_and_serve(ask)) return served;
     number = order_.take_number();
   }
   if (synchronize(number) == CUDA_SUCCESS) {
     const Lock lock(mutex_);
-    if (!live_.reserve_one()) return std::nullopt;
-    if (const auto served = reclaim_and_serve(ask)) return served;
+    if (!live_.reserve_one()) return 0;
+    if (const CUdeviceptr served = reclaim_and_serve(ask)) return served;
   }
   complain(ask);
-  return std::nullopt;
+  return 0;
 }
 
-std::optional<CUdeviceptr> Heap::reclaim_and_serve(const Ask& ask) {
-  std::optional<CUdeviceptr> served = serve_dynamic(ask, true);
-  if (served) return served;
+CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
+  CUdeviceptr served = serve_dynamic(ask, true);
+  if (served != 0) return served;
   if (dynamic_->reclaim(ask.bytes, dropped_) > 0) served = serve_dynamic(ask, true);
-  if (served || !planned_ || merged_) return served;
+  if (served != 0 || !planned_ || merged_) return served;
   merge(ask.stream);
   return serve_dynamic(ask, true);
 }

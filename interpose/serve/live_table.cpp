@@ -10,19 +10,7 @@ constexpr std::size_t kFirstCapacity = 4096;
 
 }  // namespace
 
-// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the high bits of a product with 2^64 / phi.
-std::size_t LiveTable::home(CUdeviceptr address) const noexcept {
-  return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);
-}
-
-std::size_t LiveTable::locate(CUdeviceptr address) const noexcept {
-  std::size_t cell = home(address);
-  while (cells_[cell].address != 0 && cells_[cell].address != address) cell = next(cell);
-  return cell;
-}
-
-bool LiveTable::reserve_one() noexcept {
-  if (size_ * 2 < capacity_) return true;
+bool LiveTable::grow() noexcept {
   const std::size_t capacity = capacity_ == 0 ? kFirstCapacity : capacity_ * 2;
   std::unique_ptr<LiveEntry[]> cells(new (std::nothrow) LiveEntry[capacity]);
   if (!cells) return false;
@@ -32,11 +20,6 @@ bool LiveTable::reserve_one() noexcept {
     if (cells[i].address != 0) cells_[locate(cells[i].address)] = cells[i];
   }
   return true;
-}
-
-void LiveTable::insert(const LiveEntry& entry) noexcept {
-  cells_[locate(entry.address)] = entry;
-  ++size_;
 }
 
 const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {

@@ -30,9 +30,12 @@ struct LiveEntry {
 class LiveTable {
  public:
   // Makes room for one more entry; false when the host is out of memory. A later insert cannot fail.
-  [[nodiscard]] bool reserve_one() noexcept;
+  [[nodiscard]] bool reserve_one() noexcept { return size_ * 2 < capacity_ || grow(); }
   // Pre: reserve_one said true, and entry.address is neither 0 nor in the table.
-  void insert(const LiveEntry& entry) noexcept;
+  void insert(const LiveEntry& entry) noexcept {
+    cells_[locate(entry.address)] = entry;
+    ++size_;
+  }
   // Null when nothing starts at `address`. Valid until the next insert or erase.
   [[nodiscard]] const LiveEntry* find(CUdeviceptr address) const noexcept;
   // Removes the entry that starts at `address` and copies it to `entry`; false when there is none.
@@ -42,8 +45,17 @@ class LiveTable {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
  private:
-  [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept;
-  [[nodiscard]] std::size_t locate(CUdeviceptr address) const noexcept;  // its cell, or the empty one for it
+  bool grow() noexcept;
+  // Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the high bits of a product with 2^64 / phi.
+  [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept {
+    return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);
+  }
+  // Its cell, or the empty one for it.
+  [[nodiscard]] std::size_t locate(CUdeviceptr address) const noexcept {
+    std::size_t cell = home(address);
+    while (cells_[cell].address != 0 && cells_[cell].address != address) cell = next(cell);
+    return cell;
+  }
   [[nodiscard]] std::size_t next(std::size_t cell) const noexcept { return (cell + 1) & (capacity_ - 1); }
 
   std::unique_ptr<LiveEntry[]> cells_;

@@ -16,7 +16,7 @@ void append(std::vector<PhysicalRange>* ranges, PhysicalRange range) {
 
 }  // namespace
 
-Placement::Placement(const Options& options) : options_(options) {
+Placement::Placement(const Options& options) : options_(options), by_page_(options.small.end / options.page) {
   unmapped_.large.add(options.large);
   unmapped_.small.add(options.small);
 }
@@ -45,10 +45,6 @@ Placement::Spaces& Placement::own(StreamOrdinal stream) {
   if (own_.size() <= stream) own_.resize(std::size_t{stream} + 1);
   if (!own_[stream]) own_[stream] = std::make_unique<Spaces>();
   return *own_[stream];
-}
-
-Placement::Handles::const_iterator Placement::holding(std::uint64_t at) const {
-  return std::prev(handles_.upper_bound(at));
 }
 
 void Placement::append_ranges(DynamicPlace place, std::uint64_t bytes, std::vector<PhysicalRange>* out) const {
@@ -96,7 +92,10 @@ void Placement::add_handle(std::uint64_t at, const Handle& handle, StreamOrdinal
 }
 
 void Placement::adopt_handle(std::uint64_t at, const Handle& handle) {
-  handles_.emplace(at, handle);
+  const auto added = handles_.emplace(at, handle).first;
+  for (std::uint64_t begin = at; begin < at + handle.bytes; begin += options_.page) {
+    by_page_[begin / options_.page] = added;
+  }
   physical_bytes_ += handle.bytes;
   part(unmapped_, at).subtract({at, at + handle.bytes});
 }

@@ -88,7 +88,10 @@ class Placement {
   explicit Placement(const Options& options);
 
   // `bytes` are multiples of plan::kUnitBytes, not 0. Nothing is taken by finding.
-  [[nodiscard]] std::optional<DynamicPlace> find_home(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
+  [[nodiscard]] std::optional<DynamicPlace> find_home(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const {
+    const std::uint64_t at = find_on_line(bytes, stream, reach);
+    return at == kNowhere ? std::nullopt : std::optional(DynamicPlace{0, at});
+  }
   [[nodiscard]] std::optional<DynamicPlace> find_in_views(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
@@ -150,12 +153,16 @@ class Placement {
   Spaces& own(StreamOrdinal stream);
   void know(StreamOrdinal stream);
 
-  [[nodiscard]] std::optional<std::uint64_t> gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
+  // Places on the line, or kNowhere: a number is returned faster than an optional one.
+  static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
+  [[nodiscard]] std::uint64_t find_on_line(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
+  [[nodiscard]] std::uint64_t gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   struct Piece;
   void collect_pieces(const FreeSpace& space, Range head, std::vector<Piece>* out) const;
   [[nodiscard]] Range best_head(const Spaces& spaces) const;
-  [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const;
+  // Pre: `at` lies in a handle.
+  [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const { return by_page_[at / options_.page]; }
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const;
   [[nodiscard]] std::optional<std::uint64_t> room_for(std::uint64_t bytes, bool small) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
@@ -163,6 +170,7 @@ class Placement {
 
   Options options_;
   Handles handles_;
+  LazyTable<Handles::const_iterator> by_page_;  // of the line: the handle there
   std::uint64_t physical_bytes_ = 0;
   Spaces unmapped_;  // of the line: where handles can go
   Spaces all_;       // free bytes of all streams

@@ -13,22 +13,21 @@ constexpr std::uint64_t kPagesCompared = 4;  // for requests below so many pages
 
 }  // namespace
 
-std::optional<DynamicPlace> Placement::find_home(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const {
+std::uint64_t Placement::find_on_line(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
   const bool small = bytes < options_.small_bytes;
-  std::optional<std::uint64_t> at = gentlest_fit(small ? spaces.small : spaces.large, bytes);
-  if (!at) at = gentlest_fit(small ? spaces.large : spaces.small, bytes);
-  if (!at) at = gentlest_fit(spaces.planned, bytes);
-  if (!at) return std::nullopt;
-  return DynamicPlace{0, *at};
+  std::uint64_t at = gentlest_fit(small ? spaces.small : spaces.large, bytes);
+  if (at == kNowhere) at = gentlest_fit(small ? spaces.large : spaces.small, bytes);
+  if (at == kNowhere) at = gentlest_fit(spaces.planned, bytes);
+  return at;
 }
 
 // Of the best-fitting ranges and their two ends, the place that strands fewest bytes: free ones beside the request in
 // handles that it takes a part of. A handle can be mapped only whole, so no stitched view can use them. Those that were
 // stranded before count half. Small requests lie in handles of one page: their end does not matter.
-std::optional<std::uint64_t> Placement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
+std::uint64_t Placement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
-  if (!fit) return std::nullopt;
+  if (!fit) return kNowhere;
   if (fit->bytes() == bytes || bytes < options_.small_bytes) return fit->begin;
   std::array<Range, kRangesCompared> ranges;
   const std::size_t most = bytes < kPagesCompared * options_.page ? 1 : kRangesCompared;
@@ -80,12 +79,14 @@ std::optional<DynamicPlace> Placement::find_in_views(std::uint64_t bytes, Stream
       best_run = run.bytes();
     };
     for (std::size_t i = 0; i < view.pieces.size(); ++i) {
+      const std::uint64_t next_run = run.end == view.starts[i] ? run.begin : view.starts[i];
+      if (view.bytes() - next_run < bytes) break;  // too little of the view is left
       const Range piece = view.pieces[i];
       const FreeSpace& space = part(spaces, piece.begin);
-      for (auto free = space.at_or_after(piece.begin); free && free->begin < piece.end;
-           free = space.at_or_after(free->end)) {
-        const std::uint64_t from = view.starts[i] + std::max(free->begin, piece.begin) - piece.begin;
-        const std::uint64_t to = view.starts[i] + std::min(free->end, piece.end) - piece.begin;
+      const auto end = space.ranges().end();
+      for (auto free = space.from(piece.begin); free != end && free->first < piece.end; ++free) {
+        const std::uint64_t from = view.starts[i] + std::max(free->first, piece.begin) - piece.begin;
+        const std::uint64_t to = view.starts[i] + std::min(free->second, piece.end) - piece.begin;
         if (from != run.end) {
           finish();
           run = {from, from};
