@@ -8,7 +8,7 @@ namespace stalloc::serve {
 namespace {
 
 constexpr std::size_t kViewsLookedAt = 128;
-constexpr std::size_t kRangesCompared = 8;
+constexpr std::size_t kRangesCompared = 16;
 constexpr std::uint64_t kPagesCompared = 4;  // for requests below so many pages the best fit is good enough
 
 }  // namespace
