@@ -11,6 +11,7 @@
 
 #include "plan/contiguous_search.h"
 #include "plan/plan.h"
+#include "plan/tenants.h"
 
 namespace stalloc::plan {
 namespace {
@@ -158,47 +159,6 @@ class Packer {
   std::mt19937 random_{1};
 };
 
-// Slots of a sequence that may share bytes, as tenants, and which slots each is.
-struct Group {
-  std::vector<Tenant> tenants;
-  std::vector<std::vector<std::size_t>> slots;
-};
-
-// A slot of the body that lives across its end lives at its beginning too, in the place of the repetition before: there
-// its twin of the prologue lives the first time, so both are one tenant.
-std::map<std::uint32_t, Group> make_groups(const Sequence& sequence, StreamMode streams) {
-  const std::size_t slots = sequence.items.size();
-  std::vector<bool> twin(slots);
-  const auto in_body = [&sequence](std::size_t slot) {
-    return slot >= sequence.prologue && slot < sequence.body_end();
-  };
-  for (std::size_t slot = sequence.prologue; slot < sequence.body_end(); ++slot) {
-    const Item& item = sequence.items[slot];
-    if (item.bytes > 0 && item.twin != kNone) twin[item.twin] = true;
-  }
-  std::map<std::uint32_t, Group> groups;
-  for (std::size_t slot = 0; slot < slots; ++slot) {
-    const Item& item = sequence.items[slot];
-    if (item.bytes == 0 || twin[slot]) continue;
-    const bool alone = item.stream == kEveryStream || streams == StreamMode::Isolate;
-    Group& group = groups[alone ? item.stream : 0];
-    Tenant tenant{.spans = {}, .bytes = item.bytes};
-    std::vector<std::size_t> own{slot};
-    const std::size_t upper = in_body(slot) ? std::max(item.upper, item.tail) : item.upper;
-    if (in_body(slot) && item.twin != kNone) {
-      own.push_back(item.twin);
-      tenant.spans.emplace_back(item.twin, sequence.items[item.twin].upper);
-    } else if (in_body(slot) && item.upper > sequence.body_end()) {
-      tenant.spans.emplace_back(sequence.prologue, item.upper - sequence.body);
-    }
-    tenant.spans.emplace_back(slot, std::min(upper, slots));
-    std::erase_if(tenant.spans, [](const auto& span) { return span.first >= span.second; });
-    group.tenants.push_back(std::move(tenant));
-    group.slots.push_back(std::move(own));
-  }
-  return groups;
-}
-
 }  // namespace
 
 Packing pack_contiguous(std::span<const Tenant> tenants, const ContiguousOptions& options) {
@@ -210,7 +170,7 @@ Layout make_contiguous_layout(const Sequence& sequence, const ContiguousOptions&
   Layout layout;
   layout.places.resize(sequence.items.size());
   std::uint64_t end = 0;
-  const std::map<std::uint32_t, Group> groups = make_groups(sequence, options.streams);
+  const std::map<std::uint32_t, TenantGroup> groups = make_tenants(sequence, options.streams);
   ContiguousOptions each = options;
   if (groups.size() > 1) each.capacity = 0;  // how to divide it is not known
   for (const auto& [stream, group] : groups) {

@@ -1,6 +1,7 @@
 #include "plan/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 
 #include "plan/plan.h"
@@ -50,6 +51,37 @@ std::optional<Range> best_head(const FreeSpace& space, std::uint64_t page) {
     best_part = part;
   }
   return best;
+}
+
+// The part of a range between multiples of `step`; empty where there is none.
+Range within(Range range, std::uint64_t step) {
+  range.begin = round_up(range.begin, step);
+  range.end = std::max(range.begin, range.end / step * step);
+  return range;
+}
+
+// Of `count` ranges at most, the first whose part between multiples of `step` has `bytes`; that part.
+template <class Iterator>
+std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uint64_t bytes, std::uint64_t step) {
+  for (; at != end && count > 0; ++at, --count) {
+    const auto [from, to] = *at;
+    const Range part = within({from, to}, step);
+    if (part.bytes() >= bytes) return part;
+  }
+  return std::nullopt;
+}
+
+// What lowest_fit, highest_fit and best_fit find, between multiples of a page.
+std::optional<Range> paged_fit(const FreeSpace& space, std::uint64_t bytes, Fit fit, std::uint64_t page) {
+  const auto& ranges = space.ranges();
+  constexpr int kMost = FreeSpace::kMostLookedAt;
+  std::optional<Range> found;
+  if (fit == Fit::Lowest) found = first_within(ranges.begin(), ranges.end(), kMost, bytes, page);
+  if (fit == Fit::Highest) found = first_within(ranges.rbegin(), ranges.rend(), kMost, bytes, page);
+  if (found) return found;
+  std::array<Range, 64> fits;
+  const auto count = static_cast<int>(space.fits(bytes, fits));
+  return first_within(fits.begin(), fits.begin() + count, count, bytes, page);
 }
 
 }  // namespace
@@ -107,6 +139,12 @@ void Engine::grow(std::uint64_t pages) {
   for_each_space([range](FreeSpace& space) { space.add(range); });
 }
 
+void Engine::keep_for_synchronous(std::uint64_t bytes) {
+  for_each_space([this, bytes](FreeSpace& space) {
+    if (&space != &usable(kSynchronous)) space.subtract({0, bytes});
+  });
+}
+
 const FreeSpace& Engine::usable(StreamIndex stream) const {
   if (usable_.empty()) return free_;
   return stream == kSynchronous ? usable_.back() : usable_[stream];
@@ -143,27 +181,31 @@ void Engine::add(std::span<const Range> ranges, StreamIndex owner) {
   }
 }
 
-std::optional<Place> Engine::find(const Ask& ask) {
+std::optional<Place> Engine::find(const Ask& ask, std::uint64_t step) {
   const FreeSpace& own = usable(ask.stream);
   const bool cross = !usable_.empty() && crosses(ask.stream);
-  std::optional<Place> place = find_free(own, ask);
-  if (!place && cross) place = find_free(free_, ask);
-  if (!place) place = stitch(own, ask.bytes);
-  if (!place && cross) place = stitch(free_, ask.bytes);
+  std::optional<Place> place = find_free(own, ask, step);
+  if (!place && cross) place = find_free(free_, ask, step);
+  if (!place) place = stitch(own, ask.bytes, step);
+  if (!place && cross) place = stitch(free_, ask.bytes, step);
   return place;
 }
 
-std::optional<Place> Engine::find_free(const FreeSpace& space, const Ask& ask) const {
+std::optional<Place> Engine::find_free(const FreeSpace& space, const Ask& ask, std::uint64_t step) const {
   std::optional<Range> range;
-  if (ask.fit == Fit::Lowest) range = space.lowest_fit(ask.bytes);
-  if (ask.fit == Fit::Highest) range = space.highest_fit(ask.bytes);
-  if (!range) range = space.best_fit(ask.bytes);
+  if (step > kUnitBytes) {
+    range = paged_fit(space, ask.bytes, ask.fit, step);
+  } else {
+    if (ask.fit == Fit::Lowest) range = space.lowest_fit(ask.bytes);
+    if (ask.fit == Fit::Highest) range = space.highest_fit(ask.bytes);
+    if (!range) range = space.best_fit(ask.bytes);
+  }
   const bool high = ask.fit == Fit::Highest || ask.fit == Fit::BestHigh;
   if (range) return Place{0, high ? range->end - ask.bytes : range->begin};
-  return find_in_views(space, ask.bytes);
+  return find_in_views(space, ask.bytes, step);
 }
 
-std::optional<Place> Engine::find_in_views(const FreeSpace& space, std::uint64_t bytes) const {
+std::optional<Place> Engine::find_in_views(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) const {
   std::optional<Place> best;
   std::uint64_t best_run = ~std::uint64_t{0};
   for (std::size_t v = 0; v < views_.size(); ++v) {
@@ -171,9 +213,10 @@ std::optional<Place> Engine::find_in_views(const FreeSpace& space, std::uint64_t
     if (view.bytes() < bytes) continue;
     Range run{0, 0};  // the free stretch being followed, as offsets into the view
     const auto finish = [&] {
-      if (run.bytes() < bytes || run.bytes() >= best_run) return;
-      best = Place{static_cast<std::uint32_t>(v + 1), run.begin};
-      best_run = run.bytes();
+      const Range part = within(run, step);
+      if (part.bytes() < bytes || part.bytes() >= best_run) return;
+      best = Place{static_cast<std::uint32_t>(v + 1), part.begin};
+      best_run = part.bytes();
     };
     for (std::size_t i = 0; i < view.pieces_.size(); ++i) {
       const Range piece = view.pieces_[i];
@@ -193,14 +236,14 @@ std::optional<Place> Engine::find_in_views(const FreeSpace& space, std::uint64_t
   return best;
 }
 
-std::optional<Place> Engine::stitch(const FreeSpace& space, std::uint64_t bytes) {
+std::optional<Place> Engine::stitch(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) {
   if (space.bytes() < bytes) return std::nullopt;
   const std::uint64_t page = options_.granularity;
   std::vector<Range> chosen;
   std::uint64_t offset = 0;
   std::uint64_t need = bytes;
   std::uint64_t head_begin = ~std::uint64_t{0};
-  if (const auto head = best_head(space, page)) {
+  if (const auto head = step < page ? best_head(space, page) : std::nullopt) {
     head_begin = head->begin;
     offset = head->begin % page;
     chosen.push_back({head->begin - offset, head->end});
@@ -233,7 +276,9 @@ std::optional<Place> Engine::stitch(const FreeSpace& space, std::uint64_t bytes)
 std::optional<Place> Engine::take(const Ask& ask) {
   assert(ask.bytes > 0 && ask.bytes % kUnitBytes == 0);
   const Hidden hidden(*this, ask.avoid);
-  const std::optional<Place> place = find(ask);
+  const bool paged = ask.bytes % options_.granularity == 0 && ask.stream != kSynchronous;
+  std::optional<Place> place = paged ? find(ask, options_.granularity) : std::nullopt;
+  if (!place) place = find(ask, kUnitBytes);
   if (place) {
     scratch_.clear();
     translate(*place, ask.bytes, scratch_);

@@ -12,11 +12,12 @@
 //      its first piece may begin inside a page and its last may end inside one; between them lie whole free pages,
 //   4. nothing: the caller may `grow` and ask again.
 // Time-ordered placement with stitching never needs more whole pages than are live, so it comes to the lower bound but
-// for the partly used pages (GMLake, ASPLOS'24, stitches online; planning it ahead is this project's).
+// for the partly used pages (GMLake, ASPLOS'24, stitches online; planning it ahead is this project's). So that these
+// are few, what is a whole number of pages long begins at a page wherever that is possible at all.
 //
 // Bytes remember the stream they were freed on: a request takes bytes of its own stream or of none first, and those of
 // other streams only where `cross_stream` allows it. Memory of synchronous calls (cudaMalloc) may be used on every
-// stream at once, where no event can order it: it keeps its bytes to itself.
+// stream at once, where no event can order it: it keeps its bytes to itself, best such that were kept for it.
 // Pure: knows no driver, no file, no clock. Not thread-safe.
 #pragma once
 
@@ -78,6 +79,8 @@ class Engine {
 
   // Adds free pages at the end.
   void grow(std::uint64_t pages);
+  // Leaves the first bytes to synchronous requests. Before any request.
+  void keep_for_synchronous(std::uint64_t bytes);
   // Takes the bytes of a place; nothing when no free bytes fit.
   std::optional<Place> take(const Ask& ask);
   // Takes exactly this place if `ask.stream` may have all its bytes. `ask.fit` means nothing here.
@@ -99,10 +102,11 @@ class Engine {
  private:
   class Hidden;  // takes free bytes out of sight for as long as it lives
 
-  std::optional<Place> find(const Ask& ask);
-  std::optional<Place> find_free(const FreeSpace& space, const Ask& ask) const;
-  std::optional<Place> find_in_views(const FreeSpace& space, std::uint64_t bytes) const;
-  std::optional<Place> stitch(const FreeSpace& space, std::uint64_t bytes);
+  // `step`: places are multiples of it, a unit or a page.
+  std::optional<Place> find(const Ask& ask, std::uint64_t step);
+  std::optional<Place> find_free(const FreeSpace& space, const Ask& ask, std::uint64_t step) const;
+  std::optional<Place> find_in_views(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) const;
+  std::optional<Place> stitch(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step);
   const FreeSpace& usable(StreamIndex stream) const;
   [[nodiscard]] bool crosses(StreamIndex stream) const { return options_.cross_stream && stream != kSynchronous; }
   template <class Function>

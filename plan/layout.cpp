@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "plan/packed.h"
 #include "plan/sweep.h"
 
 namespace stalloc::plan {
@@ -25,10 +26,22 @@ std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
   return change;
 }
 
+// Memory of synchronous calls that is never freed, as the workspaces of libraries are.
+std::uint64_t synchronous_bytes(const Sequence& sequence) {
+  std::uint64_t bytes = 0;
+  for (const Item& item : sequence.items) {
+    if (item.stream == kEveryStream && item.upper >= sequence.items.size()) bytes += item.bytes;
+  }
+  return bytes;
+}
+
+std::uint64_t largest(const std::vector<std::uint64_t>& live) {
+  return live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+}
+
 // Marks the items that live at a slot where live bytes are at least `share` of the peak.
 std::vector<bool> find_crossing(const Sequence& sequence, const std::vector<std::uint64_t>& live, double share) {
-  const std::uint64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
-  const auto high = static_cast<std::uint64_t>(share * static_cast<double>(peak));
+  const auto high = static_cast<std::uint64_t>(share * static_cast<double>(largest(live)));
   std::vector<std::size_t> before(live.size() + 1, 0);  // slots with high use before this one
   for (std::size_t slot = 0; slot < live.size(); ++slot) before[slot + 1] = before[slot] + (live[slot] >= high ? 1 : 0);
   std::vector<bool> crossing(live.size());
@@ -46,56 +59,107 @@ struct Rule {
 };
 
 // In the order in which they are preferred where they need the same memory and views.
-constexpr std::array<Rule, 7> kRules = {{{0.995, Fit::Lowest, Fit::BestHigh},
-                                         {0.985, Fit::Lowest, Fit::Highest},
+constexpr std::array<Rule, 7> kRules = {{{0.985, Fit::Lowest, Fit::Highest},
+                                         {0.995, Fit::Lowest, Fit::BestHigh},
                                          {0.97, Fit::Lowest, Fit::Highest},
                                          {1.0, Fit::Lowest, Fit::Highest},
                                          {0.97, Fit::BestLow, Fit::BestHigh},
                                          {0.9, Fit::Lowest, Fit::BestHigh},
                                          {0.0, Fit::BestLow, Fit::BestLow}}};
 
-// Near enough to the bound for no further rule to be tried: a two-thousandth.
-bool good_enough(std::uint64_t pages, std::uint64_t bound) { return pages <= bound + bound / 2000; }
+// Near enough to the bound for views to matter more than pages: a thousandth.
+std::uint64_t pages_enough(std::uint64_t bound) { return bound + bound / 1000; }
+// So few stitched views that fewer do not matter.
+constexpr std::size_t kViewsEnough = 16;
+// Of more slots, time matters more than views do.
+constexpr std::size_t kMostForViews = 200'000;
+
+// Tries rules until one is good enough, and keeps the best.
+class Search {
+ public:
+  Search(const Sequence& sequence, const LayoutOptions& options)
+      : sequence_(sequence), options_(options), live_(live_bytes(sequence)), synchronous_(synchronous_bytes(sequence)) {
+    bound_ = round_up(largest(live_), options.granularity) / options.granularity;
+    enough_ = pages_enough(bound_);
+  }
+
+  std::optional<Layout> run() {
+    for (std::size_t r = 0; r < kRules.size() && !done(); ++r) {
+      report(0.5 * static_cast<double>(r) / kRules.size());
+      if (!attempt(foresight(kRules[r]), bound_, true) && !best_) return std::nullopt;
+      if (r == 0 && !done()) try_packed();
+    }
+    try_fewer_pages();
+    report(1.0);
+    return std::move(best_);
+  }
+
+ private:
+  void report(double share) const {
+    if (options_.progress) options_.progress(share);
+  }
+  [[nodiscard]] auto key(const Layout& layout) const {
+    return std::tuple(std::max(layout.pages, enough_), layout.stitched.size(), layout.pages);
+  }
+  [[nodiscard]] bool done() const {
+    return best_ && best_->pages <= enough_ &&
+           (best_->stitched.size() <= kViewsEnough || sequence_.items.size() > kMostForViews);
+  }
+
+  [[nodiscard]] Foresight foresight(const Rule& rule) const {
+    Foresight foresight{{}, synchronous_, {}};
+    foresight.fits.reserve(live_.size());
+    for (const bool crosses : find_crossing(sequence_, live_, rule.share)) {
+      foresight.fits.push_back(crosses ? rule.crossing : rule.other);
+    }
+    return foresight;
+  }
+
+  // Keeps the layout if it is the best so far. False where there is none.
+  bool attempt(Foresight foresight, std::uint64_t pages, bool grow) {
+    std::optional<Layout> layout = Sweep(sequence_, options_, foresight).run(pages, grow);
+    if (!layout) return false;
+    if (best_ && key(*layout) >= key(*best_)) return true;
+    best_ = std::move(layout);
+    best_foresight_ = std::move(foresight);
+    return true;
+  }
+
+  // What lives long at places chosen ahead, what does not at the high end.
+  void try_packed() {
+    const std::uint64_t page = options_.granularity;
+    const Range room{round_up(synchronous_, page), bound_ * page};
+    for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
+      if (done()) return;
+      std::optional<Packed> packed = pack_long_lived(sequence_, room, page, first);
+      if (!packed) continue;
+      attempt({std::vector<Fit>(live_.size(), Fit::Highest), synchronous_, std::move(packed)}, bound_, true);
+    }
+  }
+
+  // Fewer pages from the start leave other gaps, and often do: halve the distance to the bound while it can be halved.
+  void try_fewer_pages() {
+    for (std::uint64_t low = bound_ + 1; low < best_->pages && best_->pages > enough_;) {
+      report(0.5 + 0.5 * static_cast<double>(low - bound_) / static_cast<double>(best_->pages - bound_));
+      const std::uint64_t pages = low + (best_->pages - low) / 2;
+      if (!attempt(best_foresight_, pages, false)) low = pages + 1;
+    }
+  }
+
+  const Sequence& sequence_;
+  const LayoutOptions& options_;
+  std::vector<std::uint64_t> live_;
+  std::uint64_t synchronous_;
+  std::uint64_t bound_ = 0;
+  std::uint64_t enough_ = 0;  // pages
+  std::optional<Layout> best_;
+  Foresight best_foresight_;
+};
 
 }  // namespace
 
 std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options) {
-  const std::vector<std::uint64_t> live = live_bytes(sequence);
-  const std::uint64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
-  const std::uint64_t bound = round_up(peak, options.granularity) / options.granularity;
-  const auto report = [&options](double share) {
-    if (options.progress) options.progress(share);
-  };
-  const auto key = [](const Layout& layout) { return std::pair(layout.pages, layout.stitched.size()); };
-
-  std::optional<Layout> best;
-  std::vector<Fit> best_fits;
-  for (std::size_t r = 0; r < kRules.size() && !(best && good_enough(best->pages, bound)); ++r) {
-    report(0.5 * static_cast<double>(r) / kRules.size());
-    const std::vector<bool> crossing = find_crossing(sequence, live, kRules[r].share);
-    std::vector<Fit> fits;
-    fits.reserve(crossing.size());
-    for (const bool crosses : crossing) fits.push_back(crosses ? kRules[r].crossing : kRules[r].other);
-    std::optional<Layout> layout = Sweep(sequence, options, fits).run(bound, true);
-    if (!layout) return std::nullopt;
-    if (best && key(*layout) >= key(*best)) continue;
-    best = std::move(layout);
-    best_fits = std::move(fits);
-  }
-
-  // Fewer pages from the start leave other gaps, and often do: halve the distance to the bound while it can be halved.
-  for (std::uint64_t low = bound + 1; low < best->pages && !good_enough(best->pages, bound);) {
-    report(0.5 + 0.5 * static_cast<double>(low - bound) / static_cast<double>(best->pages - bound));
-    const std::uint64_t pages = low + (best->pages - low) / 2;
-    std::optional<Layout> layout = Sweep(sequence, options, best_fits).run(pages, false);
-    if (layout) {
-      best = std::move(layout);
-    } else {
-      low = pages + 1;
-    }
-  }
-  report(1.0);
-  return best;
+  return Search(sequence, options).run();
 }
 
 }  // namespace stalloc::plan

@@ -28,10 +28,10 @@ struct Layout {
 // often it repeats, and in the epilogue. A slot that lives across the body's end keeps its place. Uses few pages: the
 // lower bound is the peak of live bytes. Pure and deterministic.
 //
-// How: several rules for choosing among free ranges are tried with as many pages as each needs; then the best one with
-// fewer, towards the lower bound. The rules know the future: what lives across a moment of (nearly)
-// peak use is kept together at the low end, everything else stays out of its way at the high end, so that at the peak
-// no page is partly used.
+// How: several rules for choosing among free ranges are tried with as many pages as each needs, until one is good
+// enough; where none is near the bound, the best one with fewer pages. The rules know the future: what lives across a
+// moment of (nearly) peak use is kept together at the low end, everything else stays out of its way at the high end, so
+// that at the peak no page is partly used. Where that takes many views, what lives long is packed first (packed.h).
 // Nothing only where the body's lifetimes contradict each other; the caller then plans the whole range once.
 std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options);
 

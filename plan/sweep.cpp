@@ -31,10 +31,10 @@ Engine::Options engine_options(const Sequence& sequence, const LayoutOptions& op
 
 }  // namespace
 
-Sweep::Sweep(const Sequence& sequence, const LayoutOptions& options, std::span<const Fit> fits)
+Sweep::Sweep(const Sequence& sequence, const LayoutOptions& options, const Foresight& foresight)
     : sequence_(sequence),
       options_(options),
-      fits_(fits),
+      foresight_(foresight),
       streams_(streams_in(sequence)),
       engine_(engine_options(sequence, options, streams_.size())) {}
 
@@ -64,6 +64,7 @@ bool Sweep::share(std::size_t a, std::size_t b) const {
 std::optional<Layout> Sweep::run(std::uint64_t pages, bool grow) {
   grow_ = grow;
   engine_.grow(pages);
+  if (foresight_.synchronous > 0) engine_.keep_for_synchronous(foresight_.synchronous);
   const std::size_t slots = sequence_.items.size();
   layout_.places.resize(slots);
   for (std::size_t slot = 0; slot < slots; ++slot) {
@@ -84,7 +85,9 @@ bool Sweep::begin_body() {
     if (before != kNone) {
       layout_.places[slot] = layout_.places[before];
     } else {
-      if (!take(slot, {})) return false;
+      avoided_.clear();
+      const bool taken = is_packed(slot) ? take_at(slot, {0, foresight_.packed->offsets[slot]}) : take(slot);
+      if (!taken) return false;
       hold(slot, released);
     }
     Arc& arc = arcs_.emplace_back(Arc{slot, released, {}});
@@ -95,15 +98,16 @@ bool Sweep::begin_body() {
 
 bool Sweep::place(std::size_t slot) {
   const Item& item = sequence_.items[slot];
-  const Engine::Ask same{item.bytes, stream_of(slot), Fit::BestLow, {}};
+  avoided_.clear();
   if (is_arc(slot)) {
-    if (!engine_.take_at(same, layout_.places[slot])) return false;
-  } else if (slot >= sequence_.body_end() && item.twin != kNone && sequence_.items[item.twin].bytes >= item.bytes &&
-             engine_.take_at(same, layout_.places[item.twin])) {
-    layout_.places[slot] = layout_.places[item.twin];
+    if (!take_at(slot, layout_.places[slot])) return false;
+  } else if (is_packed(slot)) {
+    if (!take_at(slot, {0, foresight_.packed->offsets[slot]})) return false;
   } else {
     find_avoided(slot);
-    if (!take(slot, avoided_)) return false;
+    const bool again = slot >= sequence_.body_end() && item.twin != kNone &&
+                       sequence_.items[item.twin].bytes >= item.bytes && take_at(slot, layout_.places[item.twin]);
+    if (!again && !take(slot)) return false;
   }
   if (!in_body(slot)) {
     hold(slot, item.upper);
@@ -113,8 +117,17 @@ bool Sweep::place(std::size_t slot) {
   return true;
 }
 
-bool Sweep::take(std::size_t slot, std::span<const Range> avoid) {
-  const Engine::Ask ask{sequence_.items[slot].bytes, stream_of(slot), fits_[slot], avoid};
+bool Sweep::take_at(std::size_t slot, Place place) {
+  if (!engine_.take_at({sequence_.items[slot].bytes, stream_of(slot), Fit::BestLow, avoided_}, place)) return false;
+  layout_.places[slot] = place;
+  return true;
+}
+
+bool Sweep::take(std::size_t slot) {
+  const StreamIndex stream = stream_of(slot);
+  // What was kept for synchronous memory lies lowest.
+  const Fit fit = stream == kSynchronous ? Fit::Lowest : foresight_.fits[slot];
+  const Engine::Ask ask{sequence_.items[slot].bytes, stream, fit, avoided_};
   std::optional<Place> place = engine_.take(ask);
   // What is missing at least; then page by page, and in larger steps when that goes on for long.
   const std::uint64_t free = engine_.free_bytes(ask.stream);
@@ -136,15 +149,21 @@ void Sweep::release_until(std::size_t slot) {
   }
 }
 
-// The bytes of arcs that come while this slot lives, and of those it can never share with.
+// The bytes of packed slots and of arcs that come while this slot lives, and of arcs it can never share with.
 void Sweep::find_avoided(std::size_t slot) {
-  avoided_.clear();
+  const Item& item = sequence_.items[slot];
+  const auto before = [](std::size_t at, const auto& life) { return at < life.first; };
+  if (foresight_.packed) {
+    const auto& lives = foresight_.packed->lives;
+    const std::size_t upper = in_body(slot) ? std::max(item.upper, item.tail) : item.upper;
+    auto next = std::upper_bound(lives.begin(), lives.end(), slot, before);
+    for (; next != lives.end() && next->first < upper; ++next) avoided_.push_back(next->second);
+  }
   if (!in_body(slot)) return;
-  const std::size_t upper = sequence_.items[slot].upper;
   const auto avoid = [this](const Arc& arc) { avoided_.insert(avoided_.end(), arc.ranges.begin(), arc.ranges.end()); };
-  auto next = std::upper_bound(arcs_.begin(), arcs_.end(), slot,
-                               [](std::size_t before, const Arc& arc) { return before < arc.slot; });
-  for (; next != arcs_.end() && next->slot < upper; ++next) avoid(*next);
+  auto next =
+      std::upper_bound(arcs_.begin(), arcs_.end(), slot, [](std::size_t at, const Arc& arc) { return at < arc.slot; });
+  for (; next != arcs_.end() && next->slot < item.upper; ++next) avoid(*next);
   if (engine_.kinds() < 2) return;
   for (const Arc& arc : arcs_) {
     if (!share(arc.slot, slot)) avoid(arc);

@@ -123,6 +123,47 @@ TEST_CASE("a stitched range may begin inside a page") {
   CHECK(place->view == 0);
 }
 
+TEST_CASE("what fills whole pages begins at a page where it can") {
+  Engine engine = one_stream(5);
+  REQUIRE(engine.take(ask(1)));
+  CHECK(engine.take(ask(8))->offset == kPage);
+  CHECK(engine.take_at(ask(1), {0, 5 * kPage - kUnitBytes}));
+  Engine::Ask high = ask(8);
+  high.fit = Fit::Highest;
+  CHECK(engine.take(high)->offset == 3 * kPage);
+  Engine::Ask low = ask(8);
+  low.fit = Fit::Lowest;
+  CHECK(engine.take(low)->offset == 2 * kPage);
+  // Stitched, too: pages 1 and 3 rather than parts of 0, 1 and 3.
+  engine.give({0, kPage}, kPage, 0);
+  engine.give({0, 3 * kPage}, kPage, 0);
+  REQUIRE(engine.take(ask(16)));
+  REQUIRE(engine.stitched().size() == 1);
+  CHECK(engine.stitched()[0].bytes() == 2 * kPage);
+}
+
+TEST_CASE("what fills whole pages takes parts of pages where no whole one is free") {
+  Engine engine = one_stream(2);
+  REQUIRE(engine.take_at(ask(4), {0, 0}));
+  REQUIRE(engine.take_at(ask(4), {0, kPage + 4 * kUnitBytes}));
+  const auto place = engine.take(ask(8));
+  REQUIRE(place);
+  CHECK(place->offset == 4 * kUnitBytes);
+}
+
+TEST_CASE("bytes kept for synchronous memory serve nothing else") {
+  Engine engine({.granularity = kPage, .streams = 1, .synchronous = true});
+  engine.grow(3);
+  engine.keep_for_synchronous(12 * kUnitBytes);
+  CHECK(engine.free_bytes(0) == 12 * kUnitBytes);
+  REQUIRE(engine.take(ask(8)));
+  REQUIRE(engine.take(ask(4)));
+  CHECK_FALSE(engine.take(ask(1)));
+  const auto place = engine.take(ask(12, kSynchronous));
+  REQUIRE(place);
+  CHECK(place->offset == 0);
+}
+
 TEST_CASE("a stitched view serves again when its pages are free") {
   Engine engine = one_stream(5);
   std::vector<Place> pages;

@@ -8,7 +8,10 @@
 #include "plan/checker.h"
 #include "plan/csv.h"
 #include "plan/lifetimes.h"
+#include "plan/packed.h"
 #include "plan/plan_file.h"
+#include "plan/steady_state.h"
+#include "plan/sweep.h"
 #include "plan_samples.h"
 
 using namespace stalloc;
@@ -93,6 +96,36 @@ Problem random_loop(std::uint32_t seed, std::uint32_t streams) {
 
 constexpr std::uint64_t kSmallPage = 64 * 1024;
 
+std::vector<Range> bytes_of(const Layout& layout, const Sequence& sequence, std::size_t slot) {
+  const auto [view, offset] = layout.places[slot];
+  const std::uint64_t bytes = sequence.items[slot].bytes;
+  std::vector<Range> ranges;
+  if (view == 0) {
+    ranges.push_back({offset, offset + bytes});
+  } else {
+    layout.stitched[view - 1].translate(offset, bytes, ranges);
+  }
+  return ranges;
+}
+
+// Two slots that live at the same time and share a byte; nothing where there are none.
+std::optional<std::pair<std::size_t, std::size_t>> find_clash(const Layout& layout, const Sequence& sequence) {
+  const auto meet = [](const auto& some, const auto& others) {
+    return std::any_of(some.begin(), some.end(), [&others](const Range& a) {
+      return std::any_of(others.begin(), others.end(),
+                         [&a](const Range& b) { return std::max(a.begin, b.begin) < std::min(a.end, b.end); });
+    });
+  };
+  for (std::size_t a = 0; a < sequence.items.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      if (sequence.items[a].bytes == 0 || sequence.items[b].bytes == 0) continue;
+      if (!meet(lives_of(sequence, a), lives_of(sequence, b))) continue;
+      if (meet(bytes_of(layout, sequence, a), bytes_of(layout, sequence, b))) return std::pair(a, b);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 TEST_CASE("a problem without requests has a plan without memory") {
@@ -161,6 +194,60 @@ TEST_CASE("random loops are planned soundly, however their requests cross the st
     }
   }
   CHECK(bodies > 300);
+}
+
+TEST_CASE("what lives shortly keeps away from what is packed ahead of it") {
+  constexpr std::uint64_t kRoom = 4096 * kSmallPage;
+  std::size_t swept = 0;
+  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+    const Problem problem = random_loop(seed, 1);
+    const Sequence sequence = make_sequence(problem, find_steady_state(problem), StreamMode::Order);
+    const LayoutOptions options{.granularity = kSmallPage};
+    for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
+      auto packed = pack_long_lived(sequence, {0, kRoom}, kSmallPage, first);
+      if (!packed) continue;
+      const Foresight foresight{std::vector<Fit>(sequence.items.size(), Fit::Lowest), 0, std::move(packed)};
+      const auto layout = Sweep(sequence, options, foresight).run(4096, true);
+      if (!layout) continue;
+      ++swept;
+      CHECK_FALSE(find_clash(*layout, sequence));
+      for (std::size_t slot = 0; slot < sequence.items.size(); ++slot) {
+        const std::uint64_t offset = foresight.packed->offsets[slot];
+        if (offset == kNotPacked) continue;
+        CHECK(layout->places[slot].view == 0);
+        CHECK(layout->places[slot].offset == offset);
+      }
+    }
+  }
+  CHECK(swept > 250);
+}
+
+TEST_CASE("nothing is packed ahead where it does not fit, or on several streams") {
+  const auto pack = [](std::uint32_t streams, std::uint64_t room) {
+    const Problem problem = random_problem(1, 200, streams, false);
+    const Sequence sequence = make_sequence(problem, {}, StreamMode::Order);
+    return pack_long_lived(sequence, {0, room}, kSmallPage, PackFirst::Longest).has_value();
+  };
+  CHECK(pack(1, 4096 * kSmallPage));
+  CHECK_FALSE(pack(1, kSmallPage));
+  CHECK_FALSE(pack(2, 4096 * kSmallPage));
+}
+
+TEST_CASE("a sweep leaves synchronous memory the bytes kept for it") {
+  constexpr std::uint64_t kPages = 4;  // of each request
+  Sequence sequence;
+  for (std::size_t i = 0; i < 4; ++i) {
+    Item& item = sequence.items.emplace_back();
+    item.bytes = kPages * kSmallPage;
+    item.upper = i == 0 ? 1 : 4;
+  }
+  sequence.prologue = sequence.items.size();
+  sequence.items[3].stream = sequence.items[3].owner = kEveryStream;
+  const LayoutOptions options{.granularity = kSmallPage};
+  // The first three have been everywhere when the last one comes.
+  const std::vector<Fit> fits = {Fit::Highest, Fit::Lowest, Fit::Lowest, Fit::Lowest};
+  CHECK_FALSE(Sweep(sequence, options, {fits, 0, {}}).run(3 * kPages, false));
+  CHECK(Sweep(sequence, options, {fits, kPages * kSmallPage, {}}).run(3 * kPages, false));
 }
 
 TEST_CASE("training loops are planned by the step, near the bound") {
