@@ -15,6 +15,7 @@ namespace stalloc::plan {
 namespace {
 
 constexpr std::uint64_t kMostHandles = 1 << 20;
+constexpr std::uint64_t kMuchLost = 128;  // a plan that loses more than such a part of its peak is worth another try
 
 Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence& sequence, const Layout& layout,
                std::size_t index) {
@@ -65,6 +66,38 @@ std::uint64_t planned_peak(Problem problem, const SteadyState& steady, const Seq
   return peak_live_bytes(problem);
 }
 
+// One way to see a run: what of it repeats, and where that leaves everything.
+struct Attempt {
+  SteadyState steady;
+  Sequence sequence;
+  std::optional<Layout> layout;  // nothing: the body cannot be placed consistently
+};
+
+Attempt attempt(const Problem& problem, SteadyState steady, const LayoutOptions& layout, const PlanOptions& options) {
+  Attempt made;
+  made.steady = std::move(steady);
+  made.sequence = make_sequence(problem, made.steady, options.streams);
+  made.layout = lay_out(made.sequence, layout, options);
+  return made;
+}
+
+// Old values that live until the new ones are there (an optimizer that does not work in place) change between two
+// places from step to step. A body of an odd number of such steps would end with them in the other place, and needs a
+// third; twice as many steps need two.
+//
+//   place 1   |old--|     |old--|     |     |old--|     |old--|     |old
+//   place 2      |new--|     |new--|  |        |new--|     |new--|  |
+//             <   body of 3 steps     ><         and of 3 more      >
+void try_twice_as_long(const Problem& problem, const LayoutOptions& layout, const PlanOptions& options, Attempt* best) {
+  if (options.contiguous || !best->layout || best->steady.period == 0 || best->steady.any) return;
+  const std::uint64_t peak = planned_peak(problem, best->steady, best->sequence);
+  if (best->layout->pages * layout.granularity <= peak + peak / kMuchLost) return;
+  SteadyState longer = find_steady_state(problem, 2 * best->steady.unrolled);
+  if (longer.unrolled <= best->steady.unrolled) return;
+  Attempt twice = attempt(problem, std::move(longer), layout, options);
+  if (twice.layout && twice.layout->pages < best->layout->pages) *best = std::move(twice);
+}
+
 std::string check_options(const PlanOptions& options, std::uint64_t granularity) {
   if (granularity == 0 || granularity % kUnitBytes != 0) {
     return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
@@ -111,41 +144,38 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
 
   SteadyState steady = options.whole_run ? SteadyState{} : find_steady_state(problem);
   if (steady.period == 0 && !options.whole_run) steady = find_beginning(problem);
-  Sequence sequence = make_sequence(problem, steady, options.streams);
   const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
-  std::optional<Layout> layout = lay_out(sequence, layout_options, options);
-  if (!layout) {  // the body cannot be placed consistently: rely on no repetition
-    steady = find_beginning(problem);
-    sequence = make_sequence(problem, steady, options.streams);
-    layout = lay_out(sequence, layout_options, options);
-  }
+  Attempt best = attempt(problem, std::move(steady), layout_options, options);
+  try_twice_as_long(problem, layout_options, options, &best);
+  if (!best.layout) best = attempt(problem, find_beginning(problem), layout_options, options);
+  const auto& [state, sequence, layout] = best;
 
   const std::uint64_t cap = handle_pages(sequence, layout->pages, plan.granularity, options);
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");
   }
-  plan.peak_live_bytes = planned_peak(problem, steady, sequence);
+  plan.peak_live_bytes = planned_peak(problem, state, sequence);
   plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
   plan.body = static_cast<std::uint32_t>(sequence.body);
   plan.slots.reserve(sequence.items.size());
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
-    plan.slots.push_back(make_slot(problem, steady, sequence, *layout, i));
+    plan.slots.push_back(make_slot(problem, state, sequence, *layout, i));
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
     if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
     report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
   cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
-  add_waits(problem, steady, sequence, *layout, plan);
+  add_waits(problem, state, sequence, *layout, plan);
 
   report.requests = problem.requests.size();
   report.contiguous = options.contiguous;
-  report.beginning_only = steady.any;
-  report.period = steady.any ? 0 : steady.period;
-  report.repetitions = steady.any ? 0 : steady.repetitions;
-  report.by_call_site = !steady.sizes.empty();
-  report.unrolled = steady.period == 0 ? 1 : steady.unrolled;
+  report.beginning_only = state.any;
+  report.period = state.any ? 0 : state.period;
+  report.repetitions = state.any ? 0 : state.repetitions;
+  report.by_call_site = !state.sizes.empty();
+  report.unrolled = state.period == 0 ? 1 : state.unrolled;
   return result;
 }
 

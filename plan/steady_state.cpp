@@ -84,13 +84,13 @@ std::uint64_t bytes_of(const Request& request, const Sizes& sizes) {
   return request.pass == PassReason::None ? round_up(sizes.largest, kUnitBytes) : 0;
 }
 
-// Steps that the body must be long so that requests are freed before they are made again; leaks are left out.
-// 0: too much of the body leaks.
+// Steps that the body must be long so that requests are freed before they are made again; leaks are left out. At least
+// `fewest`, where the run is that long. 0: too much of the body leaks.
 std::size_t steps_needed(const std::vector<Request>& requests, const Run& run, const std::vector<std::uint64_t>& lives,
-                         const std::vector<Sizes>& sizes) {
+                         const std::vector<Sizes>& sizes, std::size_t fewest) {
   const std::size_t period = lives.size();
-  const std::size_t most = std::min(kMostUnrolled, (run.end - run.begin) / period);
-  std::size_t steps = 1;
+  const std::size_t most = std::min(std::max(kMostUnrolled, fewest), (run.end - run.begin) / period);
+  std::size_t steps = std::min(fewest, most);
   std::uint64_t bytes = 0;
   std::uint64_t leaked = 0;
   for (std::size_t phase = 0; phase < period; ++phase) {
@@ -133,11 +133,11 @@ std::vector<std::uint64_t> crossing_bytes(const std::vector<Request>& requests, 
   return bytes;
 }
 
-SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_call_site) {
+SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_call_site, std::size_t fewest_steps) {
   SteadyState steady;
   const std::vector<Sizes> sizes = sizes_of(requests, run);
   const std::vector<std::uint64_t> lives = longest_lives(requests, run);
-  steady.unrolled = steps_needed(requests, run, lives, sizes);
+  steady.unrolled = steps_needed(requests, run, lives, sizes, fewest_steps);
   if (steady.unrolled == 0) return steady;
   steady.period = run.period * steady.unrolled;
   const std::vector<std::uint64_t> crossing = crossing_bytes(requests, run, lives, sizes);
@@ -161,9 +161,10 @@ SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_ca
 }
 
 // The steady state in a sequence of tokens.
-SteadyState find_in(const std::vector<Request>& requests, const std::vector<std::uint32_t>& tokens, bool by_call_site) {
+SteadyState find_in(const std::vector<Request>& requests, const std::vector<std::uint32_t>& tokens, bool by_call_site,
+                    std::size_t fewest_steps) {
   for (const Run& run : find_runs(tokens, std::max<std::size_t>(2, (tokens.size() + 3) / 4))) {
-    SteadyState steady = cut(requests, run, by_call_site);
+    SteadyState steady = cut(requests, run, by_call_site, fewest_steps);
     if (steady.unrolled != 0) return steady;
   }
   return {};
@@ -171,12 +172,12 @@ SteadyState find_in(const std::vector<Request>& requests, const std::vector<std:
 
 }  // namespace
 
-SteadyState find_steady_state(const Problem& problem) {
+SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps) {
   const std::vector<Request>& requests = problem.requests;
   if (!problem.repeats || requests.size() < 2) return {};
-  SteadyState steady = find_in(requests, tokens_by_size(requests), false);
+  SteadyState steady = find_in(requests, tokens_by_size(requests), false, fewest_steps);
   if (steady.period != 0 || !has_call_sites(requests)) return steady;
-  return find_in(requests, tokens_by_call_site(requests), true);
+  return find_in(requests, tokens_by_call_site(requests), true, fewest_steps);
 }
 
 }  // namespace stalloc::plan

@@ -46,8 +46,8 @@ struct SteadyState {
 // boundary. Requests that outlive their step make the body two or more steps long; those that outlive even that are
 // leaks (see SteadyState::lives); a body of which they are more than a sixteenth of the bytes is no steady state.
 // Where no sizes repeat, it looks for the same in the sequence of (call site, stream): steps in which each request
-// comes from the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks. O(n
-// log n). Pure.
-SteadyState find_steady_state(const Problem& problem);
+// comes from the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks.
+// `fewest_steps`: the body is made that many steps long, where the run is. O(n log n). Pure.
+SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
 
 }  // namespace stalloc::plan

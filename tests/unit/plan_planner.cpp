@@ -326,6 +326,23 @@ TEST_CASE("a body whose requests outlive the step is unrolled") {
   CHECK(planned.plan.body == 3 * planned.report.unrolled);
 }
 
+TEST_CASE("values that alternate between two places over an odd number of steps need no third") {
+  test::TraceBuilder calls;
+  auto values = calls.alloc(50'000'000);
+  for (int step = 0; step < 24; ++step) {
+    const auto scratch = calls.alloc(static_cast<std::uint64_t>(10'000'000 + 1'000'000 * (step % 3)));
+    const auto renewed = calls.alloc(50'000'000);
+    calls.free(scratch);
+    calls.free(values);
+    values = renewed;
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto planned = plan_soundly(lifetimes.devices[0]);
+  CHECK(planned.report.unrolled == 2);
+  CHECK(planned.plan.body == 12);
+  CHECK(static_cast<double>(planned.plan.physical_bytes) <= 1.04 * static_cast<double>(planned.plan.peak_live_bytes));
+}
+
 TEST_CASE("options that cannot be used are errors") {
   CHECK(plan_device({}, {.granularity = 1000}).error == "the granularity must be a multiple of 512 bytes");
   CHECK(plan_device({}, {.granularity = 1 << 20, .handle_cap = 4096}).error ==
