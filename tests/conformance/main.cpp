@@ -1,14 +1,17 @@
 // stalloc-conformance: checks what CUDA promises of device memory, on a GPU or on simcuda, alone or under a preloaded
 // library. Ends with one line of JSON. Exit status: 0 all checks passed, 1 one failed, 2 no CUDA, 3 a check hung.
+#include <execinfo.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -73,6 +76,15 @@ class Watchdog {
   std::thread thread_;  // last: it uses the others
 };
 
+// A driver may crash, and on a machine where no debugger is at hand.
+void print_stack(int signal) {
+  void* frames[64];
+  const int count = backtrace(frames, static_cast<int>(std::size(frames)));
+  backtrace_symbols_fd(frames, count, 2);
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 void run(const Check& check, const Arguments& arguments, std::uint64_t round, Machine& machine, Report& report) {
   const Watchdog watchdog(check.name, arguments.limit_seconds);
   report.begin(check.name);
@@ -111,6 +123,7 @@ int main(int argc, char** argv) {
     for (const Check& check : all_checks()) fmt::print("{}\n", check.name);
     return 0;
   }
+  std::signal(SIGSEGV, print_stack);
   try {
     const Driver driver = load_driver(arguments.road);
     Machine machine(driver);
