@@ -1,21 +1,17 @@
 #include "plan/lifetimes.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+
+#include "plan/communication.h"
 
 namespace stalloc::plan {
 namespace {
 
 using trace::Event;
 using trace::EventKind;
-
-// Libraries that register their buffers with the network or with other processes.
-constexpr std::array<std::string_view, 6> kCommunication = {"libnccl", "libnvshmem", "libucx",
-                                                            "libuct",  "libucp",     "libmpi"};
 
 bool is_alloc(EventKind kind) {
   return kind == EventKind::Alloc || kind == EventKind::AllocAsync || kind == EventKind::AllocFromPool;
@@ -27,10 +23,7 @@ class Pairing {
  public:
   explicit Pairing(const trace::Trace& trace) : trace_(trace) {
     for (const trace::Module& module : trace.modules) {
-      const bool found = std::any_of(kCommunication.begin(), kCommunication.end(), [&module](std::string_view name) {
-        return module.path.find(name) != std::string::npos;
-      });
-      if (found) communication_.insert(module.id);
+      if (is_communication_library(module.path)) communication_.insert(module.id);
     }
     for (const trace::Device& device : trace.devices) problem_of(device.ordinal).granularity = device.granularity;
   }

@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "tests/e2e/communication.h"
+
 // Newer headers declare later versions only.
 extern "C" CUresult CUDAAPI cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device);
 
@@ -149,6 +151,11 @@ StepChange share(Host& host, Training& training) {
   return {};
 }
 
+StepChange communicate(Host&, Training&) {
+  std::printf("a communication library shares a buffer: %s\n", share_a_buffer(6 * kMiB));
+  return {};
+}
+
 // A peer copies from this device's memory, allocated before and after it asked for access.
 StepChange peer(Host& host, Training& training) {
   const Host::Id before = host.allocate(2 * kMiB, training.main_stream());
@@ -263,6 +270,7 @@ struct Named {
 constexpr std::array kEvents{
     Named{"capture", capture},
     Named{"capture-beside", capture_beside},
+    Named{"communicate", communicate},
     Named{"contexts", contexts},
     Named{"destroy-streams", destroy_streams},
     Named{"evaluate", evaluate},

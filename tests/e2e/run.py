@@ -331,9 +331,22 @@ def planned_events(bench):
 def memory_shared_by_ipc(bench):
     options = ["--event", "share", "--event-step", "2"]
     alone = expect_sound(bench.alone(*options))
+    expect(any("share cudaMalloc: CUDA_SUCCESS" in line for line in alone.other_lines), "nothing was shared", alone)
+    recorded = expect_sound(bench.record(*options))
+    expect(alone.other_lines == recorded.other_lines, "recorded, sharing has other results", alone, recorded)
     served = three_steps(bench, *options)
     expect(alone.other_lines == served.other_lines, "sharing memory has other results", alone, served)
-    expect(any("share cudaMalloc: CUDA_SUCCESS" in line for line in alone.other_lines), "nothing was shared", alone)
+
+
+@scenario
+def communication_libraries(bench):
+    """They share memory in every mode, also when no plan says so."""
+    options = ["--event", "communicate", "--event-step", "2"]
+    expect_sound(bench.record())
+    bench.plan()
+    for run in (bench.alone(*options), bench.record(*options), bench.dynamic(*options), bench.serve(*options)):
+        expect_sound(run)
+        expect(any("shares a buffer: CUDA_SUCCESS" in line for line in run.other_lines), "it could not", run)
 
 
 @scenario

@@ -64,7 +64,7 @@ TEST_CASE("each device has its own ordinals, and a free finds the device of its 
 
 TEST_CASE("what the plan must not serve is passed through and stays in the sequence") {
   test::TraceBuilder calls;
-  calls.trace().modules = {{5, "/usr/lib/libnccl.so.2"}};
+  calls.trace().modules = {{5, "/usr/lib/libnccl.so.2"}, {6, "/opt/libnccl/libother.so"}};
   calls.alloc(0);
   calls.fail(7777);  // takes nothing and has no place in the sequence
   calls.flags = static_cast<std::uint8_t>(tracefb::EventFlags::Captured);
@@ -76,13 +76,16 @@ TEST_CASE("what the plan must not serve is passed through and stays in the seque
   calls.share(beside, 2000);  // the byte behind it belongs to nobody
   calls.module = 5;
   calls.alloc(3000);
+  calls.module = 6;
+  calls.alloc(3000);
   const auto requests = requests_of(calls);
-  REQUIRE(requests.size() == 5);
+  REQUIRE(requests.size() == 6);
   CHECK(requests[0].pass == PassReason::Empty);
   CHECK(requests[1].pass == PassReason::Captured);
   CHECK(requests[2].pass == PassReason::Exported);
   CHECK(requests[3].pass == PassReason::None);
   CHECK(requests[4].pass == PassReason::Communication);
+  CHECK(requests[5].pass == PassReason::None);
   CHECK(requests[2].bytes() == 0);
 }
 

@@ -1,0 +1,15 @@
+// Stands in for a communication library, which the preloaded library knows by its file name: it allocates its own
+// buffers and shows them to other processes.
+#include "tests/e2e/communication.h"
+
+#include <cuda_runtime_api.h>
+
+const char* share_a_buffer(std::size_t bytes) {
+  void* buffer = nullptr;
+  cudaError_t result = cudaMalloc(&buffer, bytes);
+  if (result != cudaSuccess) return cudaGetErrorName(result);
+  cudaIpcMemHandle_t handle{};
+  result = cudaIpcGetMemHandle(&handle, buffer);
+  const cudaError_t freed = cudaFree(buffer);
+  return cudaGetErrorName(result != cudaSuccess ? result : freed);
+}
