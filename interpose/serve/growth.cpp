@@ -45,7 +45,7 @@ bool GrowthPace::spares_stitching(std::uint64_t request, std::uint64_t held, std
     before_ = last_;
     last_ = held;
   }
-  const bool fast = held > before_ + before_ / 2;
+  const bool fast = held / 2 > before_;  // it doubles
   return free <= held / (fast ? kFreeWhileFast : kFreeElse);
 }
 

@@ -337,8 +337,9 @@ TEST_CASE("stitching is spared while memory grows fast and little of it is free"
   REQUIRE_FALSE(pace.spares_stitching(2, 1000, 40));
   for (const std::uint64_t request : {2000, 4000}) pace.spares_stitching(request, 1000, 0);
   REQUIRE_FALSE(pace.spares_stitching(4001, 1100, 20));  // slowly
+  REQUIRE_FALSE(pace.spares_stitching(4001, 1900, 40));  // not twice as much
   REQUIRE(pace.spares_stitching(4002, 1100, 4));
-  REQUIRE(pace.spares_stitching(4003, 2000, 40));  // fast again
+  REQUIRE(pace.spares_stitching(4003, 2002, 40));  // fast again
 }
 
 TEST_CASE("a program that repeats its steps maps nothing after the first few", "[serve][dynamic]") {
