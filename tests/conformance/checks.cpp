@@ -20,6 +20,7 @@ const std::vector<Check>& all_checks() {
       {"sharing", sharing},
       {"other-context", other_context},
       {"out-of-memory", out_of_memory},
+      {"global-capture", global_capture, /*own_process=*/true},
       {"reset", reset},
   };
   return checks;

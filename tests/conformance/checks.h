@@ -13,6 +13,7 @@ namespace stalloc::conformance {
 struct Check {
   const char* name;
   void (*run)(Machine& machine, Report& report, std::uint64_t seed);
+  bool own_process = false;  // made only when named, in a process of its own: the driver may be unwell after it
 };
 
 // In the order in which they are to run: a training run first, so that it finds a plan made for it untouched, and the
@@ -30,6 +31,7 @@ void thread_streams(Machine&, Report&, std::uint64_t seed);   // per-thread defa
 
 void graphs(Machine&, Report&, std::uint64_t seed);          // captured allocations
 void capture_beside(Machine&, Report&, std::uint64_t seed);  // requests while another stream captures
+void global_capture(Machine&, Report&, std::uint64_t seed);  // the same while that capture forbids them
 
 void pools(Machine&, Report&, std::uint64_t seed);          // pools of the program's own, and their figures
 void trim(Machine&, Report&, std::uint64_t seed);           // memory given back for real

@@ -38,7 +38,8 @@ int parse(int argc, char** argv, Arguments& to) {
   const std::map<std::string, Road> roads{
       {"symbol", Road::Symbol}, {"proc-address", Road::ProcAddress}, {"per-thread", Road::PerThread}};
   app.add_option("--road", to.road, "how CUDA's functions are found")->transform(CLI::CheckedTransformer(roads));
-  app.add_option("--only", to.only, "names of checks; default: all")->delimiter(',');
+  app.add_option("--only", to.only, "names of checks; default: all but those that want a process of their own")
+      ->delimiter(',');
   app.add_option("--seed", to.seed, "of the random programs");
   app.add_option("--rounds", to.rounds, "how often all but the last check are made, each time with another seed");
   app.add_option("--limit", to.limit_seconds, "seconds that a check may take");
@@ -97,8 +98,8 @@ void run(const Check& check, const Arguments& arguments, std::uint64_t round, Ma
 }
 
 bool wanted(const Check& check, const Arguments& arguments) {
-  return arguments.only.empty() ||
-         std::find(arguments.only.begin(), arguments.only.end(), check.name) != arguments.only.end();
+  if (arguments.only.empty()) return !check.own_process;
+  return std::find(arguments.only.begin(), arguments.only.end(), check.name) != arguments.only.end();
 }
 
 // The last check ends the context: it is made once.

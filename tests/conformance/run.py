@@ -28,13 +28,14 @@ MODES = {
     "plan-only": {"STALLOC_MODE": "alloc", "STALLOC_DYNAMIC": "off"},
     "off": {"STALLOC_MODE": "off"},
 }
+OWN_PROCESS = ("global-capture",)
 SERVED = re.compile(r"requests (\d+) planned .* (\d+) dynamic requests")
 # Facts that may be so under the library, whatever they are alone, by how their names begin.
 KNOWN_DIFFERENCES = {
     # cuPointerGetAttribute is not hooked: the driver answers it for what it mapped, not for what the program requested.
     "questions: range start of ": ("as expected", "something else"),
     # The library calls the driver in relaxed mode: it serves what the driver refuses.
-    "capture-beside: another thread's requests during a global capture": ("served",),
+    "global-capture: another thread's requests during a global capture": ("served",),
     # Misuse: drivers differ in whether a pool's memory outlives the context. The library's never does.
     "reset: freed after the end of its context, stream-ordered": ("CUDA_ERROR_INVALID_VALUE",),
 }
@@ -86,6 +87,19 @@ def run(arguments, name, settings, *options):
             "says": done.stderr.splitlines(), **result}
 
 
+def run_all_checks(arguments, name, settings):
+    """All checks; those that want a process of their own get one."""
+    result = run(arguments, name, settings, "--rounds", str(arguments.rounds))
+    for check in OWN_PROCESS:
+        own = run(arguments, f"{name}-{check}", settings, "--only", check)
+        result["checks"].update(own["checks"])
+        result["facts"].update(own["facts"])
+        result["says"] += own["says"]
+        if own["status"] not in (0, 1):
+            result.update(status=own["status"], last=f"{check}: {own['last']}")
+    return result
+
+
 def served(result):
     """Requests that were planned or served dynamically."""
     return sum(int(number) for line in result["says"] for match in SERVED.finditer(line) for number in match.groups())
@@ -117,14 +131,13 @@ def problems_of(result, alone):
 
 def main():
     arguments = parse_arguments()
-    rounds = ("--rounds", str(arguments.rounds))
-    results = {"alone": run(arguments, "alone", None, *rounds)}
+    results = {"alone": run_all_checks(arguments, "alone", None)}
     problems = {"alone": problems_of(results["alone"], results["alone"])}
     if any(mode.startswith("plan") for mode in arguments.modes) and not make_plan(arguments):
         sys.exit("run.py: the training steps could not be recorded and planned")
     for mode in arguments.modes:
         settings = MODES[mode]
-        results[mode] = run(arguments, mode, settings, *rounds)
+        results[mode] = run_all_checks(arguments, mode, settings)
         problems[mode] = problems_of(results[mode], results["alone"])
         if mode not in ("off", "record-only"):
             steps = run(arguments, f"{mode}-steps", settings, "--only", "steps")
