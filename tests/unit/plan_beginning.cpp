@@ -6,11 +6,11 @@
 #include <random>
 
 #include "catch.h"
-#include "plan/checker.h"
-#include "plan/plan_file.h"
 #include "plan/planner.h"
+#include "plan_soundly.h"
 
 using namespace stalloc::plan;
+using stalloc::test::plan_soundly;
 
 namespace {
 
@@ -34,14 +34,6 @@ Problem irregular(std::uint32_t seed, std::size_t weights, std::size_t steps) {
     request.upper = std::min<std::uint64_t>(request.until, count);
   }
   return problem;
-}
-
-PlannedDevice plan_soundly(const Problem& problem, const PlanOptions& options = {}) {
-  auto planned = plan_device(problem, options);
-  REQUIRE(planned.error.empty());
-  CHECK(find_defect({"", "", 0, {planned.value.plan}}).empty());
-  CHECK(find_unsoundness(problem, planned.value.plan).empty());
-  return std::move(planned.value);
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 #include <random>
 
 #include "catch.h"
-#include "plan/checker.h"
-#include "plan/plan_file.h"
 #include "plan/planner.h"
 #include "plan/varying.h"
+#include "plan_soundly.h"
 
 using namespace stalloc::plan;
+using stalloc::test::plan_soundly;
 
 namespace {
 
@@ -44,20 +44,6 @@ Problem loop(const std::vector<Made>& step, std::size_t steps, std::uint32_t see
     request.upper = std::min<std::uint64_t>(request.until, count);
   }
   return problem;
-}
-
-PlannedDevice plan_soundly(const Problem& problem, const PlanOptions& options = {}) {
-  auto planned = plan_device(problem, options);
-  REQUIRE(planned.error.empty());
-  CHECK(find_defect({"", "", 0, {planned.value.plan}}).empty());
-  CHECK(find_unsoundness(problem, planned.value.plan).empty());
-  const auto decoded = decode_plan(encode_plan({"", "", 0, {planned.value.plan}}));
-  REQUIRE(decoded.error.empty());
-  CHECK(decoded.value.devices[0].varying == planned.value.plan.varying);
-  if (!planned.value.plan.varying.empty()) {
-    for (const std::uint64_t handle : planned.value.plan.handles) CHECK(handle <= kSharedHandleCap);
-  }
-  return std::move(planned.value);
 }
 
 }  // namespace

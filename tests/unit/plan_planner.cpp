@@ -13,29 +13,13 @@
 #include "plan/steady_state.h"
 #include "plan/sweep.h"
 #include "plan_samples.h"
+#include "plan_soundly.h"
 
 using namespace stalloc;
 using namespace stalloc::plan;
+using stalloc::test::plan_soundly;
 
 namespace {
-
-// Plans, and checks everything that must hold of any plan.
-PlannedDevice plan_soundly(const Problem& problem, const PlanOptions& options = {}) {
-  auto planned = plan_device(problem, options);
-  REQUIRE(planned.error.empty());
-  const DevicePlan& plan = planned.value.plan;
-  CHECK(find_defect({"", "", 0, {plan}}).empty());
-  CHECK(find_unsoundness(problem, plan).empty());
-  CHECK(plan.peak_live_bytes <= peak_live_bytes(problem));
-  CHECK(plan.physical_bytes >= plan.peak_live_bytes);
-  const std::uint64_t default_cap = plan.varying.empty() ? kDefaultHandleCap : kSharedHandleCap;
-  for (const std::uint64_t handle : plan.handles) {
-    CHECK(handle <= (options.handle_cap != 0 ? options.handle_cap : default_cap));
-  }
-  if (options.streams == StreamMode::Isolate) CHECK(plan.waits.empty());
-  CHECK(decode_plan(encode_plan({"", "", 0, {plan}})).error.empty());
-  return std::move(planned.value);
-}
 
 // Requests with random sizes and lifetimes; `streams` > 1 mixes them, `synchronous` adds cudaMalloc and cudaFree.
 Problem random_problem(std::uint32_t seed, std::size_t count, std::uint32_t streams, bool synchronous) {

@@ -1,0 +1,32 @@
+// A plan, with everything that must hold of any plan checked.
+#pragma once
+
+#include <utility>
+
+#include "catch.h"
+#include "plan/checker.h"
+#include "plan/plan_file.h"
+#include "plan/planner.h"
+
+namespace stalloc::test {
+
+inline plan::PlannedDevice plan_soundly(const plan::Problem& problem, const plan::PlanOptions& options = {}) {
+  auto planned = plan::plan_device(problem, options);
+  REQUIRE(planned.error.empty());
+  const plan::DevicePlan& made = planned.value.plan;
+  CHECK(plan::find_defect({"", "", 0, {made}}).empty());
+  CHECK(plan::find_unsoundness(problem, made).empty());
+  CHECK(made.peak_live_bytes <= plan::peak_live_bytes(problem));
+  CHECK(made.physical_bytes >= made.peak_live_bytes);
+  const std::uint64_t default_cap = made.varying.empty() ? plan::kDefaultHandleCap : plan::kSharedHandleCap;
+  for (const std::uint64_t handle : made.handles) {
+    CHECK(handle <= (options.handle_cap != 0 ? options.handle_cap : default_cap));
+  }
+  if (options.streams == plan::StreamMode::Isolate) CHECK(made.waits.empty());
+  const auto decoded = plan::decode_plan(plan::encode_plan({"", "", 0, {made}}));
+  REQUIRE(decoded.error.empty());
+  CHECK(decoded.value.devices[0].varying == made.varying);
+  return std::move(planned.value);
+}
+
+}  // namespace stalloc::test
