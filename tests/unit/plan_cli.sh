@@ -42,6 +42,7 @@ expect 0 0 check loop.fb loop.plan
 says out "sound"
 expect 0 0 show loop.plan
 says out "in stitched views"
+for class in "static: the same size in every repetition" "one-off: before or behind" "persistent: lives through"; do says out "$class"; done
 expect 0 0 show loop.plan --json
 for key in granularity handles views placements '"view"' '"offset"' '"lower"' '"upper"'; do says out "$key"; done
 expect 0 0 show loop.fb

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -77,12 +78,38 @@ void append_device(std::string& out, const DevicePlan& device) {
   fmt::format_to(std::back_inserter(out), ",\n\"varying\": [{}]", fmt::join(device.varying, ", "));
 }
 
+// What a slot is taken for, and what in the recorded run says so.
+enum class Class : std::uint8_t { Static, OneOff, Persistent, Dynamic, PassThrough };
+constexpr std::array<const char*, 5> kClasses = {
+    "static: the same size in every repetition of the body", "one-off: before or behind the body",
+    "persistent: lives through the body", "dynamic: sizes vary between repetitions, the largest has room",
+    "passed through: left to CUDA, or to be served dynamically"};
+
+Class class_of(const DevicePlan& device, std::size_t index) {
+  switch (device.slots[index].kind) {
+    case plan::SlotKind::Persistent:
+      return Class::Persistent;
+    case plan::SlotKind::Dynamic:
+      return Class::Dynamic;
+    case plan::SlotKind::PassThrough:
+      return Class::PassThrough;
+    case plan::SlotKind::Static:
+      break;
+  }
+  const std::size_t body_end = std::size_t{device.prologue} + device.body;
+  if (device.body == 0 || (index >= device.prologue && index < body_end)) return Class::Static;
+  return index < device.prologue && device.slots[index].upper >= body_end ? Class::Persistent : Class::OneOff;
+}
+
 std::string device_text(const DevicePlan& device) {
-  std::array<std::size_t, kKinds.size()> kinds{};
+  std::array<std::size_t, kClasses.size()> slots{};
+  std::array<std::uint64_t, kClasses.size()> largest{};
   std::size_t stitched = 0;
-  for (const plan::Slot& slot : device.slots) {
-    ++kinds[static_cast<std::size_t>(slot.kind)];
-    stitched += slot.view != 0 ? 1 : 0;
+  for (std::size_t i = 0; i < device.slots.size(); ++i) {
+    const auto of = static_cast<std::size_t>(class_of(device, i));
+    ++slots[of];
+    largest[of] = std::max(largest[of], device.slots[i].size);
+    stitched += device.slots[i].view != 0 ? 1 : 0;
   }
   std::string out = fmt::format("device {}\n", device.device);
   const auto line = [&out](const char* name, const std::string& value) {
@@ -95,10 +122,10 @@ std::string device_text(const DevicePlan& device) {
        fmt::format("{}, {} of them stitched", device.views.size(), device.views.empty() ? 0 : device.views.size() - 1));
   line("slots", fmt::format("{}: prologue {}, body {}, epilogue {}", device.slots.size(), device.prologue, device.body,
                             device.slots.size() - device.prologue - device.body));
-  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
-    if (kinds[kind] > 0) line("", fmt::format("{} {}", kinds[kind], kKinds[kind]));
+  for (std::size_t of = 0; of < slots.size(); ++of) {
+    if (slots[of] > 0) line("", fmt::format("{} {}; at most {}", slots[of], kClasses[of], bytes_text(largest[of])));
   }
-  if (!device.varying.empty()) line("", fmt::format("{} of these served dynamically", device.varying.size()));
+  if (!device.varying.empty()) line("", fmt::format("{} of the last served dynamically", device.varying.size()));
   line("", fmt::format("{} in stitched views", stitched));
   line("waits", fmt::format("{}", device.waits.size()));
   return out;
