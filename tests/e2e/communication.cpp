@@ -2,7 +2,7 @@
 // buffers and shows them to other processes.
 #include "tests/e2e/communication.h"
 
-#include <cuda_runtime_api.h>
+#include "tests/simcuda/runtime/simcudart.h"
 
 const char* share_a_buffer(std::size_t bytes) {
   void* buffer = nullptr;
