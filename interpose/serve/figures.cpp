@@ -34,8 +34,9 @@ void Figures::pool_destroyed(CUmemoryPool pool) noexcept {
 }
 
 void Figures::added(std::uint64_t bytes, PoolIndex pool) noexcept {
-  const std::uint64_t live = sums_.planned_live_bytes + sums_.dynamic_live_bytes + sums_.unplanned_live_bytes;
-  sums_.live_peak_bytes = std::max(sums_.live_peak_bytes, live);
+  const std::uint64_t served = sums_.planned_live_bytes + sums_.dynamic_live_bytes;
+  sums_.served_live_peak_bytes = std::max(sums_.served_live_peak_bytes, served);
+  sums_.live_peak_bytes = std::max(sums_.live_peak_bytes, served + sums_.unplanned_live_bytes);
   if (pool == kNoPool) return;
   PoolUse& use = pools_[pool].use;
   use.used += bytes;

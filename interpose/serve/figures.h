@@ -19,9 +19,10 @@ struct Statistics {
   std::uint64_t planned_live_peak_bytes = 0;
   std::uint64_t unplanned_live_bytes = 0;
   std::uint64_t dynamic_live_bytes = 0;
-  std::uint64_t live_peak_bytes = 0;       // of planned + dynamic + unplanned
-  std::uint64_t pool_live_bytes = 0;       // of requests that name a pool, whoever served them
-  std::uint64_t pool_live_peak_bytes = 0;  // what torch.cuda.max_memory_allocated reports
+  std::uint64_t live_peak_bytes = 0;         // of planned + dynamic + unplanned
+  std::uint64_t served_live_peak_bytes = 0;  // of planned + dynamic: what physical is held for
+  std::uint64_t pool_live_bytes = 0;         // of requests that name a pool, whoever served them
+  std::uint64_t pool_live_peak_bytes = 0;    // what torch.cuda.max_memory_allocated reports
   std::uint64_t planned_requests = 0;
   std::uint64_t dynamic_requests = 0;
   std::uint64_t unplanned_requests = 0;

@@ -201,11 +201,12 @@ void Heaps::log_figures(bool always) noexcept {
                  "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, "
                  "misses {}, mapping "
                  "{:.1f} ms at start / {:.1f} ms after",
-                 ordinal, s.live_peak_bytes, s.physical_peak_bytes, percent(s.live_peak_bytes, s.physical_peak_bytes),
-                 s.planned_requests, s.unplanned_requests, s.unplanned_large_requests, s.refused_slots,
-                 s.resynchronisations, s.stream_waits, s.mapping_calls_at_start, s.mapping_calls_after_start,
-                 s.dynamic_requests, s.pool_live_peak_bytes, s.stitches, s.view_hits, s.borrows, s.grows, s.misses,
-                 milliseconds(s.mapping_nanoseconds_at_start), milliseconds(s.mapping_nanoseconds_after_start));
+                 ordinal, s.live_peak_bytes, s.physical_peak_bytes,
+                 percent(s.served_live_peak_bytes, s.physical_peak_bytes), s.planned_requests, s.unplanned_requests,
+                 s.unplanned_large_requests, s.refused_slots, s.resynchronisations, s.stream_waits,
+                 s.mapping_calls_at_start, s.mapping_calls_after_start, s.dynamic_requests, s.pool_live_peak_bytes,
+                 s.stitches, s.view_hits, s.borrows, s.grows, s.misses, milliseconds(s.mapping_nanoseconds_at_start),
+                 milliseconds(s.mapping_nanoseconds_after_start));
   });
 }
 

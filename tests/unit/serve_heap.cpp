@@ -319,6 +319,7 @@ TEST_CASE("pools are told what is live in their name", "[serve][heap]") {
   REQUIRE(figures.unplanned_live_bytes == 700);
   REQUIRE(figures.planned_live_bytes == 5000);
   REQUIRE(figures.live_peak_bytes == 7200);
+  REQUIRE(figures.served_live_peak_bytes == 6000);
   REQUIRE(figures.unplanned_requests == 2);
   REQUIRE(figures.unplanned_large_requests == 0);
 }
