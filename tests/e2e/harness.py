@@ -1,0 +1,127 @@
+"""What end-to-end scenarios are made of: programs of the build run on simcuda, and what must hold of every run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+FIGURES = re.compile(
+    r"stalloc: device (?P<device>\d+): live peak (?P<live_peak>\d+) bytes, physical (?P<physical>\d+) bytes, "
+    r"utilisation (?P<utilisation>[\d.]+) %, requests (?P<planned>\d+) planned / (?P<unplanned>\d+) unplanned "
+    r"\((?P<unplanned_large>\d+) of 1 MiB or more\), refused slots (?P<refused>\d+), "
+    r"resynchronisations (?P<resynchronisations>\d+), stream waits (?P<waits>\d+), "
+    r"mapping calls (?P<maps_at_start>\d+) at start / (?P<maps_after>\d+) after")
+
+
+def expect(condition, message, *runs):
+    if condition:
+        return
+    for run in runs:
+        print(f"--- {run.command}\n{run.stdout}{run.stderr}--- exit status {run.status}", file=sys.stderr)
+    sys.exit(f"run.py: {message}")
+
+
+class Run:
+    """A finished process."""
+
+    def __init__(self, command, status, stdout, stderr):
+        self.command, self.status, self.stdout, self.stderr = command, status, stdout, stderr
+
+    @property
+    def result(self):
+        """The line of JSON that e2e_host and stalloc-replay end with."""
+        lines = [line for line in self.stdout.splitlines() if line.startswith("{")]
+        expect(lines, "no result was printed", self)
+        return json.loads(lines[-1])
+
+    @property
+    def other_lines(self):
+        return [line for line in self.stdout.splitlines() if not line.startswith("{")]
+
+    @property
+    def warnings(self):
+        return [line for line in self.stderr.splitlines()
+                if line.startswith("stalloc: warning") or line.startswith("stalloc: error")]
+
+    @property
+    def figures(self):
+        """What the library says at the end, by device."""
+        return {int(match["device"]): {key: float(value) if "." in value else int(value)
+                                       for key, value in match.groupdict().items()}
+                for match in FIGURES.finditer(self.stderr)}
+
+
+class Bench:
+    """Runs programs of the build, in a folder of their own."""
+
+    def __init__(self, build, folder):
+        self.folder = folder
+        self.library = os.path.join(build, "interpose/libstalloc_interpose.so")
+        self.tool = os.path.join(build, "tools/stalloc-plan/stalloc-plan")
+        self.replay = os.path.join(build, "tests/replay/stalloc-replay")
+        self.host_program = os.path.join(build, "tests/e2e/e2e_host")
+        self.simcuda = os.path.join(build, "tests/simcuda/lib")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def run(self, command, library=False, **variables):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("STALLOC_", "SIMCUDA_"))}
+        environment["LD_LIBRARY_PATH"] = self.simcuda
+        environment.setdefault("SIMCUDA_DEVICE_BYTES", str(2 << 30))
+        if library:
+            environment["LD_PRELOAD"] = self.library
+            environment["STALLOC_LOG_LEVEL"] = "info"
+            environment["STALLOC_DYNAMIC"] = "off"  # what the plan does by itself; scenarios of "dynamic" turn it on
+        environment.update(variables)
+        done = subprocess.run(command, env=environment, cwd=self.folder, text=True, capture_output=True, timeout=300,
+                              check=False)
+        return Run(" ".join(command), done.returncode, done.stdout, done.stderr)
+
+    def alone(self, *options, **variables):
+        return self.run([self.host_program, *options], **variables)
+
+    def record(self, *options, trace="trace.fb", **variables):
+        return self.run([self.host_program, *options], library=True, STALLOC_MODE="trace",
+                        STALLOC_TRACE=self.path(trace), **variables)
+
+    def plan(self, *options, trace="trace.fb", plan="plan.fb"):
+        done = self.run([self.tool, self.path(trace), "-o", self.path(plan), *options])
+        expect(done.status == 0, "planning failed", done)
+        return done
+
+    def dynamic(self, *options, **variables):
+        return self.run([self.host_program, *options], library=True, STALLOC_MODE="dynamic", **variables)
+
+    def serve(self, *options, plan="plan.fb", **variables):
+        return self.run([self.host_program, *options], library=True, STALLOC_PLAN=self.path(plan), **variables)
+
+
+def expect_sound(run):
+    """The host ended well, and no tensor held wrong data or shared memory with another."""
+    expect(run.status == 0, "the host failed", run)
+    expect(run.result["wrong"] == 0 and run.result["overlaps"] == 0, "tensors held wrong data", run)
+    return run
+
+
+def expect_served_whole(run, device=0):
+    """Every request was planned, nothing was mapped after the start, and the plan's memory is all there is."""
+    figures = run.figures.get(device)
+    expect(figures is not None, f"nothing was said about device {device}", run)
+    expect(figures["unplanned"] == 0, "requests went unplanned", run)
+    expect(figures["refused"] == 0, "slots were refused", run)
+    expect(figures["maps_after"] == 0, "something was mapped after the start", run)
+    expect(figures["physical"] >= figures["live_peak"], "the arena is smaller than what lived in it", run)
+    return figures
+
+
+def three_steps(bench, *options, **variables):
+    """Record, plan, serve; the same host each time. Returns the served run and the library's figures."""
+    recorded = expect_sound(bench.record(*options, **variables))
+    expect(not recorded.warnings, "the recorder complained", recorded)
+    bench.plan()
+    served = expect_sound(bench.serve(*options, **variables))
+    expect(not served.warnings, "the library complained", served)
+    expect(served.result["requests"] == recorded.result["requests"], "the host ran differently", recorded, served)
+    return served
