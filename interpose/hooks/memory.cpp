@@ -47,19 +47,19 @@ CUresult allocate_elsewhere(serve::Heap& heap, const Request& request, CUdevicep
 // Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA does only for its
 // own. So a run is recorded as it is, that the plan may leave to CUDA what is exported; and communication libraries get
 // CUDA's memory always.
-bool is_left_to_cuda(const Request& request, bool recording) {
+bool is_left_to_cuda(const Request& request) {
   if (request.kind != EventKind::Alloc) return false;
+  if (Session::get().recorder() != nullptr) return true;
   loader::Module caller;
-  return recording || (loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
-                       plan::is_communication_library(caller.path));
+  return loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
+         plan::is_communication_library(caller.path);
 }
 
 template <class Original>
-CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, bool recording, CUdeviceptr* out,
-                         Original original) {
+CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdeviceptr* out, Original original) {
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
   if (heap == nullptr || !heaps->resolve_pool(*heap, &request.pool)) return original();
-  const bool declined = Declined::by_heap() || is_left_to_cuda(request, recording);
+  const bool declined = Declined::by_heap() || is_left_to_cuda(request);
   const auto address = declined ? std::nullopt : serve_request(*heap, request);
   if (address) {
     *out = *address;
@@ -77,10 +77,10 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   if (context == nullptr) return original();
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
-  if (recorder == nullptr) return allocate_served(session.heaps(), context, request, false, out, original);
+  if (recorder == nullptr) return allocate_served(session.heaps(), context, request, out, original);
   record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
   event.captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
-  const CUresult result = allocate_served(session.heaps(), context, request, true, out, original);
+  const CUresult result = allocate_served(session.heaps(), context, request, out, original);
   event.failed = result != CUDA_SUCCESS;
   event.address = event.failed ? 0 : *out;
   recorder->record(event);
