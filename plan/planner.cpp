@@ -142,40 +142,40 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   if (peak_live_bytes(problem) > kMostBytes)
     return Result::failure("the requests need more memory than any device has");
 
-  SteadyState steady = options.whole_run ? SteadyState{} : find_steady_state(problem);
-  if (steady.period == 0 && !options.whole_run) steady = find_beginning(problem);
+  SteadyState found = options.whole_run ? SteadyState{} : find_steady_state(problem);
+  if (found.period == 0 && !options.whole_run) found = find_beginning(problem);
   const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
-  Attempt best = attempt(problem, std::move(steady), layout_options, options);
+  Attempt best = attempt(problem, std::move(found), layout_options, options);
   try_twice_as_long(problem, layout_options, options, &best);
   if (!best.layout) best = attempt(problem, find_beginning(problem), layout_options, options);
-  const auto& [state, sequence, layout] = best;
+  const auto& [steady, sequence, layout] = best;
 
   const std::uint64_t cap = handle_pages(sequence, layout->pages, plan.granularity, options);
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");
   }
-  plan.peak_live_bytes = planned_peak(problem, state, sequence);
+  plan.peak_live_bytes = planned_peak(problem, steady, sequence);
   plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
   plan.body = static_cast<std::uint32_t>(sequence.body);
   plan.slots.reserve(sequence.items.size());
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
-    plan.slots.push_back(make_slot(problem, state, sequence, *layout, i));
+    plan.slots.push_back(make_slot(problem, steady, sequence, *layout, i));
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
     if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
     report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
   cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
-  add_waits(problem, state, sequence, *layout, plan);
+  add_waits(problem, steady, sequence, *layout, plan);
 
   report.requests = problem.requests.size();
   report.contiguous = options.contiguous;
-  report.beginning_only = state.any;
-  report.period = state.any ? 0 : state.period;
-  report.repetitions = state.any ? 0 : state.repetitions;
-  report.by_call_site = !state.sizes.empty();
-  report.unrolled = state.period == 0 ? 1 : state.unrolled;
+  report.beginning_only = steady.any;
+  report.period = steady.any ? 0 : steady.period;
+  report.repetitions = steady.any ? 0 : steady.repetitions;
+  report.by_call_site = !steady.sizes.empty();
+  report.unrolled = steady.period == 0 ? 1 : steady.unrolled;
   return result;
 }
 
