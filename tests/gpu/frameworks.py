@@ -145,7 +145,7 @@ def run(name, mode, arguments):
 def row(name, mode, same, said):
     figures = FIGURES.findall(said)
     live, physical, planned, unplanned, dynamic = (sum(int(one[i]) for one in figures) for i in range(5))
-    ratio = f"{physical / live:.4f}" if live else ""
+    ratio = f"{physical / live:.4f}" if live and not unplanned else ""  # what CUDA holds for its part is not known
     return f"| {name} | {mode} | {same} | {planned} | {dynamic} | {unplanned} | {live / (1 << 20):.1f} | {ratio} |"
 
 
