@@ -1,6 +1,6 @@
 // The independent checker: says whether a plan is sound for the requests it was made for.
 //
-// Naive on purpose, and shares no code with the engine, the layout or the ordering: it translates every slot through
+// Naive on purpose, and shares no code with the placement, the layout or the ordering: it translates every slot through
 // the handles of its view to physical bytes and plays the requests through, one after the other.
 #pragma once
 

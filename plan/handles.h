@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/engine.h"
+#include "plan/placement/page_placement.h"
 #include "plan/plan.h"
 
 namespace stalloc::plan {

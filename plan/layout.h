@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan/engine.h"
+#include "plan/placement/page_placement.h"
 #include "plan/sequence.h"
 
 namespace stalloc::plan {

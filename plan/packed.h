@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/free_space.h"
+#include "plan/placement/free_space.h"
 #include "plan/sequence.h"
 
 namespace stalloc::plan {

@@ -6,13 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "plan/placement/units.h"
+
 namespace stalloc::plan {
-
-// Requests are rounded up to this many bytes, never to a page: CUDA promises at least 256-byte alignment,
-// PyTorch and the driver's pools use 512.
-inline constexpr std::uint64_t kUnitBytes = 512;
-
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 enum class SlotKind : std::uint8_t { Static = 0, Persistent = 1, Dynamic = 2, PassThrough = 3 };
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/free_space.h"
+#include "plan/placement/free_space.h"
 #include "plan/problem.h"
 #include "plan/steady_state.h"
 

@@ -1,10 +1,11 @@
 #include "plan/simulate.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "plan/engine.h"
+#include "plan/online_allocator.h"
 #include "plan/simulate_caching.h"
 
 namespace stalloc::plan {
@@ -35,8 +36,8 @@ Held simulate(const Problem& problem, CachingAllocator::Segments segments) {
   return {.live_bytes = live, .held_bytes = allocator.held_bytes()};
 }
 
-// Streams of a problem, numbered as the engine wants them.
-std::vector<StreamIndex> number_streams(const Problem& problem, StreamIndex* count) {
+// The stream of each request, numbered from 0.
+std::vector<StreamIndex> number_streams(const Problem& problem) {
   std::unordered_map<std::uint32_t, StreamIndex> known;
   std::vector<StreamIndex> streams;
   streams.reserve(problem.requests.size());
@@ -44,7 +45,6 @@ std::vector<StreamIndex> number_streams(const Problem& problem, StreamIndex* cou
     const auto next = static_cast<StreamIndex>(known.size());
     streams.push_back(known.try_emplace(request.stream, next).first->second);
   }
-  *count = std::max<StreamIndex>(1, static_cast<StreamIndex>(known.size()));
   return streams;
 }
 
@@ -80,24 +80,20 @@ Held simulate_caching(const Problem& problem) { return simulate(problem, Caching
 Held simulate_expandable(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Expandable); }
 
 Held simulate_online(const Problem& problem, std::uint64_t granularity) {
-  StreamIndex streams = 0;
-  const std::vector<StreamIndex> stream = number_streams(problem, &streams);
-  Engine engine({.granularity = granularity, .streams = streams});
-  std::vector<Place> places(problem.requests.size());
+  const std::vector<StreamIndex> stream = number_streams(problem);
+  OnlineAllocator allocator(OnlineAllocator::options(granularity, peak_live_bytes(problem)));
+  std::vector<std::optional<Place>> places(problem.requests.size());
+  std::uint64_t elsewhere = 0;
   const auto take = [&](std::size_t i) {
-    const Engine::Ask ask{.bytes = problem.requests[i].bytes(), .stream = stream[i], .fit = Fit::BestLow, .avoid = {}};
-    std::optional<Place> place = engine.take(ask);
-    while (!place) {
-      // Free bytes that no view can use are the reason to need more than what is missing.
-      const std::uint64_t free = engine.free_bytes(stream[i]);
-      engine.grow(free < ask.bytes ? (ask.bytes - free + granularity - 1) / granularity : 1);
-      place = engine.take(ask);
-    }
-    places[i] = *place;
+    const std::uint64_t bytes = problem.requests[i].bytes();
+    places[i] = allocator.allocate(bytes, stream[i]);
+    if (!places[i]) elsewhere += bytes;
   };
-  const auto give = [&](std::size_t i) { engine.give(places[i], problem.requests[i].bytes(), stream[i]); };
+  const auto give = [&](std::size_t i) {
+    if (places[i]) allocator.free(*places[i], problem.requests[i].bytes(), stream[i]);
+  };
   const std::uint64_t live = play(problem, take, give);
-  return {.live_bytes = live, .held_bytes = engine.physical_bytes()};
+  return {.live_bytes = live, .held_bytes = allocator.placement().physical_bytes() + elsewhere};
 }
 
 Held simulate_planned(const Problem& problem, const DevicePlan& plan) {

@@ -35,8 +35,8 @@ Held simulate_caching(const Problem& problem);
 // pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
 Held simulate_expandable(const Problem& problem);
 
-// stalloc without a plan: best fit, then a stitched view, then growth, by the placement engine (engine.h), in pages of
-// `granularity` bytes (a multiple of kUnitBytes, not 0).
+// stalloc without a plan (online_allocator.h), on a device whose pages have `granularity` bytes (a multiple of
+// kUnitBytes, not 0).
 Held simulate_online(const Problem& problem, std::uint64_t granularity);
 
 // stalloc with a plan: the plan's memory, and beside it what it would hold without one for the requests that the plan

@@ -23,7 +23,7 @@ std::vector<std::uint32_t> streams_in(const Sequence& sequence) {
   return streams;
 }
 
-Engine::Options engine_options(const Sequence& sequence, const LayoutOptions& options, std::size_t streams) {
+PagePlacement::Options placement_options(const Sequence& sequence, const LayoutOptions& options, std::size_t streams) {
   const bool synchronous = std::any_of(sequence.items.begin(), sequence.items.end(),
                                        [](const Item& item) { return item.bytes > 0 && item.stream == kEveryStream; });
   return {options.granularity, static_cast<StreamIndex>(streams), synchronous, options.streams == StreamMode::Order};
@@ -36,7 +36,7 @@ Sweep::Sweep(const Sequence& sequence, const LayoutOptions& options, const Fores
       options_(options),
       foresight_(foresight),
       streams_(streams_in(sequence)),
-      engine_(engine_options(sequence, options, streams_.size())) {}
+      placement_(placement_options(sequence, options, streams_.size())) {}
 
 StreamIndex Sweep::stream_of(std::size_t slot) const {
   const std::uint32_t stream = sequence_.items[slot].stream;
@@ -63,8 +63,8 @@ bool Sweep::share(std::size_t a, std::size_t b) const {
 
 std::optional<Layout> Sweep::run(std::uint64_t pages, bool grow) {
   grow_ = grow;
-  engine_.grow(pages);
-  if (foresight_.synchronous > 0) engine_.keep_for_synchronous(foresight_.synchronous);
+  placement_.grow(pages);
+  if (foresight_.synchronous > 0) placement_.keep_for_synchronous(foresight_.synchronous);
   const std::size_t slots = sequence_.items.size();
   layout_.places.resize(slots);
   for (std::size_t slot = 0; slot < slots; ++slot) {
@@ -72,8 +72,8 @@ std::optional<Layout> Sweep::run(std::uint64_t pages, bool grow) {
     if (slot == sequence_.prologue && !begin_body()) return std::nullopt;
     if (sequence_.items[slot].bytes > 0 && !place(slot)) return std::nullopt;
   }
-  layout_.pages = engine_.physical_bytes() / options_.granularity;
-  layout_.stitched = engine_.stitched();
+  layout_.pages = placement_.physical_bytes() / options_.granularity;
+  layout_.stitched = placement_.stitched();
   return std::move(layout_);
 }
 
@@ -91,7 +91,7 @@ bool Sweep::begin_body() {
       hold(slot, released);
     }
     Arc& arc = arcs_.emplace_back(Arc{slot, released, {}});
-    engine_.translate(layout_.places[slot], sequence_.items[slot].bytes, arc.ranges);
+    placement_.translate(layout_.places[slot], sequence_.items[slot].bytes, arc.ranges);
   }
   return true;
 }
@@ -118,7 +118,7 @@ bool Sweep::place(std::size_t slot) {
 }
 
 bool Sweep::take_at(std::size_t slot, Place place) {
-  if (!engine_.take_at({sequence_.items[slot].bytes, stream_of(slot), Fit::BestLow, avoided_}, place)) return false;
+  if (!placement_.take_at({sequence_.items[slot].bytes, stream_of(slot), Fit::BestLow, avoided_}, place)) return false;
   layout_.places[slot] = place;
   return true;
 }
@@ -127,15 +127,15 @@ bool Sweep::take(std::size_t slot) {
   const StreamIndex stream = stream_of(slot);
   // What was kept for synchronous memory lies lowest.
   const Fit fit = stream == kSynchronous ? Fit::Lowest : foresight_.fits[slot];
-  const Engine::Ask ask{sequence_.items[slot].bytes, stream, fit, avoided_};
-  std::optional<Place> place = engine_.take(ask);
+  const PagePlacement::Ask ask{sequence_.items[slot].bytes, stream, fit, avoided_};
+  std::optional<Place> place = placement_.take(ask);
   // What is missing at least; then page by page, and in larger steps when that goes on for long.
-  const std::uint64_t free = engine_.free_bytes(ask.stream);
+  const std::uint64_t free = placement_.free_bytes(ask.stream);
   std::uint64_t missing = ask.bytes > free ? (ask.bytes - free + options_.granularity - 1) / options_.granularity : 1;
   for (int attempt = 0; !place && grow_; ++attempt) {
-    engine_.grow(missing);
+    placement_.grow(missing);
     missing = attempt < kSinglePages ? 1 : 2 * missing;
-    place = engine_.take(ask);
+    place = placement_.take(ask);
   }
   if (place) layout_.places[slot] = *place;
   return place.has_value();
@@ -145,7 +145,7 @@ void Sweep::release_until(std::size_t slot) {
   while (!releases_.empty() && releases_.top().first <= slot) {
     const std::size_t freed = releases_.top().second;
     releases_.pop();
-    engine_.give(layout_.places[freed], sequence_.items[freed].bytes, owner_of(freed));
+    placement_.give(layout_.places[freed], sequence_.items[freed].bytes, owner_of(freed));
   }
 }
 
@@ -164,7 +164,7 @@ void Sweep::find_avoided(std::size_t slot) {
   auto next =
       std::upper_bound(arcs_.begin(), arcs_.end(), slot, [](std::size_t at, const Arc& arc) { return at < arc.slot; });
   for (; next != arcs_.end() && next->slot < item.upper; ++next) avoid(*next);
-  if (engine_.kinds() < 2) return;
+  if (placement_.kinds() < 2) return;
   for (const Arc& arc : arcs_) {
     if (!share(arc.slot, slot)) avoid(arc);
   }

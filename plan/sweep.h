@@ -65,8 +65,8 @@ class Sweep {
   const Sequence& sequence_;
   const LayoutOptions& options_;
   const Foresight& foresight_;
-  std::vector<std::uint32_t> streams_;  // ordinals of the problem, by the engine's
-  Engine engine_;
+  std::vector<std::uint32_t> streams_;  // ordinals of the problem, by the placement's
+  PagePlacement placement_;
   bool grow_ = false;
   Layout layout_;
   std::vector<Arc> arcs_;                               // by slot

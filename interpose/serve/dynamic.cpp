@@ -13,11 +13,10 @@ namespace {
 constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the line
 constexpr std::size_t kForeignRangesAsked = 4;
 constexpr std::size_t kViewsAskedAtOnce = 4;
-constexpr std::uint8_t kSparedPages = 4;
 
 // Three quarters of the line are for handles of large requests, the rest for those of small ones.
-Placement::Options placement_options(const HeapOptions& options, Range line, std::uint64_t page) {
-  Placement::Options placement;
+HandlePlacement::Options placement_options(const HeapOptions& options, Range line, std::uint64_t page) {
+  HandlePlacement::Options placement;
   const std::uint64_t middle = line.begin + line.bytes() / 4 / page * page * 3;
   placement.page = page;
   placement.large = {line.begin, middle};
@@ -55,7 +54,7 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
   return made;
 }
 
-Dynamic::Dynamic(Driver& driver, const HeapOptions& options, const Placement::Options& placement,
+Dynamic::Dynamic(Driver& driver, const HeapOptions& options, const HandlePlacement::Options& placement,
                  std::unique_ptr<Mapper> mapper, StreamOrder* order)
     : driver_(driver),
       page_(placement.page),
@@ -77,21 +76,21 @@ Dynamic::~Dynamic() {
 
 CUdeviceptr Dynamic::planned_address(std::uint64_t at) const { return arena_->address(0, at); }
 
-DynamicPlace Dynamic::place(CUdeviceptr address, std::uint32_t view) const {
+Place Dynamic::place(CUdeviceptr address, std::uint32_t view) const {
   if (view != 0) return {view, address - mapper_->view(placement_.view(view).at)};
   if (mapper_->contains(address)) return {0, address - mapper_->home(0) + line_begin_};
   return {0, address - arena_->address(0, 0)};
 }
 
-PhysicalRanges Dynamic::ranges_of_view(DynamicPlace place, std::uint64_t bytes) {
+PhysicalRanges Dynamic::ranges_of_view(Place place, std::uint64_t bytes) {
   in_view_.clear();
-  placement_.append_ranges(place, bytes, &in_view_);
+  placement_.translate(place, bytes, in_view_);
   return in_view_;
 }
 
-std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
+std::optional<Place> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
   ++requests_;
-  std::optional<DynamicPlace> place = allocate_own(bytes, stream);
+  std::optional<Place> place = allocate_own(bytes, stream);
   if (place) return place;
   may_stitch_ = last_resort || !pace_.spares_stitching(requests_, placement_.physical_bytes(), placement_.free_bytes());
   const bool several = placement_.others_have_bytes(stream);
@@ -107,7 +106,7 @@ std::optional<DynamicPlace> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal
   return place;
 }
 
-std::optional<DynamicPlace> Dynamic::allocate_own(std::uint64_t bytes, StreamOrdinal stream) {
+std::optional<Place> Dynamic::allocate_own(std::uint64_t bytes, StreamOrdinal stream) {
   const auto home = placement_.find_home(bytes, stream, Reach::Own);
   if (home && take(*home, bytes, stream, Reach::Own)) return home;
   const auto found = placement_.find_in_views(bytes, stream, Reach::Own);
@@ -117,30 +116,28 @@ std::optional<DynamicPlace> Dynamic::allocate_own(std::uint64_t bytes, StreamOrd
 }
 
 // Bytes of other streams whose last use is over.
-std::optional<DynamicPlace> Dynamic::allocate_complete(std::uint64_t bytes, StreamOrdinal stream) {
+std::optional<Place> Dynamic::allocate_complete(std::uint64_t bytes, StreamOrdinal stream) {
   std::array<Range, kForeignRangesAsked> candidates;
   const std::size_t count = placement_.candidates(bytes, candidates);
   for (std::size_t i = 0; i < count; ++i) {
     const PhysicalRange range{candidates[i].begin, candidates[i].begin + bytes};
     if (!order_.is_complete({&range, 1})) continue;
     ++counts_.borrows;
-    const DynamicPlace place{0, range.begin};
+    const Place place{0, range.begin};
     return take(place, bytes, stream, Reach::All) ? std::optional(place) : std::nullopt;
   }
   return std::nullopt;
 }
 
-// A few pages of its own for the small requests of a stream, lest two streams take the same bytes from each other at
-// every request.
-std::optional<DynamicPlace> Dynamic::allocate_spared(std::uint64_t bytes, StreamOrdinal stream) {
-  if (bytes > page_ || spared_pages_[stream] == kSparedPages) return std::nullopt;
+std::optional<Place> Dynamic::allocate_spared(std::uint64_t bytes, StreamOrdinal stream) {
+  if (bytes > page_ || spared_pages_[stream] == plan::kSparedPages) return std::nullopt;
   const auto place = make(bytes, stream, Reach::Own, true);
   if (place) ++spared_pages_[stream];
   return place;
 }
 
 // Bytes of any stream, behind events. For all streams at once (kNoStream): only if they are complete.
-std::optional<DynamicPlace> Dynamic::allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow) {
+std::optional<Place> Dynamic::allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow) {
   auto place = placement_.find_home(bytes, stream, Reach::All);
   if (!place) place = placement_.find_in_views(bytes, stream, Reach::All);
   if (place && !take(*place, bytes, stream, Reach::All)) place.reset();
@@ -150,12 +147,12 @@ std::optional<DynamicPlace> Dynamic::allocate_ordered(std::uint64_t bytes, Strea
   return place;
 }
 
-bool Dynamic::take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
+bool Dynamic::take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
   const PhysicalRanges wanted = ranges(place, bytes);
   if (!order_.make_ready(wanted, stream)) return false;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
-    StitchedView& view = placement_.view(place.view);
+    HandlePlacement::View& view = placement_.view(place.view);
     ++view.live;
     view.used_at = ++clock_;
   }
@@ -177,14 +174,14 @@ void Dynamic::free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal strea
 }
 
 // Makes room out of free handles and, where they are not enough, new ones.
-std::optional<DynamicPlace> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow) {
+std::optional<Place> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow) {
   const bool may_stitch = may_stitch_ && placement_.is_stitchable(bytes) && may_add_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
   const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch);
   if (!proposal || !grow(*proposal, stream)) return std::nullopt;
-  std::optional<DynamicPlace> place;
+  std::optional<Place> place;
   if (proposal->pieces.empty()) {
-    place = DynamicPlace{0, proposal->offset};
+    place = Place{0, proposal->offset};
   } else {
     place = stitch(*proposal);
   }

@@ -11,17 +11,22 @@
 #include <vector>
 
 #include "interpose/serve/driver.h"
-#include "interpose/serve/growth.h"
 #include "interpose/serve/heap_options.h"
 #include "interpose/serve/mapper.h"
-#include "interpose/serve/placement.h"
 #include "interpose/serve/stream_order.h"
+#include "plan/placement/growth.h"
+#include "plan/placement/handle_placement.h"
 
 namespace stalloc::serve {
 
+using plan::FreeSpace;
+using plan::HandlePlacement;
+using plan::Place;
+using plan::Range;
+
 class Arena;
 
-// Finds places (placement.h), creates and maps what they need (mapper.h), orders streams (stream_order.h). Physical
+// Finds places (plan/placement), creates and maps what they need (mapper.h), orders streams (stream_order.h). Physical
 // bytes are named by their place on the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind
 // to this class. Not thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
 class Dynamic {
@@ -48,7 +53,7 @@ class Dynamic {
   // Takes `bytes` (a multiple of plan::kUnitBytes) that work on `stream` may use from now on; kNoStream: that any
   // stream may use at once. Nothing when the driver gives no more memory, with no byte taken. `last_resort`: wait for
   // other streams where the options would rather grow.
-  std::optional<DynamicPlace> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
+  std::optional<Place> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
   // Takes just these ranges if they are free and `stream` may use them.
   bool take_exactly(PhysicalRanges wanted, StreamOrdinal stream);
   // Gives back the ranges of a place in the view. The order between streams must know of the free already.
@@ -56,16 +61,14 @@ class Dynamic {
 
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
   // True for a place on bytes of the plan that it was given.
-  [[nodiscard]] bool is_of_plan(DynamicPlace place) const noexcept {
-    return place.view == 0 && place.offset < line_begin_;
-  }
-  [[nodiscard]] CUdeviceptr address(DynamicPlace place) const {
+  [[nodiscard]] bool is_of_plan(Place place) const noexcept { return place.view == 0 && place.offset < line_begin_; }
+  [[nodiscard]] CUdeviceptr address(Place place) const {
     return place.view == 0 ? home_address(place.offset) : mapper_->view(placement_.view(place.view).at + place.offset);
   }
   // The place that `address` returned for the view (0: home) was.
-  [[nodiscard]] DynamicPlace place(CUdeviceptr address, std::uint32_t view) const;
+  [[nodiscard]] Place place(CUdeviceptr address, std::uint32_t view) const;
   // Valid until the next call.
-  PhysicalRanges ranges(DynamicPlace place, std::uint64_t bytes) {
+  PhysicalRanges ranges(Place place, std::uint64_t bytes) {
     if (place.view != 0) return ranges_of_view(place, bytes);
     at_home_ = {place.offset, place.offset + bytes};
     return {&at_home_, 1};
@@ -95,23 +98,23 @@ class Dynamic {
   [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
 
  private:
-  using Reach = Placement::Reach;
+  using Reach = HandlePlacement::Reach;
 
-  Dynamic(Driver& driver, const HeapOptions& options, const Placement::Options& placement,
+  Dynamic(Driver& driver, const HeapOptions& options, const HandlePlacement::Options& placement,
           std::unique_ptr<Mapper> mapper, StreamOrder* order);
 
-  std::optional<DynamicPlace> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
-  std::optional<DynamicPlace> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
-  std::optional<DynamicPlace> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
-  std::optional<DynamicPlace> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
-  std::optional<DynamicPlace> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
-  bool take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
-  PhysicalRanges ranges_of_view(DynamicPlace place, std::uint64_t bytes);
+  std::optional<Place> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<Place> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<Place> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<Place> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
+  std::optional<Place> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
+  bool take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
+  PhysicalRanges ranges_of_view(Place place, std::uint64_t bytes);
   bool may_add_view(std::uint64_t bytes);
   bool device_has(std::uint64_t bytes);
-  bool grow(const Placement::Proposal& proposal, StreamOrdinal stream);
-  void shrink(const Placement::Proposal& proposal);
-  std::optional<DynamicPlace> stitch(const Placement::Proposal& proposal);
+  bool grow(const HandlePlacement::Proposal& proposal, StreamOrdinal stream);
+  void shrink(const HandlePlacement::Proposal& proposal);
+  std::optional<Place> stitch(const HandlePlacement::Proposal& proposal);
   void handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const;
   bool drop_view(std::uint32_t number);
   bool is_idle(std::uint32_t number);
@@ -123,7 +126,7 @@ class Dynamic {
   Driver& driver_;
   const std::uint64_t page_;
   HeapOptions options_;
-  Placement placement_;
+  HandlePlacement placement_;
   std::unique_ptr<Mapper> mapper_;
   StreamOrder& order_;
   Arena* arena_ = nullptr;  // adopted
@@ -134,7 +137,7 @@ class Dynamic {
   std::vector<PhysicalRange> in_view_;  // the same
   std::vector<MappedHandle> handles_;
   std::array<std::uint8_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
-  GrowthPace pace_;
+  plan::GrowthPace pace_;
   bool may_stitch_ = true;  // the present request
   std::uint64_t requests_ = 0;
   std::uint64_t clock_ = 0;

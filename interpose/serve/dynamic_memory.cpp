@@ -12,7 +12,7 @@ constexpr std::uint64_t kAskedBefore = std::uint64_t{64} << 20;  // the device i
 
 }  // namespace
 
-bool Dynamic::grow(const Placement::Proposal& proposal, StreamOrdinal stream) {
+bool Dynamic::grow(const HandlePlacement::Proposal& proposal, StreamOrdinal stream) {
   if (proposal.grow.empty()) return true;
   handles_.clear();
   std::uint64_t total = 0;
@@ -41,10 +41,10 @@ bool Dynamic::device_has(std::uint64_t bytes) {
 }
 
 // Undoes `grow`. What the driver refuses to take back stays, free.
-void Dynamic::shrink(const Placement::Proposal& proposal) {
+void Dynamic::shrink(const HandlePlacement::Proposal& proposal) {
   std::uint64_t at = proposal.grow_at;
   for (const std::uint64_t bytes : proposal.grow) {
-    const Placement::Handle handle = placement_.handles().at(at);
+    const HandlePlacement::Handle handle = placement_.handles().at(at);
     if (mapper_->destroy_at(home_address(at), {handle.bytes, handle.id})) {
       placement_.remove_handle(at);
       created_bytes_ -= bytes;
@@ -53,7 +53,7 @@ void Dynamic::shrink(const Placement::Proposal& proposal) {
   }
 }
 
-std::optional<DynamicPlace> Dynamic::stitch(const Placement::Proposal& proposal) {
+std::optional<Place> Dynamic::stitch(const HandlePlacement::Proposal& proposal) {
   handles_of(proposal.pieces, &handles_);
   std::uint64_t bytes = 0;
   for (const MappedHandle& handle : handles_) bytes += handle.bytes;
@@ -68,7 +68,7 @@ std::optional<DynamicPlace> Dynamic::stitch(const Placement::Proposal& proposal)
     return std::nullopt;
   }
   ++counts_.stitches;
-  return DynamicPlace{view, proposal.offset};
+  return Place{view, proposal.offset};
 }
 
 void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const {
@@ -83,15 +83,15 @@ void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHan
 
 // Nothing lives in it, and what did is over for the device.
 bool Dynamic::is_idle(std::uint32_t number) {
-  const StitchedView& view = placement_.view(number);
+  const HandlePlacement::View& view = placement_.view(number);
   return view.bytes() > 0 && view.live == 0 && order_.is_complete(ranges({number, 0}, view.bytes()));
 }
 
 // False: something of it is still mapped; the addresses are then never used again.
 bool Dynamic::drop_view(std::uint32_t number) {
-  const StitchedView& view = placement_.view(number);
+  const HandlePlacement::View& view = placement_.view(number);
   const Range addresses{view.at, view.at + view.bytes()};
-  handles_of(view.pieces, &handles_);
+  handles_of(view.stitched.pieces(), &handles_);
   const bool unmapped = mapper_->unmap(mapper_->view(view.at), handles_);
   placement_.remove_view(number);
   if (unmapped) view_addresses_.add(addresses);
@@ -107,7 +107,7 @@ void Dynamic::drop_idle_views() {
 std::uint64_t Dynamic::release_idle(std::uint64_t keep, bool of_plan) {
   FreeSpace in_views;
   for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    for (const Range& piece : placement_.view(view).pieces) in_views.add(piece);
+    for (const Range& piece : placement_.view(view).stitched.pieces()) in_views.add(piece);
   }
   std::vector<std::uint64_t> idle;
   for (const auto& [at, handle] : placement_.handles()) {
@@ -120,7 +120,7 @@ std::uint64_t Dynamic::release_idle(std::uint64_t keep, bool of_plan) {
   std::uint64_t released = 0;
   for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) {
     const std::uint64_t at = idle.back();
-    const Placement::Handle handle = placement_.handles().at(at);
+    const HandlePlacement::Handle handle = placement_.handles().at(at);
     if (handle.planned) {
       if (arena_->give_back(arena_->handle_at(at)) == 0) continue;
     } else {
@@ -158,7 +158,7 @@ CUresult Dynamic::grant_access(int peer) noexcept {
     if (result != CUDA_SUCCESS) return result;
   }
   for (std::uint32_t number = 1; number <= placement_.view_numbers(); ++number) {
-    const StitchedView& view = placement_.view(number);
+    const HandlePlacement::View& view = placement_.view(number);
     if (view.bytes() == 0) continue;
     const CUresult result = mapper_->renew_access(mapper_->view(view.at), view.bytes());
     if (result != CUDA_SUCCESS) return result;

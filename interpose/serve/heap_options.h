@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "plan/placement/handle_placement.h"
+
 namespace stalloc::serve {
 
 // What a request may do about bytes that another stream freed and is not known to be done with. Bytes whose last use is
@@ -18,11 +20,10 @@ struct HeapOptions {
   bool dynamic = true;  // false: what the plan does not serve belongs to the original allocator
   bool stitch = true;   // make views of free handles; false: contiguous free ranges only
   CrossStream cross_stream = CrossStream::OrderThenGrow;
-  std::uint64_t small_bytes = std::uint64_t{1}
-                              << 20;  // requests below this share handles of one page, apart from others
-  std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
-  std::uint64_t largest_handle = std::uint64_t{16}
-                                 << 20;  // growth is in handles of at most this, and rounded to a page
+  // As plan::HandlePlacement::Options has them.
+  std::uint64_t small_bytes = plan::HandlePlacement::Options{}.small_bytes;
+  std::uint64_t smallest_stitched = plan::HandlePlacement::Options{}.smallest_stitched;
+  std::uint64_t largest_handle = plan::HandlePlacement::Options{}.largest_handle;
   // Dynamic requests use free bytes of the plan from where they would need more memory than this beside it.
   std::uint64_t beside_plan = std::uint64_t{16} << 20;
   // Views kept for reuse, at most; the least recently used make room. When those are in use: no stitching.

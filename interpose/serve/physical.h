@@ -2,39 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <span>
+
+#include "plan/placement/lazy_table.h"
+#include "plan/placement/range.h"
 
 namespace stalloc::serve {
 
-// Half-open, in bytes; both ends are multiples of plan::kUnitBytes.
-struct PhysicalRange {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  friend bool operator==(const PhysicalRange&, const PhysicalRange&) = default;
-};
-
+// Both ends are multiples of plan::kUnitBytes.
+using PhysicalRange = plan::Range;
 using PhysicalRanges = std::span<const PhysicalRange>;
 
-// Zeroed memory that costs nothing until it is touched: the system gives it page by page. For tables with a cell for
-// every unit of physical memory, most of which are never used. Throws std::bad_alloc.
-template <class T>
-class LazyTable {
- public:
-  explicit LazyTable(std::uint64_t size) : cells_(static_cast<T*>(std::calloc(size + 1, sizeof(T)))) {
-    if (!cells_) throw std::bad_alloc();
-  }
-  T& operator[](std::uint64_t index) noexcept { return cells_.get()[index]; }
-  const T& operator[](std::uint64_t index) const noexcept { return cells_.get()[index]; }
-
- private:
-  struct Free {
-    void operator()(T* cells) const noexcept { std::free(cells); }
-  };
-  std::unique_ptr<T[], Free> cells_;
-};
+using plan::LazyTable;
 
 // Cuts `range` at multiples of a block of 2^shift bytes: calls `whole(first, last)` for the blocks [first, last) that
 // it covers entirely and `part(block, begin, end)`, with byte offsets into the block, for the at most two it covers in

@@ -1,5 +1,5 @@
 // Free ranges by the hundreds, against a naive set of bytes.
-#include "plan/free_space.h"
+#include "plan/placement/free_space.h"
 
 #include <algorithm>
 #include <array>

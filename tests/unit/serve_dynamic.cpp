@@ -1,13 +1,15 @@
 // The dynamic sub-allocator's policy, on the fake driver.
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
 #include "fake_driver.h"
-#include "interpose/serve/growth.h"
 #include "interpose/serve/heap.h"
+#include "plan/online_allocator.h"
 #include "serve_heaps.h"
 #include "serve_plans.h"
 
@@ -306,40 +308,40 @@ TEST_CASE("a pool's handle that comes back begins anew", "[serve][dynamic]") {
   REQUIRE(fixture.heap->pool_use(pool).used_high == 512);
 }
 
-TEST_CASE("new handles hold what is missing, rounded to a page, and none is larger than allowed", "[serve][dynamic]") {
-  const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
-  const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
-  const auto largest = GENERATE(as<std::uint64_t>{}, kPage, 3 * kPage, 8 * kPage);
-  CAPTURE(missing, held, largest);
-  std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : serve::new_handle_sizes(missing, missing, held, kPage, largest)) {
-    REQUIRE(bytes % kPage == 0);
-    REQUIRE(bytes > 0);
-    REQUIRE(bytes <= largest);
-    sum += bytes;
-  }
-  REQUIRE(sum == plan::round_up(missing, kPage));
-}
-
-TEST_CASE("handles grow with what is held, for requests much larger than they are", "[serve][dynamic]") {
-  const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
-    return serve::new_handle_sizes(request, request, held, kPage, 8 * kPage).front();
+TEST_CASE("a simulation without a device holds what the run time holds", "[serve][dynamic]") {
+  const auto seed = GENERATE(range(1U, 6U));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const HeapOptions run_time = small_options();
+  Fixture fixture(run_time, std::uint64_t{1} << 34);
+  plan::HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, 4000 * kPage);
+  options.small_bytes = run_time.small_bytes;
+  options.smallest_stitched = run_time.smallest_stitched;
+  options.largest_handle = run_time.largest_handle;
+  plan::OnlineAllocator simulated(options);
+  struct Block {
+    CUdeviceptr address;
+    plan::Place place;
+    std::uint64_t bytes;
   };
-  REQUIRE(largest_of(2 * kPage, 0) == kPage);
-  REQUIRE(largest_of(100 * kPage, 100000 * kPage) == 2 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
-}
-
-TEST_CASE("stitching is spared while memory grows fast and little of it is free", "[serve][dynamic]") {
-  serve::GrowthPace pace;
-  REQUIRE(pace.spares_stitching(1, 1000, 20));
-  REQUIRE_FALSE(pace.spares_stitching(2, 1000, 40));
-  for (const std::uint64_t request : {2000, 4000}) pace.spares_stitching(request, 1000, 0);
-  REQUIRE_FALSE(pace.spares_stitching(4001, 1100, 20));  // slowly
-  REQUIRE_FALSE(pace.spares_stitching(4001, 1900, 40));  // not twice as much
-  REQUIRE(pace.spares_stitching(4002, 1100, 4));
-  REQUIRE(pace.spares_stitching(4003, 2002, 40));  // fast again
+  std::vector<Block> live;
+  for (int step = 0; step < 3000; ++step) {
+    if (!live.empty() && (live.size() > 60 || random() % 2 == 0)) {
+      std::swap(live[random() % live.size()], live.back());
+      fixture.give(live.back().address);
+      simulated.free(live.back().place, live.back().bytes, 1);
+      live.pop_back();
+      continue;
+    }
+    const std::uint64_t bytes = (1 + random() % (random() % 4 == 0 ? 40 : 4000)) * plan::kUnitBytes;
+    const auto address = fixture.heap->allocate(bytes, fixture.stream, nullptr);
+    const auto place = simulated.allocate(bytes, 1);
+    REQUIRE((address && place));
+    live.push_back({*address, *place, bytes});
+    REQUIRE(fixture.physical() == simulated.placement().physical_bytes());
+  }
+  REQUIRE(simulated.counts().views > 0);
+  REQUIRE(fixture.statistics().stitches == simulated.counts().views);
 }
 
 TEST_CASE("a program that repeats its steps maps nothing after the first few", "[serve][dynamic]") {

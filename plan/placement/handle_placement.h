@@ -1,22 +1,14 @@
-// Where the dynamic sub-allocator puts a request: best fit, cached views, stitching, growth.
+// Placement at run time, where the future is unknown: in handles, which exist already and can be mapped only whole.
 //
-// Physical memory is a line of bytes (physical.h). Handles lie on it at fixed places, each mapped there once, in the
-// home view, so that a byte's place on the line is its address too. A request takes, in this order of preference,
-//   1. the best-fitting contiguous free range of the line, those of the plan's handles last: their slots will be
-//   wanted,
-//   2. the best-fitting free stretch of a stitched view made before,
-//   3. a new stitched view over wholly free handles wherever they lie, with new handles for what is missing only:
-//
-//        line   |..aaaaaaaaa|aaabbbbb|bb......|........|ccccccc.|................|ddd|      (a-d live, . free)
-//        view                                     [1]                [2]           [3: new]
-//
-// "Stitch before you grow" (GMLake, ASPLOS'24, which keeps stitched blocks of chunks of one size in patched PyTorch).
-// A handle can be mapped only whole and mapping costs per handle, hardly per byte; so handles grow with the request
-// that they are made for, and small requests keep to small handles of their own, in another part of the line, lest they
-// pin large ones.
+// Physical memory is a line of bytes. Handles lie on it at fixed places, each mapped there once, in the home view, so
+// that a byte's place on the line is its address too. A request takes, in this order of preference,
+//   1. a contiguous free range of the line, one of the best-fitting that strands fewest bytes, those of the plan's
+//      handles last: their slots will be wanted,
+//   2. the shortest free stretch of a stitched view made before,
+//   3. a new stitched view (stitching.h) over free handles, with new handles for what is missing only.
+// Mapping costs per handle, hardly per byte; so handles grow with the request that they are made for (growth.h), and
+// small requests keep to small handles of their own, in another part of the line, lest they pin large ones.
 #pragma once
-
-#include <cuda.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -27,48 +19,38 @@
 #include <span>
 #include <vector>
 
-#include "interpose/serve/free_marks.h"
-#include "interpose/serve/physical.h"
-#include "plan/free_space.h"
+#include "plan/placement/free_space.h"
+#include "plan/placement/lazy_table.h"
+#include "plan/placement/stitched_view.h"
 
-namespace stalloc::serve {
-
-using plan::FreeSpace;
-using plan::Range;
-
-// View 0 is the home view: `offset` is the place on the line. Else an offset into a stitched view.
-struct DynamicPlace {
-  std::uint32_t view = 0;
-  std::uint64_t offset = 0;
-};
-
-// A virtual range over physical pieces, each of whole handles, one behind the other.
-struct StitchedView {
-  std::uint64_t at = 0;               // place in the range of addresses for views, bytes
-  std::vector<Range> pieces;          // on the line
-  std::vector<std::uint64_t> starts;  // offset of each piece in the view, and the end; empty: the number is not in use
-  std::uint64_t live = 0;             // requests that live in it
-  std::uint64_t used_at = 0;          // for finding the least recently used
-  [[nodiscard]] std::uint64_t bytes() const { return starts.empty() ? 0 : starts.back(); }
-};
+namespace stalloc::plan {
 
 // Pure: knows no driver and no clock. Not thread-safe: the heap's lock covers it. Throws std::bad_alloc; free bytes may
 // then be forgotten, never handed out twice.
-class Placement {
+class HandlePlacement {
  public:
   struct Options {
-    std::uint64_t page = 0;            // the device's granularity: a power of two
-    Range large;                       // the part of the line for handles of large requests; before it lies the plan's
-    Range small;                       // and of small ones
-    std::uint64_t small_bytes = 0;     // requests below this are small
-    std::uint64_t largest_handle = 0;  // a multiple of the page
+    std::uint64_t page = 0;  // the device's granularity: a power of two
+    Range large;             // the part of the line for handles of large requests; before it lies the plan's
+    Range small;             // and of small ones
+    std::uint64_t small_bytes = std::uint64_t{1} << 20;      // requests below this are small
+    std::uint64_t largest_handle = std::uint64_t{16} << 20;  // a multiple of the page
     bool stitch = true;
-    std::uint64_t smallest_stitched = 0;  // requests below this are never stitched
+    std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
+  };
+
+  // A stitched view, and what the cache of views must know of it.
+  struct View {
+    StitchedView stitched;      // empty: the number is not in use
+    std::uint64_t at = 0;       // place in the range of addresses for views, bytes
+    std::uint64_t live = 0;     // requests that live in it
+    std::uint64_t used_at = 0;  // for finding the least recently used
+    [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
   };
 
   struct Handle {
     std::uint64_t bytes = 0;
-    CUmemGenericAllocationHandle id = 0;
+    std::uint64_t id = 0;  // the driver's
     bool planned = false;  // belongs to the plan's arena
   };
   using Handles = std::map<std::uint64_t, Handle>;  // by place on the line
@@ -85,14 +67,14 @@ class Placement {
   // stream, or everybody's.
   enum class Reach : std::uint8_t { Own, All };
 
-  explicit Placement(const Options& options);
+  explicit HandlePlacement(const Options& options);
 
   // `bytes` are multiples of plan::kUnitBytes, not 0. Nothing is taken by finding.
-  [[nodiscard]] std::optional<DynamicPlace> find_home(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const {
+  [[nodiscard]] std::optional<Place> find_home(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
     const std::uint64_t at = find_on_line(bytes, stream, reach);
-    return at == kNowhere ? std::nullopt : std::optional(DynamicPlace{0, at});
+    return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
   }
-  [[nodiscard]] std::optional<DynamicPlace> find_in_views(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
+  [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
   // Not too small for a view of its own.
@@ -100,29 +82,30 @@ class Placement {
     return options_.stitch && bytes >= std::max(options_.smallest_stitched, options_.small_bytes);
   }
   // From free handles (`may_stitch`: wherever they lie) and, if `may_grow`, new ones for what is missing.
-  [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow,
+  [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
-  // Appends the ranges of the line behind a place, neighbours joined.
-  void append_ranges(DynamicPlace place, std::uint64_t bytes, std::vector<PhysicalRange>* out) const;
+  // Appends the ranges of the line behind a place, joined where they touch.
+  void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
   // Pre: the ranges are free.
-  void take(PhysicalRanges ranges, StreamOrdinal stream, Reach reach);
-  void give(PhysicalRanges ranges, StreamOrdinal stream);
+  void take(std::span<const Range> ranges, StreamIndex stream, Reach reach);
+  void give(std::span<const Range> ranges, StreamIndex stream);
 
   // New handles, mapped at their places on the line, free for `stream`.
-  void add_handle(std::uint64_t at, const Handle& handle, StreamOrdinal stream);
+  void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
   // Pre: wholly free and in no view.
   void remove_handle(std::uint64_t at);
   // A handle of the plan's arena: none of it free yet; `give` brings the bytes.
   void adopt_handle(std::uint64_t at, const Handle& handle);
   [[nodiscard]] bool is_free(Range range) const;
+  [[nodiscard]] std::uint64_t page() const { return options_.page; }
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
   std::uint32_t add_view(std::vector<Range> pieces, std::uint64_t at);
   void remove_view(std::uint32_t number);
-  [[nodiscard]] StitchedView& view(std::uint32_t number) { return views_[number - 1]; }
-  [[nodiscard]] const StitchedView& view(std::uint32_t number) const { return views_[number - 1]; }
+  [[nodiscard]] View& view(std::uint32_t number) { return views_[number - 1]; }
+  [[nodiscard]] const View& view(std::uint32_t number) const { return views_[number - 1]; }
   [[nodiscard]] std::uint32_t view_numbers() const { return static_cast<std::uint32_t>(views_.size()); }
   [[nodiscard]] std::size_t view_count() const { return views_.size() - unused_views_.size(); }
   [[nodiscard]] std::uint64_t view_bytes() const { return view_bytes_; }
@@ -134,7 +117,7 @@ class Placement {
   [[nodiscard]] std::uint64_t free_bytes(Range range) const;  // of a range
   [[nodiscard]] std::uint64_t largest_free() const;
   // True when another stream than this one may have free bytes.
-  [[nodiscard]] bool others_have_bytes(StreamOrdinal stream) const { return several_ || (any_ && stream != first_); }
+  [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }
 
  private:
   // Free bytes, by the kind of requests that their handles are for.
@@ -149,22 +132,18 @@ class Placement {
   [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
     return at < options_.large.begin ? spaces.planned : is_small(at) ? spaces.small : spaces.large;
   }
-  [[nodiscard]] const Spaces& reachable(StreamOrdinal stream, Reach reach) const;
-  Spaces& own(StreamOrdinal stream);
-  void know(StreamOrdinal stream);
+  [[nodiscard]] const Spaces& reachable(StreamIndex stream, Reach reach) const;
+  Spaces& own(StreamIndex stream);
+  void know(StreamIndex stream);
 
   // Places on the line, or kNowhere: a number is returned faster than an optional one.
   static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
-  [[nodiscard]] std::uint64_t find_on_line(std::uint64_t bytes, StreamOrdinal stream, Reach reach) const;
+  [[nodiscard]] std::uint64_t find_on_line(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   [[nodiscard]] std::uint64_t gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
-  struct Piece;
-  void collect_pieces(const FreeSpace& space, Range head, std::vector<Piece>* out) const;
-  [[nodiscard]] Range best_head(const Spaces& spaces) const;
   // Pre: `at` lies in a handle.
   [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const { return by_page_[at / options_.page]; }
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const;
-  [[nodiscard]] std::optional<std::uint64_t> room_for(std::uint64_t bytes, bool small) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
 
@@ -175,15 +154,15 @@ class Placement {
   Spaces unmapped_;  // of the line: where handles can go
   Spaces all_;       // free bytes of all streams
   // As long as one stream only has had bytes, `all_` are its own.
-  StreamOrdinal first_ = 0;
+  StreamIndex first_ = 0;
   bool any_ = false;
   bool several_ = false;
   std::vector<std::unique_ptr<Spaces>> own_;  // by stream; null: none
 
-  std::vector<StitchedView> views_;
+  std::vector<View> views_;
   std::vector<std::uint32_t> unused_views_;               // numbers
   std::multimap<std::uint64_t, std::uint32_t> by_bytes_;  // views in use
   std::uint64_t view_bytes_ = 0;
 };
 
-}  // namespace stalloc::serve
+}  // namespace stalloc::plan

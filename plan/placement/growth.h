@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace stalloc::serve {
+namespace stalloc::plan {
 
 // Sizes, in bytes, of handles that hold `missing` bytes of a request of `request` bytes and less than a page more, when
 // `held` bytes are held already; `page` is a power of two.
@@ -14,6 +14,10 @@ namespace stalloc::serve {
 // pages. None exceeds `largest`, rounded down to a power of two. The remainder is made of smaller ones.
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest);
+
+// Pages that are grown for small requests of a stream rather than take other streams' bytes, lest two streams take the
+// same bytes from each other at every request.
+inline constexpr std::uint8_t kSparedPages = 4;
 
 // Stitching what is free now saves memory only if the program never needs more. While memory grows fast, as in a
 // program's first step, it will need more, and what is free will be stitched then, or be used by requests that fit.
@@ -29,4 +33,4 @@ class GrowthPace {
   std::uint64_t last_ = 0;       // held at the last one
 };
 
-}  // namespace stalloc::serve
+}  // namespace stalloc::plan

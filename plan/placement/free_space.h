@@ -7,17 +7,10 @@
 #include <span>
 #include <vector>
 
-#include "plan/range_nodes.h"
+#include "plan/placement/range.h"
+#include "plan/placement/range_nodes.h"
 
 namespace stalloc::plan {
-
-// Half-open [begin, end), in bytes.
-struct Range {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  [[nodiscard]] std::uint64_t bytes() const { return end - begin; }
-  friend bool operator==(const Range&, const Range&) = default;
-};
 
 // Maximal free ranges: no two touch. Every operation is O(log n) in the number of ranges, plus the ranges it spans.
 class FreeSpace {

@@ -1,11 +1,11 @@
-#include "interpose/serve/growth.h"
+#include "plan/placement/growth.h"
 
 #include <algorithm>
 #include <bit>
 
-#include "plan/plan.h"
+#include "plan/placement/units.h"
 
-namespace stalloc::serve {
+namespace stalloc::plan {
 namespace {
 
 // Chosen with tests/bench/online_policy on recorded training runs.
@@ -29,7 +29,7 @@ std::uint64_t handle_bytes(std::uint64_t request, std::uint64_t held, std::uint6
 
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest) {
-  const std::uint64_t need = plan::round_up(missing, page);
+  const std::uint64_t need = round_up(missing, page);
   std::uint64_t bytes = std::bit_floor(std::min(handle_bytes(request, held + need, page), std::max(largest, page)));
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {
@@ -49,4 +49,4 @@ bool GrowthPace::spares_stitching(std::uint64_t request, std::uint64_t held, std
   return free <= held / (fast ? kFreeWhileFast : kFreeElse);
 }
 
-}  // namespace stalloc::serve
+}  // namespace stalloc::plan

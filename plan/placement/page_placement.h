@@ -1,19 +1,13 @@
-// The placement engine: which physical bytes a request gets.
+// Placement while a plan is made: in pages, which are cut into handles afterwards (plan/handles.h).
 //
 // Physical memory is a row of pages; the home view shows them in order. A request takes, in this order of preference,
-//   1. the best-fitting contiguous free range of the home view,
-//   2. the best-fitting free stretch of a stitched view made before,
-//   3. a new stitched view over free pieces wherever they lie:
-//
-//        home   |..aaaaaaa|aaabbbbb|bb......|........|ccccccc.|........|ddd     (a-d live, . free)
-//        view                                 [1]      [2]      [3]
-//                                      |......  ........  -- ........|          one contiguous range
-//
-//      its first piece may begin inside a page and its last may end inside one; between them lie whole free pages,
+//   1. a contiguous free range of the home view, as `Fit` says,
+//   2. the shortest free stretch of a stitched view made before,
+//   3. a new stitched view (stitching.h) over free pages,
 //   4. nothing: the caller may `grow` and ask again.
 // Time-ordered placement with stitching never needs more whole pages than are live, so it comes to the lower bound but
-// for the partly used pages (GMLake, ASPLOS'24, stitches online; planning it ahead is this project's). So that these
-// are few, what is a whole number of pages long begins at a page wherever that is possible at all.
+// for the partly used pages. So that these are few, what is a whole number of pages long begins at a page wherever that
+// is possible at all.
 //
 // Bytes remember the stream they were freed on: a request takes bytes of its own stream or of none first, and those of
 // other streams only where `cross_stream` allows it. Memory of synchronous calls (cudaMalloc) may be used on every
@@ -26,40 +20,19 @@
 #include <span>
 #include <vector>
 
-#include "plan/free_space.h"
+#include "plan/placement/free_space.h"
+#include "plan/placement/stitched_view.h"
 
 namespace stalloc::plan {
 
-// Ordinal of a stream inside an engine: 0 ... Options::streams - 1.
-using StreamIndex = std::uint32_t;
+// Beside 0 ... Options::streams - 1:
 inline constexpr StreamIndex kSynchronous = ~StreamIndex{0};   // memory of synchronous calls
 inline constexpr StreamIndex kNoStream = ~StreamIndex{0} - 1;  // as an owner: nothing is pending on these bytes
 
 // Which of the free ranges that are large enough a request takes, and which end of it.
 enum class Fit : std::uint8_t { BestLow, BestHigh, Lowest, Highest };
 
-// Where a request lies: bytes from `offset` of view `view`; view 0 is the home view, view n + 1 is stitched()[n].
-struct Place {
-  std::uint32_t view = 0;
-  std::uint64_t offset = 0;
-};
-
-// A virtual range over physical pieces, each of whole pages, one behind the other.
-class StitchedView {
- public:
-  explicit StitchedView(std::vector<Range> pieces);
-  [[nodiscard]] const std::vector<Range>& pieces() const { return pieces_; }
-  [[nodiscard]] std::uint64_t bytes() const { return starts_.back(); }
-  // Appends the physical ranges of [offset, offset + bytes); merges those that touch.
-  void translate(std::uint64_t offset, std::uint64_t bytes, std::vector<Range>& out) const;
-
- private:
-  friend class Engine;
-  std::vector<Range> pieces_;
-  std::vector<std::uint64_t> starts_;  // virtual offset of each piece, and the end
-};
-
-class Engine {
+class PagePlacement {
  public:
   struct Options {
     std::uint64_t granularity = 0;  // bytes of a page; a multiple of kUnitBytes
@@ -75,7 +48,7 @@ class Engine {
     std::span<const Range> avoid;  // physical bytes that must not be used although they are free
   };
 
-  explicit Engine(const Options& options);
+  explicit PagePlacement(const Options& options);
 
   // Adds free pages at the end.
   void grow(std::uint64_t pages);

@@ -1,5 +1,5 @@
-// The placement engine and its free ranges, against naive counterparts.
-#include "plan/engine.h"
+// Placement in pages and its free ranges, against naive counterparts.
+#include "plan/placement/page_placement.h"
 
 #include <algorithm>
 #include <random>
@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::uint64_t kPage = 8 * kUnitBytes;
 
-Engine one_stream(std::uint64_t pages) {
-  Engine engine({.granularity = kPage});
-  engine.grow(pages);
-  return engine;
+PagePlacement one_stream(std::uint64_t pages) {
+  PagePlacement placement({.granularity = kPage});
+  placement.grow(pages);
+  return placement;
 }
 
-Engine::Ask ask(std::uint64_t units, StreamIndex stream = 0) {
+PagePlacement::Ask ask(std::uint64_t units, StreamIndex stream = 0) {
   return {.bytes = units * kUnitBytes, .stream = stream, .fit = Fit::BestLow, .avoid = {}};
 }
 
@@ -69,173 +69,173 @@ TEST_CASE("free ranges behave like a set of bytes") {
 }
 
 TEST_CASE("the best-fitting contiguous range comes first") {
-  Engine engine = one_stream(4);
-  const auto a = engine.take(ask(3));
-  const auto b = engine.take(ask(5));
-  const auto c = engine.take(ask(2));
-  const auto d = engine.take(ask(1));
+  PagePlacement placement = one_stream(4);
+  const auto a = placement.take(ask(3));
+  const auto b = placement.take(ask(5));
+  const auto c = placement.take(ask(2));
+  const auto d = placement.take(ask(1));
   REQUIRE((a && b && c && d));
-  engine.give(*a, 3 * kUnitBytes, 0);
-  engine.give(*c, 2 * kUnitBytes, 0);
-  const auto e = engine.take(ask(2));
+  placement.give(*a, 3 * kUnitBytes, 0);
+  placement.give(*c, 2 * kUnitBytes, 0);
+  const auto e = placement.take(ask(2));
   REQUIRE(e);
   CHECK(e->offset == c->offset);
-  CHECK(engine.stitched().empty());
+  CHECK(placement.stitched().empty());
 }
 
 TEST_CASE("without a contiguous range, whole pages are stitched; nothing is wasted at the ends") {
-  Engine engine = one_stream(5);
+  PagePlacement placement = one_stream(5);
   std::vector<Place> pages;
-  for (int i = 0; i < 5; ++i) pages.push_back(*engine.take(ask(8)));
-  engine.give(pages[1], kPage, 0);
-  engine.give(pages[3], kPage, 0);
-  const auto place = engine.take(ask(12));
+  for (int i = 0; i < 5; ++i) pages.push_back(*placement.take(ask(8)));
+  placement.give(pages[1], kPage, 0);
+  placement.give(pages[3], kPage, 0);
+  const auto place = placement.take(ask(12));
   REQUIRE(place);
   CHECK(place->view == 1);
-  REQUIRE(engine.stitched().size() == 1);
-  CHECK(engine.stitched()[0].bytes() == 2 * kPage);
+  REQUIRE(placement.stitched().size() == 1);
+  CHECK(placement.stitched()[0].bytes() == 2 * kPage);
   std::vector<Range> ranges;
-  engine.translate(*place, 12 * kUnitBytes, ranges);
+  placement.translate(*place, 12 * kUnitBytes, ranges);
   CHECK(ranges == std::vector<Range>{{kPage, 2 * kPage}, {3 * kPage, 3 * kPage + 4 * kUnitBytes}});
   // The rest of the last page serves a small request through the home view.
-  const auto small = engine.take(ask(4));
+  const auto small = placement.take(ask(4));
   REQUIRE(small);
   CHECK(small->view == 0);
   CHECK(small->offset == 3 * kPage + 4 * kUnitBytes);
-  CHECK_FALSE(engine.take(ask(1)));
+  CHECK_FALSE(placement.take(ask(1)));
 }
 
 TEST_CASE("a stitched range may begin inside a page") {
-  Engine engine = one_stream(3);
-  const auto first = engine.take(ask(12));
-  const auto second = engine.take(ask(4));
-  const auto third = engine.take(ask(8));
+  PagePlacement placement = one_stream(3);
+  const auto first = placement.take(ask(12));
+  const auto second = placement.take(ask(4));
+  const auto third = placement.take(ask(8));
   REQUIRE((first && second && third));
-  const auto a = engine.take_at(ask(1), {0, 0});
+  const auto a = placement.take_at(ask(1), {0, 0});
   CHECK_FALSE(a);
-  engine.give(*first, 12 * kUnitBytes, 0);
-  CHECK(engine.take_at(ask(4), {0, 0}));
-  engine.give(*third, 8 * kUnitBytes, 0);
-  CHECK(engine.take_at(ask(4), {0, 2 * kPage + 4 * kUnitBytes}));
+  placement.give(*first, 12 * kUnitBytes, 0);
+  CHECK(placement.take_at(ask(4), {0, 0}));
+  placement.give(*third, 8 * kUnitBytes, 0);
+  CHECK(placement.take_at(ask(4), {0, 2 * kPage + 4 * kUnitBytes}));
   // Free: half of page 0 and of page 1 (contiguous), and half of page 2.
-  const auto place = engine.take(ask(8));
+  const auto place = placement.take(ask(8));
   REQUIRE(place);
   CHECK(place->view == 0);
 }
 
 TEST_CASE("what fills whole pages begins at a page where it can") {
-  Engine engine = one_stream(5);
-  REQUIRE(engine.take(ask(1)));
-  CHECK(engine.take(ask(8))->offset == kPage);
-  CHECK(engine.take_at(ask(1), {0, 5 * kPage - kUnitBytes}));
-  Engine::Ask high = ask(8);
+  PagePlacement placement = one_stream(5);
+  REQUIRE(placement.take(ask(1)));
+  CHECK(placement.take(ask(8))->offset == kPage);
+  CHECK(placement.take_at(ask(1), {0, 5 * kPage - kUnitBytes}));
+  PagePlacement::Ask high = ask(8);
   high.fit = Fit::Highest;
-  CHECK(engine.take(high)->offset == 3 * kPage);
-  Engine::Ask low = ask(8);
+  CHECK(placement.take(high)->offset == 3 * kPage);
+  PagePlacement::Ask low = ask(8);
   low.fit = Fit::Lowest;
-  CHECK(engine.take(low)->offset == 2 * kPage);
+  CHECK(placement.take(low)->offset == 2 * kPage);
   // Stitched, too: pages 1 and 3 rather than parts of 0, 1 and 3.
-  engine.give({0, kPage}, kPage, 0);
-  engine.give({0, 3 * kPage}, kPage, 0);
-  REQUIRE(engine.take(ask(16)));
-  REQUIRE(engine.stitched().size() == 1);
-  CHECK(engine.stitched()[0].bytes() == 2 * kPage);
+  placement.give({0, kPage}, kPage, 0);
+  placement.give({0, 3 * kPage}, kPage, 0);
+  REQUIRE(placement.take(ask(16)));
+  REQUIRE(placement.stitched().size() == 1);
+  CHECK(placement.stitched()[0].bytes() == 2 * kPage);
 }
 
 TEST_CASE("what fills whole pages takes parts of pages where no whole one is free") {
-  Engine engine = one_stream(2);
-  REQUIRE(engine.take_at(ask(4), {0, 0}));
-  REQUIRE(engine.take_at(ask(4), {0, kPage + 4 * kUnitBytes}));
-  const auto place = engine.take(ask(8));
+  PagePlacement placement = one_stream(2);
+  REQUIRE(placement.take_at(ask(4), {0, 0}));
+  REQUIRE(placement.take_at(ask(4), {0, kPage + 4 * kUnitBytes}));
+  const auto place = placement.take(ask(8));
   REQUIRE(place);
   CHECK(place->offset == 4 * kUnitBytes);
 }
 
 TEST_CASE("bytes kept for synchronous memory serve nothing else") {
-  Engine engine({.granularity = kPage, .streams = 1, .synchronous = true});
-  engine.grow(3);
-  engine.keep_for_synchronous(12 * kUnitBytes);
-  CHECK(engine.free_bytes(0) == 12 * kUnitBytes);
-  REQUIRE(engine.take(ask(8)));
-  REQUIRE(engine.take(ask(4)));
-  CHECK_FALSE(engine.take(ask(1)));
-  const auto place = engine.take(ask(12, kSynchronous));
+  PagePlacement placement({.granularity = kPage, .streams = 1, .synchronous = true});
+  placement.grow(3);
+  placement.keep_for_synchronous(12 * kUnitBytes);
+  CHECK(placement.free_bytes(0) == 12 * kUnitBytes);
+  REQUIRE(placement.take(ask(8)));
+  REQUIRE(placement.take(ask(4)));
+  CHECK_FALSE(placement.take(ask(1)));
+  const auto place = placement.take(ask(12, kSynchronous));
   REQUIRE(place);
   CHECK(place->offset == 0);
 }
 
 TEST_CASE("a stitched view serves again when its pages are free") {
-  Engine engine = one_stream(5);
+  PagePlacement placement = one_stream(5);
   std::vector<Place> pages;
-  for (int i = 0; i < 5; ++i) pages.push_back(*engine.take(ask(8)));
-  engine.give(pages[1], kPage, 0);
-  engine.give(pages[3], kPage, 0);
+  for (int i = 0; i < 5; ++i) pages.push_back(*placement.take(ask(8)));
+  placement.give(pages[1], kPage, 0);
+  placement.give(pages[3], kPage, 0);
   for (int round = 0; round < 3; ++round) {
-    const auto place = engine.take(ask(10 + static_cast<std::uint64_t>(round)));
+    const auto place = placement.take(ask(10 + static_cast<std::uint64_t>(round)));
     REQUIRE(place);
     CHECK(place->view == 1);
-    engine.give(*place, (10 + static_cast<std::uint64_t>(round)) * kUnitBytes, 0);
+    placement.give(*place, (10 + static_cast<std::uint64_t>(round)) * kUnitBytes, 0);
   }
-  CHECK(engine.stitched().size() == 1);
+  CHECK(placement.stitched().size() == 1);
 }
 
-TEST_CASE("a request beyond the free bytes gets nothing until the engine grows") {
-  Engine engine = one_stream(2);
-  CHECK_FALSE(engine.take(ask(17)));
-  engine.grow(1);
-  CHECK(engine.take(ask(17)));
-  CHECK(engine.physical_bytes() == 3 * kPage);
+TEST_CASE("a request beyond the free bytes gets nothing until the placement grows") {
+  PagePlacement placement = one_stream(2);
+  CHECK_FALSE(placement.take(ask(17)));
+  placement.grow(1);
+  CHECK(placement.take(ask(17)));
+  CHECK(placement.physical_bytes() == 3 * kPage);
 }
 
 TEST_CASE("bytes to be avoided stay untouched, and come back") {
-  Engine engine = one_stream(2);
+  PagePlacement placement = one_stream(2);
   const std::vector<Range> avoid = {{0, 4 * kUnitBytes}, {kPage, kPage + kUnitBytes}};
-  Engine::Ask careful = ask(4);
+  PagePlacement::Ask careful = ask(4);
   careful.avoid = avoid;
-  const auto place = engine.take(careful);
+  const auto place = placement.take(careful);
   REQUIRE(place);
   CHECK(place->offset == 4 * kUnitBytes);
-  CHECK(engine.take_at(ask(4), {0, 0}));
-  CHECK(engine.take(careful));
-  CHECK_FALSE(engine.take(careful));
+  CHECK(placement.take_at(ask(4), {0, 0}));
+  CHECK(placement.take(careful));
+  CHECK_FALSE(placement.take(careful));
 }
 
 TEST_CASE("bytes of one's own stream are preferred; others only where allowed") {
   for (const bool cross : {true, false}) {
-    Engine engine({.granularity = kPage, .streams = 2, .synchronous = false, .cross_stream = cross});
-    engine.grow(2);
-    const auto a = engine.take(ask(8, 0));
-    const auto b = engine.take(ask(8, 1));
+    PagePlacement placement({.granularity = kPage, .streams = 2, .synchronous = false, .cross_stream = cross});
+    placement.grow(2);
+    const auto a = placement.take(ask(8, 0));
+    const auto b = placement.take(ask(8, 1));
     REQUIRE((a && b));
-    engine.give(*a, kPage, 0);
-    engine.give(*b, kPage, 1);
-    CHECK(engine.take(ask(4, 1))->offset == b->offset);
-    CHECK(engine.take(ask(4, 0))->offset == a->offset);
-    CHECK(engine.take(ask(4, 1))->offset == b->offset + 4 * kUnitBytes);
-    CHECK(engine.take(ask(4, 1)).has_value() == cross);
+    placement.give(*a, kPage, 0);
+    placement.give(*b, kPage, 1);
+    CHECK(placement.take(ask(4, 1))->offset == b->offset);
+    CHECK(placement.take(ask(4, 0))->offset == a->offset);
+    CHECK(placement.take(ask(4, 1))->offset == b->offset + 4 * kUnitBytes);
+    CHECK(placement.take(ask(4, 1)).has_value() == cross);
   }
 }
 
 TEST_CASE("synchronous memory shares with nobody else") {
-  Engine engine({.granularity = kPage, .streams = 1, .synchronous = true, .cross_stream = true});
-  engine.grow(2);
-  const auto a = engine.take(ask(8, kSynchronous));
-  const auto b = engine.take(ask(8, 0));
+  PagePlacement placement({.granularity = kPage, .streams = 1, .synchronous = true, .cross_stream = true});
+  placement.grow(2);
+  const auto a = placement.take(ask(8, kSynchronous));
+  const auto b = placement.take(ask(8, 0));
   REQUIRE((a && b));
-  engine.give(*a, kPage, kSynchronous);
-  engine.give(*b, kPage, 0);
-  CHECK(engine.take(ask(8, 0))->offset == b->offset);
-  CHECK_FALSE(engine.take(ask(1, 0)));
-  CHECK(engine.take(ask(8, kSynchronous))->offset == a->offset);
+  placement.give(*a, kPage, kSynchronous);
+  placement.give(*b, kPage, 0);
+  CHECK(placement.take(ask(8, 0))->offset == b->offset);
+  CHECK_FALSE(placement.take(ask(1, 0)));
+  CHECK(placement.take(ask(8, kSynchronous))->offset == a->offset);
 }
 
 TEST_CASE("random requests never share a byte, and pages are not wasted") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);
     const StreamIndex streams = 1 + seed % 3;
-    Engine engine(
+    PagePlacement placement(
         {.granularity = kPage, .streams = streams, .synchronous = seed % 2 == 0, .cross_stream = seed % 5 != 0});
-    engine.grow(16);
+    placement.grow(16);
     std::vector<int> owner(16 * 8, -1);  // of each unit
     struct Live {
       Place place;
@@ -249,19 +249,19 @@ TEST_CASE("random requests never share a byte, and pages are not wasted") {
         const std::size_t which = random() % live.size();
         const Live freed = live[which];
         std::replace(owner.begin(), owner.end(), freed.id, -1);
-        engine.give(freed.place, freed.bytes, freed.stream);
+        placement.give(freed.place, freed.bytes, freed.stream);
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
         continue;
       }
       const StreamIndex kinds = streams + (seed % 2 == 0 ? 1 : 0);
       StreamIndex stream = static_cast<StreamIndex>(random() % kinds);
       if (stream == streams) stream = kSynchronous;
-      Engine::Ask request = ask(1 + random() % 30, stream);
+      PagePlacement::Ask request = ask(1 + random() % 30, stream);
       request.fit = static_cast<Fit>(random() % 4);
-      const auto place = engine.take(request);
+      const auto place = placement.take(request);
       if (!place) continue;
       std::vector<Range> ranges;
-      engine.translate(*place, request.bytes, ranges);
+      placement.translate(*place, request.bytes, ranges);
       std::uint64_t bytes = 0;
       for (const Range& range : ranges) {
         bytes += range.bytes();
@@ -273,7 +273,7 @@ TEST_CASE("random requests never share a byte, and pages are not wasted") {
       REQUIRE(bytes == request.bytes);
       live.push_back({*place, request.bytes, stream, id});
     }
-    for (const StitchedView& view : engine.stitched()) {
+    for (const StitchedView& view : placement.stitched()) {
       std::vector<bool> seen(16, false);
       for (const Range& piece : view.pieces()) {
         REQUIRE(piece.begin % kPage == 0);

@@ -1,4 +1,4 @@
-#include "plan/free_space.h"
+#include "plan/placement/free_space.h"
 
 #include <algorithm>
 

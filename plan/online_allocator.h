@@ -1,0 +1,51 @@
+// stalloc without a plan, without a device: for simulations.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "plan/placement/growth.h"
+#include "plan/placement/handle_placement.h"
+
+namespace stalloc::plan {
+
+// Serves requests by the placement of the run time's dynamic sub-allocator (placement/handle_placement.h), trying the
+// same things in the same order as interpose/serve/dynamic.cpp does by default, when no free is ever known to be
+// complete before another stream wants its bytes. Knows no limits on views, and never gives memory back. Pure.
+class OnlineAllocator {
+ public:
+  struct Counts {
+    std::uint64_t handles = 0;  // created
+    std::uint64_t views = 0;    // made
+    std::uint64_t mapped = 0;   // handles in all views
+  };
+
+  explicit OnlineAllocator(const HandlePlacement::Options& options) : placement_(options) {}
+  // The run time's options for requests of which at most `live_bytes` live at once. `page` becomes a power of two.
+  static HandlePlacement::Options options(std::uint64_t page, std::uint64_t live_bytes);
+
+  // `bytes` is a multiple of kUnitBytes, not 0. Nothing when the line of physical memory is full.
+  std::optional<Place> allocate(std::uint64_t bytes, StreamIndex stream);
+  void free(Place place, std::uint64_t bytes, StreamIndex stream);
+
+  [[nodiscard]] const HandlePlacement& placement() const { return placement_; }
+  [[nodiscard]] const Counts& counts() const { return counts_; }
+
+ private:
+  using Reach = HandlePlacement::Reach;
+
+  [[nodiscard]] std::optional<Place> find(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
+  std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow, bool may_stitch);
+  bool may_spare(std::uint64_t bytes, StreamIndex stream);
+  const std::vector<Range>& ranges(Place place, std::uint64_t bytes);
+
+  HandlePlacement placement_;
+  GrowthPace pace_;
+  std::uint64_t requests_ = 0;
+  std::vector<std::uint8_t> spared_;  // by stream: pages grown for, instead of waiting
+  std::vector<Range> ranges_;
+  Counts counts_;
+};
+
+}  // namespace stalloc::plan

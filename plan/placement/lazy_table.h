@@ -1,0 +1,29 @@
+// A table for physical memory.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace stalloc::plan {
+
+// Zeroed memory that costs nothing until it is touched: the system gives it page by page. For tables with a cell for
+// every unit of physical memory, most of which are never used. Throws std::bad_alloc.
+template <class T>
+class LazyTable {
+ public:
+  explicit LazyTable(std::uint64_t size) : cells_(static_cast<T*>(std::calloc(size + 1, sizeof(T)))) {
+    if (!cells_) throw std::bad_alloc();
+  }
+  T& operator[](std::uint64_t index) noexcept { return cells_.get()[index]; }
+  const T& operator[](std::uint64_t index) const noexcept { return cells_.get()[index]; }
+
+ private:
+  struct Free {
+    void operator()(T* cells) const noexcept { std::free(cells); }
+  };
+  std::unique_ptr<T[], Free> cells_;
+};
+
+}  // namespace stalloc::plan

@@ -1,0 +1,203 @@
+#include "plan/placement/page_placement.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+
+#include "plan/placement/stitching.h"
+#include "plan/placement/units.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Of `count` ranges at most, the first whose part between multiples of `step` has `bytes`; that part.
+template <class Iterator>
+std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uint64_t bytes, std::uint64_t step) {
+  for (; at != end && count > 0; ++at, --count) {
+    const auto [from, to] = *at;
+    const Range part = within({from, to}, step);
+    if (part.bytes() >= bytes) return part;
+  }
+  return std::nullopt;
+}
+
+// What lowest_fit, highest_fit and best_fit find, between multiples of a page.
+std::optional<Range> paged_fit(const FreeSpace& space, std::uint64_t bytes, Fit fit, std::uint64_t page) {
+  const auto& ranges = space.ranges();
+  constexpr int kMost = FreeSpace::kMostLookedAt;
+  std::optional<Range> found;
+  if (fit == Fit::Lowest) found = first_within(ranges.begin(), ranges.end(), kMost, bytes, page);
+  if (fit == Fit::Highest) found = first_within(ranges.rbegin(), ranges.rend(), kMost, bytes, page);
+  if (found) return found;
+  std::array<Range, 64> fits;
+  const auto count = static_cast<int>(space.fits(bytes, fits));
+  return first_within(fits.begin(), fits.begin() + count, count, bytes, page);
+}
+
+}  // namespace
+
+class PagePlacement::Hidden {
+ public:
+  Hidden(PagePlacement& placement, std::span<const Range> avoid) {
+    if (avoid.empty()) return;
+    placement.for_each_space([this, avoid](FreeSpace& space) {
+      auto& [of, parts] = hidden_.emplace_back(&space, std::vector<Range>());
+      for (const Range& range : avoid) space.intersect(range, parts);
+      for (const Range& part : parts) of->subtract(part);
+    });
+  }
+  ~Hidden() {
+    for (auto& [space, parts] : hidden_) {
+      for (const Range& part : parts) space->add(part);
+    }
+  }
+  Hidden(const Hidden&) = delete;
+  Hidden& operator=(const Hidden&) = delete;
+
+ private:
+  std::vector<std::pair<FreeSpace*, std::vector<Range>>> hidden_;
+};
+
+PagePlacement::PagePlacement(const Options& options) : options_(options) {
+  const std::size_t kinds = std::size_t{options.streams} + (options.synchronous ? 1 : 0);
+  if (kinds > 1) usable_.resize(kinds);
+}
+
+void PagePlacement::grow(std::uint64_t pages) {
+  const Range range{physical_, physical_ + pages * options_.granularity};
+  physical_ = range.end;
+  for_each_space([range](FreeSpace& space) { space.add(range); });
+}
+
+void PagePlacement::keep_for_synchronous(std::uint64_t bytes) {
+  for_each_space([this, bytes](FreeSpace& space) {
+    if (&space != &usable(kSynchronous)) space.subtract({0, bytes});
+  });
+}
+
+const FreeSpace& PagePlacement::usable(StreamIndex stream) const {
+  if (usable_.empty()) return free_;
+  return stream == kSynchronous ? usable_.back() : usable_[stream];
+}
+
+std::uint64_t PagePlacement::free_bytes(StreamIndex stream) const {
+  return crosses(stream) ? free_.bytes() : usable(stream).bytes();
+}
+
+template <class Function>
+void PagePlacement::for_each_space(Function function) {
+  function(free_);
+  for (FreeSpace& space : usable_) function(space);
+}
+
+void PagePlacement::remove(std::span<const Range> ranges) {
+  for_each_space([ranges](FreeSpace& space) {
+    for (const Range& range : ranges) space.subtract(range);
+  });
+}
+
+void PagePlacement::add(std::span<const Range> ranges, StreamIndex owner) {
+  for (const Range& range : ranges) {
+    if (usable_.empty()) {
+      free_.add(range);
+    } else if (owner == kSynchronous) {
+      usable_.back().add(range);
+    } else {
+      free_.add(range);
+      for (StreamIndex s = 0; s < options_.streams; ++s) {
+        if (owner == kNoStream || owner == s) usable_[s].add(range);
+      }
+    }
+  }
+}
+
+std::optional<Place> PagePlacement::find(const Ask& ask, std::uint64_t step) {
+  const FreeSpace& own = usable(ask.stream);
+  const bool cross = !usable_.empty() && crosses(ask.stream);
+  std::optional<Place> place = find_free(own, ask, step);
+  if (!place && cross) place = find_free(free_, ask, step);
+  if (!place) place = stitch(own, ask.bytes, step);
+  if (!place && cross) place = stitch(free_, ask.bytes, step);
+  return place;
+}
+
+std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Ask& ask, std::uint64_t step) const {
+  std::optional<Range> range;
+  if (step > kUnitBytes) {
+    range = paged_fit(space, ask.bytes, ask.fit, step);
+  } else {
+    if (ask.fit == Fit::Lowest) range = space.lowest_fit(ask.bytes);
+    if (ask.fit == Fit::Highest) range = space.highest_fit(ask.bytes);
+    if (!range) range = space.best_fit(ask.bytes);
+  }
+  const bool high = ask.fit == Fit::Highest || ask.fit == Fit::BestHigh;
+  if (range) return Place{0, high ? range->end - ask.bytes : range->begin};
+  return find_in_views(space, ask.bytes, step);
+}
+
+std::optional<Place> PagePlacement::find_in_views(const FreeSpace& space, std::uint64_t bytes,
+                                                  std::uint64_t step) const {
+  const auto space_of = [&space](const Range&) -> const FreeSpace& { return space; };
+  Place best;
+  Range shortest;
+  for (std::size_t v = 0; v < views_.size(); ++v) {
+    if (views_[v].bytes() < bytes) continue;
+    const Range run = views_[v].shortest_free(bytes, step, space_of);
+    if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
+    best = {static_cast<std::uint32_t>(v + 1), run.begin};
+    shortest = run;
+  }
+  return best.view == 0 ? std::nullopt : std::optional(best);
+}
+
+std::optional<Place> PagePlacement::stitch(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) {
+  const std::uint64_t page = options_.granularity;
+  if (space.bytes() < bytes) return std::nullopt;
+  const auto page_of = [page](std::uint64_t at) { return Range{at / page * page, at / page * page + page}; };
+  Stitching stitching = Stitcher({&space}, page_of).stitch(bytes, step < page);
+  if (stitching.missing > 0) return std::nullopt;
+  views_.emplace_back(std::move(stitching.pieces));
+  return Place{static_cast<std::uint32_t>(views_.size()), stitching.offset};
+}
+
+std::optional<Place> PagePlacement::take(const Ask& ask) {
+  assert(ask.bytes > 0 && ask.bytes % kUnitBytes == 0);
+  const Hidden hidden(*this, ask.avoid);
+  const bool paged = ask.bytes % options_.granularity == 0 && ask.stream != kSynchronous;
+  std::optional<Place> place = paged ? find(ask, options_.granularity) : std::nullopt;
+  if (!place) place = find(ask, kUnitBytes);
+  if (place) {
+    scratch_.clear();
+    translate(*place, ask.bytes, scratch_);
+    remove(scratch_);
+  }
+  return place;
+}
+
+bool PagePlacement::take_at(const Ask& ask, Place place) {
+  const Hidden hidden(*this, ask.avoid);
+  scratch_.clear();
+  translate(place, ask.bytes, scratch_);
+  const FreeSpace& space = crosses(ask.stream) ? free_ : usable(ask.stream);
+  for (const Range& range : scratch_) {
+    if (!space.contains(range)) return false;
+  }
+  remove(scratch_);
+  return true;
+}
+
+void PagePlacement::give(Place place, std::uint64_t bytes, StreamIndex owner) {
+  scratch_.clear();
+  translate(place, bytes, scratch_);
+  add(scratch_, owner);
+}
+
+void PagePlacement::translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const {
+  if (place.view == 0) {
+    append(out, {place.offset, place.offset + bytes});
+  } else {
+    views_[place.view - 1].translate(place.offset, bytes, out);
+  }
+}
+
+}  // namespace stalloc::plan

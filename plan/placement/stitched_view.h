@@ -1,0 +1,72 @@
+// A contiguous virtual range over physical pieces that lie anywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/placement/free_space.h"
+#include "plan/placement/range.h"
+
+namespace stalloc::plan {
+
+// Where a request lies: bytes from `offset` of view `view`. View 0 is the home view, which shows physical memory in
+// order; the others are stitched.
+struct Place {
+  std::uint32_t view = 0;
+  std::uint64_t offset = 0;
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+using StreamIndex = std::uint32_t;  // ordinal of a stream in a placement
+
+// Its pieces lie one behind the other in the view.
+class StitchedView {
+ public:
+  StitchedView() = default;
+  explicit StitchedView(std::vector<Range> pieces);
+  [[nodiscard]] const std::vector<Range>& pieces() const { return pieces_; }
+  [[nodiscard]] std::uint64_t bytes() const { return starts_.empty() ? 0 : starts_.back(); }
+  // Appends the physical ranges of [offset, offset + bytes), joined where they touch.
+  void translate(std::uint64_t offset, std::uint64_t bytes, std::vector<Range>& out) const;
+  // The shortest free stretch of at least `bytes` between multiples of `step`, as offsets; empty where there is none.
+  // `space_of(piece)` holds the free bytes of a piece.
+  template <class SpaceOf>
+  [[nodiscard]] Range shortest_free(std::uint64_t bytes, std::uint64_t step, SpaceOf space_of) const;
+
+ private:
+  std::vector<Range> pieces_;
+  std::vector<std::uint64_t> starts_;  // offset of each piece, and the end
+};
+
+template <class SpaceOf>
+Range StitchedView::shortest_free(std::uint64_t bytes, std::uint64_t step, SpaceOf space_of) const {
+  Range shortest;
+  Range run;  // the free stretch being followed
+  const auto finish = [&] {
+    if (run.bytes() < bytes) return;
+    const Range part = within(run, step);
+    if (part.bytes() < bytes || (shortest.bytes() > 0 && part.bytes() >= shortest.bytes())) return;
+    shortest = part;
+  };
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const std::uint64_t next_run = run.end == starts_[i] ? run.begin : starts_[i];
+    if (starts_.back() - next_run < bytes) break;  // too little of the view is left
+    const Range piece = pieces_[i];
+    const FreeSpace& space = space_of(piece);
+    const auto end = space.ranges().end();
+    for (auto free = space.from(piece.begin); free != end && free->first < piece.end; ++free) {
+      const std::uint64_t from = starts_[i] + std::max(free->first, piece.begin) - piece.begin;
+      const std::uint64_t to = starts_[i] + std::min(free->second, piece.end) - piece.begin;
+      if (from != run.end) {
+        finish();
+        run = {from, from};
+      }
+      run.end = to;
+    }
+  }
+  finish();
+  return shortest;
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,14 @@
+// What sizes and places are counted in.
+#pragma once
+
+#include <cstdint>
+
+namespace stalloc::plan {
+
+// Requests are rounded up to this many bytes, never to a page: CUDA promises at least 256-byte alignment,
+// PyTorch and the driver's pools use 512.
+inline constexpr std::uint64_t kUnitBytes = 512;
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace stalloc::plan

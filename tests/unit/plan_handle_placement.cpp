@@ -1,0 +1,130 @@
+// Placement in handles: how it grows, and random programs in which no two live requests may share a byte.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "catch.h"
+#include "plan/online_allocator.h"
+#include "plan/plan.h"
+
+using namespace stalloc;
+using namespace stalloc::plan;
+
+namespace {
+
+constexpr std::uint64_t kPage = 8 * kUnitBytes;
+
+struct Live {
+  Place place;
+  std::uint64_t bytes;
+  StreamIndex stream;
+};
+
+// Adds the ranges of a request to `taken`, by where they begin; false where one is taken already.
+bool take(const OnlineAllocator& allocator, const Live& live, std::map<std::uint64_t, std::uint64_t>* taken) {
+  std::vector<Range> ranges;
+  allocator.placement().translate(live.place, live.bytes, ranges);
+  std::uint64_t bytes = 0;
+  for (const Range& range : ranges) {
+    const auto after = taken->lower_bound(range.begin);
+    if (after != taken->end() && after->first < range.end) return false;
+    if (after != taken->begin() && std::prev(after)->second > range.begin) return false;
+    taken->emplace(range.begin, range.end);
+    bytes += range.bytes();
+  }
+  return bytes == live.bytes;
+}
+
+}  // namespace
+
+TEST_CASE("new handles hold what is missing, rounded to a page, and none is larger than allowed") {
+  const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
+  const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
+  const auto largest = GENERATE(as<std::uint64_t>{}, kPage, 3 * kPage, 8 * kPage);
+  CAPTURE(missing, held, largest);
+  std::uint64_t sum = 0;
+  for (const std::uint64_t bytes : new_handle_sizes(missing, missing, held, kPage, largest)) {
+    REQUIRE(bytes % kPage == 0);
+    REQUIRE(bytes > 0);
+    REQUIRE(bytes <= largest);
+    sum += bytes;
+  }
+  REQUIRE(sum == round_up(missing, kPage));
+}
+
+TEST_CASE("handles grow with what is held, for requests much larger than they are") {
+  const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
+    return new_handle_sizes(request, request, held, kPage, 8 * kPage).front();
+  };
+  REQUIRE(largest_of(2 * kPage, 0) == kPage);
+  REQUIRE(largest_of(100 * kPage, 100000 * kPage) == 2 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
+}
+
+TEST_CASE("stitching is spared while memory grows fast and little of it is free") {
+  GrowthPace pace;
+  REQUIRE(pace.spares_stitching(1, 1000, 20));
+  REQUIRE_FALSE(pace.spares_stitching(2, 1000, 40));
+  for (const std::uint64_t request : {2000, 4000}) pace.spares_stitching(request, 1000, 0);
+  REQUIRE_FALSE(pace.spares_stitching(4001, 1100, 20));  // slowly
+  REQUIRE_FALSE(pace.spares_stitching(4001, 1900, 40));  // not twice as much
+  REQUIRE(pace.spares_stitching(4002, 1100, 4));
+  REQUIRE(pace.spares_stitching(4003, 2002, 40));  // fast again
+}
+
+TEST_CASE("live requests share no byte, and every view shows whole handles, each once") {
+  const auto seed = GENERATE(range(1U, 31U));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const StreamIndex streams = 1 + seed % 3;
+  HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
+  options.small_bytes = kPage / 2;
+  options.smallest_stitched = kPage;
+  options.largest_handle = 4 * kPage;
+  OnlineAllocator allocator(options);
+  std::vector<Live> live;
+  std::uint64_t live_bytes = 0;
+  std::uint64_t peak = 0;
+  for (int step = 0; step < 1500; ++step) {
+    if (!live.empty() && (live.size() > 50 || random() % 2 == 0)) {
+      std::swap(live[random() % live.size()], live.back());
+      allocator.free(live.back().place, live.back().bytes, live.back().stream);
+      live_bytes -= live.back().bytes;
+      live.pop_back();
+      continue;
+    }
+    const std::uint64_t bytes = (1 + random() % (random() % 3 == 0 ? 4 : 200)) * kUnitBytes;
+    const auto stream = static_cast<StreamIndex>(random() % streams);
+    const auto place = allocator.allocate(bytes, stream);
+    REQUIRE(place);
+    live.push_back({*place, bytes, stream});
+    peak = std::max(peak, live_bytes += bytes);
+    std::map<std::uint64_t, std::uint64_t> taken;
+    for (const Live& one : live) REQUIRE(take(allocator, one, &taken));
+  }
+  const HandlePlacement& placement = allocator.placement();
+  REQUIRE(placement.physical_bytes() - placement.free_bytes() == live_bytes);
+  REQUIRE(placement.physical_bytes() >= peak);
+  REQUIRE(placement.view_count() > 0);
+  for (std::uint32_t number = 1; number <= placement.view_numbers(); ++number) {
+    std::map<std::uint64_t, std::uint64_t> shown;
+    for (const Range& piece : placement.view(number).stitched.pieces()) {
+      for (std::uint64_t at = piece.begin; at < piece.end;) {
+        const auto handle = placement.handles().find(at);
+        REQUIRE(handle != placement.handles().end());
+        at += handle->second.bytes;
+        REQUIRE(shown.emplace(handle->first, at).second);
+        REQUIRE(at <= piece.end);
+      }
+    }
+  }
+}
+
+TEST_CASE("a line that is full serves nothing") {
+  HandlePlacement::Options options = OnlineAllocator::options(kPage, 0);
+  OnlineAllocator allocator(options);
+  REQUIRE(allocator.allocate(options.large.bytes() + kUnitBytes, 0) == std::nullopt);
+  REQUIRE(allocator.placement().physical_bytes() == 0);
+}
