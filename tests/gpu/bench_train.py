@@ -93,7 +93,7 @@ def run_training(variant, round_number, arguments):
     trace = arguments.out / ("trace.fb" if round_number == 0 else f"trace-{round_number}.fb")
     report_path = arguments.out / f"{name}.json"
     print(f"{name} ...", flush=True)
-    command = [sys.executable, str(TRAIN), "--json", str(report_path), *arguments.train]
+    command = [sys.executable, str(TRAIN), "--figures", "--json", str(report_path), *arguments.train]
     with open(arguments.out / f"{name}.stderr", "w+", encoding="utf-8", errors="replace") as log:
         status = subprocess.run(command, env=environment_for(variant, arguments, trace), stdout=log, stderr=log,
                                 stdin=subprocess.DEVNULL, check=False).returncode
@@ -147,6 +147,17 @@ def table(results):
     return "\n".join(lines) + "\n"
 
 
+def mapping_in_steps(results):
+    """A line for each variant that stalloc spoke in: the driver calls that mapped memory, of each step."""
+    lines = []
+    for variant, reports in results.items():
+        calls = [figures["mapping_calls_after_start"] for figures in reports[-1].get("figures", [])]
+        if calls:
+            steps = [after - before for before, after in zip([0, *calls], calls)]
+            lines.append(f"Mapping calls in each step, {TITLES[variant]}: {' '.join(map(str, steps))}")
+    return "\n".join(lines)
+
+
 def measured(results, arguments):
     """The figures that are kept beside a shipped trace."""
     first = next(iter(results.values()))[0]
@@ -181,7 +192,7 @@ def main():
         for line in results.get(variant, [{}])[-1].get("stalloc_says", []):
             print(f"{variant}: {line}")
     print(f"\n{' '.join(['train.py', *arguments.train])}; {next(iter(results.values()))[0]['gpu']}, "
-          f"PyTorch {next(iter(results.values()))[0]['torch']}, rounds: {arguments.rounds}\n\n{table(results)}")
+          f"PyTorch {next(iter(results.values()))[0]['torch']}, rounds: {arguments.rounds}\n\n{table(results)}\n{mapping_in_steps(results)}")
 
 
 if __name__ == "__main__":

@@ -14,20 +14,18 @@ Exit status: 0 all of these are so, 1 not.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import pathlib
 import random
-import re
 import sys
 import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import train  # noqa: E402
+from figures import Statistics  # noqa: E402
 
-HEADER = pathlib.Path(__file__).resolve().parents[2] / "interpose" / "stalloc.h"
 BATCHES = (1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12, 12, 13, 14, 16)
 
 
@@ -49,28 +47,6 @@ def shapes_of_round(number, seed, longest):
         shapes.append((batch, max(1, round(middle + chosen.uniform(-0.05, 0.05) * longest))))
     chosen.shuffle(shapes)
     return shapes
-
-
-class Statistics:
-    """stalloc's own figures, or none when it is not preloaded. The fields are those of interpose/stalloc.h."""
-
-    def __init__(self, header=HEADER):
-        try:
-            self.function = ctypes.CDLL(None).stalloc_get_statistics
-            fields = re.findall(r"uint64_t (\w+);", header.read_text(encoding="utf-8"))
-        except (AttributeError, OSError):
-            self.function = None
-            return
-        self.kind = type("stalloc_statistics", (ctypes.Structure,),
-                         {"_fields_": [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in fields]})
-
-    def read(self, device=0):
-        if self.function is None:
-            return {}
-        figures = self.kind(struct_bytes=ctypes.sizeof(self.kind))
-        if self.function(ctypes.c_int(device), ctypes.byref(figures)) != 0:
-            return {}
-        return {name: getattr(figures, name) for name, _ in self.kind._fields_[1:]}
 
 
 def verdict_of(rounds):

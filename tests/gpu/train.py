@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a Llama-like or Mixtral-like model on random tokens and reports losses, step times and memory as JSON.
 
-The program knows nothing of stalloc: run it bare, or under the preloaded library. Weights and tokens are random and
+The program knows nothing of stalloc (but with --figures): run it bare, or under the preloaded library. Weights and tokens are random and
 seeded; nothing is downloaded. Needs PyTorch and transformers (and peft with --lora).
 """
 
@@ -41,6 +41,8 @@ def make_parser():
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms only")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
+    parser.add_argument("--figures", action="store_true",
+                        help="report also what a preloaded stalloc says after each step")
     parser.add_argument("--json", metavar="FILE", help="write the report there instead of to standard output")
     return parser
 
@@ -165,13 +167,20 @@ def main():
     optimizer = torch.optim.AdamW(trained, lr=1e-4, **{options.optimizer: True})
     microbatches = Microbatches(options, torch)
 
-    losses, milliseconds, used_peak = [], [], used_before
+    statistics = None
+    if options.figures:
+        from figures import Statistics
+
+        statistics = Statistics()
+    losses, milliseconds, said, used_peak = [], [], [], used_before
     for _ in range(options.steps):
         synchronize()
         started = time.perf_counter()
         losses.append(train_step(options, model, optimizer, microbatches))
         synchronize()
         milliseconds.append((time.perf_counter() - started) * 1000)
+        if statistics is not None:
+            said.append(statistics.read())
         if used_before is not None:
             used_peak = max(used_peak, device_bytes_used())
 
@@ -185,6 +194,7 @@ def main():
         "step_ms": milliseconds,
         "median_step_ms": median(steady),
         **memory_report(options, torch, used_before, used_peak),
+        **({"figures": said} if any(said) else {}),
     }
     text = json.dumps(report, indent=1)
     if options.json:
