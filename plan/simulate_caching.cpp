@@ -77,10 +77,9 @@ std::optional<CachingAllocator::BlockIndex> CachingAllocator::take_free(Pool poo
 
 CachingAllocator::BlockIndex CachingAllocator::add_segment(Pool pool, std::uint32_t stream, std::uint64_t size) {
   const std::uint64_t bytes = segment_size(size);
-  const std::uint64_t at = next_address_;
-  next_address_ += bytes;
+  lowest_ -= bytes;
   held_ += bytes;
-  return new_block({.at = at, .size = bytes, .stream = stream, .pool = pool});
+  return new_block({.at = lowest_, .size = bytes, .stream = stream, .pool = pool});
 }
 
 // Maps as many pages as are missing behind what is free at the end, if anything.
@@ -88,8 +87,8 @@ CachingAllocator::BlockIndex CachingAllocator::grow_segment(Pool pool, std::uint
   auto [at, first] = growing_[pool].try_emplace(stream);
   Growing& segment = at->second;
   if (first) {
-    segment.mapped_end = next_address_;
-    next_address_ += kExpandableSpan;
+    lowest_ -= kExpandableSpan;
+    segment.mapped_end = lowest_;
   }
   const bool continues = segment.last != kNone && !blocks_[segment.last].allocated;
   const std::uint64_t there = continues ? blocks_[segment.last].size : 0;

@@ -86,6 +86,15 @@ TEST_CASE("the smallest block that is large enough is taken") {
   REQUIRE(allocator.held_bytes() == 96 * kMiB);
 }
 
+TEST_CASE("of equal blocks the one in the latest segment is taken: CUDA places it lowest") {
+  CachingAllocator allocator(Segments::Fixed);
+  const auto first = allocator.allocate(12 * kMiB, 0);
+  const auto latest = allocator.allocate(12 * kMiB, 0);
+  allocator.free(first);
+  allocator.free(latest);
+  REQUIRE(allocator.allocate(12 * kMiB, 0) == latest);
+}
+
 TEST_CASE("expandable segments grow at their end by what is missing, in pages of 20 MiB") {
   REQUIRE(held_for(1, Segments::Expandable) == 2 * kMiB);
   REQUIRE(held_for(2 * kMiB, Segments::Expandable) == 20 * kMiB);
