@@ -17,11 +17,18 @@ CUresult alloc_from_pool(const Call<CUresult(CUdeviceptr*, size_t, CUmemoryPool,
 CUresult free(const Call<CUresult(CUdeviceptr)>& call, CUdeviceptr at) noexcept;
 CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdeviceptr at, CUstream stream,
                     Default zero) noexcept;
-CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
-                       CUdeviceptr at) noexcept;
 CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CUipcMemHandle* handle,
                     CUdeviceptr at) noexcept;
 }  // namespace memory
+
+namespace pointers {
+CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
+                       CUdeviceptr at) noexcept;
+CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>& call, void* data,
+                   CUpointer_attribute attribute, CUdeviceptr at) noexcept;
+CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>& call, unsigned count,
+                    CUpointer_attribute* attributes, void** data, CUdeviceptr at) noexcept;
+}  // namespace pointers
 
 namespace pools {
 CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,

@@ -132,20 +132,6 @@ CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdevicep
       [&](serve::Heap& heap) { return heap.free_async(at, key); });
 }
 
-CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
-                       CUdeviceptr at) noexcept {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.heaps() : nullptr;
-  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
-  // The driver would answer with the whole mapped handle: the program means its own allocation.
-  CUdeviceptr found_base = 0;
-  size_t found_bytes = 0;
-  if (heap == nullptr || !heap->find_range(at, &found_base, &found_bytes)) return call.original(base, bytes, at);
-  if (base != nullptr) *base = found_base;
-  if (bytes != nullptr) *bytes = found_bytes;
-  return CUDA_SUCCESS;
-}
-
 CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CUipcMemHandle* handle,
                     CUdeviceptr at) noexcept {
   Session& session = Session::get();

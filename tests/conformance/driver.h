@@ -15,7 +15,7 @@ namespace stalloc::conformance {
   apply(cuCtxSetCurrent) apply(cuCtxGetCurrent) apply(cuCtxSynchronize) apply(cuCtxDestroy) \
   apply(cuCtxEnablePeerAccess) apply(cuCtxDisablePeerAccess) \
   apply(cuMemAlloc) apply(cuMemFree) apply(cuMemAllocAsync) apply(cuMemAllocFromPoolAsync) apply(cuMemFreeAsync) \
-  apply(cuMemGetInfo) apply(cuMemGetAddressRange) apply(cuPointerGetAttribute) apply(cuIpcGetMemHandle) \
+  apply(cuMemGetInfo) apply(cuMemGetAddressRange) apply(cuPointerGetAttribute) apply(cuPointerGetAttributes) apply(cuIpcGetMemHandle) \
   apply(cuMemHostAlloc) apply(cuMemFreeHost) \
   apply(cuDeviceGetDefaultMemPool) apply(cuMemPoolCreate) apply(cuMemPoolDestroy) apply(cuMemPoolTrimTo) \
   apply(cuMemPoolGetAttribute) apply(cuMemPoolSetAttribute) apply(cuMemPoolSetAccess) \

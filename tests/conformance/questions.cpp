@@ -34,7 +34,14 @@ void ask_about(const Machine& machine, Report& report, CUdeviceptr base, std::si
                   kind + " has another address");
     report.expect(attribute(machine, CU_POINTER_ATTRIBUTE_IS_MANAGED, at, 0U) == "as expected",
                   kind + " is managed memory");
-    report.fact("range start of " + kind, attribute(machine, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at, base));
+    report.expect(attribute(machine, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at, base) == "as expected",
+                  "the range of " + kind + " starts elsewhere");
+    report.fact("the range of " + kind + " has the size requested",
+                attribute(machine, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at, bytes));
+    CUpointer_attribute both[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+    void* answers[] = {&found, &found_bytes};
+    machine.must(machine.cuda.cuPointerGetAttributes(2, both, answers, at), "cuPointerGetAttributes");
+    report.expect(found == base && found_bytes >= bytes, "the attributes of " + kind + " are of another range");
   }
 }
 
