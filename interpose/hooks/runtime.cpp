@@ -67,7 +67,7 @@ RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void*
   const auto address = reinterpret_cast<CUdeviceptr>(at);
   serve::Heap* heap = serving().heap;
   // What another heap owns, this one does not know: the driver's hook below the runtime finds its owner.
-  if (heap != nullptr && heap->free_async(address, key_of(stream, zero)) == CUDA_SUCCESS) return 0;
+  if (heap != nullptr && heap->free_async(address, key_of(stream, zero), true) == CUDA_SUCCESS) return 0;
   return ask_runtime([&] { return call.original(at, stream); });
 }
 

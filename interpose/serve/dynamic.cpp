@@ -162,6 +162,11 @@ bool Dynamic::take(DynamicPlace place, std::uint64_t bytes, StreamOrdinal stream
   return true;
 }
 
+void Dynamic::used_again(std::uint32_t view) {
+  ++counts_.view_hits;
+  placement_.view(view).used_at = ++clock_;
+}
+
 bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
   for (const PhysicalRange& range : wanted) {
     if (!placement_.is_free({range.begin, range.end})) return false;

@@ -51,6 +51,11 @@ class Dynamic {
   std::optional<DynamicPlace> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
   // Takes just these ranges if they are free and `stream` may use them.
   bool take_exactly(PhysicalRanges wanted, StreamOrdinal stream);
+  // A place that was taken before, and not given back since, serves another request.
+  void taken_again(std::uint32_t view) {
+    ++requests_;
+    if (view != 0) used_again(view);
+  }
   // Gives back the ranges of a place in the view. The order between streams must know of the free already.
   void free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal stream);
 
@@ -100,6 +105,7 @@ class Dynamic {
   Dynamic(Driver& driver, const HeapOptions& options, const Placement::Options& placement,
           std::unique_ptr<Mapper> mapper, StreamOrder* order);
 
+  void used_again(std::uint32_t view);
   std::optional<DynamicPlace> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<DynamicPlace> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<DynamicPlace> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
