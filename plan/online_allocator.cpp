@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <utility>
 
 namespace stalloc::plan {
 namespace {
@@ -24,6 +25,8 @@ HandlePlacement::Options OnlineAllocator::options(std::uint64_t page, std::uint6
 
 std::optional<Place> OnlineAllocator::allocate(std::uint64_t bytes, StreamIndex stream) {
   ++requests_;
+  if (last_free_.bytes == bytes && last_free_.stream == stream) return std::exchange(last_free_, {}).place;
+  enter_last_free();
   Reach reach = Reach::Own;
   std::optional<Place> place = find(bytes, stream, reach);
   if (!place) {
@@ -42,7 +45,14 @@ std::optional<Place> OnlineAllocator::allocate(std::uint64_t bytes, StreamIndex 
 }
 
 void OnlineAllocator::free(Place place, std::uint64_t bytes, StreamIndex stream) {
-  placement_.give(ranges(place, bytes), stream);
+  enter_last_free();
+  last_free_ = {place, bytes, stream};
+  if (bytes > kLargestKept) enter_last_free();
+}
+
+void OnlineAllocator::enter_last_free() {
+  const Block block = std::exchange(last_free_, {});
+  if (block.bytes > 0) placement_.give(ranges(block.place, block.bytes), block.stream);
 }
 
 std::optional<Place> OnlineAllocator::find(std::uint64_t bytes, StreamIndex stream, Reach reach) const {

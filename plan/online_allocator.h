@@ -7,6 +7,7 @@
 
 #include "plan/placement/growth.h"
 #include "plan/placement/handle_placement.h"
+#include "plan/placement/policy.h"
 
 namespace stalloc::plan {
 
@@ -39,9 +40,17 @@ class OnlineAllocator {
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow, bool may_stitch);
   bool may_spare(std::uint64_t bytes, StreamIndex stream);
   const std::vector<Range>& ranges(Place place, std::uint64_t bytes);
+  void enter_last_free();
+
+  struct Block {
+    Place place;
+    std::uint64_t bytes = 0;  // 0: none
+    StreamIndex stream = 0;
+  };
 
   HandlePlacement placement_;
   GrowthPace pace_;
+  Block last_free_;  // not in the placement yet
   std::uint64_t requests_ = 0;
   std::vector<std::uint8_t> spared_;  // by stream: pages grown for, instead of waiting
   std::vector<Range> ranges_;

@@ -38,17 +38,18 @@ class Call;
 template <class Result, class... Parameters>
 class Call<Result(Parameters...)> {
  public:
-  Call(Hook hook, const void* caller) noexcept
-      : scope_(caller), original_(reinterpret_cast<Result (*)(Parameters...)>(original_of(hook, caller))) {}
+  Call(Hook hook, const void* caller) noexcept : scope_(caller), hook_(hook), caller_(caller) {}
 
-  // The original function; never recorded or served.
+  // The original function; never recorded or served. Looked for only now: most requests are served without it.
   Result original(Parameters... arguments) const noexcept {
-    return original_ == nullptr ? kNoLibrary<Result> : original_(arguments...);
+    const auto function = reinterpret_cast<Result (*)(Parameters...)>(original_of(hook_, caller_));
+    return function == nullptr ? kNoLibrary<Result> : function(arguments...);
   }
 
  private:
   CallerScope scope_;
-  Result (*original_)(Parameters...);
+  Hook hook_;
+  const void* caller_;
 };
 
 }  // namespace stalloc::hooks

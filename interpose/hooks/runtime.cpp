@@ -22,16 +22,15 @@ struct Serving {
   serve::Heap* heap = nullptr;  // of the current context; null: ask the runtime
 };
 
-Serving serving() noexcept {
-  if (settled == nullptr || cuda_query::current_context() != settled) return {};
-  Session& session = Session::get();
-  if (!session.active() || session.figures_wanted() || session.recorder() != nullptr) return {};
-  Heaps* heaps = session.heaps();
-  return {heaps, heaps == nullptr ? nullptr : heaps->known(settled)};
+inline Serving serving() noexcept {
+  const CUcontext context = settled;
+  if (context == nullptr || cuda_query::current_context() != context) return {};
+  Heaps* heaps = Session::only_serving();
+  return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
 }
 
 template <class Original>
-RuntimeResult ask_runtime(Original original) noexcept {
+[[gnu::noinline]] RuntimeResult ask_runtime(Original original) noexcept {
   const RuntimeResult result = original();
   settled = result == 0 ? cuda_query::current_context() : nullptr;
   return result;
@@ -66,9 +65,9 @@ RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryP
 RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,
                          Default zero) noexcept {
   const auto address = reinterpret_cast<CUdeviceptr>(at);
-  const Serving by = serving();
-  serve::Heap* owner = by.heap == nullptr ? nullptr : by.heaps->owning(address);
-  if (owner != nullptr && owner->free_async(address, key_of(stream, zero)) == CUDA_SUCCESS) return 0;
+  serve::Heap* heap = serving().heap;
+  // What another heap owns, this one does not know: the driver's hook below the runtime finds its owner.
+  if (heap != nullptr && heap->free_async(address, key_of(stream, zero), true) == CUDA_SUCCESS) return 0;
   return ask_runtime([&] { return call.original(at, stream); });
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "interpose/serve/arena.h"
+#include "plan/placement/policy.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -157,6 +158,11 @@ bool Dynamic::take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach
     view.used_at = ++clock_;
   }
   return true;
+}
+
+void Dynamic::used_again(std::uint32_t view) {
+  ++counts_.view_hits;
+  placement_.view(view).used_at = ++clock_;
 }
 
 bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {

@@ -56,6 +56,11 @@ class Dynamic {
   std::optional<Place> allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort);
   // Takes just these ranges if they are free and `stream` may use them.
   bool take_exactly(PhysicalRanges wanted, StreamOrdinal stream);
+  // A place that was taken before, and not given back since, serves another request.
+  void taken_again(std::uint32_t view) {
+    ++requests_;
+    if (view != 0) used_again(view);
+  }
   // Gives back the ranges of a place in the view. The order between streams must know of the free already.
   void free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal stream);
 
@@ -103,6 +108,7 @@ class Dynamic {
   Dynamic(Driver& driver, const HeapOptions& options, const HandlePlacement::Options& placement,
           std::unique_ptr<Mapper> mapper, StreamOrder* order);
 
+  void used_again(std::uint32_t view);
   std::optional<Place> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);

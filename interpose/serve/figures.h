@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,19 +13,21 @@ namespace stalloc::serve {
 // All figures since start, in bytes or counts. live counts every request of the program on this device that stalloc
 // saw, as requested; physical is what the plan's arena and the dynamic sub-allocator hold. Unplanned is what the
 // original allocator served.
-struct Statistics {
-  std::uint64_t physical_bytes = 0;
-  std::uint64_t physical_peak_bytes = 0;
-  std::uint64_t planned_live_bytes = 0;
-  std::uint64_t planned_live_peak_bytes = 0;
-  std::uint64_t unplanned_live_bytes = 0;
+struct alignas(64) Statistics {
+  // What a dynamic request and its free change, in one cache line.
+  std::uint64_t dynamic_requests = 0;
   std::uint64_t dynamic_live_bytes = 0;
+  std::uint64_t planned_live_bytes = 0;
+  std::uint64_t unplanned_live_bytes = 0;
   std::uint64_t live_peak_bytes = 0;         // of planned + dynamic + unplanned
   std::uint64_t served_live_peak_bytes = 0;  // of planned + dynamic: what physical is held for
   std::uint64_t pool_live_bytes = 0;         // of requests that name a pool, whoever served them
   std::uint64_t pool_live_peak_bytes = 0;    // what torch.cuda.max_memory_allocated reports
+
+  std::uint64_t physical_bytes = 0;
+  std::uint64_t physical_peak_bytes = 0;
+  std::uint64_t planned_live_peak_bytes = 0;
   std::uint64_t planned_requests = 0;
-  std::uint64_t dynamic_requests = 0;
   std::uint64_t unplanned_requests = 0;
   std::uint64_t unplanned_large_requests = 0;  // of 1 MiB or more
   std::uint64_t refused_slots = 0;             // the slot's bytes were taken, or could not be ordered on the stream
@@ -59,15 +62,25 @@ inline constexpr PoolIndex kNoPool = 255;  // the request names no pool (cudaMal
 class Figures {
  public:
   // The index of `pool` (null: the device's own), given on first sight; kNoPool when there are too many pools.
-  PoolIndex pool_index(CUmemoryPool pool) noexcept;
+  PoolIndex pool_index(CUmemoryPool pool) noexcept {
+    const PoolIndex known = find(pool);
+    return known != kNoPool ? known : add_pool(pool);
+  }
 
   // The pool is gone; its handle may come back as another one.
   void pool_destroyed(CUmemoryPool pool) noexcept;
 
   void planned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void dynamic(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void dynamic_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void dynamic(std::uint64_t bytes, PoolIndex pool) noexcept {
+    ++sums_.dynamic_requests;
+    sums_.dynamic_live_bytes += bytes;
+    served(bytes, pool);
+  }
+  void dynamic_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+    sums_.dynamic_live_bytes -= bytes;
+    removed(bytes, pool);
+  }
   void unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
   void slot_refused() noexcept { ++sums_.refused_slots; }
@@ -80,15 +93,47 @@ class Figures {
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
 
  private:
-  struct Pool {
+  struct alignas(64) Pool {
     CUmemoryPool handle = nullptr;
-    bool gone = false;
+    bool alive = false;  // names a pool of the program
     PoolUse use;
   };
-  void served(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void added(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void removed(std::uint64_t bytes, PoolIndex pool) noexcept;
-  [[nodiscard]] const Pool* find(CUmemoryPool pool) const noexcept;
+
+  // kNoPool: not known.
+  [[nodiscard]] PoolIndex find(CUmemoryPool pool) const noexcept {
+    std::size_t i = 0;
+    do {
+      if (pools_[i].alive && pools_[i].handle == pool) return static_cast<PoolIndex>(i);
+    } while (++i < pool_count_);
+    return kNoPool;
+  }
+  PoolIndex add_pool(CUmemoryPool pool) noexcept;
+
+  void added(std::uint64_t bytes, PoolIndex pool) noexcept {
+    const std::uint64_t served = sums_.planned_live_bytes + sums_.dynamic_live_bytes;
+    sums_.served_live_peak_bytes = std::max(sums_.served_live_peak_bytes, served);
+    sums_.live_peak_bytes = std::max(sums_.live_peak_bytes, served + sums_.unplanned_live_bytes);
+    if (pool == kNoPool) return;
+    PoolUse& use = pools_[pool].use;
+    use.used += bytes;
+    use.used_high = std::max(use.used_high, use.used);
+    sums_.pool_live_bytes += bytes;
+    sums_.pool_live_peak_bytes = std::max(sums_.pool_live_peak_bytes, sums_.pool_live_bytes);
+  }
+  void removed(std::uint64_t bytes, PoolIndex pool) noexcept {
+    if (pool == kNoPool) return;
+    pools_[pool].use.used -= bytes;
+    sums_.pool_live_bytes -= bytes;
+  }
+  // The pool has a share in what is held from its first request on; physical_is keeps it right from then on.
+  void served(std::uint64_t bytes, PoolIndex pool) noexcept {
+    added(bytes, pool);
+    if (pool == kNoPool) return;
+    PoolUse& use = pools_[pool].use;
+    if (use.reserved != 0) return;
+    use.reserved = sums_.physical_bytes;
+    use.reserved_high = std::max(use.reserved_high, use.reserved);
+  }
 
   Statistics sums_;
   std::array<Pool, 64> pools_{};

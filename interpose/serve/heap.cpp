@@ -77,11 +77,11 @@ std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Plan
 Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
            const Line& line, Notice notice)
     : driver_(driver),
+      planned_(std::move(planned)),
       device_(device),
       context_(context),
       notice_(notice),
       options_(options),
-      planned_(std::move(planned)),
       order_(driver, context, line.bytes, line.page) {}
 
 Heap::~Heap() {
@@ -90,12 +90,12 @@ Heap::~Heap() {
 }
 
 void Heap::note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   note(address, bytes, figures_.pool_index(pool));
 }
 
 void Heap::note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   note(address, bytes, kNoPool);
 }
 
@@ -108,13 +108,13 @@ void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept
 }
 
 void Heap::note_original_freed(CUdeviceptr address) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   LiveEntry entry;
   if (unplanned_.erase(address, &entry)) figures_.unplanned_freed(entry.bytes, entry.pool);
 }
 
 bool Heap::find_range(CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) const noexcept {
-  const Lock lock(mutex_);
+  const Look look(mutex_);
   const LiveEntry* entry = live_.find_holding(address);
   if (entry == nullptr) return false;
   *base = entry->address;
@@ -123,12 +123,12 @@ bool Heap::find_range(CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes
 }
 
 void Heap::stream_destroyed(CUstream stream) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   order_.stream_destroyed(stream);
 }
 
 CUresult Heap::grant_access(int peer) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   if (planned_) {
     if (const CUresult result = planned_->arena().grant_access(peer); result != CUDA_SUCCESS) return result;
   }
@@ -142,17 +142,17 @@ void Heap::update_physical() noexcept {
 }
 
 PoolUse Heap::pool_use(CUmemoryPool pool) const noexcept {
-  const Lock lock(mutex_);
+  const Look look(mutex_);
   return figures_.pool_use(pool);
 }
 
 void Heap::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   figures_.reset_pool_high(pool, used, reserved);
 }
 
 void Heap::pool_destroyed(CUmemoryPool pool) noexcept {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   figures_.pool_destroyed(pool);
 }
 
@@ -161,7 +161,7 @@ std::uint64_t Heap::mapping_calls() const noexcept {
 }
 
 Statistics Heap::statistics() const noexcept {
-  const Lock lock(mutex_);
+  const Look look(mutex_);
   Statistics statistics = figures_.sums();
   if (planned_) statistics.resynchronisations = planned_->cursor().resynchronisations();
   statistics.stream_waits = order_.waits();

@@ -67,8 +67,8 @@ class Heap {
   // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
   // CUDA_ERROR_INVALID_VALUE when no live range starts at `address`, and when the stream is being captured: as CUDA,
   // which lets a graph free only what a graph allocated. The bytes then stay live. A stream of another context is
-  // waited for.
-  CUresult free_async(CUdeviceptr address, StreamKey stream) noexcept;
+  // waited for. `context_is_current`: the caller knows that `context` is the thread's current one.
+  CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
   // As cuMemFree: waits for all work of the context; the bytes are then reusable everywhere. When the wait is refused
   // because some stream is being captured, the bytes stay taken until a later wait succeeds.
   CUresult free_sync(CUdeviceptr address) noexcept;
@@ -100,7 +100,16 @@ class Heap {
   [[nodiscard]] CUcontext context() const noexcept { return context_; }
 
  private:
-  using Lock = std::lock_guard<HeapMutex>;
+  // Held while the books are used: the last free is entered in them first. Only a request and a free of a stream take
+  // the mutex itself (heap_last_free.cpp), and what looks at nothing but live ranges and figures.
+  class Lock {
+   public:
+    explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.book_last_free(); }
+
+   private:
+    std::lock_guard<HeapMutex> guard_;
+  };
+  using Look = std::lock_guard<HeapMutex>;
   struct Line;
 
   // A request whose stream and pool are known to the heap.
@@ -116,6 +125,12 @@ class Heap {
     std::uint64_t number = 0;
   };
 
+  // A dynamic block that is neither live nor in the books of what is free.
+  struct LastFree {
+    LiveEntry entry;                   // address 0: none
+    StreamOrdinal stream = kNoStream;  // that it was freed on
+  };
+
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
        const Line& line, Notice notice);
   static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
@@ -126,8 +141,17 @@ class Heap {
   void update_physical() noexcept;
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
+  // heap_last_free.cpp
+  void book_last_free() {
+    if (last_free_.entry.address != 0) enter_last_free();
+  }
+  void enter_last_free();
+
   // heap_allocate.cpp; address 0: not served
-  CUdeviceptr serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool);
+  std::optional<CUdeviceptr> serve_by_the_books(std::unique_lock<HeapMutex> lock, std::size_t bytes,
+                                                const StreamKey* stream, CUmemoryPool pool, bool capturing) noexcept;
+  CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
+                    bool capturing);
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
   CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
   CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
@@ -143,6 +167,8 @@ class Heap {
   std::uint64_t trim_dropped_plan();
 
   // heap_free.cpp
+  CUresult free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                             bool context_is_current) noexcept;
   CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream);
   void forget(const LiveEntry& entry);
   void hold_back(const LiveEntry& entry, std::uint64_t number);
@@ -151,16 +177,18 @@ class Heap {
   CUresult synchronize(std::uint64_t number);
 
   Driver& driver_;
+  const std::unique_ptr<Planned> planned_;  // null: no plan
   const int device_;
   const CUcontext context_;
   const Notice notice_;
   const HeapOptions options_;
 
-  mutable HeapMutex mutex_;                 // covers everything below, but for the `contains` of planned_ and dynamic_
-  const std::unique_ptr<Planned> planned_;  // null: no plan
-  StreamOrder order_;
-  std::unique_ptr<Dynamic> dynamic_;  // null: off
+  mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_
+  // In one cache line, with the begin of the next what most requests touch.
+  LastFree last_free_;
   LiveTable live_;
+  std::unique_ptr<Dynamic> dynamic_;  // null: off
+  StreamOrder order_;
   LiveTable unplanned_;
   std::vector<Unordered> unordered_;
   Figures figures_;

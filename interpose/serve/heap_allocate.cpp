@@ -1,6 +1,7 @@
 // A request: at its planned place, else dynamically, else under pressure (heap_pressure.cpp).
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "interpose/serve/heap.h"
@@ -17,46 +18,41 @@ std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
 
 }  // namespace
 
-std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept {
-  try {
-    return when_served(serve(bytes, &stream, pool));
-  } catch (const std::bad_alloc&) {
-    return std::nullopt;
-  }
+std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
+  return serve_by_the_books(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
 
-std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
+std::optional<CUdeviceptr> Heap::serve_by_the_books(std::unique_lock<HeapMutex> lock, std::size_t bytes,
+                                                    const StreamKey* stream, CUmemoryPool pool,
+                                                    bool capturing) noexcept {
   try {
-    return when_served(serve(bytes, nullptr, nullptr));
+    return when_served(serve(std::move(lock), bytes, stream, pool, capturing));
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
 }
 
 // `stream` null: for all streams at once.
-CUdeviceptr Heap::serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool) {
+CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
+                        bool capturing) {
   if (bytes == 0) return 0;
-  bool capturing = false;
-  if (stream != nullptr && driver_.is_capturing(stream->handle, &capturing) != CUDA_SUCCESS) capturing = true;
+  book_last_free();
+  const bool by_plan = planned_ && !dropped_;
+  if (capturing) {
+    if (by_plan) planned_->cursor().pass_through(bytes);
+    return 0;
+  }
   CUdeviceptr served = 0;
   Ask ask;
   bool admitted = false;
-  bool dropped_now = false;
-  {
-    const Lock lock(mutex_);
-    const bool by_plan = planned_ && !dropped_;
-    if (capturing) {
-      if (by_plan) planned_->cursor().pass_through(bytes);
-      return 0;
-    }
-    Cursor::Step step;
-    if (by_plan) step = planned_->cursor().next(bytes);
-    if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
-    if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
-    dropped_now = by_plan && !planned_->cursor().fits();
-    if (dropped_now) dropped_ = true;
-    if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
-  }
+  Cursor::Step step;
+  if (by_plan) step = planned_->cursor().next(bytes);
+  if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
+  if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
+  const bool dropped_now = by_plan && !planned_->cursor().fits();
+  if (dropped_now) dropped_ = true;
+  if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
+  lock.unlock();
   if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
   if (served != 0) return served;
   if (!admitted || !dynamic_) return 0;
@@ -69,7 +65,7 @@ bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, 
   ask->bytes = bytes;
   if (!live_.reserve_one()) return false;
   if (stream == nullptr) return true;
-  ask->stream = order_.ordinal(*stream);
+  ask->stream = order_.ordinal(*stream, true);
   ask->pool = figures_.pool_index(pool);
   return ask->stream != kNoStream && ask->pool != kNoPool;
 }

@@ -7,28 +7,25 @@
 
 namespace stalloc::serve {
 
-CUresult Heap::free_async(CUdeviceptr address, StreamKey stream) noexcept {
-  bool capturing = false;
-  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
-  if (capturing) return CUDA_ERROR_INVALID_VALUE;
-  {
-    const Lock lock(mutex_);
-    if (const StreamOrdinal ordinal = order_.ordinal(stream); ordinal != kNoStream) {
-      LiveEntry entry;
-      if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-      forget(entry);
-      give_back(entry, ordinal);
-      return CUDA_SUCCESS;
-    }
-    if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+CUresult Heap::free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                                 bool context_is_current) noexcept {
+  book_last_free();
+  if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
+    LiveEntry entry;
+    if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+    forget(entry);
+    give_back(entry, ordinal);
+    return CUDA_SUCCESS;
   }
+  if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  lock.unlock();
   return free_on_foreign_stream(address, stream);
 }
 
 // The stream is none that this heap can order others behind: of another context, or one too many.
 CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) {
   if (const CUresult result = driver_.synchronize_stream(stream.handle); result != CUDA_SUCCESS) return result;
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   forget(entry);
@@ -39,7 +36,7 @@ CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) {
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   std::uint64_t number = 0;
   {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     LiveEntry entry;
     if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
     forget(entry);
@@ -106,11 +103,11 @@ CUresult Heap::synchronize(std::uint64_t number) {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
   {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     if (order_.any_capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   if (const CUresult result = driver_.synchronize_context(); result != CUDA_SUCCESS) return result;
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   order_.synchronized(number);
   std::erase_if(unordered_, [&](const Unordered& held) {
     if (held.number > number) return false;

@@ -21,13 +21,13 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
   std::uint64_t number = 0;
   {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     if (!live_.reserve_one()) return 0;
     if (const CUdeviceptr served = reclaim_and_serve(ask)) return served;
     number = order_.take_number();
   }
   if (synchronize(number) == CUDA_SUCCESS) {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     if (!live_.reserve_one()) return 0;
     if (const CUdeviceptr served = reclaim_and_serve(ask)) return served;
   }
@@ -47,7 +47,7 @@ CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
 void Heap::complain(const Ask& ask) {
   char text[256];
   {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     figures_.missed();
     if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
     const Statistics& sums = figures_.sums();
@@ -73,11 +73,11 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 std::uint64_t Heap::trim_dynamic(std::uint64_t keep_bytes) {
   std::uint64_t number = 0;
   {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     number = order_.take_number();
   }
   synchronize(number);  // refused: what is known to be idle is given back all the same
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   if (dropped_ && !merged_) merge(kNoStream);
   const std::uint64_t kept_apart = planned_ && !merged_ ? planned_->arena().physical_bytes() : 0;
   dynamic_->drop_idle_views();
@@ -92,7 +92,7 @@ std::uint64_t Heap::trim_dropped_plan() {
   std::uint64_t number = 0;
   std::vector<std::size_t> idle;
   {
-    const Lock lock(mutex_);
+    const Lock lock(*this);
     if (!dropped_) return 0;
     for (std::size_t handle = 0; handle < planned_->arena().handle_count(); ++handle) {
       if (planned_->occupancy().is_free(planned_->arena().handle_range(handle))) idle.push_back(handle);
@@ -100,7 +100,7 @@ std::uint64_t Heap::trim_dropped_plan() {
     number = order_.take_number();
   }
   if (synchronize(number) != CUDA_SUCCESS) return 0;
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   std::uint64_t given_back = 0;
   for (const std::size_t handle : idle) given_back += planned_->arena().give_back(handle);
   update_physical();

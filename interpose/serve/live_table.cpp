@@ -28,22 +28,16 @@ const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {
   return entry.address == address ? &entry : nullptr;
 }
 
-// Closes the gap by moving back what was displaced over it (Knuth 6.4, algorithm R), so no tombstones gather.
-bool LiveTable::erase(CUdeviceptr address, LiveEntry* entry) noexcept {
-  if (size_ == 0 || address == 0) return false;
-  std::size_t gap = locate(address);
-  if (cells_[gap].address != address) return false;
-  *entry = cells_[gap];
+// Moves back what was displaced over the gap (Knuth 6.4, algorithm R), so that no tombstones gather.
+void LiveTable::close(std::size_t gap) noexcept {
   for (std::size_t cell = next(gap); cells_[cell].address != 0; cell = next(cell)) {
     const std::size_t from_home = (cell - home(cells_[cell].address)) & (capacity_ - 1);
     const std::size_t from_gap = (cell - gap) & (capacity_ - 1);
     if (from_home < from_gap) continue;  // its home lies behind the gap
     cells_[gap] = cells_[cell];
+    cells_[cell].address = 0;
     gap = cell;
   }
-  cells_[gap].address = 0;
-  --size_;
-  return true;
 }
 
 const LiveEntry* LiveTable::find_holding(CUdeviceptr address) const noexcept {

@@ -39,13 +39,23 @@ class LiveTable {
   // Null when nothing starts at `address`. Valid until the next insert or erase.
   [[nodiscard]] const LiveEntry* find(CUdeviceptr address) const noexcept;
   // Removes the entry that starts at `address` and copies it to `entry`; false when there is none.
-  bool erase(CUdeviceptr address, LiveEntry* entry) noexcept;
+  bool erase(CUdeviceptr address, LiveEntry* entry) noexcept {
+    if (size_ == 0 || address == 0) return false;
+    const std::size_t cell = locate(address);
+    if (cells_[cell].address != address) return false;
+    *entry = cells_[cell];
+    cells_[cell].address = 0;
+    --size_;
+    if (cells_[next(cell)].address != 0) close(cell);
+    return true;
+  }
   // The entry whose bytes hold `address`; null without one. Looks at its start first, then at everything live.
   [[nodiscard]] const LiveEntry* find_holding(CUdeviceptr address) const noexcept;
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
  private:
   bool grow() noexcept;
+  void close(std::size_t gap) noexcept;
   // Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the high bits of a product with 2^64 / phi.
   [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept {
     return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);

@@ -20,16 +20,18 @@ StreamOrder::~StreamOrder() {
   }
 }
 
-StreamOrdinal StreamOrder::ordinal(StreamKey key) noexcept {
-  StreamOrdinal stream = latest_;
-  if (stream == kNoStream || !streams_[stream].alive || streams_[stream].key != key) stream = find(key);
+StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexcept {
+  StreamOrdinal stream = latest(key);
+  if (stream == kNoStream) stream = find(key);
   // A default stream's handle names another stream under another context; any other keeps the context it was admitted
   // with for as long as it lives.
-  if (stream == kNoStream || key.is_default()) {
+  const bool asks = key.is_default() ? !context_is_current : stream == kNoStream;
+  if (asks) {
     CUcontext context = nullptr;
     if (driver_.stream_context(key.handle, &context) != CUDA_SUCCESS || context != context_) return kNoStream;
   }
   if (stream == kNoStream) stream = admit(key);
+  latest_key_ = key;
   latest_ = stream;
   streams_[stream].used_at = sequence_;
   return stream;
@@ -183,6 +185,7 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
     if (scope.ok()) record(gone);
   }
   gone.alive = false;
+  if (latest_ == ordinal) latest_ = kNoStream;
 }
 
 }  // namespace stalloc::serve

@@ -34,8 +34,12 @@ class StreamOrder {
   StreamOrder& operator=(const StreamOrder&) = delete;
 
   // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams
-  // have work pending to tell them apart.
-  StreamOrdinal ordinal(StreamKey key) noexcept;
+  // have work pending to tell them apart. `context_is_current`: the calling thread's context is known to be ours, so
+  // that a default stream need not be asked for its own.
+  StreamOrdinal ordinal(StreamKey key, bool context_is_current = false) noexcept;
+  // The same if this was the stream looked up last, else kNoStream; changes nothing. Pre, for a default stream: the
+  // calling thread's context is ours.
+  [[nodiscard]] StreamOrdinal latest(StreamKey key) const noexcept { return key == latest_key_ ? latest_ : kNoStream; }
 
   // Orders the use of free bytes on `stream` behind every free of them. False: refused, the bytes may still be in use.
   [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
@@ -90,6 +94,8 @@ class StreamOrder {
     return ordered_[std::uint64_t{waiter} * (kMaxStreams + 1) + owner];
   }
 
+  StreamKey latest_key_;              // looked up last,
+  StreamOrdinal latest_ = kNoStream;  // and its ordinal; kNoStream: the stream is gone
   Driver& driver_;
   CUcontext context_;
   FreeMarks marks_;
@@ -97,7 +103,6 @@ class StreamOrder {
   LazyTable<std::uint64_t> ordered_;
   std::array<std::uint64_t, kMaxStreams + 1> complete_{};
   StreamOrdinal stream_count_ = 0;
-  StreamOrdinal latest_ = kNoStream;  // looked up last
   std::uint64_t sequence_ = 0;
   std::uint64_t waits_ = 0;
 };

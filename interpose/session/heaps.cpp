@@ -19,15 +19,6 @@ double percent(std::uint64_t part, std::uint64_t whole) {
 Heaps::Heaps(plan::Plan plan, const serve::DriverFunctions& functions, const serve::HeapOptions& options)
     : plan_(std::move(plan)), driver_(functions), options_(options) {}
 
-serve::Heap* Heaps::known(CUcontext context) noexcept {
-  const int used = used_devices_.load(std::memory_order_acquire);
-  for (int ordinal = 0; ordinal < used; ++ordinal) {
-    Device& device = devices_[static_cast<std::size_t>(ordinal)];
-    if (device.context.load(std::memory_order_acquire) == context) return device.heap.load(std::memory_order_acquire);
-  }
-  return nullptr;
-}
-
 serve::Heap* Heaps::of_current(CUcontext context) noexcept {
   serve::Heap* heap = known(context);
   return heap != nullptr ? heap : make_heap(context);
@@ -88,7 +79,7 @@ serve::Heap* Heaps::owning(CUdeviceptr address) noexcept {
   return owner;
 }
 
-bool Heaps::resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+bool Heaps::resolve_named_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
   int device = -1;
   each_heap([&](int ordinal, serve::Heap& candidate) {
     if (&candidate == &heap) device = ordinal;

@@ -29,13 +29,23 @@ class Heaps {
   // allocator. Pre: `context` is the thread's current one.
   serve::Heap* of_current(CUcontext context) noexcept;
   // The heap of `context` if there is one already. Lock-free.
-  serve::Heap* known(CUcontext context) noexcept;
+  serve::Heap* known(CUcontext context) noexcept {
+    const int used = used_devices_.load(std::memory_order_acquire);
+    for (int ordinal = 0; ordinal < used; ++ordinal) {
+      Device& device = devices_[static_cast<std::size_t>(ordinal)];
+      if (device.context.load(std::memory_order_acquire) == context) return device.heap.load(std::memory_order_acquire);
+    }
+    return nullptr;
+  }
   // The heap whose arena holds the address; null: not ours. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
 
   // `pool` as a heap knows it: null for the device's own pool. False when requests from it are not ours to serve:
   // it belongs to another device, may be exported, or is not of device memory.
-  bool resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
+  // Pre: `heap` is one of these.
+  bool resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+    return *pool == nullptr || resolve_named_pool(heap, pool);
+  }
   void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
   void pool_destroyed(CUmemoryPool pool) noexcept;
   // What all heaps serve in the name of `pool`; nothing when none does.
@@ -70,6 +80,7 @@ class Heaps {
     bool tried = false;  // one attempt a process: what did not fit is not tried again
   };
 
+  bool resolve_named_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   serve::Heap* make_heap(CUcontext context) noexcept;
   std::unique_ptr<serve::Heap> create(int ordinal, CUcontext context) noexcept;
   template <class Action>
@@ -79,8 +90,10 @@ class Heaps {
   serve::RealDriver driver_;
   const serve::HeapOptions options_;
   std::mutex mutex_;  // guards making and destroying heaps, peers and pools
+  // One more than the highest ordinal with a heap: how far a search must look. With what `known` asks of the first
+  // device in one cache line.
+  alignas(64) std::atomic<int> used_devices_{0};
   std::array<Device, kDevices> devices_;
-  std::atomic<int> used_devices_{0};  // one more than the highest ordinal with a heap: how far a search must look
   std::unordered_map<CUmemoryPool, int> created_pools_;  // the device they are of, -1: not ours to serve
 };
 

@@ -60,6 +60,7 @@ void Session::first_use() noexcept {
     if (options_.mode != Mode::Trace || options_.dynamic) begin_serving();
     if (options_.signal != 0) watch_signal(static_cast<int>(options_.signal));
     if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, &cuda_query::describe_device));
+    if (active() && recorder_.load() == nullptr) quick_.heaps.store(heaps_.load(), std::memory_order_release);
   } catch (const std::exception& error) {
     turn_off(error.what());
   }
@@ -67,7 +68,12 @@ void Session::first_use() noexcept {
 
 void Session::turn_off(const std::string& why) noexcept {
   log::warn("{}; stalloc is off", why);
+  deactivate();
+}
+
+void Session::deactivate() noexcept {
   active_.store(false);
+  quick_.heaps.store(nullptr);
 }
 
 void Session::begin_serving() {
@@ -105,16 +111,16 @@ void Session::watch_signal(int number) {
     return;
   }
   action.sa_flags = SA_RESTART;
-  action.sa_handler = [](int) { Session::get().figures_wanted_.store(true, std::memory_order_relaxed); };
+  action.sa_handler = [](int) { quick_.figures_wanted.store(true, std::memory_order_relaxed); };
   sigaction(number, &action, nullptr);
 }
 
 void Session::answer_signal() noexcept {
-  if (!figures_wanted_.exchange(false)) return;
+  if (!quick_.figures_wanted.exchange(false)) return;
   if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/true);
 }
 
-void Session::stop_in_child() noexcept { active_.store(false); }
+void Session::stop_in_child() noexcept { deactivate(); }
 
 void Session::finish() noexcept {
   if (!active_.load()) return;

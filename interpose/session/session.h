@@ -19,27 +19,40 @@ class Session {
   // False when turned off, after a failure that turned it off, and in a child of fork: then every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
 
+  // The heaps, when serving is all there is to do for a request. Else null: inactive, in trace mode, figures are
+  // wanted, or the parts are yet to be made. Answered from one cache line.
+  static Heaps* only_serving() noexcept {
+    return quick_.figures_wanted.load(std::memory_order_relaxed) ? nullptr
+                                                                 : quick_.heaps.load(std::memory_order_acquire);
+  }
+
   // The parts of the mode, made at the first call of either. Null: not in trace mode; nothing to serve from.
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
 
   // Logs the figures if STALLOC_SIGNAL came since the last call: a handler itself may do next to nothing.
   void answer_signal() noexcept;
-  [[nodiscard]] bool figures_wanted() const noexcept { return figures_wanted_.load(std::memory_order_relaxed); }
+  [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
   void stop_in_child() noexcept;
   void finish() noexcept;  // at exit: closes the trace, logs the figures
 
  private:
+  struct alignas(16) Quick {
+    std::atomic<Heaps*> heaps;
+    std::atomic<bool> figures_wanted;
+  };
+  static inline constinit Quick quick_;
+
   Session() noexcept;
   void first_use() noexcept;  // CUDA is used: warnings that were held back, and the parts
   void begin_serving();
   void watch_signal(int number);
   void turn_off(const std::string& why) noexcept;
+  void deactivate() noexcept;
 
   Options options_;
   std::atomic<bool> active_{false};
-  std::atomic<bool> figures_wanted_{false};
   std::once_flag used_;
   std::atomic<bool> ready_{false};
   // Set once in first_use, never destroyed.

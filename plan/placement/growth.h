@@ -15,10 +15,6 @@ namespace stalloc::plan {
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest);
 
-// Pages that are grown for small requests of a stream rather than take other streams' bytes, lest two streams take the
-// same bytes from each other at every request.
-inline constexpr std::uint8_t kSparedPages = 4;
-
 // Stitching what is free now saves memory only if the program never needs more. While memory grows fast, as in a
 // program's first step, it will need more, and what is free will be stitched then, or be used by requests that fit.
 class GrowthPace {

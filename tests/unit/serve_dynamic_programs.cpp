@@ -67,6 +67,7 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   Setting set(seed, with_plan, options);
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, all_kinds_of_streams(set.driver), seed);
+  program.drop_some();
   REQUIRE_NOTHROW(run(program, set.requests, set.plan, 8, [&] {
     if (set.random() % 50 == 0) set.driver.finish_all_work();
     if (set.random() % 100 == 0) set.heap->trim(set.random() % 4 * kPage);
@@ -91,6 +92,7 @@ TEST_CASE("random programs served dynamically while calls into the driver fail",
   Setting set(seed, with_plan, sharing_options(), 100);
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
+  program.drop_some();
   REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
     set.driver.fail_at(set.random() % 12 + 1, set.random() % 2 == 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_OUT_OF_MEMORY);
     if (set.random() % 50 == 0) set.heap->trim(0);
@@ -109,6 +111,7 @@ TEST_CASE("random programs served dynamically with captures in between", "[serve
   Setting set(seed, with_plan, sharing_options(), 100);
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
+  program.drop_some();
   const CUstream captured = set.driver.new_stream();
   bool capturing = false;
   REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
@@ -134,6 +137,7 @@ TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
   REQUIRE(heap);
   Shadow shadow(&driver);
   Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
+  program.drop_some();
   REQUIRE_NOTHROW(run(program, requests, plan, 6, [] {}));
   REQUIRE(heap->statistics().physical_bytes <= plan.physical_bytes + 8 * kPage);
   REQUIRE(heap->statistics().misses == program.refused());
@@ -157,6 +161,7 @@ TEST_CASE("random programs served dynamically on several threads", "[serve][rand
       {
         const std::lock_guard<std::mutex> lock(mutex);
         program = &programs.emplace_back(&set.driver, set.heap.get(), &shadow, streams, seed * 10 + number);
+        program->drop_some();
       }
       try {
         int step = 0;

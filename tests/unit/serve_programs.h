@@ -70,6 +70,7 @@ class Program {
     if (random_() % 20 == 0) serve({random_() % kPage + 1, 3, random_()});
     serve(wanted);
     if (random_() % 4 == 0) driver_->work(any_stream());
+    if (drops_ && random_() % 4 == 0) drop_and_ask_again(wanted);
   }
 
   void finish() {
@@ -82,6 +83,8 @@ class Program {
   std::size_t served() const { return served_; }
   std::size_t refused() const { return refused_; }
   void allow_synchronous(bool allowed) { synchronous_ = allowed; }
+  // From now on some requests are given back at once, and made again.
+  void drop_some() { drops_ = true; }
 
  private:
   void serve(const Request& wanted) {
@@ -95,6 +98,14 @@ class Program {
     const std::uint64_t late = random_() % 10 == 0 ? random_() % 30 : 0;
     live_.push_back({*address, wanted.bytes, stream, now_ + wanted.lifetime + late});
     driver_->work(stream);
+  }
+
+  void drop_and_ask_again(Request wanted) {
+    if (live_.empty() || !give_back(live_.back())) return;
+    wanted.bytes = live_.back().bytes;
+    if (random_() % 2 == 0) wanted.stream = random_();
+    live_.pop_back();
+    serve(wanted);
   }
 
   void give_back_the_dead() {
@@ -149,6 +160,7 @@ class Program {
   std::size_t served_ = 0;
   std::size_t refused_ = 0;
   bool synchronous_ = true;
+  bool drops_ = false;
 };
 
 inline std::vector<StreamKey> new_streams(FakeDriver& driver, std::size_t count) {
