@@ -9,13 +9,10 @@ namespace {
 
 using plan::SlotKind;
 
-constexpr std::uint64_t kFirstWindow = 1000;     // requests after which the plan is judged for the first time
-constexpr std::uint64_t kLaterWindow = 100'000;  // long enough for an evaluation that the plan does not know
-constexpr std::uint64_t kLeastShare = 10;        // one request in so many must match
-constexpr int kLookAhead = 64;                   // slots searched for the end of a gap
-constexpr std::size_t kLeastAgreement = 2;       // requests that must agree before the cursor jumps ahead
-constexpr int kManyRecentMisses = 8;             // of the latest 16: the place is lost
-constexpr int kCandidates = 64;                  // places compared when it is
+constexpr int kLookAhead = 64;              // slots searched for the end of a gap
+constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps ahead
+constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
+constexpr int kCandidates = 64;             // places compared when it is
 
 std::uint32_t to_units(std::uint64_t bytes) noexcept {
   const std::uint64_t units = bytes / plan::kUnitBytes + (bytes % plan::kUnitBytes != 0);
@@ -28,11 +25,7 @@ constexpr std::uint64_t kSeed = 0xcbf29ce484222325ULL;
 
 }  // namespace
 
-Cursor::Cursor(const plan::DevicePlan& plan)
-    : body_begin_(plan.prologue),
-      body_end_(plan.prologue + plan.body),
-      window_left_(kFirstWindow),
-      window_size_(kFirstWindow) {
+Cursor::Cursor(const plan::DevicePlan& plan) : body_begin_(plan.prologue), body_end_(plan.prologue + plan.body) {
   slots_.reserve(plan.slots.size());
   for (const plan::Slot& slot : plan.slots)
     slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
@@ -65,6 +58,17 @@ void Cursor::pass_through(std::uint64_t bytes) noexcept {
   }
 }
 
+bool Cursor::awaits(std::uint64_t bytes) const noexcept {
+  const Position found = find_here(to_units(bytes));
+  return found != kNowhere && matches(found, to_units(bytes));
+}
+
+bool Cursor::body_begins_with(std::uint64_t bytes) const noexcept {
+  return body_begin_ < body_end_ && matches(body_begin_, to_units(bytes));
+}
+
+bool Cursor::lost() const noexcept { return std::popcount(recent_misses_) >= kManyRecentMisses; }
+
 Cursor::Position Cursor::successor(Position at) const noexcept {
   ++at;
   const bool repeats = body_begin_ < body_end_;
@@ -90,11 +94,7 @@ void Cursor::remember(std::uint32_t units) noexcept {
 void Cursor::count(bool matched) noexcept {
   last_missed_ = !matched;
   recent_misses_ = static_cast<std::uint16_t>(recent_misses_ << 1 | (matched ? 0 : 1));
-  window_matched_ += matched;
-  if (--window_left_ != 0) return;
-  if (window_matched_ * kLeastShare < window_size_) fits_ = false;
-  window_left_ = window_size_ = kLaterWindow;
-  window_matched_ = 0;
+  fit_.count(matched);
 }
 
 // The slot expected now: the next one; a later one when only requests that go to the original allocator lie between
@@ -113,7 +113,7 @@ Cursor::Position Cursor::find_after_deviation(std::uint32_t units) const noexcep
   // One request that does not match says nothing yet: were it an extra one, jumping after it would lose the place.
   const Position ahead = last_missed_ ? find_ahead(units) : kNowhere;
   if (ahead != kNowhere) return ahead;
-  return std::popcount(recent_misses_) >= kManyRecentMisses ? find_anywhere() : kNowhere;
+  return lost() ? find_anywhere() : kNowhere;
 }
 
 // The slot a little ahead that the latest requests agree with best; the nearest of equals.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "interpose/serve/fit.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -41,9 +42,17 @@ class Cursor {
   // foresaw it, if that is the next one; no deviation otherwise.
   void pass_through(std::uint64_t bytes) noexcept;
 
-  // False from the moment on when it is clear that the plan is of another program: fewer than a tenth of the first
-  // thousand requests, or of any later hundred thousand, found a slot.
-  [[nodiscard]] bool fits() const noexcept { return fits_; }
+  // The next slot is for a request like this one.
+  [[nodiscard]] bool awaits(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] bool body_begins_with(std::uint64_t bytes) const noexcept;
+  void begin_body() noexcept { at_ = body_begin_; }
+  // The latest request found no slot.
+  [[nodiscard]] bool missed() const noexcept { return last_missed_; }
+  // So many of the latest did not that the place is lost.
+  [[nodiscard]] bool lost() const noexcept;
+
+  // False from the moment on when it is clear that the plan is of another program.
+  [[nodiscard]] bool fits() const noexcept { return fit_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept { return resynchronisations_; }
 
  private:
@@ -87,11 +96,8 @@ class Cursor {
   std::array<std::uint32_t, kHistory> history_{};
   bool last_missed_ = false;
   std::uint16_t recent_misses_ = 0;  // a bit for each of the latest 16 requests
-  std::uint64_t window_left_;
-  std::uint64_t window_matched_ = 0;
-  std::uint64_t window_size_;
+  Fit fit_;
   std::uint64_t resynchronisations_ = 0;
-  bool fits_ = true;
 };
 
 }  // namespace stalloc::serve

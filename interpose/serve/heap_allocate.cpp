@@ -46,14 +46,14 @@ CUdeviceptr Heap::serve(std::size_t bytes, const StreamKey* stream, CUmemoryPool
     const Lock lock(mutex_);
     const bool by_plan = planned_ && !dropped_;
     if (capturing) {
-      if (by_plan) planned_->cursor().pass_through(bytes);
+      if (by_plan) planned_->cursors().pass_through(bytes);
       return 0;
     }
     Cursor::Step step;
-    if (by_plan) step = planned_->cursor().next(bytes);
+    if (by_plan) step = planned_->cursors().next(bytes);
     if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
     if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
-    dropped_now = by_plan && !planned_->cursor().fits();
+    dropped_now = by_plan && !planned_->cursors().fits();
     if (dropped_now) dropped_ = true;
     if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
   }
