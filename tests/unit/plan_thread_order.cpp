@@ -107,6 +107,43 @@ TEST_CASE("two threads come now earlier, now later", "[threads]") {
   CHECK(planned.report.without_slot == 0);
 }
 
+TEST_CASE("threads that are started anew for each step are one", "[threads]") {
+  Random random(GENERATE(range(1U, 6U)));
+  Interleaved program;
+  add_training(program, 0, kSteps, 0);
+  for (std::uint32_t step = 0; step < kSteps; ++step) {
+    const double begin = step * kStep + between(30, 170, random);
+    const auto staged = program.alloc(begin, 7 + step, 5 * kMiB);
+    program.free(begin + between(40, 60, random), 7 + step, program.alloc(begin + 5, 7 + step, 2 * kMiB));
+    program.free(begin + between(60, 80, random), 7 + step, staged);
+  }
+  trace::Trace trace = program.trace();
+  for (trace::Event& event : trace.events) {  // on one stream, whichever thread
+    event = trace::Event(event.time_ns(), event.address(), event.size(), std::min(event.stream(), 2U), event.thread(),
+                         0, 0, 0, event.kind(), 0);
+  }
+  const plan::Problem problem = plan::find_lifetimes(trace).devices.at(0);
+  CHECK(count_of(problem, 7) == 2 * kSteps);
+  const plan::PlannedDevice planned = plan_soundly(problem);
+  CHECK(planned.report.period == 62);
+  CHECK(planned.report.lanes == 2);
+  CHECK(planned.report.without_slot == 0);
+}
+
+TEST_CASE("threads that make other requests, or make them at the same time, are not one", "[threads]") {
+  TraceBuilder calls;
+  const auto thread_of_last = [&](std::uint32_t thread, std::uint64_t size) {
+    calls.thread = thread;
+    calls.alloc(size);
+    return plan::find_lifetimes(calls.trace()).devices.at(0).requests.back().thread;
+  };
+  CHECK(thread_of_last(1, 1000) == 1);
+  CHECK(thread_of_last(2, 2000) == 2);
+  CHECK(thread_of_last(3, 1024) == 1);  // after thread 1
+  CHECK(thread_of_last(1, 3000) == 1);
+  CHECK(plan::find_lifetimes(calls.trace()).devices.at(0).requests[2].thread == 3);  // between its requests, after all
+}
+
 TEST_CASE("a thread that drifts is left out", "[threads]") {
   Interleaved program;
   add_training(program, 0, kSteps, 0);
