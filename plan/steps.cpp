@@ -14,8 +14,7 @@ Steps find_by(const Problem& problem, Sameness sameness) {
   const std::size_t count = problem.requests.size();
   const std::size_t found = repeating(steps.steady);
   if (!problem.repeats || 4 * found >= 3 * count) return steps;
-  const std::vector<std::uint32_t> tokens = tokens_of(problem.requests, sameness);
-  auto threads = tokens.empty() ? std::nullopt : order_by_threads(problem, tokens);
+  auto threads = order_by_threads(problem, sameness);
   if (!threads) return steps;
   SteadyState steady = find_steady_state(threads->problem, sameness);
   if (3 * repeating(steady) <= 4 * found || 4 * repeating(steady) < count) return steps;

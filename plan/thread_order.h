@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/problem.h"
+#include "plan/steady_state.h"
 
 namespace stalloc::plan {
 
@@ -23,8 +24,7 @@ struct ThreadOrder {
 // are moved to the earliest place in the leader's steps at which they were ever made, and live until the latest at
 // which they were ever freed (reorder.h). A thread is left out when it does not repeat with the leader, or when these
 // longer lives would raise the peak by more than a thousandth: one that drifts freely would hold its memory all the
-// time. `tokens`: equal numbers for requests that are the same (tokens_of).
-// Nothing: there is one thread, or the leader does not repeat. O(threads * n log n). Pure.
-std::optional<ThreadOrder> order_by_threads(const Problem& problem, const std::vector<std::uint32_t>& tokens);
+// time. Nothing: there is one thread, or the leader does not repeat. O(threads * n log n). Pure.
+std::optional<ThreadOrder> order_by_threads(const Problem& problem, Sameness sameness);
 
 }  // namespace stalloc::plan

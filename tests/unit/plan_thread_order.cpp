@@ -160,6 +160,24 @@ TEST_CASE("a thread that drifts is left out", "[threads]") {
   CHECK(planned.plan.peak_live_bytes < peak_live_bytes(problem));
 }
 
+TEST_CASE("a thread whose requests take turns in the run and would not in the plan is left out", "[threads]") {
+  Random random(2);
+  Interleaved program;
+  add_training(program, 0, kSteps, 0);
+  for (int step = 0; step < kSteps; ++step) {
+    const double begin = step * kStep;
+    const auto first = program.alloc(begin + 25, 1, 40 * kMiB);
+    const auto second = program.alloc(begin + 30 + between(0, 60, random), 1, 40 * kMiB);
+    const bool early = step == 0 || step == 3 || step == 5 || step == 6;  // in no period of steps
+    program.free(begin + 95, 1, early ? first : second);
+    program.free(begin + 650, 1, early ? second : first);  // the peak is at 500
+  }
+  const plan::Problem problem = program.problem();
+  const plan::PlannedDevice planned = plan_soundly(problem);
+  CHECK(planned.report.period == 60);
+  CHECK(planned.report.without_slot == 2 * kSteps);
+}
+
 TEST_CASE("a thread without repetitions is left out", "[threads]") {
   Random random(3);
   Interleaved program;
