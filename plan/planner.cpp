@@ -126,12 +126,14 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 }
 
 // The most pages of a handle.
-std::uint64_t handle_pages(const Sequence& sequence, std::uint64_t pages, std::uint64_t granularity,
+std::uint64_t handle_pages(const Attempt& made, const std::vector<std::size_t>& slots, std::uint64_t granularity,
                            const PlanOptions& options) {
-  if (options.contiguous) return std::max<std::uint64_t>(pages, 1);
+  if (options.contiguous) return std::max<std::uint64_t>(made.layout->pages, 1);
   if (options.handle_cap != 0) return options.handle_cap / granularity;
-  const bool shared = std::any_of(sequence.items.begin(), sequence.items.end(),
-                                  [](const Item& item) { return item.pass >= PassReason::Varying; });
+  const std::vector<Item>& items = made.sequence.items;
+  const bool shared = std::any_of(slots.begin(), slots.end(), [&items](std::size_t slot) {
+    return slot == kNone || items[slot].pass >= PassReason::Varying;
+  });
   return std::max<std::uint64_t>((shared ? kSharedHandleCap : kDefaultHandleCap) / granularity, 1);
 }
 
@@ -169,7 +171,8 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   const auto& [steps, sequence, layout] = best;
   const SteadyState& steady = steps.steady;
 
-  const std::uint64_t cap = handle_pages(sequence, layout->pages, plan.granularity, options);
+  const std::vector<std::size_t> slots = slots_of(problem, best);
+  const std::uint64_t cap = handle_pages(best, slots, plan.granularity, options);
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");
@@ -187,7 +190,6 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
   cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
-  const std::vector<std::size_t> slots = slots_of(problem, best);
   add_waits(problem, slots, sequence, *layout, plan);
 
   report.requests = problem.requests.size();
