@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
+
+#include "plan/slot_match.h"
 
 namespace stalloc::plan {
 namespace {
@@ -40,7 +43,10 @@ class Checker {
   }
 
   std::string run() {
-    if (std::string error = match_slots(); !error.empty()) return error;
+    auto matched = match_slots(problem_, plan_);
+    if (!matched.ok()) return matched.error;
+    slots_ = std::move(matched.value);
+    if (std::string error = compare_slots(); !error.empty()) return error;
     std::vector<Step> recorded;
     for (std::size_t i = 0; i < problem_.requests.size(); ++i) {
       const Request& request = problem_.requests[i];
@@ -53,27 +59,14 @@ class Checker {
   }
 
  private:
-  // Finds the slot of every request, and compares the two.
-  std::string match_slots() {
-    const std::size_t requests = problem_.requests.size();
-    const std::size_t slots = plan_.slots.size();
-    if (plan_.body == 0 && requests != slots) {
-      return "the plan has " + std::to_string(slots) + " slots for " + std::to_string(requests) + " requests";
-    }
-    if (plan_.body != 0 && (requests < slots || (requests - slots) % plan_.body != 0)) {
-      return "no number of repetitions makes the plan's slots " + std::to_string(requests) + " requests";
-    }
-    const std::size_t body_end = plan_.prologue + plan_.body;
-    const std::size_t epilogue = slots - body_end;
-    std::vector<bool> seen(slots, false);
-    for (std::size_t i = 0; i < requests; ++i) {
-      std::size_t slot = i;
-      if (plan_.body != 0 && i >= plan_.prologue) {
-        slot = i < requests - epilogue ? plan_.prologue + (i - plan_.prologue) % plan_.body : slots - (requests - i);
-      }
-      slots_.push_back(slot);
-      if (std::string error = compare(problem_.requests[i], slot, !seen[slot]); !error.empty()) return error;
-      seen[slot] = true;
+  // Compares every request with its slot.
+  std::string compare_slots() {
+    std::vector<bool> seen(plan_.slots.size(), false);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i] == kNoSlot) continue;
+      const bool first = !seen[slots_[i]];
+      if (std::string error = compare(problem_.requests[i], slots_[i], first); !error.empty()) return error;
+      seen[slots_[i]] = true;
     }
     return {};
   }
@@ -101,6 +94,7 @@ class Checker {
     std::vector<std::uint32_t> alloc_order(plan_.slots.size());
     std::vector<std::uint32_t> free_order(plan_.slots.size());
     for (std::size_t i = problem_.requests.size(); i-- > 0;) {  // the first repetition wins
+      if (slots_[i] == kNoSlot) continue;
       alloc_order[slots_[i]] = problem_.requests[i].alloc_order;
       free_order[slots_[i]] = problem_.requests[i].free_order;
     }
@@ -118,8 +112,9 @@ class Checker {
 
   // The physical bytes of a slot, rounded up to 512, by the handles of its view.
   [[nodiscard]] std::vector<Bytes> physical(std::size_t index) const {
-    const Slot& slot = plan_.slots[index];
     std::vector<Bytes> result;
+    if (index == kNoSlot) return result;
+    const Slot& slot = plan_.slots[index];
     if (slot.kind == SlotKind::PassThrough || slot.size == 0) return result;
     const std::uint64_t begin = slot.offset;
     const std::uint64_t end = slot.offset + (slot.size + 511) / 512 * 512;
@@ -197,7 +192,7 @@ class Checker {
   const DevicePlan& plan_;
   std::vector<std::uint64_t> handle_at_;  // physical offset of each handle
   std::set<std::pair<std::size_t, std::size_t>> waits_;
-  std::vector<std::size_t> slots_;         // of each request
+  std::vector<std::size_t> slots_;         // of each request; kNoSlot: none
   std::map<std::uint64_t, Holder> live_;   // by the first byte
   std::map<std::uint64_t, Holder> freed_;  // by the first byte
 };

@@ -12,7 +12,8 @@
 namespace stalloc::plan {
 
 // Names the first thing that is wrong, in one line; empty when the plan is sound:
-//   - every request has a slot of its id and a size that holds it, 512-byte aligned, inside its view;
+//   - every request has a slot of its id and a size that holds it, 512-byte aligned, inside its view; where slots have
+//     lanes, those of a lane are taken by one thread's requests, in its own order, and other threads' have none;
 //   - no two requests that live at the same time share a physical byte, through any view: in the recorded order, and in
 //     the plan's own lifetimes with the body repeated;
 //   - bytes freed on one stream and taken on another have a Wait whose freed slot records an event, and memory of

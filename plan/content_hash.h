@@ -8,7 +8,7 @@
 namespace stalloc::plan {
 
 // Equal for problems that have the same plan but for its device's ordinal: covers sizes, lifetimes, streams, call sites
-// (numbered by first appearance) and what is passed through; neither the device's ordinal nor threads. Addresses and
+// and threads (numbered by first appearance) and what is passed through, not the device's ordinal. Addresses and
 // times are no part of a problem. Not cryptographic: who relies on it checks the plan (find_unsoundness). Pure.
 std::uint64_t content_hash(const Problem& problem);
 

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "plan/communication.h"
+#include "plan/successors.h"
 
 namespace stalloc::plan {
 namespace {
@@ -34,6 +35,7 @@ class Pairing {
       const std::uint64_t end = problem.requests.size();
       for (Request& request : problem.requests) request.upper = std::min(request.until, end);
       pass_probes(problem);
+      join_successors(problem);
       if (!problem.requests.empty()) result_.devices.push_back(std::move(problem));
     }
     return std::move(result_);

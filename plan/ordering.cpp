@@ -9,19 +9,18 @@ namespace {
 
 // One use of a slot: a request of the trace, or of the body repeated.
 struct Use {
-  std::size_t slot;
+  std::size_t slot;   // kNone: none
   std::size_t until;  // index of the first use made after this one was freed
   std::uint32_t stream;
   std::uint32_t owner;
 };
 
-std::vector<Use> recorded_uses(const Problem& problem, const SteadyState& steady, const Sequence& sequence) {
+std::vector<Use> recorded_uses(const Problem& problem, const std::vector<std::size_t>& slots) {
   std::vector<Use> uses;
   uses.reserve(problem.requests.size());
   for (std::size_t i = 0; i < problem.requests.size(); ++i) {
     const Request& request = problem.requests[i];
-    uses.push_back({slot_of(sequence, steady, i), static_cast<std::size_t>(request.until), request.alloc_order,
-                    request.free_order});
+    uses.push_back({slots[i], static_cast<std::size_t>(request.until), request.alloc_order, request.free_order});
   }
   return uses;
 }
@@ -50,7 +49,7 @@ class Tracker {
     std::multimap<std::size_t, const Use*> frees;
     for (std::size_t i = 0; i < uses.size(); ++i) {
       for (; !frees.empty() && frees.begin()->first <= i; frees.erase(frees.begin())) free(*frees.begin()->second);
-      if (sequence_.items[uses[i].slot].bytes == 0) continue;
+      if (uses[i].slot == kNone || sequence_.items[uses[i].slot].bytes == 0) continue;
       take(uses[i]);
       if (uses[i].until < uses.size()) frees.emplace(uses[i].until, &uses[i]);
     }
@@ -110,10 +109,10 @@ class Tracker {
 
 }  // namespace
 
-void add_waits(const Problem& problem, const SteadyState& steady, const Sequence& sequence, const Layout& layout,
-               DevicePlan& plan) {
+void add_waits(const Problem& problem, const std::vector<std::size_t>& slots, const Sequence& sequence,
+               const Layout& layout, DevicePlan& plan) {
   Tracker tracker(sequence, layout);
-  tracker.run(recorded_uses(problem, steady, sequence));
+  tracker.run(recorded_uses(problem, slots));
   if (sequence.body != 0) tracker.run(repeated_uses(sequence));
   for (const auto& [slot, freed] : tracker.waits()) {
     plan.waits.push_back({static_cast<std::uint32_t>(slot), static_cast<std::uint32_t>(freed)});

@@ -48,6 +48,7 @@ struct DevicePlan {
   std::uint32_t body = 0;
   std::vector<Wait> waits;
   std::vector<std::uint32_t> varying;
+  std::vector<std::uint8_t> lanes;  // of each slot; empty: one order for all threads
 };
 
 struct Plan {

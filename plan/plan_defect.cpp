@@ -98,6 +98,7 @@ std::string find_device_defect(const DevicePlan& device) {
     if (device.slots[slot].kind != SlotKind::PassThrough) return numbered("varying", i, "names a slot with a place");
     if (i > 0 && slot <= device.varying[i - 1]) return numbered("varying", i, "is out of order");
   }
+  if (!device.lanes.empty() && device.lanes.size() != slots) return "not every slot has a lane";
   return {};
 }
 

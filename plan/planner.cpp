@@ -9,7 +9,7 @@
 #include "plan/handles.h"
 #include "plan/layout.h"
 #include "plan/ordering.h"
-#include "plan/steady_state.h"
+#include "plan/steps.h"
 
 namespace stalloc::plan {
 namespace {
@@ -58,27 +58,43 @@ std::optional<Layout> lay_out(const Sequence& sequence, const LayoutOptions& lay
                                            .stop = [end] { return Clock::now() >= end; }});
 }
 
-// The peak of what the plan serves: without what only the sequence found to be passed through.
-std::uint64_t planned_peak(Problem problem, const SteadyState& steady, const Sequence& sequence) {
-  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
-    problem.requests[i].pass = sequence.items[slot_of(sequence, steady, i)].pass;
-  }
-  return peak_live_bytes(problem);
-}
-
 // One way to see a run: what of it repeats, and where that leaves everything.
 struct Attempt {
-  SteadyState steady;
+  Steps steps;
   Sequence sequence;
   std::optional<Layout> layout;  // nothing: the body cannot be placed consistently
 };
 
-Attempt attempt(const Problem& problem, SteadyState steady, const LayoutOptions& layout, const PlanOptions& options) {
+// The requests in the order of the plan.
+const Problem& in_order(const Problem& recorded, const Steps& steps) {
+  return steps.threads ? steps.threads->problem : recorded;
+}
+
+Attempt attempt(const Problem& recorded, Steps steps, const LayoutOptions& layout, const PlanOptions& options) {
   Attempt made;
-  made.steady = std::move(steady);
-  made.sequence = make_sequence(problem, made.steady, options.streams);
+  made.steps = std::move(steps);
+  made.sequence = make_sequence(in_order(recorded, made.steps), made.steps.steady, options.streams);
   made.layout = lay_out(made.sequence, layout, options);
   return made;
+}
+
+// The slot of each recorded request; kNone: it has none.
+std::vector<std::size_t> slots_of(const Problem& recorded, const Attempt& made) {
+  std::vector<std::size_t> slots(recorded.requests.size(), kNone);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const std::size_t at = made.steps.threads ? made.steps.threads->position[i] : i;
+    if (at != kNone) slots[i] = slot_of(made.sequence, made.steps.steady, at);
+  }
+  return slots;
+}
+
+// The recorded peak of what the plan serves: without what only the sequence found to be passed through.
+std::uint64_t planned_peak(Problem recorded, const Attempt& made) {
+  const std::vector<std::size_t> slots = slots_of(recorded, made);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    recorded.requests[i].pass = slots[i] == kNone ? PassReason::Left : made.sequence.items[slots[i]].pass;
+  }
+  return peak_live_bytes(recorded);
 }
 
 // Old values that live until the new ones are there (an optimizer that does not work in place) change between two
@@ -88,13 +104,15 @@ Attempt attempt(const Problem& problem, SteadyState steady, const LayoutOptions&
 //   place 1   |old--|     |old--|     |     |old--|     |old--|     |old
 //   place 2      |new--|     |new--|  |        |new--|     |new--|  |
 //             <   body of 3 steps     ><         and of 3 more      >
-void try_twice_as_long(const Problem& problem, const LayoutOptions& layout, const PlanOptions& options, Attempt* best) {
-  if (options.contiguous || !best->layout || best->steady.period == 0 || best->steady.any) return;
-  const std::uint64_t peak = planned_peak(problem, best->steady, best->sequence);
+void try_twice_as_long(const Problem& recorded, const LayoutOptions& layout, const PlanOptions& options,
+                       Attempt* best) {
+  const SteadyState& steady = best->steps.steady;
+  if (options.contiguous || !best->layout || steady.period == 0 || steady.any) return;
+  const std::uint64_t peak = planned_peak(recorded, *best);
   if (best->layout->pages * layout.granularity <= peak + peak / kMuchLost) return;
-  SteadyState longer = find_steady_state(problem, 2 * best->steady.unrolled);
-  if (longer.unrolled <= best->steady.unrolled) return;
-  Attempt twice = attempt(problem, std::move(longer), layout, options);
+  SteadyState longer = find_steady_state(in_order(recorded, best->steps), 2 * steady.unrolled);
+  if (longer.unrolled <= steady.unrolled) return;
+  Attempt twice = attempt(recorded, {std::move(longer), best->steps.threads}, layout, options);
   if (twice.layout && twice.layout->pages < best->layout->pages) *best = std::move(twice);
 }
 
@@ -108,12 +126,14 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 }
 
 // The most pages of a handle.
-std::uint64_t handle_pages(const Sequence& sequence, std::uint64_t pages, std::uint64_t granularity,
+std::uint64_t handle_pages(const Attempt& made, const std::vector<std::size_t>& slots, std::uint64_t granularity,
                            const PlanOptions& options) {
-  if (options.contiguous) return std::max<std::uint64_t>(pages, 1);
+  if (options.contiguous) return std::max<std::uint64_t>(made.layout->pages, 1);
   if (options.handle_cap != 0) return options.handle_cap / granularity;
-  const bool shared = std::any_of(sequence.items.begin(), sequence.items.end(),
-                                  [](const Item& item) { return item.pass >= PassReason::Varying; });
+  const std::vector<Item>& items = made.sequence.items;
+  const bool shared = std::any_of(slots.begin(), slots.end(), [&items](std::size_t slot) {
+    return slot == kNone || items[slot].pass >= PassReason::Varying;
+  });
   return std::max<std::uint64_t>((shared ? kSharedHandleCap : kDefaultHandleCap) / granularity, 1);
 }
 
@@ -142,34 +162,39 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   if (peak_live_bytes(problem) > kMostBytes)
     return Result::failure("the requests need more memory than any device has");
 
-  SteadyState found = options.whole_run ? SteadyState{} : find_steady_state(problem);
-  if (found.period == 0 && !options.whole_run) found = find_beginning(problem);
+  Steps found = options.whole_run ? Steps{} : find_steps(problem);
+  if (found.steady.period == 0 && !options.whole_run) found.steady = find_beginning(problem);
   const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
   Attempt best = attempt(problem, std::move(found), layout_options, options);
   try_twice_as_long(problem, layout_options, options, &best);
-  if (!best.layout) best = attempt(problem, find_beginning(problem), layout_options, options);
-  const auto& [steady, sequence, layout] = best;
+  if (!best.layout) best = attempt(problem, {find_beginning(problem), {}}, layout_options, options);
+  const auto& [steps, sequence, layout] = best;
+  const SteadyState& steady = steps.steady;
 
-  const std::uint64_t cap = handle_pages(sequence, layout->pages, plan.granularity, options);
+  const std::vector<std::size_t> slots = slots_of(problem, best);
+  const std::uint64_t cap = handle_pages(best, slots, plan.granularity, options);
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");
   }
-  plan.peak_live_bytes = planned_peak(problem, steady, sequence);
+  plan.peak_live_bytes = planned_peak(problem, best);
   plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
   plan.body = static_cast<std::uint32_t>(sequence.body);
   plan.slots.reserve(sequence.items.size());
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
-    plan.slots.push_back(make_slot(problem, steady, sequence, *layout, i));
+    plan.slots.push_back(make_slot(in_order(problem, steps), steady, sequence, *layout, i));
+    if (steps.threads) plan.lanes.push_back(steps.threads->lanes[sequence.items[i].request]);
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
     if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
     report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
     ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
   }
   cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
-  add_waits(problem, steady, sequence, *layout, plan);
+  add_waits(problem, slots, sequence, *layout, plan);
 
   report.requests = problem.requests.size();
+  report.without_slot = static_cast<std::uint64_t>(std::count(slots.begin(), slots.end(), kNone));
+  if (!plan.lanes.empty()) report.lanes = *std::max_element(plan.lanes.begin(), plan.lanes.end()) + std::uint64_t{1};
   report.contiguous = options.contiguous;
   report.beginning_only = steady.any;
   report.period = steady.any ? 0 : steady.period;

@@ -39,6 +39,8 @@ struct PlanReport {
   std::uint64_t repetitions = 0;    // of the body, in the problem
   std::uint64_t unrolled = 1;       // steps in the body
   bool by_call_site = false;        // of the steady state
+  std::uint64_t lanes = 0;          // threads with an order of their own; 0: all requests have one order
+  std::uint64_t without_slot = 0;   // requests of threads that are not in the plan
   bool contiguous = false;          // planned without stitched views
   bool beginning_only = false;      // nothing repeats: only what lives through the run is planned (beginning.h)
   std::uint64_t dynamic_slots = 0;  // of the largest size seen

@@ -38,8 +38,8 @@ struct Request {
   std::uint32_t stream = 0;       // ordinal of the stream named by the call
   std::uint32_t alloc_order = 0;  // `stream`, or kEveryStream
   std::uint32_t free_order = 0;   // stream of the free, or kEveryStream; as alloc_order when not freed
-  std::uint32_t thread = 0;       // ordinals and ids as in the trace
-  std::uint32_t stack = 0;
+  std::uint32_t thread = 0;  // ordinal in the trace, of the first of those that take each other's place (successors.h)
+  std::uint32_t stack = 0;   // ids as in the trace
   std::uint32_t module = 0;
   PassReason pass = PassReason::None;
 

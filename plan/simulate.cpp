@@ -7,6 +7,7 @@
 
 #include "plan/online_allocator.h"
 #include "plan/simulate_caching.h"
+#include "plan/slot_match.h"
 
 namespace stalloc::plan {
 namespace {
@@ -97,17 +98,12 @@ Held simulate_online(const Problem& problem, std::uint64_t granularity) {
 }
 
 Held simulate_planned(const Problem& problem, const DevicePlan& plan) {
-  const std::size_t body_end = plan.prologue + plan.body;
-  const std::size_t repeated =
-      problem.requests.size() - (plan.slots.size() - plan.body);  // requests of all repetitions
+  const std::vector<std::size_t> slots = match_slots(problem, plan).value;
   Problem left = problem;
-  for (std::size_t i = 0; i < left.requests.size(); ++i) {
-    std::size_t slot = i;
-    if (i >= plan.prologue && plan.body != 0) {
-      const std::size_t behind = i - plan.prologue;
-      slot = behind < repeated ? plan.prologue + behind % plan.body : body_end + (behind - repeated);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] != kNoSlot && plan.slots[slots[i]].kind != SlotKind::PassThrough) {
+      left.requests[i].pass = PassReason::Empty;
     }
-    if (plan.slots[slot].kind != SlotKind::PassThrough) left.requests[i].pass = PassReason::Empty;
   }
   return {.live_bytes = peak_live_bytes(problem),
           .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity).held_bytes};

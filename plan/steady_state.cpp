@@ -4,8 +4,6 @@
 #include <map>
 #include <tuple>
 
-#include "plan/runs.h"
-
 namespace stalloc::plan {
 namespace {
 
@@ -21,18 +19,6 @@ std::vector<std::uint32_t> number(const std::vector<Request>& requests, Key key_
     tokens.push_back(numbers.try_emplace(key_of(request), static_cast<std::uint32_t>(numbers.size())).first->second);
   }
   return tokens;
-}
-
-std::vector<std::uint32_t> tokens_by_size(const std::vector<Request>& requests) {
-  return number(requests, [](const Request& request) {
-    return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.alloc_order);
-  });
-}
-
-std::vector<std::uint32_t> tokens_by_call_site(const std::vector<Request>& requests) {
-  return number(requests, [](const Request& request) {
-    return std::tuple(request.module, request.stack, request.stream, request.alloc_order);
-  });
 }
 
 bool has_call_sites(const std::vector<Request>& requests) {
@@ -160,24 +146,42 @@ SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_ca
   return steady;
 }
 
-// The steady state in a sequence of tokens.
-SteadyState find_in(const std::vector<Request>& requests, const std::vector<std::uint32_t>& tokens, bool by_call_site,
-                    std::size_t fewest_steps) {
-  for (const Run& run : find_runs(tokens, std::max<std::size_t>(2, (tokens.size() + 3) / 4))) {
-    SteadyState steady = cut(requests, run, by_call_site, fewest_steps);
+// The least length of a stretch that counts as one that repeats.
+std::size_t shortest(std::size_t requests) { return std::max<std::size_t>(2, (requests + 3) / 4); }
+
+}  // namespace
+
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Sameness sameness) {
+  if (sameness == Sameness::Size) {
+    return number(requests, [](const Request& request) {
+      return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.alloc_order);
+    });
+  }
+  if (!has_call_sites(requests)) return {};
+  return number(requests, [](const Request& request) {
+    return std::tuple(request.module, request.stack, request.stream, request.alloc_order);
+  });
+}
+
+Run find_longest_run(const std::vector<std::uint32_t>& tokens) {
+  const std::vector<Run> runs = find_runs(tokens, shortest(tokens.size()));
+  return runs.empty() ? Run{} : runs.front();
+}
+
+SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps) {
+  const std::vector<Request>& requests = problem.requests;
+  if (!problem.repeats || requests.size() < 2) return {};
+  const std::vector<std::uint32_t> tokens = tokens_of(requests, sameness);
+  for (const Run& run : find_runs(tokens, shortest(tokens.size()))) {
+    SteadyState steady = cut(requests, run, sameness == Sameness::CallSite, fewest_steps);
     if (steady.unrolled != 0) return steady;
   }
   return {};
 }
 
-}  // namespace
-
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps) {
-  const std::vector<Request>& requests = problem.requests;
-  if (!problem.repeats || requests.size() < 2) return {};
-  SteadyState steady = find_in(requests, tokens_by_size(requests), false, fewest_steps);
-  if (steady.period != 0 || !has_call_sites(requests)) return steady;
-  return find_in(requests, tokens_by_call_site(requests), true, fewest_steps);
+  SteadyState steady = find_steady_state(problem, Sameness::Size, fewest_steps);
+  return steady.period != 0 ? steady : find_steady_state(problem, Sameness::CallSite, fewest_steps);
 }
 
 }  // namespace stalloc::plan

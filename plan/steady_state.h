@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/problem.h"
+#include "plan/runs.h"
 
 namespace stalloc::plan {
 
@@ -40,6 +41,14 @@ struct SteadyState {
   [[nodiscard]] std::size_t end() const { return begin + period * repetitions; }
 };
 
+// What makes two requests the same: their size rounded to kUnitBytes, or the place in the program that makes them (the
+// recorded stack); and the stream, either way.
+enum class Sameness : std::uint8_t { Size, CallSite };
+
+// Equal numbers for requests that are the same. Empty for CallSite where not every stack was recorded. O(n log n).
+// Pure.
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Sameness sameness);
+
 // Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that `repeats`.
 // Of all stretches that repeat at least twice it takes the longest, with the smallest period: a step, never a
 // microbatch inside it. It must hold a quarter of all requests. The body begins where the fewest bytes live across its
@@ -49,5 +58,10 @@ struct SteadyState {
 // comes from the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks.
 // `fewest_steps`: the body is made that many steps long, where the run is. O(n log n). Pure.
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
+// Looks in one of the two sequences alone.
+SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps = 1);
+
+// The longest stretch that repeats, as above; a `period` of 0: none.
+Run find_longest_run(const std::vector<std::uint32_t>& tokens);
 
 }  // namespace stalloc::plan

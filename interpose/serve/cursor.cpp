@@ -9,13 +9,10 @@ namespace {
 
 using plan::SlotKind;
 
-constexpr std::uint64_t kFirstWindow = 1000;     // requests after which the plan is judged for the first time
-constexpr std::uint64_t kLaterWindow = 100'000;  // long enough for an evaluation that the plan does not know
-constexpr std::uint64_t kLeastShare = 10;        // one request in so many must match
-constexpr int kLookAhead = 64;                   // slots searched for the end of a gap
-constexpr std::size_t kLeastAgreement = 2;       // requests that must agree before the cursor jumps ahead
-constexpr int kManyRecentMisses = 8;             // of the latest 16: the place is lost
-constexpr int kCandidates = 64;                  // places compared when it is
+constexpr int kLookAround = 64;             // slots searched ahead and behind for the end of a deviation
+constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps
+constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
+constexpr int kCandidates = 64;             // places compared when it is
 
 std::uint32_t to_units(std::uint64_t bytes) noexcept {
   const std::uint64_t units = bytes / plan::kUnitBytes + (bytes % plan::kUnitBytes != 0);
@@ -28,11 +25,7 @@ constexpr std::uint64_t kSeed = 0xcbf29ce484222325ULL;
 
 }  // namespace
 
-Cursor::Cursor(const plan::DevicePlan& plan)
-    : body_begin_(plan.prologue),
-      body_end_(plan.prologue + plan.body),
-      window_left_(kFirstWindow),
-      window_size_(kFirstWindow) {
+Cursor::Cursor(const plan::DevicePlan& plan) : body_begin_(plan.prologue), body_end_(plan.prologue + plan.body) {
   slots_.reserve(plan.slots.size());
   for (const plan::Slot& slot : plan.slots)
     slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
@@ -45,7 +38,7 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   remember(units);
   Position found = find_here(units);
   if (found == kNowhere) {
-    found = find_after_deviation(units);
+    found = find_after_deviation();
     if (found != kNowhere) ++resynchronisations_;
   }
   count(found != kNowhere);
@@ -64,6 +57,17 @@ void Cursor::pass_through(std::uint64_t bytes) noexcept {
     at_ = successor(at_);
   }
 }
+
+bool Cursor::awaits(std::uint64_t bytes) const noexcept {
+  const Position found = find_here(to_units(bytes));
+  return found != kNowhere && matches(found, to_units(bytes));
+}
+
+bool Cursor::body_begins_with(std::uint64_t bytes) const noexcept {
+  return body_begin_ < body_end_ && matches(body_begin_, to_units(bytes));
+}
+
+bool Cursor::lost() const noexcept { return std::popcount(recent_misses_) >= kManyRecentMisses; }
 
 Cursor::Position Cursor::successor(Position at) const noexcept {
   ++at;
@@ -88,20 +92,16 @@ void Cursor::remember(std::uint32_t units) noexcept {
 }
 
 void Cursor::count(bool matched) noexcept {
-  last_missed_ = !matched;
+  misses_ = matched ? 0 : misses_ + 1;
   recent_misses_ = static_cast<std::uint16_t>(recent_misses_ << 1 | (matched ? 0 : 1));
-  window_matched_ += matched;
-  if (--window_left_ != 0) return;
-  if (window_matched_ * kLeastShare < window_size_) fits_ = false;
-  window_left_ = window_size_ = kLaterWindow;
-  window_matched_ = 0;
+  fit_.count(matched);
 }
 
 // The slot expected now: the next one; a later one when only requests that go to the original allocator lie between
 // (they may never come here); the epilogue's first when the body may be over.
 Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   Position at = at_;
-  for (int i = 0; i < kLookAhead && at < slots_.size(); ++i, at = successor(at)) {
+  for (int i = 0; i < kLookAround && at < slots_.size(); ++i, at = successor(at)) {
     if (slots_[at].varies || matches(at, units)) return at;
     if (slots_[at].kind != SlotKind::PassThrough) break;
   }
@@ -109,24 +109,34 @@ Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   return body_may_be_over && matches(body_end_, units) ? body_end_ : kNowhere;
 }
 
-Cursor::Position Cursor::find_after_deviation(std::uint32_t units) const noexcept {
+Cursor::Position Cursor::find_after_deviation() const noexcept {
   // One request that does not match says nothing yet: were it an extra one, jumping after it would lose the place.
-  const Position ahead = last_missed_ ? find_ahead(units) : kNowhere;
-  if (ahead != kNowhere) return ahead;
-  return std::popcount(recent_misses_) >= kManyRecentMisses ? find_anywhere() : kNowhere;
+  const Position near = misses_ != 0 ? find_near() : kNowhere;
+  if (near != kNowhere) return near;
+  return lost() ? find_anywhere() : kNowhere;
 }
 
-// The slot a little ahead that the latest requests agree with best; the nearest of equals.
-Cursor::Position Cursor::find_ahead(std::uint32_t units) const noexcept {
+// The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals. What
+// came before has found its slots, and says nothing about how many are missing now.
+Cursor::Position Cursor::find_near() const noexcept {
   Position best = kNowhere;
   std::size_t best_agreement = kLeastAgreement - 1;
-  Position at = at_;
-  for (int i = 0; i < kLookAhead && at < slots_.size(); ++i, at = successor(at)) {
-    if (!matches(at, units)) continue;
-    const std::size_t agreed = agreement(at);
-    if (agreed > best_agreement) {
-      best = at;
-      best_agreement = agreed;
+  const auto look = [&](Position at) {
+    const std::size_t agreed = std::min<std::size_t>(agreement(at), misses_ + 1);
+    if (agreed <= best_agreement) return;
+    best = at;
+    best_agreement = agreed;
+  };
+  Position ahead = at_;
+  Position behind = predecessor(at_);
+  for (int i = 0; i < kLookAround; ++i) {
+    if (ahead < slots_.size()) {
+      look(ahead);
+      ahead = successor(ahead);
+    }
+    if (behind != kNowhere) {
+      look(behind);
+      behind = predecessor(behind);
     }
   }
   return best;
@@ -155,13 +165,15 @@ Cursor::Position Cursor::find_anywhere() const noexcept {
   return best;
 }
 
-// How many of the latest requests, newest first, match the slots that end at `at`; those that take many sizes tell
-// nothing and do not count.
+// How many of the latest requests, newest first, match the slots that end at `at`. Those of slots that take many sizes
+// do not count; but none may be more than twice as large as was seen.
 std::size_t Cursor::agreement(Position at) const noexcept {
   const std::size_t known = std::min<std::uint64_t>(seen_, kHistory);
   std::size_t agreed = 0;
-  for (std::size_t back = 0; back < known && at != kNowhere && matches(at, past(back)); ++back) {
-    agreed += slots_[at].varies ? 0 : 1;
+  for (std::size_t back = 0; back < known && at != kNowhere; ++back) {
+    const bool varies = slots_[at].varies;
+    if (!matches(at, varies ? past(back) / 2 : past(back))) break;
+    agreed += varies ? 0 : 1;
     at = predecessor(at);
   }
   return agreed;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "interpose/serve/fit.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -17,9 +18,9 @@ namespace stalloc::serve {
 //
 // A slot whose size varies takes the next request whatever its size, so that what follows keeps its place; a request
 // larger than the slot goes unplanned.
-// After a deviation it keeps its place and lets the request go unplanned (an extra request), until two requests in a
-// row agree with slots a little ahead (missing requests) or the latest requests agree with another part of the plan
-// (K-grams of sizes). O(1) for a request that matches. Not thread-safe.
+// After a deviation it keeps its place and lets the request go unplanned (an extra request), until two requests agree
+// with slots a little ahead (missing requests) or behind (it had gone astray), or the latest requests agree with
+// another part of the plan (K-grams of sizes). O(1) for a request that matches. Not thread-safe.
 class Cursor {
  public:
   enum class Answer : std::uint8_t {
@@ -41,9 +42,17 @@ class Cursor {
   // foresaw it, if that is the next one; no deviation otherwise.
   void pass_through(std::uint64_t bytes) noexcept;
 
-  // False from the moment on when it is clear that the plan is of another program: fewer than a tenth of the first
-  // thousand requests, or of any later hundred thousand, found a slot.
-  [[nodiscard]] bool fits() const noexcept { return fits_; }
+  // The next slot is for a request like this one.
+  [[nodiscard]] bool awaits(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] bool body_begins_with(std::uint64_t bytes) const noexcept;
+  void begin_body() noexcept { at_ = body_begin_; }
+  // The latest request found no slot.
+  [[nodiscard]] bool missed() const noexcept { return misses_ != 0; }
+  // So many of the latest did not that the place is lost.
+  [[nodiscard]] bool lost() const noexcept;
+
+  // False from the moment on when it is clear that the plan is of another program.
+  [[nodiscard]] bool fits() const noexcept { return fit_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept { return resynchronisations_; }
 
  private:
@@ -67,8 +76,8 @@ class Cursor {
   void remember(std::uint32_t units) noexcept;
   void count(bool matched) noexcept;
   [[nodiscard]] Position find_here(std::uint32_t units) const noexcept;
-  [[nodiscard]] Position find_after_deviation(std::uint32_t units) const noexcept;
-  [[nodiscard]] Position find_ahead(std::uint32_t units) const noexcept;
+  [[nodiscard]] Position find_after_deviation() const noexcept;
+  [[nodiscard]] Position find_near() const noexcept;
   [[nodiscard]] Position find_anywhere() const noexcept;
   [[nodiscard]] std::size_t agreement(Position at) const noexcept;
   void index_grams();
@@ -85,13 +94,10 @@ class Cursor {
   Position at_ = 0;  // the next slot; slots_.size() when the plan has ended
   std::uint64_t seen_ = 0;
   std::array<std::uint32_t, kHistory> history_{};
-  bool last_missed_ = false;
+  std::uint32_t misses_ = 0;         // since the latest request that found a slot
   std::uint16_t recent_misses_ = 0;  // a bit for each of the latest 16 requests
-  std::uint64_t window_left_;
-  std::uint64_t window_matched_ = 0;
-  std::uint64_t window_size_;
+  Fit fit_;
   std::uint64_t resynchronisations_ = 0;
-  bool fits_ = true;
 };
 
 }  // namespace stalloc::serve

@@ -163,7 +163,7 @@ std::uint64_t Heap::mapping_calls() const noexcept {
 Statistics Heap::statistics() const noexcept {
   const Look look(mutex_);
   Statistics statistics = figures_.sums();
-  if (planned_) statistics.resynchronisations = planned_->cursor().resynchronisations();
+  if (planned_) statistics.resynchronisations = planned_->cursors().resynchronisations();
   statistics.stream_waits = order_.waits();
   statistics.mapping_calls_at_start = mapping_calls_at_start_;
   statistics.mapping_calls_after_start = mapping_calls() - mapping_calls_at_start_;

@@ -39,17 +39,17 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   book_last_free();
   const bool by_plan = planned_ && !dropped_;
   if (capturing) {
-    if (by_plan) planned_->cursor().pass_through(bytes);
+    if (by_plan) planned_->cursors().pass_through(bytes);
     return 0;
   }
   CUdeviceptr served = 0;
   Ask ask;
   bool admitted = false;
   Cursor::Step step;
-  if (by_plan) step = planned_->cursor().next(bytes);
+  if (by_plan) step = planned_->cursors().next(bytes);
   if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
   if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
-  const bool dropped_now = by_plan && !planned_->cursor().fits();
+  const bool dropped_now = by_plan && !planned_->cursors().fits();
   if (dropped_now) dropped_ = true;
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
   lock.unlock();

@@ -13,7 +13,7 @@ std::unique_ptr<Planned> Planned::create(Driver& driver, const plan::DevicePlan&
 Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
     : arena_(std::move(arena)),
       page_(plan.granularity),
-      cursor_(plan),
+      cursors_(plan),
       occupancy_(arena_->planned_bytes(), plan.granularity) {
   places_.reserve(plan.slots.size());
   ranges_.reserve(plan.slots.size());

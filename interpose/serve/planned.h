@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "interpose/serve/arena.h"
-#include "interpose/serve/cursor.h"
+#include "interpose/serve/cursors.h"
 #include "interpose/serve/occupancy.h"
 #include "plan/plan.h"
 
@@ -22,8 +22,8 @@ class Planned {
   // As Arena::create.
   static std::unique_ptr<Planned> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
 
-  [[nodiscard]] Cursor& cursor() noexcept { return cursor_; }
-  [[nodiscard]] const Cursor& cursor() const noexcept { return cursor_; }
+  [[nodiscard]] Cursors& cursors() noexcept { return cursors_; }
+  [[nodiscard]] const Cursors& cursors() const noexcept { return cursors_; }
   [[nodiscard]] Arena& arena() noexcept { return *arena_; }
   [[nodiscard]] const Arena& arena() const noexcept { return *arena_; }
   [[nodiscard]] Occupancy& occupancy() noexcept { return occupancy_; }
@@ -51,7 +51,7 @@ class Planned {
   std::uint64_t page_;
   std::vector<Place> places_;
   std::vector<PhysicalRange> ranges_;
-  Cursor cursor_;
+  Cursors cursors_;
   Occupancy occupancy_;
 };
 

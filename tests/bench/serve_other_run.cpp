@@ -1,15 +1,19 @@
 // A plan made from one recorded run, served to another one of the same program, without a device: what the heap would
 // hold, and how many mapping calls it would make. Prints one line; is no test.
 //
-//     serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks]
+//     serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N]
 //
-// dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call sites had been recorded.
+// dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call sites had been recorded. drop: the
+// served run leaves out one request in N, by chance. Where the plan has lanes, the requests come from threads as
+// recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -17,6 +21,7 @@
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
 #include "plan/trace_file.h"
+#include "tests/replay/turns.h"
 #include "tests/unit/fake_driver.h"
 
 using namespace stalloc;
@@ -39,43 +44,80 @@ plan::Problem read(const char* path, bool stacks) {
   return problem;
 }
 
-// Plays the requests; returns the peak of live bytes.
-std::uint64_t play(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver) {
-  std::map<std::uint32_t, serve::StreamKey> streams;
-  const auto stream = [&](std::uint32_t ordinal) {
-    auto at = streams.find(ordinal);
-    if (at == streams.end()) at = streams.emplace(ordinal, serve::StreamKey{driver.new_stream()}).first;
-    return at->second;
-  };
-  std::vector<std::vector<std::size_t>> ends(problem.requests.size() + 1);
-  std::vector<CUdeviceptr> addresses(problem.requests.size(), 0);
-  std::uint64_t live = 0;
-  std::uint64_t peak = 0;
-  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
-    const plan::Request& request = problem.requests[i];
-    for (const std::size_t ended : ends[i]) {
-      heap.free_async(addresses[ended], stream(problem.requests[ended].stream));
-      live -= problem.requests[ended].bytes();
+class Player {
+ public:
+  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, std::uint64_t drop)
+      : problem_(problem),
+        heap_(heap),
+        driver_(driver),
+        drop_(drop),
+        ends_(problem.requests.size() + 1),
+        addresses_(problem.requests.size(), 0) {}
+
+  // Returns the peak of live bytes.
+  std::uint64_t play(bool from_threads) {
+    std::vector<std::uint32_t> threads;
+    std::uint32_t count = 1;
+    for (const plan::Request& request : problem_.requests) {
+      threads.push_back(from_threads ? request.thread : 0);
+      count = std::max(count, threads.back() + 1);
     }
-    if (i % kWorkDone == 0) driver.finish_all_work();
-    if (request.bytes() == 0) continue;
-    const auto served = heap.allocate(request.size, stream(request.stream), nullptr);
-    if (!served) continue;
-    addresses[i] = *served;
-    live += request.bytes();
-    peak = std::max(peak, live);
-    if (request.until <= problem.requests.size()) ends[request.until].push_back(i);
+    replay::take_turns(threads, count, [this](std::size_t i) { return make(i), true; });
+    return peak_;
   }
-  return peak;
-}
+
+ private:
+  serve::StreamKey stream(std::uint32_t ordinal) {
+    auto at = streams_.find(ordinal);
+    if (at == streams_.end()) at = streams_.emplace(ordinal, serve::StreamKey{driver_.new_stream()}).first;
+    return at->second;
+  }
+
+  void make(std::size_t i) {
+    const plan::Request& request = problem_.requests[i];
+    for (const std::size_t ended : ends_[i]) {
+      heap_.free_async(addresses_[ended], stream(problem_.requests[ended].stream));
+      live_ -= problem_.requests[ended].bytes();
+    }
+    if (i % kWorkDone == 0) driver_.finish_all_work();
+    if (request.bytes() == 0 || (drop_ != 0 && random_() % drop_ == 0)) return;
+    const auto served = heap_.allocate(request.size, stream(request.stream), nullptr);
+    if (!served) return;
+    addresses_[i] = *served;
+    live_ += request.bytes();
+    peak_ = std::max(peak_, live_);
+    if (request.until <= problem_.requests.size()) ends_[request.until].push_back(i);
+  }
+
+  const plan::Problem& problem_;
+  serve::Heap& heap_;
+  test::FakeDriver& driver_;
+  const std::uint64_t drop_;
+  std::mt19937_64 random_{1};
+  std::map<std::uint32_t, serve::StreamKey> streams_;
+  std::vector<std::vector<std::size_t>> ends_;
+  std::vector<CUdeviceptr> addresses_;
+  std::uint64_t live_ = 0;
+  std::uint64_t peak_ = 0;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    return std::fprintf(stderr, "usage: serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks]\n"), 2;
+    return std::fprintf(stderr,
+                        "usage: serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N]\n"),
+           2;
   }
-  const std::string mode = argc > 3 ? argv[3] : "";
+  std::string mode;
+  std::uint64_t drop = 0;
+  for (int i = 3; i < argc; ++i) {
+    if (std::strncmp(argv[i], "drop=", 5) == 0) {
+      drop = std::strtoull(argv[i] + 5, nullptr, 10);
+    } else {
+      mode = argv[i];
+    }
+  }
   const bool stacks = mode != "no-stacks";
   const auto planned = plan::plan_device(read(argv[1], stacks), {.whole_run = mode == "whole"});
   if (!planned.ok()) return std::fprintf(stderr, "%s\n", planned.error.c_str()), 1;
@@ -87,15 +129,16 @@ int main(int argc, char** argv) {
   const auto heap = serve::Heap::create(driver, 0, plan, test::FakeDriver::context(), {}, &why,
                                         [](const char* text) { std::printf("%s\n", text); });
   if (heap == nullptr) return std::fprintf(stderr, "%s\n", why.c_str()), 1;
-  const std::uint64_t peak = play(problem, *heap, driver);
+  const std::uint64_t peak = Player(problem, *heap, driver, drop).play(plan != nullptr && !plan->lanes.empty());
   const serve::Statistics figures = heap->statistics();
   const auto gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   std::printf(
       "peak live %.3f GiB, physical %.3f GiB (%.4f), %llu requests planned, %llu dynamic, %llu slots refused, "
-      "mapping calls %llu at the start, %llu after\n",
+      "%llu resynchronisations, mapping calls %llu at the start, %llu after\n",
       gib(peak), gib(figures.physical_peak_bytes), gib(figures.physical_peak_bytes) / gib(peak),
       static_cast<unsigned long long>(figures.planned_requests),
       static_cast<unsigned long long>(figures.dynamic_requests), static_cast<unsigned long long>(figures.refused_slots),
+      static_cast<unsigned long long>(figures.resynchronisations),
       static_cast<unsigned long long>(figures.mapping_calls_at_start),
       static_cast<unsigned long long>(figures.mapping_calls_after_start));
 }

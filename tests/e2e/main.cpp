@@ -4,9 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <deque>
+#include <optional>
 #include <string>
 
 #include "tests/e2e/events.h"
+#include "tests/e2e/loader.h"
 #include "tests/e2e/stress.h"
 
 namespace {
@@ -20,6 +22,7 @@ struct Arguments {
   int devices = 1;
   std::string event = "nothing";
   std::size_t event_step = 3;
+  std::uint64_t loader = 0;
   bool is_stress = false;
   Stress stress;
 };
@@ -37,6 +40,7 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_flag("--blocking", to.shape.blocking, "streams wait for the legacy stream");
   app.add_option("--event", to.event, "what happens in the middle")->check(CLI::IsMember(event_names()));
   app.add_option("--event-step", to.event_step, "before which step");
+  app.add_option("--loader", to.loader, "a thread prepares batches; seed of when in the step, 0: there is none");
   CLI::App* const stress = app.add_subcommand("stress", "random requests instead of a training run");
   stress->add_option("--seed", to.stress.seed, "of what is requested");
   stress->add_option("--lives", to.stress.lives, "of what happens to it");
@@ -50,9 +54,15 @@ int parse(int argc, char** argv, Arguments& to) {
 
 void train(const Arguments& arguments, Host& host) {
   std::deque<Training> runs;
-  for (int device = 0; device < arguments.devices; ++device) runs.emplace_back(host, arguments.shape, device);
+  std::optional<Loader> loader;
+  const auto tick = [&loader] {
+    if (loader) loader->tick();
+  };
+  for (int device = 0; device < arguments.devices; ++device) runs.emplace_back(host, arguments.shape, device, tick);
+  if (arguments.loader != 0) loader.emplace(host, arguments.loader);
   for (std::size_t step = 0; step < arguments.steps; ++step) {
     StepChange change;
+    if (loader) loader->begin_step(runs.front().main_stream());
     if (step == arguments.event_step) {
       must(cudaSetDevice(0), "cudaSetDevice");
       change = happen(arguments.event, host, runs.front());

@@ -76,6 +76,23 @@ def backward_thread(bench):
 
 
 @scenario
+def loader_thread(bench):
+    """A second thread comes now earlier, now later: planned from one interleaving, served in others."""
+    late = {"SIMCUDA_DELAY_US": "100", "SIMCUDA_DELAY_EVERY": "9"}
+    for extra in ([], ["--no-recompute"], ["--backward-thread", "--microbatches", "1"]):
+        expect_sound(bench.record("--steps", "8", "--loader", "1", *extra, **late))
+        planned = bench.plan("--summary", "json")
+        device = planned.result["devices"][0]
+        expect(device["repetitions"] > 1 and device["lanes"] >= 2 and device["without_slot"] == 0,
+               "the steps were not found in each thread", planned)
+        for loader in ("2", "3", "4"):
+            served = expect_sound(bench.serve("--steps", "16", "--loader", loader, *extra, **late))
+            figures = served.figures[0]
+            expect(figures["planned"] >= 0.97 * served.result["requests"], "requests went unplanned", served)
+            expect(figures["maps_after"] == 0, "something was mapped after the start", served)
+
+
+@scenario
 def two_devices(bench):
     served = three_steps(bench, "--devices", "2", "--streams", "2", SIMCUDA_DEVICES="2")
     for device in (0, 1):

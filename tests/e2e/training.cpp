@@ -17,7 +17,8 @@ std::uint64_t mix(std::uint64_t z) {
 
 }  // namespace
 
-Training::Training(Host& host, const Shape& shape, int device) : host_(host), shape_(shape), device_(device) {
+Training::Training(Host& host, const Shape& shape, int device, std::function<void()> tick)
+    : host_(host), shape_(shape), device_(device), tick_(std::move(tick)) {
   must(cudaSetDevice(device), "cudaSetDevice");
   for (std::size_t i = 0; i < shape.streams; ++i) {
     cudaStream_t stream = nullptr;
@@ -78,6 +79,7 @@ void Training::step(const StepChange& change) {
 
 void Training::forward(const StepChange& change, std::size_t layers, std::vector<std::vector<Host::Id>>& saved) {
   for (std::size_t layer = 0; layer < layers; ++layer) {
+    tick_();
     std::vector<Host::Id> kept{activation(change, layer, 1)};
     std::vector<Host::Id> inner;
     for (std::size_t tensor = 2; tensor < 6; ++tensor) inner.push_back(activation(change, layer, tensor));
@@ -100,6 +102,7 @@ void Training::backward(const StepChange& change, std::size_t layers, std::vecto
     extra.push_back(host_.allocate(bytes_of(shape_.layers + i, 9), main_stream()));
   }
   for (std::size_t layer = layers; layer-- > 0;) {
+    tick_();
     for (std::size_t tensor = 2; shape_.recompute && tensor < 6; ++tensor) {
       saved[layer].push_back(activation(change, layer, tensor));
     }

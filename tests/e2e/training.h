@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tests/e2e/host.h"
@@ -32,7 +33,9 @@ struct StepChange {
 
 class Training {
  public:
-  Training(Host& host, const Shape& shape, int device);
+  // `tick` is called before each layer's forward and backward pass.
+  Training(
+      Host& host, const Shape& shape, int device, std::function<void()> tick = [] {});
 
   void step(const StepChange& change = {});
   // A forward pass without a backward pass, of other sizes.
@@ -51,6 +54,7 @@ class Training {
   Host& host_;
   const Shape shape_;
   const int device_;
+  const std::function<void()> tick_;
   std::vector<Host::Id> late_;  // of the step before
   std::vector<cudaStream_t> streams_;
   std::vector<Host::Id> parameters_;

@@ -204,3 +204,53 @@ TEST_CASE("waits between repetitions are demanded") {
   example.plan.waits = {{0, 1}, {1, 0}};
   CHECK(find_unsoundness(example.problem, example.plan).empty());
 }
+
+namespace {
+
+// Two threads, each with a slot in a body of two. The second thread comes first in the second repetition.
+struct TwoThreads {
+  Repeating of;
+
+  TwoThreads() {
+    of.plan.lanes = {0, 1};
+    for (std::size_t i = 0; i < 6; ++i) of.problem.requests[i].until = i + 1;
+    for (const std::size_t i : {1U, 2U, 5U}) of.problem.requests[i].thread = 7;
+    of.problem.requests[5].until = kNever;
+  }
+  [[nodiscard]] std::string fault() const { return find_unsoundness(of.problem, of.plan); }
+};
+
+}  // namespace
+
+TEST_CASE("each thread takes the slots of its lane, whoever comes first") {
+  CHECK(TwoThreads().fault().empty());
+  TwoThreads one_order;
+  one_order.of.problem.requests[2].size = one_order.of.problem.requests[1].size = 3000;
+  one_order.of.problem.requests[5].size = one_order.of.plan.slots[1].size = 3000;
+  CHECK(one_order.fault().empty());
+  one_order.of.plan.lanes.clear();
+  CHECK(contains(one_order.fault(), "too small"));
+}
+
+TEST_CASE("what lived together in the recorded order may share no byte, whatever the plan's order says") {
+  TwoThreads example;
+  example.of.plan.slots[1].upper = 2;
+  example.of.plan.slots[1].offset = 0;
+  CHECK(example.fault().empty());
+  example.of.problem.requests[2].until = 4;  // the second thread's, until after the first one's request 3
+  CHECK(contains(example.fault(), "request 0 takes bytes that request 1 still holds"));
+}
+
+TEST_CASE("threads without a lane take no bytes") {
+  TwoThreads example;
+  example.of.problem.requests[3].thread = 9;
+  example.of.problem.requests[3].size = 1 << 30;
+  CHECK(example.fault().empty());
+}
+
+TEST_CASE("a lane whose requests nobody makes is refused") {
+  TwoThreads example;
+  example.of.plan.slots.push_back({77, 1000, 0, 2, 3, 0, 0, SlotKind::Static, false});
+  example.of.plan.lanes.push_back(2);
+  CHECK(contains(example.fault(), "1 slots for 0 requests"));
+}

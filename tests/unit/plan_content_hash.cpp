@@ -7,7 +7,8 @@
 
 using namespace stalloc;
 
-TEST_CASE("the same calls at other addresses, times, threads and on another device hash alike") {
+TEST_CASE(
+    "the same calls at other addresses and times, from threads of other numbers and on another device hash alike") {
   auto trace = test::training_trace(3, 4, 2);
   const auto a = plan::content_hash(plan::find_lifetimes(trace).devices.at(0));
   for (trace::Device& device : trace.devices) device.ordinal = 3;
@@ -41,8 +42,8 @@ TEST_CASE("whatever a plan depends on changes the hash") {
   CHECK(differs([](plan::Problem& p) { p.requests[1].pass = plan::PassReason::Exported; }));
   CHECK(differs([](plan::Problem& p) { p.requests[1].stack = 9; }));
   CHECK_FALSE(differs([](plan::Problem& p) { p.device = 1; }));
-  CHECK_FALSE(differs([](plan::Problem& p) { p.requests[1].thread = 1; }));
-  CHECK_FALSE(differs([](plan::Problem& p) {  // call sites are told apart, whatever their numbers
-    for (plan::Request& request : p.requests) request.stack = 9;
+  CHECK(differs([](plan::Problem& p) { p.requests[1].thread = 1; }));
+  CHECK_FALSE(differs([](plan::Problem& p) {  // call sites and threads are told apart, whatever their numbers
+    for (plan::Request& request : p.requests) request.stack = request.thread = 9;
   }));
 }

@@ -34,6 +34,15 @@ TEST_CASE("a plan survives encoding and decoding") {
   CHECK(plan::encode_plan(decoded.value) == bytes);
 }
 
+TEST_CASE("lanes survive, and every slot must have one") {
+  Plan plan = test::sample_plan();
+  plan.devices.front().lanes = {0, 1, 0, 255};
+  const auto decoded = plan::decode_plan(plan::encode_plan(plan));
+  REQUIRE(decoded.error.empty());
+  CHECK(decoded.value.devices.front().lanes == plan.devices.front().lanes);
+  CHECK(defect_after([](DevicePlan& d) { d.lanes = {0, 1, 0}; }) == "device 0: not every slot has a lane");
+}
+
 TEST_CASE("an empty plan survives too") {
   const auto decoded = plan::decode_plan(plan::encode_plan(Plan{}));
   CHECK(decoded.error.empty());
@@ -78,7 +87,7 @@ TEST_CASE("plans of another major version and foreign files are named as such") 
   for (std::size_t at = 8; at < bytes.size() && !found; ++at) {  // the version is one of the root table's fields
     auto changed = bytes;
     changed[at] = 9;
-    found = plan::decode_plan(changed).error.find("plan of format version 9.1") == 0;
+    found = plan::decode_plan(changed).error.find("plan of format version 9.2") == 0;
   }
   CHECK(found);
 }

@@ -26,6 +26,7 @@ inline plan::PlannedDevice plan_soundly(const plan::Problem& problem, const plan
   const auto decoded = plan::decode_plan(plan::encode_plan({"", "", 0, {made}}));
   REQUIRE(decoded.error.empty());
   CHECK(decoded.value.devices[0].varying == made.varying);
+  CHECK(decoded.value.devices[0].lanes == made.lanes);
   return std::move(planned.value);
 }
 

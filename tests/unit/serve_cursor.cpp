@@ -1,6 +1,7 @@
 #include "interpose/serve/cursor.h"
 
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
@@ -171,6 +172,38 @@ TEST_CASE("among several places ahead the one that agrees best is taken", "[serv
   REQUIRE(ask(cursor, 4) == 9);
   REQUIRE(ask(cursor, 5) == 10);
   REQUIRE(ask(cursor, 10) == 11);
+}
+
+TEST_CASE("a missing request is not taken for many", "[serve][cursor]") {
+  //                                    missing          the same without it
+  Cursor cursor(plan_of_units({8, 1, 2, 3, 4, 5, 6, 8, 1, 2, 4, 5, 7}, 0, 13));
+  for (const std::uint64_t units : {8, 1, 2}) ask(cursor, units);
+  REQUIRE(ask(cursor, 4) == kNone);
+  REQUIRE(ask(cursor, 5) == 5);
+  REQUIRE(ask(cursor, 6) == 6);
+}
+
+TEST_CASE("a cursor that was led astray comes back", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 2, 3, 4, 5, 6, 7, 8, 9}, 9, 0));
+  REQUIRE(ask(cursor, 1) == 0);
+  REQUIRE(ask(cursor, 7) == kNone);
+  REQUIRE(ask(cursor, 8) == 7);  // two extra ones that look like a gap
+  REQUIRE(ask(cursor, 2) == kNone);
+  REQUIRE(ask(cursor, 3) == 2);
+  REQUIRE(ask(cursor, 4) == 3);
+}
+
+TEST_CASE("a gap before requests that are larger than was seen is noticed, one before others is not",
+          "[serve][cursor]") {
+  plan::DevicePlan plan = plan_of_units({10, 100, 20, 100, 30, 40}, 0, 6);
+  for (const std::uint32_t slot : {1U, 3U}) plan.slots[slot].kind = plan::SlotKind::Dynamic;
+  for (const auto& [larger, found] : {std::pair(150, 4), std::pair(250, kNone)}) {
+    Cursor cursor(plan);
+    REQUIRE(ask(cursor, 10) == 0);
+    ask(cursor, 20);  // takes the place of the missing one
+    REQUIRE(ask(cursor, static_cast<std::uint64_t>(larger)) == kNone);
+    CHECK(ask(cursor, 30) == found);
+  }
 }
 
 TEST_CASE("after any deviation the cursor finds its way back", "[serve][cursor]") {

@@ -141,3 +141,47 @@ TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   for (const Program& program : programs) served += program.served();
   REQUIRE(served > 100);
 }
+
+TEST_CASE("random programs on several threads, each with a lane of its own", "[serve][random][threads]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
+  CAPTURE(seed);
+  Random random(seed);
+  const std::vector<Request> requests = random_requests(240, random);
+  plan::DevicePlan plan = plan_for(requests, random);
+  constexpr std::uint8_t kLanes = 3;
+  for (std::size_t slot = 0; slot < plan.slots.size(); ++slot) {
+    plan.lanes.push_back(static_cast<std::uint8_t>(random() % kLanes));
+  }
+  FakeDriver driver(kPage);
+  std::string why;
+  const auto heap = plan_only_heap(driver, plan, &why);
+  REQUIRE(heap);
+  Shadow shadow(&driver);
+  std::deque<Program> programs;
+  std::vector<std::string> broken(kLanes);
+  std::vector<std::thread> threads;
+  for (std::uint8_t lane = 0; lane < kLanes; ++lane) {
+    programs.emplace_back(&driver, heap.get(), &shadow, new_streams(driver, 2), seed * 10 + lane);
+  }
+  for (std::uint8_t lane = 0; lane < kLanes; ++lane) {
+    threads.emplace_back([&, lane] {
+      const std::size_t body_end = plan.prologue + plan.body;
+      try {
+        for (int repetition = 0; repetition < 8; ++repetition) {
+          for (std::size_t i = repetition == 0 ? 0 : plan.prologue; i < body_end; ++i) {
+            if (plan.lanes[i] == lane) programs[lane].request(requests[i]);
+          }
+        }
+        programs[lane].finish();
+      } catch (const Shadow::Broken& error) {
+        broken[lane] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(broken == std::vector<std::string>(kLanes));
+  CHECK(heap->statistics().planned_live_bytes == 0);
+  std::size_t served = 0;
+  for (const Program& program : programs) served += program.served();
+  CHECK(served > 100);
+}

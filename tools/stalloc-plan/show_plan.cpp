@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
 
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
@@ -75,7 +76,20 @@ void append_device(std::string& out, const DevicePlan& device) {
   append_placements(out, device);
   out += ",\n";
   append_waits(out, device);
-  fmt::format_to(std::back_inserter(out), ",\n\"varying\": [{}]", fmt::join(device.varying, ", "));
+  fmt::format_to(std::back_inserter(out), ",\n\"varying\": [{}], \"lanes\": [{}]", fmt::join(device.varying, ", "),
+                 fmt::join(device.lanes, ", "));
+}
+
+// How many slots of the body each lane has; empty where all threads have one order.
+std::string lanes_text(const DevicePlan& device) {
+  std::map<unsigned, std::size_t> in_body;
+  for (std::size_t i = 0; i < device.lanes.size(); ++i) {
+    const bool repeats = i >= device.prologue && i - device.prologue < device.body;
+    in_body[device.lanes[i]] += repeats ? 1 : 0;
+  }
+  std::string text;
+  for (const auto& [lane, slots] : in_body) text += fmt::format("{}{}", text.empty() ? "" : ", ", slots);
+  return text;
 }
 
 // What a slot is taken for, and what in the recorded run says so.
@@ -122,6 +136,9 @@ std::string device_text(const DevicePlan& device) {
        fmt::format("{}, {} of them stitched", device.views.size(), device.views.empty() ? 0 : device.views.size() - 1));
   line("slots", fmt::format("{}: prologue {}, body {}, epilogue {}", device.slots.size(), device.prologue, device.body,
                             device.slots.size() - device.prologue - device.body));
+  if (const std::string lanes = lanes_text(device); !lanes.empty()) {
+    line("threads", fmt::format("each in its own order, with so many slots of the body: {}", lanes));
+  }
   for (std::size_t of = 0; of < slots.size(); ++of) {
     if (slots[of] > 0) line("", fmt::format("{} {}; at most {}", slots[of], kClasses[of], bytes_text(largest[of])));
   }

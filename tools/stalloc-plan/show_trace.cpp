@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plan/problem.h"
-#include "plan/steady_state.h"
+#include "plan/steps.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
 
@@ -17,17 +17,21 @@ namespace {
 // What is said of one device.
 struct DeviceFacts {
   const plan::Problem* problem;
+  plan::Steps steps;
   trace::Device device;  // as the trace describes it; empty when it does not
   std::uint64_t peak_live_bytes;
   std::uint64_t largest_bytes;
   std::size_t never_freed;
   std::size_t streams;
   std::size_t threads;
-  plan::SteadyState steady;
+
+  [[nodiscard]] const plan::SteadyState& steady() const { return steps.steady; }
+  // Whose order the steady state is of.
+  [[nodiscard]] const plan::Problem& ordered() const { return steps.threads ? steps.threads->problem : *problem; }
 };
 
 DeviceFacts facts_of(const Source& source, const plan::Problem& problem) {
-  DeviceFacts facts{&problem, {}, plan::peak_live_bytes(problem), 0, 0, 0, 0, plan::find_steady_state(problem)};
+  DeviceFacts facts{&problem, plan::find_steps(problem), {}, plan::peak_live_bytes(problem), 0, 0, 0, 0};
   std::set<std::uint32_t> streams;
   std::set<std::uint32_t> threads;
   for (const plan::Request& request : problem.requests) {
@@ -54,10 +58,10 @@ struct VaryingSite {
 // The largest first.
 std::vector<VaryingSite> varying_sites(const DeviceFacts& facts) {
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, VaryingSite> sites;
-  for (std::size_t i = 0; i < facts.steady.sizes.size(); ++i) {
-    const plan::Sizes& sizes = facts.steady.sizes[i];
+  for (std::size_t i = 0; i < facts.steady().sizes.size(); ++i) {
+    const plan::Sizes& sizes = facts.steady().sizes[i];
     if (!sizes.vary()) continue;
-    const plan::Request& request = facts.problem->requests[facts.steady.begin + i];
+    const plan::Request& request = facts.ordered().requests[facts.steady().begin + i];
     VaryingSite& site =
         sites.try_emplace({request.stack, request.module, request.stream}, VaryingSite{&request, 0, sizes})
             .first->second;
@@ -79,8 +83,9 @@ std::string varying_text(const DeviceFacts& facts) {
   const std::vector<VaryingSite> sites = varying_sites(facts);
   std::size_t requests = 0;
   for (const VaryingSite& site : sites) requests += site.requests;
-  std::string out = fmt::format("  {:<14}{} of {} requests a step, from {} call sites{}\n", "varying size", requests,
-                                facts.steady.period, sites.size(), sites.size() > kMostShown ? "; the largest:" : ":");
+  std::string out =
+      fmt::format("  {:<14}{} of {} requests a step, from {} call sites{}\n", "varying size", requests,
+                  facts.steady().period, sites.size(), sites.size() > kMostShown ? "; the largest:" : ":");
   for (std::size_t i = 0; i < std::min(sites.size(), kMostShown); ++i) {
     const VaryingSite& site = sites[i];
     out += fmt::format("  {:<14}stack {}: {} requests, {} to {}, up to {} sizes each\n", "", site.example->stack,
@@ -118,13 +123,14 @@ std::string device_text(const Source& source, const DeviceFacts& facts) {
   line("peak live", fmt::format("{} ({} B); the largest request {}", bytes_text(facts.peak_live_bytes),
                                 facts.peak_live_bytes, bytes_text(facts.largest_bytes)));
   if (source.recorded) {
-    line("steady state", facts.steady.period == 0
+    line("steady state", facts.steady().period == 0
                              ? "none"
-                             : fmt::format("{} requests repeat {} times, from request {} on{}", facts.steady.period,
-                                           facts.steady.repetitions, facts.steady.begin,
-                                           facts.steady.sizes.empty() ? "" : ", by call site"));
+                             : fmt::format("{} requests repeat {} times, from request {} on{}{}", facts.steady().period,
+                                           facts.steady().repetitions, facts.steady().begin,
+                                           facts.steady().sizes.empty() ? "" : ", by call site",
+                                           facts.steps.threads ? ", each thread in its own order" : ""));
   }
-  if (!facts.steady.sizes.empty()) out += varying_text(facts);
+  if (!facts.steady().sizes.empty()) out += varying_text(facts);
   return out;
 }
 
@@ -134,11 +140,12 @@ std::string device_json(const DeviceFacts& facts) {
   return fmt::format(
       "{{\"device\": {}, \"name\": {}, \"total_bytes\": {}, \"granularity\": {}, \"requests\": {}, \"streams\": {}, "
       "\"threads\": {}, \"never_freed\": {}, \"peak_live_bytes\": {}, \"largest_bytes\": {}, \"period\": {}, "
-      "\"repetitions\": {}, \"begin\": {}, \"by_call_site\": {}, \"varying\": {}, \"varying_sites\": [{}]}}",
+      "\"repetitions\": {}, \"begin\": {}, \"by_call_site\": {}, \"by_thread\": {}, \"varying\": {}, "
+      "\"varying_sites\": [{}]}}",
       facts.problem->device, json_text(facts.device.name), facts.device.total_bytes, facts.problem->granularity,
       facts.problem->requests.size(), facts.streams, facts.threads, facts.never_freed, facts.peak_live_bytes,
-      facts.largest_bytes, facts.steady.period, facts.steady.repetitions, facts.steady.begin,
-      !facts.steady.sizes.empty(), varying, sites);
+      facts.largest_bytes, facts.steady().period, facts.steady().repetitions, facts.steady().begin,
+      !facts.steady().sizes.empty(), facts.steps.threads.has_value(), varying, sites);
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   if (report.period == 0) return "not used: planned once, for a run that makes the very same requests";
   const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
   const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
-  const std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
+  std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
+  if (report.lanes > 0) how += fmt::format(", each of {} threads in its own order", report.lanes);
   return fmt::format("{} requests, {} repetitions{}{}; {} before, {} behind", report.period, report.repetitions, steps,
                      how, device.plan.prologue, rest);
 }
@@ -62,7 +63,7 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("requests", fmt::format("{}", device.report.requests));
   line("steady state", steady_text(device, recorded));
   line("peak live", fmt::format("{} ({} B){}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
-                                plan.varying.empty() ? "" : ", of what is planned"));
+                                plan.varying.empty() && device.report.without_slot == 0 ? "" : ", of what is planned"));
   line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
   line("utilisation", fmt::format("{:.2f} %", 100 * utilisation(plan.peak_live_bytes, plan.physical_bytes)));
   if (device.report.contiguous) line("gap", gap_text(plan));
@@ -74,6 +75,9 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   if (device.report.dynamic_slots > 0)
     line("dynamic", fmt::format("{} slots, of the largest size seen", device.report.dynamic_slots));
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
+  if (device.report.without_slot > 0) {
+    line("", fmt::format("{} requests of threads that do not keep step", device.report.without_slot));
+  }
   return text;
 }
 
@@ -87,7 +91,8 @@ std::string device_json(const plan::PlannedDevice& device) {
   }
   return fmt::format(
       "{{\"device\": {}, \"requests\": {}, \"slots\": {}, \"granularity\": {}, \"prologue\": {}, \"body\": {}, "
-      "\"repetitions\": {}, \"unrolled\": {}, \"by_call_site\": {}, \"beginning_only\": {}, \"dynamic_slots\": {}, "
+      "\"repetitions\": {}, \"unrolled\": {}, \"by_call_site\": {}, \"lanes\": {}, \"without_slot\": {}, "
+      "\"beginning_only\": {}, \"dynamic_slots\": {}, "
       "\"peak_live_bytes\": {}, "
       "\"physical_bytes\": {}, \"utilisation\": "
       "{:.6f}, "
@@ -95,11 +100,11 @@ std::string device_json(const plan::PlannedDevice& device) {
       "{}, \"contiguous\": {}, \"gap_bytes\": {}, "
       "\"passed_through\": {{{}}}}}",
       plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
-      device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.beginning_only,
-      device.report.dynamic_slots, plan.peak_live_bytes, plan.physical_bytes,
-      utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1, device.report.stitched_slots,
-      plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(), device.report.contiguous,
-      plan.physical_bytes - plan.peak_live_bytes, passed);
+      device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.lanes,
+      device.report.without_slot, device.report.beginning_only, device.report.dynamic_slots, plan.peak_live_bytes,
+      plan.physical_bytes, utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1,
+      device.report.stitched_slots, plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(),
+      device.report.contiguous, plan.physical_bytes - plan.peak_live_bytes, passed);
 }
 
 // Remarks on the trace that a reader of the plan should know.

@@ -1,0 +1,12 @@
+// Threads as the system names them.
+#pragma once
+
+namespace stalloc::serve {
+
+using ThreadId = int;  // never 0
+
+ThreadId this_thread() noexcept;
+// True when no thread of this process has the name any more. A system call.
+bool is_gone(ThreadId thread) noexcept;
+
+}  // namespace stalloc::serve
