@@ -3,6 +3,8 @@
 // it answered this thread before, and the context it then left is still the current one. Success leaves the runtime's
 // last error as it is, and so do we; whatever fails is asked again of the runtime, which reports it its own way. In
 // trace mode the driver's hook records, so every call goes there.
+#include <type_traits>
+
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
 #include "interpose/session/cuda_query.h"
@@ -10,8 +12,6 @@
 
 namespace stalloc::hooks::runtime {
 namespace {
-
-using trace::EventKind;
 
 // The context that the runtime left to this thread at its latest answer. Null: it has not answered since the program
 // chose a device, and may be about to change the context.
@@ -29,37 +29,41 @@ inline Serving serving() noexcept {
   return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
 }
 
-template <class Original>
-[[gnu::noinline]] RuntimeResult ask_runtime(Original original) noexcept {
-  const RuntimeResult result = original();
+// Not inlined, that what is served here lies together.
+template <class... Arguments>
+[[gnu::noinline]] RuntimeResult ask_runtime(const Call<RuntimeResult(Arguments...)>& call,
+                                            std::type_identity_t<Arguments>... arguments) noexcept {
+  const RuntimeResult result = call.original(arguments...);
   settled = result == 0 ? cuda_query::current_context() : nullptr;
   return result;
 }
 
-template <class Original>
-RuntimeResult allocate(Request request, void** out, Original original) noexcept {
-  const Serving by = out == nullptr || request.bytes == 0 ? Serving{} : serving();
-  if (by.heap == nullptr || !by.heaps->resolve_pool(*by.heap, &request.pool)) return ask_runtime(original);
-  if (const auto address = serve_request(*by.heap, request)) {
+template <class... Arguments>
+RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const serve::StreamKey& stream,
+                       CUmemoryPool pool, void** out, size_t bytes,
+                       std::type_identity_t<Arguments>... arguments) noexcept {
+  const Serving by = out == nullptr || bytes == 0 ? Serving{} : serving();
+  if (by.heap == nullptr || !by.heaps->resolve_pool(*by.heap, &pool)) {
+    return ask_runtime(call, out, bytes, arguments...);
+  }
+  if (const auto address = by.heap->allocate(bytes, stream, pool)) {
     *out = reinterpret_cast<void*>(*address);
     return 0;
   }
   const Declined declined;
-  return ask_runtime(original);
+  return ask_runtime(call, out, bytes, arguments...);
 }
 
 }  // namespace
 
 RuntimeResult alloc_async(const Call<RuntimeResult(void**, size_t, CUstream)>& call, void** out, size_t bytes,
                           CUstream stream, Default zero) noexcept {
-  return allocate({EventKind::AllocAsync, bytes, key_of(stream, zero)}, out,
-                  [&] { return call.original(out, bytes, stream); });
+  return allocate(call, key_of(stream, zero), nullptr, out, bytes, stream);
 }
 
 RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryPool, CUstream)>& call, void** out,
                               size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
-  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, zero), pool}, out,
-                  [&] { return call.original(out, bytes, pool, stream); });
+  return allocate(call, key_of(stream, zero), pool, out, bytes, pool, stream);
 }
 
 RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,
@@ -68,7 +72,7 @@ RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void*
   serve::Heap* heap = serving().heap;
   // What another heap owns, this one does not know: the driver's hook below the runtime finds its owner.
   if (heap != nullptr && heap->free_async(address, key_of(stream, zero), true) == CUDA_SUCCESS) return 0;
-  return ask_runtime([&] { return call.original(at, stream); });
+  return ask_runtime(call, at, stream);
 }
 
 RuntimeResult set_device(const Call<RuntimeResult(int)>& call, int device) noexcept {

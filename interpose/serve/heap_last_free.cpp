@@ -16,7 +16,9 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   const bool fits = last.address != 0 && rounded(last.bytes) == rounded(bytes) && !capturing &&
                     last_free_.stream == order_.latest(stream);
   const PoolIndex index = fits ? figures_.pool_index(pool) : kNoPool;
-  if (index == kNoPool) return serve_by_the_books(std::move(lock), bytes, &stream, pool, capturing);
+  if (index == kNoPool) [[unlikely]] {
+    return serve_by_the_books(std::move(lock), bytes, &stream, pool, capturing);
+  }
   last_free_.entry.address = 0;
   live_.insert({last.address, bytes, last.place, Origin::Dynamic, index});  // it had room before
   figures_.dynamic(bytes, index);
@@ -33,7 +35,7 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   // of a free on a thread's own stream is recorded at once.
   const bool known = context_is_current || !stream.is_default();
   const StreamOrdinal ordinal = known && !planned_ ? order_.latest(stream) : kNoStream;
-  if (ordinal == kNoStream || stream.is_per_thread()) {
+  if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
     return free_by_the_books(std::move(lock), address, stream, context_is_current);
   }
   LiveEntry entry;

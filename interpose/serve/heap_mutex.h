@@ -21,14 +21,18 @@ template <unsigned LongestPause>
 class alignas(64) BackoffMutex {
  public:
   void lock() noexcept {
-    if (!try_lock()) lock_slowly();
+    if (!try_lock()) [[unlikely]] {
+      lock_slowly();
+    }
   }
   bool try_lock() noexcept {
     std::uint32_t expected = kFree;
     return state_.compare_exchange_strong(expected, kTaken, std::memory_order_acquire, std::memory_order_relaxed);
   }
   void unlock() noexcept {
-    if (state_.exchange(kFree, std::memory_order_release) == kWaitedFor) state_.notify_one();
+    if (state_.exchange(kFree, std::memory_order_release) == kWaitedFor) [[unlikely]] {
+      wake();
+    }
   }
 
  private:
@@ -50,6 +54,8 @@ class alignas(64) BackoffMutex {
       }
     }
   }
+
+  [[gnu::noinline]] void wake() noexcept { state_.notify_one(); }
 
   static void pause(unsigned times) noexcept {
     for (unsigned i = 0; i < times; ++i) {
