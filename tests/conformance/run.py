@@ -32,8 +32,6 @@ OWN_PROCESS = ("global-capture",)
 SERVED = re.compile(r"requests (\d+) planned .* (\d+) dynamic requests")
 # Facts that may be so under the library, whatever they are alone, by how their names begin.
 KNOWN_DIFFERENCES = {
-    # cuPointerGetAttribute is not hooked: the driver answers it for what it mapped, not for what the program requested.
-    "questions: range start of ": ("as expected", "something else"),
     # The library calls the driver in relaxed mode: it serves what the driver refuses.
     "global-capture: another thread's requests during a global capture": ("served",),
     # Misuse: drivers differ in whether a pool's memory outlives the context. The library's never does.
