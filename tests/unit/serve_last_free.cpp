@@ -7,6 +7,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
+#include "plan/placement/policy.h"
 #include "serve_heaps.h"
 
 using namespace stalloc;
@@ -166,11 +167,11 @@ TEST_CASE("under capture the block freed last is not served", "[serve][last_free
 }
 
 TEST_CASE("large blocks are placed anew each time", "[serve][last_free]") {
-  FakeDriver driver(std::size_t{2} << 20);
+  FakeDriver driver(std::size_t{2} << 20, std::size_t{4} << 30);
   const StreamKey stream{driver.new_stream(), 0};
   std::string why;
   const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), {}, &why);
-  constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
+  constexpr std::uint64_t kLarge = plan::kLargestKept + (std::uint64_t{2} << 20);
   std::vector<CUdeviceptr> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(heap->allocate(kLarge, stream, nullptr).value_or(0));
   REQUIRE(heap->free_async(blocks[0], stream) == CUDA_SUCCESS);
