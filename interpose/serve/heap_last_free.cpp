@@ -42,8 +42,11 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   figures_.dynamic_freed(entry.bytes, entry.pool);
   book_last_free();
-  last_free_ = {entry, ordinal};
-  if (entry.bytes > plan::kLargestKept) enter_last_free();
+  if (entry.bytes > plan::kLargestKept) {
+    give_back(entry, ordinal);
+  } else {
+    last_free_ = {entry, ordinal};
+  }
   return CUDA_SUCCESS;
 }
 

@@ -11,9 +11,11 @@ namespace {
 // Chosen with tests/bench/online_policy on recorded training runs.
 constexpr std::uint64_t kSmallHandlePages = 2;
 constexpr std::uint64_t kHugePages = 256;           // requests from so many pages on get larger handles,
-constexpr std::uint64_t kHandlesAHugeRequest = 64;  // at least so many a request
-constexpr std::uint64_t kHandlesHeld = 768;         // and each at most this part of what is held
-constexpr std::uint64_t kHandlesARequest = 4;
+constexpr std::uint64_t kHandlesAHugeRequest = 60;  // at least so many a request
+constexpr std::uint64_t kHandlesHeld = 896;         // and each at most this part of what is held
+constexpr std::uint64_t kHandlesARequest = 2;
+constexpr std::uint64_t kFinePages = 8;  // from this size on in steps of kStepPages, below in powers of two
+constexpr std::uint64_t kStepPages = 2;
 
 constexpr std::uint64_t kLookedAtEvery = 1024;  // requests
 constexpr std::uint64_t kFreeWhileFast = 32;    // the part of what is held that may be free
@@ -25,15 +27,21 @@ std::uint64_t handle_bytes(std::uint64_t request, std::uint64_t held, std::uint6
   return std::max(small, std::min(request / kHandlesAHugeRequest, held / kHandlesHeld));
 }
 
+// The largest of the sizes that are used.
+std::uint64_t rounded_down(std::uint64_t bytes, std::uint64_t page) {
+  if (bytes < kFinePages * page) return std::bit_floor(bytes);
+  return bytes / (kStepPages * page) * (kStepPages * page);
+}
+
 }  // namespace
 
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest) {
   const std::uint64_t need = round_up(missing, page);
-  std::uint64_t bytes = std::bit_floor(std::min(handle_bytes(request, held + need, page), std::max(largest, page)));
+  std::uint64_t bytes = rounded_down(std::min(handle_bytes(request, held + need, page), std::max(largest, page)), page);
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {
-    while (bytes > left) bytes /= 2;
+    while (bytes > left) bytes = std::bit_floor(bytes - 1);
     handles.push_back(bytes);
   }
   return handles;

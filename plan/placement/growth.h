@@ -11,7 +11,7 @@ namespace stalloc::plan {
 //
 // Mapping costs per handle, and what is lost to memory is lost in handles that are partly used, so their size follows
 // what is held, and only for requests that are much larger than any handle: all others get handles of at most two
-// pages. None exceeds `largest`, rounded down to a power of two. The remainder is made of smaller ones.
+// pages. None exceeds `largest`. The remainder is made of smaller ones.
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest);
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::size_t kViewsLookedAt = 128;
 constexpr std::size_t kRangesCompared = 16;
+constexpr std::uint64_t kMuch = 5;           // times the request
 constexpr std::uint64_t kPagesCompared = 4;  // for requests below so many pages the best fit is good enough
 
 }  // namespace
@@ -24,7 +25,8 @@ std::uint64_t HandlePlacement::find_on_line(std::uint64_t bytes, StreamIndex str
 
 // Of the best-fitting ranges and their two ends, the place that strands fewest bytes: free ones beside the request in
 // handles that it takes a part of. A handle can be mapped only whole, so no stitched view can use them. Those that were
-// stranded before count half. Small requests lie in handles of one page: their end does not matter.
+// stranded before count half, and those beside which much stays free a quarter less: what comes next may lie there.
+// Small requests lie in handles of one page: their end does not matter.
 std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
@@ -35,8 +37,10 @@ std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_
   std::uint64_t best = fit->begin;
   std::uint64_t fewest = ~std::uint64_t{0};
   for (std::size_t i = 0; i < count && fewest > 0; ++i) {
+    const bool much_stays_free = ranges[i].bytes() >= kMuch * bytes;
     for (const std::uint64_t begin : {ranges[i].begin, ranges[i].end - bytes}) {
-      const std::uint64_t stranded = stranded_by(ranges[i], {begin, begin + bytes});
+      std::uint64_t stranded = stranded_by(ranges[i], {begin, begin + bytes});
+      if (much_stays_free) stranded -= stranded / 4;
       if (stranded >= fewest) continue;
       best = begin;
       fewest = stranded;

@@ -1,36 +1,40 @@
 #!/usr/bin/env python3
 """Measures what allocating costs the host: torch.empty and its free, and training steps bound by launching kernels.
 
-  bench_empty.py --library LIB [--simplest LIB] --out DIR [--rounds N] [--variants LIST] [--steps N] [--pairs N] [--batches N]
+  bench_empty.py --library LIB [--simplest LIB] --out DIR [--turns N] [--variants LIST] [--pairs N]
 
-Variants, run one after the other in each round, so that slow drifts of the machine hit all alike:
+Variants:
   native      PyTorch's caching allocator
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   dynamic     stalloc's dynamic mode: no trace, no plan
   simplest    the same backend of PyTorch on simplest_pool.cpp: the least that any allocator behind it can cost
 
-Each run is a process of its own. DIR receives empty.json (every run) and empty.md, which is printed too.
+The speed of a rented host may change twofold from one second to the next. So all variants live at the same time, each in
+a process of its own on the same two cores, and measure in turns of some milliseconds, one after the other; what is compared
+is the ratio to the first variant within a turn. DIR receives empty.json (every turn) and empty.md, which is printed too.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import time
 
+import train
 from bench_train import TITLES, environment_for, list_of, median
 
 VARIANTS = ("native", "expandable", "async", "dynamic", "simplest")
 NAMES = {**TITLES, "simplest": "simplest pool"}
 BYTES = (1 << 10, 1 << 20, 64 << 20)
-TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
 # Models so small that the device waits for the host.
-STEPS = {
+MODELS = {
     "step of a tiny model": ["--size", "tiny", "--batch", "1", "--seq", "64", "--accumulate", "1"],
     "step of a 200M model, 64 tokens": ["--size", "200m", "--batch", "1", "--seq", "64", "--accumulate", "1"],
 }
+STEPS_WARM_UP = 20
 
 
 def make_parser():
@@ -39,79 +43,110 @@ def make_parser():
     parser.add_argument("--simplest", type=pathlib.Path, metavar="LIB",
                         help="libsimplest_pool.so, for that variant; left out without")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--variants", type=list_of(VARIANTS), default=list(VARIANTS), metavar="LIST",
-                        help="comma-separated; default: all")
-    parser.add_argument("--steps", type=int, default=120, help="training steps in a run; a third is warm-up")
-    parser.add_argument("--pairs", type=int, default=1000, help="tensors made and freed in a batch")
-    parser.add_argument("--batches", type=int, default=50, help="batches measured in a run")
+                        help="comma-separated, the first is compared with; default: all")
+    parser.add_argument("--pairs", type=int, default=1000, help="tensors made and freed in a turn")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
     return parser
 
 
-def time_empty(arguments):
-    """In a process of its own: nanoseconds of one torch.empty with its free, by size; the median over the batches."""
+def time_pairs(size, pairs, device, synchronize):
+    """Nanoseconds of one torch.empty with its free."""
     import torch
 
-    def batch(size):
+    for _ in range(pairs // 10):  # the other variants had the caches
+        torch.empty(size, dtype=torch.uint8, device=device)
+    started = time.perf_counter_ns()
+    for _ in range(pairs):
+        torch.empty(size, dtype=torch.uint8, device=device)  # freed at once
+    spent = time.perf_counter_ns() - started
+    synchronize()
+    return spent / pairs
+
+
+def make_trainer(words, device, synchronize):
+    """A function that makes one training step of a model of its own and returns its nanoseconds."""
+    import torch
+
+    options = train.make_parser().parse_args([*words, "--device", device])
+    model = train.make_model(options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    microbatches = train.Microbatches(options, torch)
+
+    def step():
         started = time.perf_counter_ns()
-        for _ in range(arguments.pairs):
-            torch.empty(size, dtype=torch.uint8, device=arguments.device)  # freed at once
-        spent = time.perf_counter_ns() - started
-        if arguments.device == "cuda":
-            torch.cuda.synchronize()
-        return spent / arguments.pairs
+        train.train_step(options, model, optimizer, microbatches)
+        synchronize()
+        return time.perf_counter_ns() - started
 
-    result = {}
-    for size in BYTES:
-        for _ in range(3):
-            batch(size)
-        result[f"torch.empty, {size >> 10} KiB"] = median([batch(size) for _ in range(arguments.batches)])
-    return result
+    for _ in range(STEPS_WARM_UP):
+        step()
+    return lambda: [step() for _ in range(3)][-1]  # the other variants had the caches
 
 
-def run(command, environment):
-    """What a process printed: JSON. Ends the program when the process fails."""
-    done = subprocess.run([sys.executable, *map(str, command)], env=environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} failed with status {done.returncode}; the end of its output:\n"
-                 f"{done.stderr[-4000:]}")
-    return json.loads(done.stdout)
+def serve_turns(arguments):
+    """In a process of its own: for each name read from standard input, prints what it measures now, in nanoseconds."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
+    measure = {f"torch.empty, {size >> 10} KiB":
+               lambda size=size: time_pairs(size, arguments.pairs, arguments.device, synchronize) for size in BYTES}
+    measure.update((name, make_trainer(words, arguments.device, synchronize)) for name, words in MODELS.items())
+    print(json.dumps(list(measure)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measure[line.strip()]()), flush=True)
 
 
-def measure(variant, arguments):
-    """One round of a variant: nanoseconds by what was measured."""
-    if variant == "simplest":
-        environment = {**environment_for("async", arguments, trace=None), "LD_PRELOAD": str(arguments.simplest)}
-    else:
-        environment = environment_for(variant, arguments, trace=None)
-    same = ["--library", arguments.library, "--out", arguments.out, "--pairs", arguments.pairs,
-            "--batches", arguments.batches, "--device", arguments.device]
-    result = run([__file__, "--time-empty", *same], environment)
-    for name, options in STEPS.items():
-        report = run([TRAIN, *options, "--steps", arguments.steps, "--warmup", arguments.steps // 3,
-                      "--device", arguments.device], environment)
-        result[name] = 1e6 * median(report["step_ms"][arguments.steps // 3:])
-    return result
+class Variant:
+    """A process that measures on request."""
+
+    def __init__(self, name, arguments, cores):
+        self.name = name
+        environment = environment_for("async" if name == "simplest" else name, arguments, trace=None)
+        if name == "simplest":
+            environment["LD_PRELOAD"] = str(arguments.simplest)
+        command = [sys.executable, __file__, "--serve-turns", "--library", arguments.library, "--out", arguments.out,
+                   "--pairs", arguments.pairs, "--device", arguments.device]
+        self.log = open(arguments.out / f"{name}.stderr", "w", encoding="utf-8")
+        self.process = subprocess.Popen([*map(str, command)], env=environment, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                        preexec_fn=lambda: os.sched_setaffinity(0, cores))
+        self.names = self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name} failed with status {self.process.wait()}; see {self.log.name}")
+        return json.loads(line)
+
+    def ask(self, name):
+        self.process.stdin.write(name + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.log.close()
 
 
-def table(rounds):
-    """Medians over the rounds, and as ratios to the first variant's."""
-    variants = list(rounds)
-    lines = ["| | " + " | ".join(f"{NAMES[variant]}, us | ratio" for variant in variants) + " |",
-             "|---" * (1 + 2 * len(variants)) + "|"]
-    for name in rounds[variants[0]][0]:
-        medians = [median([one[name] for one in rounds[variant]]) for variant in variants]
-        cells = (f"{nanoseconds / 1000:.2f} | {nanoseconds / medians[0]:.3f}" for nanoseconds in medians)
+def table(turns):
+    """Medians over the turns: of the times, and of the ratios to the first variant's in the same turn."""
+    first = next(iter(turns.values()))
+    lines = ["| | " + " | ".join(f"{NAMES[variant]}, us | ratio" for variant in turns) + " |",
+             "|---" * (1 + 2 * len(turns)) + "|"]
+    for name, compared in first.items():
+        cells = (f"{median(measured[name]) / 1000:.2f} | "
+                 f"{median([one / other for one, other in zip(measured[name], compared)]):.3f}"
+                 for measured in turns.values())
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main():
-    if "--time-empty" in sys.argv:
-        arguments = make_parser().parse_args([word for word in sys.argv[1:] if word != "--time-empty"])
-        print(json.dumps(time_empty(arguments)))
+    if "--serve-turns" in sys.argv:
+        serve_turns(make_parser().parse_args([word for word in sys.argv[1:] if word != "--serve-turns"]))
         return
     arguments = make_parser().parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -120,15 +155,23 @@ def main():
         arguments.variants = [variant for variant in arguments.variants if variant != "simplest"]
     else:
         arguments.simplest = arguments.simplest.resolve(strict=True)
-    rounds = {variant: [] for variant in arguments.variants}
-    for number in range(arguments.rounds):
-        for variant in arguments.variants:
-            print(f"round {number}, {variant} ...", flush=True)
-            rounds[variant].append(measure(variant, arguments))
-        # Written each round: a run that is cut short leaves what it has.
-        (arguments.out / "empty.json").write_text(json.dumps(rounds, indent=1) + "\n", encoding="utf-8")
-        (arguments.out / "empty.md").write_text(table(rounds), encoding="utf-8")
-    print(f"\n{table(rounds)}")
+    cores = sorted(os.sched_getaffinity(0))[-2:]
+    variants = []
+    for name in arguments.variants:
+        print(f"{name} ...", flush=True)
+        variants.append(Variant(name, arguments, cores))
+    turns = {variant.name: {name: [] for name in variants[0].names} for variant in variants}
+    for name in variants[0].names:
+        print(f"{name} ...", flush=True)
+        for turn in range(arguments.turns):
+            first = turn % len(variants)
+            for variant in variants[first:] + variants[:first]:
+                turns[variant.name][name].append(variant.ask(name))
+    for variant in variants:
+        variant.end()
+    (arguments.out / "empty.json").write_text(json.dumps(turns) + "\n", encoding="utf-8")
+    (arguments.out / "empty.md").write_text(table(turns), encoding="utf-8")
+    print(f"\n{table(turns)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bench_empty  # noqa: E402
 import bench_pairs  # noqa: E402
+import bench_streams  # noqa: E402
 import bench_train  # noqa: E402
 import frameworks  # noqa: E402
 import train  # noqa: E402
@@ -79,13 +80,21 @@ class Pairs(unittest.TestCase):
 
 class Empty(unittest.TestCase):
     def test_table(self):
-        rounds = {"native": [{"torch.empty": 2000.0}, {"torch.empty": 1000.0}, {"torch.empty": 1800.0}],
-                  "dynamic": [{"torch.empty": 900.0}]}
-        self.assertIn("| torch.empty | 1.80 | 1.000 | 0.90 | 0.500 |", bench_empty.table(rounds))
+        turns = {"native": {"torch.empty": [2000.0, 1000.0, 1800.0]}, "dynamic": {"torch.empty": [1000.0, 1200.0, 720.0]}}
+        self.assertIn("| torch.empty | 1.80 | 1.000 | 1.00 | 0.500 |", bench_empty.table(turns))
 
     def test_variants(self):
         with self.assertRaises(argparse.ArgumentTypeError):
             bench_train.list_of(bench_empty.VARIANTS)("native,serve")
+
+
+class Streams(unittest.TestCase):
+    def test_table(self):
+        results = {"native": {"ms": [4.0, 5.0], "live": 2**30, "held": 2**31},
+                   "stalloc, order": {"ms": [4.5], "live": 2**30, "held": 2**30, "waits": 7}}
+        rows = bench_streams.table(results)
+        self.assertIn("| native | 1024 | 2.000 |  | 4.50 | 1.000 |", rows)
+        self.assertIn("| stalloc, order | 1024 | 1.000 | 7 | 4.50 | 1.000 |", rows)
 
 
 class Frameworks(unittest.TestCase):
