@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kSmallHandlePages = 2;
 constexpr std::uint64_t kHugePages = 256;           // requests from so many pages on get larger handles,
 constexpr std::uint64_t kHandlesAHugeRequest = 60;  // at least so many a request
-constexpr std::uint64_t kHandlesHeld = 896;         // and each at most this part of what is held
+constexpr std::uint64_t kHandlesHeld = 1024;        // and each at most this part of what is held
 constexpr std::uint64_t kHandlesARequest = 2;
 constexpr std::uint64_t kFinePages = 8;  // from this size on in steps of kStepPages, below in powers of two
 constexpr std::uint64_t kStepPages = 2;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kViewsLookedAt = 128;
 constexpr std::size_t kRangesCompared = 16;
-constexpr std::uint64_t kMuch = 5;           // times the request
+constexpr std::uint64_t kMuch = 2;           // times the request
 constexpr std::uint64_t kPagesCompared = 4;  // for requests below so many pages the best fit is good enough
 
 }  // namespace

@@ -56,7 +56,7 @@ def train(iterations):
         torch.cuda.synchronize()
         blocks.append((time.perf_counter() - started) * 100)
     return {"ms": blocks[WARM_UP // 10:], "live": torch.cuda.max_memory_allocated(),
-            "held": torch.cuda.max_memory_reserved(), **Statistics().read()}
+            "held": torch.cuda.max_memory_reserved(), "figures": Statistics().read()}
 
 
 def measure(name, environment):
@@ -70,11 +70,11 @@ def measure(name, environment):
 
 def table(results):
     first = median(next(iter(results.values()))["ms"])
-    lines = ["| allocator | live MiB | held / live | waits between streams | iteration, ms | to the first |",
-             "|---|---|---|---|---|---|"]
+    lines = ["| allocator | live MiB | held / live | waits between streams | mapping calls | iteration, ms | to the first |",
+             "|---|---|---|---|---|---|---|"]
     for name, result in results.items():
         lines.append(f"| {name} | {result['live'] / 2**20:.0f} | {result['held'] / result['live']:.3f} | "
-                     f"{result.get('waits', '')} | {median(result['ms']):.2f} | {median(result['ms']) / first:.3f} |")
+                     f"{result['figures'].get('waits', '')} | {result['figures'].get('mapping_calls_after_start', '')} | {median(result['ms']):.2f} | {median(result['ms']) / first:.3f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -90,11 +90,12 @@ class Empty(unittest.TestCase):
 
 class Streams(unittest.TestCase):
     def test_table(self):
-        results = {"native": {"ms": [4.0, 5.0], "live": 2**30, "held": 2**31},
-                   "stalloc, order": {"ms": [4.5], "live": 2**30, "held": 2**30, "waits": 7}}
+        results = {"native": {"ms": [4.0, 5.0], "live": 2**30, "held": 2**31, "figures": {}},
+                   "stalloc, order": {"ms": [4.5], "live": 2**30, "held": 2**30,
+                                       "figures": {"waits": 7, "mapping_calls_after_start": 90}}}
         rows = bench_streams.table(results)
-        self.assertIn("| native | 1024 | 2.000 |  | 4.50 | 1.000 |", rows)
-        self.assertIn("| stalloc, order | 1024 | 1.000 | 7 | 4.50 | 1.000 |", rows)
+        self.assertIn("| native | 1024 | 2.000 |  |  | 4.50 | 1.000 |", rows)
+        self.assertIn("| stalloc, order | 1024 | 1.000 | 7 | 90 | 4.50 | 1.000 |", rows)
 
 
 class Frameworks(unittest.TestCase):
