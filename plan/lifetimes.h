@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/files/trace_file.h"
 #include "plan/problem.h"
-#include "plan/trace_file.h"
 
 namespace stalloc::plan {
 

@@ -4,12 +4,12 @@
 #include <chrono>
 #include <limits>
 
-#include "plan/beginning.h"
-#include "plan/contiguous.h"
-#include "plan/handles.h"
-#include "plan/layout.h"
-#include "plan/ordering.h"
-#include "plan/steps.h"
+#include "plan/layout/contiguous.h"
+#include "plan/layout/handles.h"
+#include "plan/layout/layout.h"
+#include "plan/layout/ordering.h"
+#include "plan/steps/beginning.h"
+#include "plan/steps/steps.h"
 
 namespace stalloc::plan {
 namespace {

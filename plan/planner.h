@@ -9,7 +9,7 @@
 #include "plan/outcome.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
-#include "plan/sequence.h"
+#include "plan/steps/sequence.h"
 
 namespace stalloc::plan {
 

@@ -6,7 +6,7 @@
 
 #include "interpose/hooks/call.h"
 #include "interpose/serve/heap.h"
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 
 namespace stalloc::hooks {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "interpose/base/process.h"
-#include "plan/checksum.h"
+#include "plan/files/checksum.h"
 
 namespace stalloc::record {
 

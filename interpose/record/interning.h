@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "interpose/base/loader.h"
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 
 namespace stalloc::record {
 

@@ -13,7 +13,7 @@
 #include "interpose/record/interning.h"
 #include "interpose/record/trace_output.h"
 #include "interpose/serve/heap.h"
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 
 namespace stalloc::record {
 

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 
 namespace stalloc::cuda_query {
 

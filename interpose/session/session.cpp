@@ -14,7 +14,7 @@
 #include "interpose/base/process.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/driver_functions.h"
-#include "plan/plan_file.h"
+#include "plan/files/plan_file.h"
 
 namespace stalloc {
 namespace {

@@ -1,4 +1,4 @@
-// Placement while a plan is made: in pages, which are cut into handles afterwards (plan/handles.h).
+// Placement while a plan is made: in pages, which are cut into handles afterwards (plan/layout/handles.h).
 //
 // Physical memory is a row of pages; the home view shows them in order. A request takes, in this order of preference,
 //   1. a contiguous free range of the home view, as `Fit` says,

@@ -1,4 +1,4 @@
-// What the run time and its simulation (plan/online_allocator.h) must agree on beside placement.
+// What the run time and its simulation (plan/simulate/online_allocator.h) must agree on beside placement.
 #pragma once
 
 #include <cstdint>

@@ -11,9 +11,9 @@
 #include <map>
 #include <vector>
 
+#include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
-#include "plan/online_allocator.h"
-#include "plan/trace_file.h"
+#include "plan/simulate/online_allocator.h"
 
 using namespace stalloc;
 using plan::HandlePlacement;

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "interpose/serve/heap.h"
+#include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
-#include "plan/trace_file.h"
 #include "tests/replay/turns.h"
 #include "tests/unit/fake_driver.h"
 

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "plan/checker.h"
-#include "plan/csv.h"
+#include "plan/files/csv.h"
 #include "plan/planner.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

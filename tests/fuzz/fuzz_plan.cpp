@@ -1,7 +1,7 @@
 // Any bytes: the plan reader says what is wrong in one line, or gives a plan that can be served and written again.
 #include <cstdlib>
 
-#include "plan/plan_file.h"
+#include "plan/files/plan_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace stalloc;

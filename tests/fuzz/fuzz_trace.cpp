@@ -1,8 +1,8 @@
 // Any bytes: the trace reader says what is wrong in one line, or gives a trace whose lifetimes can be found.
 #include <cstdlib>
 
+#include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
-#include "plan/trace_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace stalloc;

@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "plan/file_io.h"
-#include "plan/plan_file.h"
+#include "plan/files/file_io.h"
+#include "plan/files/plan_file.h"
 #include "plan_samples.h"
 
 int main(int argc, char** argv) {

@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "plan/file_io.h"
+#include "plan/files/file_io.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 

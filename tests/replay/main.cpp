@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 #include "tests/replay/replay.h"
 
 namespace {

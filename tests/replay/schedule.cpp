@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "plan/lifetimes.h"
-#include "plan/steady_state.h"
+#include "plan/steps/steady_state.h"
 
 namespace stalloc::replay {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 
 namespace stalloc::replay {
 

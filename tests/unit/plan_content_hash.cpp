@@ -1,5 +1,5 @@
 // What makes two ranks share a plan.
-#include "plan/content_hash.h"
+#include "plan/files/content_hash.h"
 
 #include "catch.h"
 #include "plan/lifetimes.h"

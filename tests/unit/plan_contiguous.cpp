@@ -1,6 +1,6 @@
 // Contiguous placement: sound by a naive check, as tight as can be where that is known, and part of a plan that the
 // checker calls sound.
-#include "plan/contiguous.h"
+#include "plan/layout/contiguous.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,8 +8,8 @@
 
 #include "catch.h"
 #include "plan/checker.h"
-#include "plan/contiguous_search.h"
 #include "plan/lifetimes.h"
+#include "plan/packing/search.h"
 #include "plan/planner.h"
 #include "plan_samples.h"
 

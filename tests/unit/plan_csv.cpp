@@ -1,4 +1,4 @@
-#include "plan/csv.h"
+#include "plan/files/csv.h"
 
 #include "catch.h"
 

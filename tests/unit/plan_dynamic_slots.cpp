@@ -1,12 +1,12 @@
 // Steps whose requests vary in size: found by call sites, planned soundly, without counting on the recorded sizes.
-#include "plan/dynamic_slots.h"
+#include "plan/steps/dynamic_slots.h"
 
 #include <algorithm>
 #include <random>
 
 #include "catch.h"
 #include "plan/planner.h"
-#include "plan/varying.h"
+#include "plan/steps/varying.h"
 #include "plan_soundly.h"
 
 using namespace stalloc::plan;

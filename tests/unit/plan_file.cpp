@@ -1,5 +1,5 @@
 // Plan files: what is written is read; what is damaged or cannot be served is refused.
-#include "plan/plan_file.h"
+#include "plan/files/plan_file.h"
 
 #include <functional>
 

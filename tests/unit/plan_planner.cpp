@@ -6,12 +6,12 @@
 
 #include "catch.h"
 #include "plan/checker.h"
-#include "plan/csv.h"
+#include "plan/files/csv.h"
+#include "plan/files/plan_file.h"
+#include "plan/layout/packed.h"
+#include "plan/layout/sweep.h"
 #include "plan/lifetimes.h"
-#include "plan/packed.h"
-#include "plan/plan_file.h"
-#include "plan/steady_state.h"
-#include "plan/sweep.h"
+#include "plan/steps/steady_state.h"
 #include "plan_samples.h"
 #include "plan_soundly.h"
 

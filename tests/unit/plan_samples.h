@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "plan/files/trace_file.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
-#include "plan/trace_file.h"
 
 namespace stalloc::test {
 

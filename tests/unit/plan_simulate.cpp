@@ -1,12 +1,12 @@
 // The simulated allocators, against sequences worked out by hand from PyTorch's rules, and against each other.
-#include "plan/simulate.h"
+#include "plan/simulate/simulate.h"
 
 #include <random>
 
 #include "catch.h"
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
-#include "plan/simulate_caching.h"
+#include "plan/simulate/simulate_caching.h"
 #include "plan_samples.h"
 
 using namespace stalloc::plan;

@@ -5,7 +5,7 @@
 
 #include "catch.h"
 #include "plan/checker.h"
-#include "plan/plan_file.h"
+#include "plan/files/plan_file.h"
 #include "plan/planner.h"
 
 namespace stalloc::test {

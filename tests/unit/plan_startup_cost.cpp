@@ -1,5 +1,5 @@
 // The estimate meets the figures it was made from, and counts what is mapped twice.
-#include "plan/startup_cost.h"
+#include "plan/layout/startup_cost.h"
 
 #include "catch.h"
 

@@ -1,5 +1,5 @@
 // Repetitions: found exactly, whole steps rather than microbatches, cut where little lives across.
-#include "plan/steady_state.h"
+#include "plan/steps/steady_state.h"
 
 #include <algorithm>
 #include <iterator>
@@ -7,7 +7,7 @@
 
 #include "catch.h"
 #include "plan/lifetimes.h"
-#include "plan/runs.h"
+#include "plan/steps/runs.h"
 #include "plan_samples.h"
 
 using namespace stalloc;

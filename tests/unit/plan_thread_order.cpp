@@ -1,13 +1,13 @@
 // Threads that interleave differently from step to step: their steps are found, and planned soundly.
-#include "plan/thread_order.h"
+#include "plan/steps/thread_order.h"
 
 #include <random>
 #include <set>
 
 #include "catch.h"
-#include "plan/reorder.h"
-#include "plan/sequence.h"
-#include "plan/steps.h"
+#include "plan/steps/reorder.h"
+#include "plan/steps/sequence.h"
+#include "plan/steps/steps.h"
 #include "plan_soundly.h"
 #include "plan_threads.h"
 

@@ -1,5 +1,5 @@
 // Trace files: chunks are read back; damage is named; a killed writer loses no whole chunk.
-#include "plan/trace_file.h"
+#include "plan/files/trace_file.h"
 
 #include "catch.h"
 #include "plan_samples.h"

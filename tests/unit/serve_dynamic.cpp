@@ -9,7 +9,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
-#include "plan/online_allocator.h"
+#include "plan/simulate/online_allocator.h"
 #include "serve_heaps.h"
 #include "serve_plans.h"
 

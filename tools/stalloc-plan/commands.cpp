@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <variant>
 
-#include "plan/plan_file.h"
+#include "plan/files/plan_file.h"
 #include "tools/stalloc-plan/fleet.h"
 #include "tools/stalloc-plan/planning.h"
 #include "tools/stalloc-plan/show.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plan/planner.h"
-#include "plan/simulate.h"
+#include "plan/simulate/simulate.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/summary.h"
 

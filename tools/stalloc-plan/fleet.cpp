@@ -16,10 +16,10 @@
 #include <thread>
 #include <utility>
 
-#include "plan/content_hash.h"
-#include "plan/plan_file.h"
-#include "plan/simulate.h"
-#include "plan/startup_cost.h"
+#include "plan/files/content_hash.h"
+#include "plan/files/plan_file.h"
+#include "plan/layout/startup_cost.h"
+#include "plan/simulate/simulate.h"
 #include "tools/stalloc-plan/planning.h"
 
 namespace stalloc::tool {

@@ -3,10 +3,10 @@
 #include <string_view>
 #include <utility>
 
-#include "plan/checksum.h"
-#include "plan/csv.h"
-#include "plan/file_io.h"
-#include "plan/plan_file.h"
+#include "plan/files/checksum.h"
+#include "plan/files/csv.h"
+#include "plan/files/file_io.h"
+#include "plan/files/plan_file.h"
 
 namespace stalloc::tool {
 namespace {

@@ -6,10 +6,10 @@
 #include <variant>
 #include <vector>
 
+#include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
 #include "plan/outcome.h"
 #include "plan/plan.h"
-#include "plan/trace_file.h"
 
 namespace stalloc::tool {
 

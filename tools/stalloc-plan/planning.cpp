@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "plan/checker.h"
-#include "plan/plan_file.h"
+#include "plan/files/plan_file.h"
 
 namespace stalloc::tool {
 namespace {

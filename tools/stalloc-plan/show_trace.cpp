@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plan/problem.h"
-#include "plan/steps.h"
+#include "plan/steps/steps.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <iterator>
 
-#include "plan/startup_cost.h"
+#include "plan/layout/startup_cost.h"
 
 namespace stalloc::tool {
 namespace {

@@ -1,0 +1,42 @@
+#include "plan/files/trace_checksum.h"
+#include "plan/files/trace_file.h"
+
+namespace stalloc::trace {
+
+std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk) {
+  flatbuffers::FlatBufferBuilder builder(chunk.events.size_bytes() + 4096);
+  flatbuffers::Offset<tracefb::Process> process;
+  if (chunk.process != nullptr) {
+    const Process& from = *chunk.process;
+    const auto writer = builder.CreateString(from.writer);
+    const auto rank = builder.CreateString(from.rank);
+    const auto host = builder.CreateString(from.host);
+    const auto command = builder.CreateString(from.command);
+    process = tracefb::CreateProcess(builder, writer, from.pid, rank, host, command, from.start_unix_ns);
+  }
+  std::vector<flatbuffers::Offset<tracefb::Device>> devices;
+  for (const Device& device : chunk.devices) {
+    const auto name = builder.CreateString(device.name);
+    devices.push_back(tracefb::CreateDevice(builder, device.ordinal, name, device.total_bytes, device.granularity));
+  }
+  std::vector<flatbuffers::Offset<tracefb::Module>> modules;
+  for (const Module& module : chunk.modules) {
+    modules.push_back(tracefb::CreateModule(builder, module.id, builder.CreateString(module.path)));
+  }
+  std::vector<flatbuffers::Offset<tracefb::Stack>> stacks;
+  for (const Stack& stack : chunk.stacks) {
+    const auto frames = builder.CreateVectorOfStructs(stack.frames.data(), stack.frames.size());
+    stacks.push_back(tracefb::CreateStack(builder, stack.id, frames));
+  }
+  const auto devices_at = builder.CreateVector(devices);
+  const auto modules_at = builder.CreateVector(modules);
+  const auto stacks_at = builder.CreateVector(stacks);
+  const auto events_at = builder.CreateVectorOfStructs(chunk.events.data(), chunk.events.size());
+  const auto root =
+      tracefb::CreateChunk(builder, kTraceVersionMajor, kTraceVersionMinor, chunk.sequence, checksum_of(chunk), process,
+                           devices_at, modules_at, stacks_at, events_at, chunk.last);
+  tracefb::FinishSizePrefixedChunkBuffer(builder, root);
+  return {builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize()};
+}
+
+}  // namespace stalloc::trace

@@ -1,0 +1,165 @@
+#include "plan/layout/layout.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "plan/layout/packed.h"
+#include "plan/layout/sweep.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Live bytes at each slot, as the sweep sees them.
+std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
+  const std::size_t slots = sequence.items.size();
+  std::vector<std::uint64_t> change(slots + 1, 0);  // modulo 2^64
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    for (const Range& life : lives_of(sequence, slot)) {
+      change[life.begin] += sequence.items[slot].bytes;
+      change[life.end] -= sequence.items[slot].bytes;
+    }
+  }
+  for (std::size_t slot = 1; slot < slots; ++slot) change[slot] += change[slot - 1];
+  change.resize(slots);
+  return change;
+}
+
+// Memory of synchronous calls that is never freed, as the workspaces of libraries are.
+std::uint64_t synchronous_bytes(const Sequence& sequence) {
+  std::uint64_t bytes = 0;
+  for (const Item& item : sequence.items) {
+    if (item.stream == kEveryStream && item.upper >= sequence.items.size()) bytes += item.bytes;
+  }
+  return bytes;
+}
+
+std::uint64_t largest(const std::vector<std::uint64_t>& live) {
+  return live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+}
+
+// Marks the items that live at a slot where live bytes are at least `share` of the peak.
+std::vector<bool> find_crossing(const Sequence& sequence, const std::vector<std::uint64_t>& live, double share) {
+  const auto high = static_cast<std::uint64_t>(share * static_cast<double>(largest(live)));
+  std::vector<std::size_t> before(live.size() + 1, 0);  // slots with high use before this one
+  for (std::size_t slot = 0; slot < live.size(); ++slot) before[slot + 1] = before[slot] + (live[slot] >= high ? 1 : 0);
+  std::vector<bool> crossing(live.size());
+  for (std::size_t slot = 0; slot < live.size(); ++slot) {
+    const std::size_t upper = std::min(std::max(sequence.items[slot].upper, sequence.items[slot].tail), live.size());
+    crossing[slot] = before[upper] > before[slot];
+  }
+  return crossing;
+}
+
+struct Rule {
+  double share;  // of the peak that counts as high use
+  Fit crossing;  // for what lives across it
+  Fit other;
+};
+
+// In the order in which they are preferred where they need the same memory and views.
+constexpr std::array<Rule, 7> kRules = {{{0.985, Fit::Lowest, Fit::Highest},
+                                         {0.995, Fit::Lowest, Fit::BestHigh},
+                                         {0.97, Fit::Lowest, Fit::Highest},
+                                         {1.0, Fit::Lowest, Fit::Highest},
+                                         {0.97, Fit::BestLow, Fit::BestHigh},
+                                         {0.9, Fit::Lowest, Fit::BestHigh},
+                                         {0.0, Fit::BestLow, Fit::BestLow}}};
+
+// Near enough to the bound for views to matter more than pages: a thousandth.
+std::uint64_t pages_enough(std::uint64_t bound) { return bound + bound / 1000; }
+// So few stitched views that fewer do not matter.
+constexpr std::size_t kViewsEnough = 16;
+// Of more slots, time matters more than views do.
+constexpr std::size_t kMostForViews = 200'000;
+
+// Tries rules until one is good enough, and keeps the best.
+class Search {
+ public:
+  Search(const Sequence& sequence, const LayoutOptions& options)
+      : sequence_(sequence), options_(options), live_(live_bytes(sequence)), synchronous_(synchronous_bytes(sequence)) {
+    bound_ = round_up(largest(live_), options.granularity) / options.granularity;
+    enough_ = pages_enough(bound_);
+  }
+
+  std::optional<Layout> run() {
+    for (std::size_t r = 0; r < kRules.size() && !done(); ++r) {
+      report(0.5 * static_cast<double>(r) / kRules.size());
+      if (!attempt(foresight(kRules[r]), bound_, true) && !best_) return std::nullopt;
+      if (r == 0 && !done()) try_packed();
+    }
+    try_fewer_pages();
+    report(1.0);
+    return std::move(best_);
+  }
+
+ private:
+  void report(double share) const {
+    if (options_.progress) options_.progress(share);
+  }
+  [[nodiscard]] auto key(const Layout& layout) const {
+    return std::tuple(std::max(layout.pages, enough_), layout.stitched.size(), layout.pages);
+  }
+  [[nodiscard]] bool done() const {
+    return best_ && best_->pages <= enough_ &&
+           (best_->stitched.size() <= kViewsEnough || sequence_.items.size() > kMostForViews);
+  }
+
+  [[nodiscard]] Foresight foresight(const Rule& rule) const {
+    Foresight foresight{{}, synchronous_, {}};
+    foresight.fits.reserve(live_.size());
+    for (const bool crosses : find_crossing(sequence_, live_, rule.share)) {
+      foresight.fits.push_back(crosses ? rule.crossing : rule.other);
+    }
+    return foresight;
+  }
+
+  // Keeps the layout if it is the best so far. False where there is none.
+  bool attempt(Foresight foresight, std::uint64_t pages, bool grow) {
+    std::optional<Layout> layout = Sweep(sequence_, options_, foresight).run(pages, grow);
+    if (!layout) return false;
+    if (best_ && key(*layout) >= key(*best_)) return true;
+    best_ = std::move(layout);
+    best_foresight_ = std::move(foresight);
+    return true;
+  }
+
+  // What lives long at places chosen ahead, what does not at the high end.
+  void try_packed() {
+    const std::uint64_t page = options_.granularity;
+    const Range room{round_up(synchronous_, page), bound_ * page};
+    for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
+      if (done()) return;
+      std::optional<Packed> packed = pack_long_lived(sequence_, room, page, first);
+      if (!packed) continue;
+      attempt({std::vector<Fit>(live_.size(), Fit::Highest), synchronous_, std::move(packed)}, bound_, true);
+    }
+  }
+
+  // Fewer pages from the start leave other gaps, and often do: halve the distance to the bound while it can be halved.
+  void try_fewer_pages() {
+    for (std::uint64_t low = bound_ + 1; low < best_->pages && best_->pages > enough_;) {
+      report(0.5 + 0.5 * static_cast<double>(low - bound_) / static_cast<double>(best_->pages - bound_));
+      const std::uint64_t pages = low + (best_->pages - low) / 2;
+      if (!attempt(best_foresight_, pages, false)) low = pages + 1;
+    }
+  }
+
+  const Sequence& sequence_;
+  const LayoutOptions& options_;
+  std::vector<std::uint64_t> live_;
+  std::uint64_t synchronous_;
+  std::uint64_t bound_ = 0;
+  std::uint64_t enough_ = 0;  // pages
+  std::optional<Layout> best_;
+  Foresight best_foresight_;
+};
+
+}  // namespace
+
+std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options) {
+  return Search(sequence, options).run();
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,38 @@
+// Where every slot lies: a sweep in the order of time over a fixed number of physical pages.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "plan/placement/page_placement.h"
+#include "plan/steps/sequence.h"
+
+namespace stalloc::plan {
+
+struct LayoutOptions {
+  std::uint64_t granularity = 0;  // bytes of a page
+  StreamMode streams = StreamMode::Order;
+  // Told between sweeps how far the search is, 0 to 1. May be empty.
+  std::function<void(double)> progress = nullptr;
+};
+
+struct Layout {
+  std::uint64_t pages = 0;
+  std::vector<StitchedView> stitched;  // view v of a place is stitched[v - 1]; 0: the home view
+  std::vector<Place> places;           // of each item; {0, 0} for those that take nothing
+};
+
+// Finds a place for every item: no two that live at the same time share a byte, in the prologue, in the body however
+// often it repeats, and in the epilogue. A slot that lives across the body's end keeps its place. Uses few pages: the
+// lower bound is the peak of live bytes. Pure and deterministic.
+//
+// How: several rules for choosing among free ranges are tried with as many pages as each needs, until one is good
+// enough; where none is near the bound, the best one with fewer pages. The rules know the future: what lives across a
+// moment of (nearly) peak use is kept together at the low end, everything else stays out of its way at the high end, so
+// that at the peak no page is partly used. Where that takes many views, what lives long is packed first (packed.h).
+// Nothing only where the body's lifetimes contradict each other; the caller then plans the whole range once.
+std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options);
+
+}  // namespace stalloc::plan

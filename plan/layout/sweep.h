@@ -1,0 +1,78 @@
+// One attempt at a layout: every item placed in the order of time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "plan/layout/layout.h"
+#include "plan/layout/packed.h"
+
+namespace stalloc::plan {
+
+// What a sweep knows of the future.
+struct Foresight {
+  std::vector<Fit> fits;          // how each item chooses
+  std::uint64_t synchronous = 0;  // bytes at the low end that are kept for memory of synchronous calls
+  std::optional<Packed> packed;   // places that are chosen already; everything else keeps away from them in time
+};
+
+class Sweep {
+ public:
+  // All three must outlive the sweep.
+  Sweep(const Sequence& sequence, const LayoutOptions& options, const Foresight& foresight);
+
+  // Places everything in `pages` pages; call once. Where that is not enough it adds pages one by one if `grow`, else
+  // returns nothing. Nothing, too, where a slot cannot have the place chosen for it (see make_layout).
+  std::optional<Layout> run(std::uint64_t pages, bool grow);
+
+ private:
+  // A slot of the body that lives across the body's end. Its place is known when the body begins, because the
+  // repetition before holds it there, and must be free again when the slot comes:
+  //
+  //     body   |---.                     .---|      held until `released`, free, taken again at `slot`
+  struct Arc {
+    std::size_t slot;
+    std::size_t released;
+    std::vector<Range> ranges;  // physical
+  };
+
+  [[nodiscard]] bool in_body(std::size_t slot) const {
+    return slot >= sequence_.prologue && slot < sequence_.body_end();
+  }
+  [[nodiscard]] bool is_arc(std::size_t slot) const {
+    return in_body(slot) && sequence_.items[slot].upper > sequence_.body_end() && sequence_.items[slot].bytes > 0;
+  }
+  [[nodiscard]] bool is_packed(std::size_t slot) const {
+    return foresight_.packed && foresight_.packed->offsets[slot] != kNotPacked;
+  }
+  [[nodiscard]] StreamIndex stream_of(std::size_t slot) const;
+  [[nodiscard]] StreamIndex owner_of(std::size_t slot) const;
+  // True when bytes of one slot may ever serve the other.
+  [[nodiscard]] bool share(std::size_t a, std::size_t b) const;
+
+  bool begin_body();
+  bool place(std::size_t slot);
+  bool take(std::size_t slot);
+  bool take_at(std::size_t slot, Place place);
+  void hold(std::size_t slot, std::size_t upper) { releases_.emplace(upper, slot); }
+  void release_until(std::size_t slot);
+  void find_avoided(std::size_t slot);
+
+  const Sequence& sequence_;
+  const LayoutOptions& options_;
+  const Foresight& foresight_;
+  std::vector<std::uint32_t> streams_;  // ordinals of the problem, by the placement's
+  PagePlacement placement_;
+  bool grow_ = false;
+  Layout layout_;
+  std::vector<Arc> arcs_;                               // by slot
+  std::vector<Range> avoided_;                          // by the slot being placed
+  using Release = std::pair<std::size_t, std::size_t>;  // when, whose
+  std::priority_queue<Release, std::vector<Release>, std::greater<>> releases_;
+};
+
+}  // namespace stalloc::plan

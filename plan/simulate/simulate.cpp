@@ -1,0 +1,112 @@
+#include "plan/simulate/simulate.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "plan/simulate/online_allocator.h"
+#include "plan/simulate/simulate_caching.h"
+#include "plan/slot_match.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Plays the requests: `take(index)` for each that takes bytes, `give(index)` when it is freed, `held()` at the end.
+template <class Take, class Give>
+std::uint64_t play(const Problem& problem, Take take, Give give) {
+  const std::vector<Request>& requests = problem.requests;
+  std::vector<std::vector<std::size_t>> frees(requests.size());  // whose bytes are given back before this request
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    for (const std::size_t freed : frees[i]) give(freed);
+    if (requests[i].bytes() == 0) continue;
+    take(i);
+    if (requests[i].until < requests.size()) frees[requests[i].until].push_back(i);
+  }
+  return peak_live_bytes(problem);
+}
+
+Held simulate(const Problem& problem, CachingAllocator::Segments segments) {
+  CachingAllocator allocator(segments);
+  std::vector<CachingAllocator::BlockIndex> blocks(problem.requests.size());
+  const auto take = [&](std::size_t i) {
+    blocks[i] = allocator.allocate(problem.requests[i].size, problem.requests[i].stream);
+  };
+  const auto give = [&](std::size_t i) { allocator.free(blocks[i]); };
+  const std::uint64_t live = play(problem, take, give);
+  return {.live_bytes = live, .held_bytes = allocator.held_bytes()};
+}
+
+// The stream of each request, numbered from 0.
+std::vector<StreamIndex> number_streams(const Problem& problem) {
+  std::unordered_map<std::uint32_t, StreamIndex> known;
+  std::vector<StreamIndex> streams;
+  streams.reserve(problem.requests.size());
+  for (const Request& request : problem.requests) {
+    const auto next = static_cast<StreamIndex>(known.size());
+    streams.push_back(known.try_emplace(request.stream, next).first->second);
+  }
+  return streams;
+}
+
+}  // namespace
+
+Problem framework_requests(Problem problem) {
+  const auto takes = [](const Request& request) {
+    return request.pass == PassReason::None || request.pass == PassReason::Exported;
+  };
+  const bool ordered = std::any_of(problem.requests.begin(), problem.requests.end(), [&takes](const Request& request) {
+    return takes(request) && request.alloc_order != kEveryStream;
+  });
+  for (Request& request : problem.requests) {
+    const bool asked = takes(request) && (!ordered || request.alloc_order != kEveryStream);
+    if (asked) request.pass = PassReason::None;
+    if (!asked && request.pass == PassReason::None) request.pass = PassReason::Communication;
+  }
+  return problem;
+}
+
+Problem outside_requests(Problem problem) {
+  const Problem framework = framework_requests(problem);
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    PassReason& pass = problem.requests[i].pass;
+    const bool outside = framework.requests[i].bytes() == 0 && pass != PassReason::Probe;
+    pass = outside ? PassReason::None : PassReason::Probe;
+  }
+  return problem;
+}
+
+Held simulate_caching(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Fixed); }
+
+Held simulate_expandable(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Expandable); }
+
+Held simulate_online(const Problem& problem, std::uint64_t granularity) {
+  const std::vector<StreamIndex> stream = number_streams(problem);
+  OnlineAllocator allocator(OnlineAllocator::options(granularity, peak_live_bytes(problem)));
+  std::vector<std::optional<Place>> places(problem.requests.size());
+  std::uint64_t elsewhere = 0;
+  const auto take = [&](std::size_t i) {
+    const std::uint64_t bytes = problem.requests[i].bytes();
+    places[i] = allocator.allocate(bytes, stream[i]);
+    if (!places[i]) elsewhere += bytes;
+  };
+  const auto give = [&](std::size_t i) {
+    if (places[i]) allocator.free(*places[i], problem.requests[i].bytes(), stream[i]);
+  };
+  const std::uint64_t live = play(problem, take, give);
+  return {.live_bytes = live, .held_bytes = allocator.placement().physical_bytes() + elsewhere};
+}
+
+Held simulate_planned(const Problem& problem, const DevicePlan& plan) {
+  const std::vector<std::size_t> slots = match_slots(problem, plan).value;
+  Problem left = problem;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] != kNoSlot && plan.slots[slots[i]].kind != SlotKind::PassThrough) {
+      left.requests[i].pass = PassReason::Empty;
+    }
+  }
+  return {.live_bytes = peak_live_bytes(problem),
+          .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity).held_bytes};
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,162 @@
+#include "plan/steps/dynamic_slots.h"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "plan/steps/varying.h"
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the recorded peak may be lost
+constexpr std::uint64_t kSpare = 64;        // one part in so many of the planned memory is not filled up
+
+// Live bytes over the slots: adds to a stretch, and finds the most in one. A segment tree without pushing down: a node
+// holds the most below it and what was added to all of it.
+class LiveBytes {
+ public:
+  explicit LiveBytes(std::size_t slots)
+      : leaves_(std::bit_ceil(std::max<std::size_t>(slots, 1))), most_(2 * leaves_), added_(2 * leaves_) {}
+
+  void add(Range at, std::uint64_t bytes) {
+    if (at.begin < at.end) add(1, 0, leaves_, at, bytes);
+  }
+  [[nodiscard]] std::uint64_t most(Range at) const { return at.begin < at.end ? most(1, 0, leaves_, at) : 0; }
+  [[nodiscard]] std::uint64_t peak() const { return most_[1]; }
+
+ private:
+  void add(std::size_t node, std::size_t from, std::size_t to, Range at, std::uint64_t bytes) {
+    if (at.end <= from || to <= at.begin) return;
+    if (at.begin <= from && to <= at.end) {
+      most_[node] += bytes;
+      added_[node] += bytes;
+      return;
+    }
+    const std::size_t middle = (from + to) / 2;
+    add(2 * node, from, middle, at, bytes);
+    add(2 * node + 1, middle, to, at, bytes);
+    most_[node] = added_[node] + std::max(most_[2 * node], most_[2 * node + 1]);
+  }
+
+  [[nodiscard]] std::uint64_t most(std::size_t node, std::size_t from, std::size_t to, Range at) const {
+    if (at.end <= from || to <= at.begin) return 0;
+    if (at.begin <= from && to <= at.end) return most_[node];
+    const std::size_t middle = (from + to) / 2;
+    return added_[node] + std::max(most(2 * node, from, middle, at), most(2 * node + 1, middle, to, at));
+  }
+
+  std::size_t leaves_;
+  std::vector<std::uint64_t> most_;
+  std::vector<std::uint64_t> added_;
+};
+
+class Chooser {
+ public:
+  Chooser(const Problem& problem, const SteadyState& steady, Sequence& sequence)
+      : problem_(problem), steady_(steady), sequence_(sequence), choices_(sequence.items.size()) {}
+
+  void run() {
+    mark_varying();
+    choose();
+    for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) {
+      if (choices_[slot] != Choice::Left) continue;
+      sequence_.items[slot].pass = varies(slot) ? PassReason::Varying : PassReason::Left;
+      sequence_.items[slot].bytes = 0;
+    }
+  }
+
+ private:
+  enum class Choice : std::uint8_t { Passed, Planned, Filled, Left };
+
+  [[nodiscard]] bool varies(std::size_t slot) const { return sequence_.items[slot].largest != 0; }
+
+  void mark_varying() {
+    const std::vector<std::uint64_t> largest = find_varying(problem_, steady_);
+    for (Item& item : sequence_.items) {
+      if (item.pass != PassReason::None || largest[item.request] == 0) continue;
+      item.largest = largest[item.request];
+      item.bytes = round_up(item.largest, kUnitBytes);
+    }
+  }
+
+  // As much is planned as costs nothing: with nothing planned, the recorded peak is what is needed.
+  void choose() {
+    const std::uint64_t peak = peak_live_bytes(problem_);
+    for (std::size_t least = 1; least < sequence_.items.size(); least *= 2) {
+      if (plan_from(least) + peak_of_left() <= peak + peak / kTolerance) return;
+    }
+    plan_from(kNone);
+  }
+
+  // Plans the slots that do not vary and live for `least` requests, and what fits beside them. Returns the peak.
+  std::uint64_t plan_from(std::size_t least) {
+    LiveBytes live(sequence_.items.size());
+    for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) {
+      const Item& item = sequence_.items[slot];
+      const bool lasts = std::max(item.upper, item.tail) - slot >= least;
+      choices_[slot] = item.bytes == 0 ? Choice::Passed : lasts && !varies(slot) ? Choice::Planned : Choice::Left;
+      if (choices_[slot] == Choice::Planned) add(slot, live);
+    }
+    const std::uint64_t peak = live.peak();
+    fill(live);
+    return peak;
+  }
+
+  // Places what is left, the largest first, wherever it stays well below the peak of what is planned: filled to the
+  // brim the layout would need more than that peak.
+  void fill(LiveBytes& live) {
+    std::vector<std::size_t> open;
+    for (std::size_t slot = 0; slot < choices_.size(); ++slot) {
+      if (choices_[slot] == Choice::Left) open.push_back(slot);
+    }
+    std::stable_sort(open.begin(), open.end(), [this](std::size_t a, std::size_t b) {
+      return sequence_.items[a].bytes > sequence_.items[b].bytes;
+    });
+    const std::uint64_t limit = live.peak() - live.peak() / kSpare;
+    for (const std::size_t slot : open) {
+      const std::array<Range, 2> lives = lives_of(sequence_, slot);
+      const std::uint64_t bytes = sequence_.items[slot].bytes;
+      const std::uint64_t most = std::max(live.most(lives[0]), live.most(lives[1]));
+      if (most > limit || bytes > limit - most) continue;
+      choices_[slot] = Choice::Filled;
+      add(slot, live);
+    }
+  }
+
+  void add(std::size_t slot, LiveBytes& live) const {
+    for (const Range& life : lives_of(sequence_, slot)) live.add(life, sequence_.items[slot].bytes);
+  }
+
+  // The recorded peak of the requests that are left. Those that vary count even where they were placed: they may be
+  // larger another time.
+  [[nodiscard]] std::uint64_t peak_of_left() const {
+    const std::size_t count = problem_.requests.size();
+    std::vector<std::uint64_t> freed(count + 1, 0);
+    std::uint64_t live = 0;
+    std::uint64_t peak = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      live -= freed[i];
+      const std::size_t slot = slot_of(sequence_, steady_, i);
+      if (choices_[slot] != Choice::Left && !varies(slot)) continue;
+      const Request& request = problem_.requests[i];
+      live += request.bytes();
+      peak = std::max(peak, live);
+      freed[std::min<std::uint64_t>(request.until, count)] += request.bytes();
+    }
+    return peak;
+  }
+
+  const Problem& problem_;
+  const SteadyState& steady_;
+  Sequence& sequence_;
+  std::vector<Choice> choices_;  // by slot
+};
+
+}  // namespace
+
+void choose_dynamic(const Problem& problem, const SteadyState& steady, Sequence& sequence) {
+  Chooser(problem, steady, sequence).run();
+}
+
+}  // namespace stalloc::plan

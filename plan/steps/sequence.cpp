@@ -1,0 +1,171 @@
+#include "plan/steps/sequence.h"
+
+#include <algorithm>
+#include <map>
+
+#include "plan/steps/beginning.h"
+#include "plan/steps/dynamic_slots.h"
+
+namespace stalloc::plan {
+namespace {
+
+class Builder {
+ public:
+  Builder(const Problem& problem, const SteadyState& steady, StreamMode streams)
+      : problem_(problem), requests_(problem.requests), steady_(steady), streams_(streams) {
+    skipped_ = steady.repetitions > 1 ? (steady.repetitions - 1) * steady.period : 0;
+    slots_ = requests_.size() - skipped_;
+    sequence_.prologue = steady.period == 0 ? requests_.size() : steady.begin;
+    sequence_.body = steady.period;
+  }
+
+  Sequence run() {
+    sequence_.items.resize(slots_);
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      if (slot < sequence_.prologue) {
+        fill_prologue(slot);
+      } else if (slot < sequence_.body_end()) {
+        fill_body(slot);
+      } else {
+        fill_epilogue(slot);
+      }
+    }
+    if (steady_.any) leave_what_passes();
+    if (!steady_.sizes.empty()) choose_dynamic(problem_, steady_, sequence_);
+    find_twins();
+    return std::move(sequence_);
+  }
+
+ private:
+  Item& fill(std::size_t slot, std::size_t request) {
+    Item& item = sequence_.items[slot];
+    const Request& from = requests_[request];
+    item.request = request;
+    item.stream = from.alloc_order;
+    item.owner = from.free_order;
+    item.pass = from.pass;
+    if (item.pass == PassReason::None && unordered(from)) item.pass = PassReason::Unordered;
+    item.bytes = item.pass == PassReason::None ? from.bytes() : 0;
+    return item;
+  }
+
+  [[nodiscard]] bool unordered(const Request& request) const {
+    if (request.free_order == request.alloc_order || request.free_order == kEveryStream) return false;
+    return request.alloc_order == kEveryStream || streams_ == StreamMode::Isolate;
+  }
+
+  // A time of the problem that lies in the last repetition or behind it, or is kNever.
+  [[nodiscard]] std::size_t after_body(std::uint64_t until) const {
+    return until == kNever ? slots_ : static_cast<std::size_t>(until) - skipped_;
+  }
+
+  void fill_prologue(std::size_t slot) {
+    Item& item = fill(slot, slot);
+    const std::uint64_t until = requests_[slot].until;
+    if (until <= sequence_.body_end()) {
+      item.upper = static_cast<std::size_t>(until);
+    } else if (until <= steady_.end()) {
+      item.upper = sequence_.body_end();  // freed in some later repetition: it may be any
+    } else {
+      item.upper = after_body(until);
+    }
+  }
+
+  void fill_body(std::size_t slot) {
+    Item& item = fill(slot, slot);
+    for (std::size_t r = 1; r < steady_.repetitions; ++r) merge(item, requests_[slot + r * steady_.period]);
+    const std::uint64_t life = steady_.lives[slot - sequence_.prologue];
+    if (life == kNever && item.pass == PassReason::None) item.pass = PassReason::Leaked;
+    if (item.pass != PassReason::None) item.bytes = 0;
+    const std::size_t until = after_body(requests_[slot + skipped_].until);  // of the last repetition
+    item.upper = life == kNever ? slot + 1 : slot + static_cast<std::size_t>(life);
+    item.upper = std::max(item.upper, std::min(until, sequence_.body_end()));
+    item.tail = until > sequence_.body_end() ? until : 0;
+  }
+
+  // Nothing but what lives through the run is planned.
+  void leave_what_passes() {
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      Item& item = sequence_.items[slot];
+      if (slot < sequence_.prologue && (item.pass != PassReason::None || lives_through(problem_, slot))) continue;
+      item.pass = PassReason::Left;
+      item.bytes = 0;
+    }
+  }
+
+  // What holds for one repetition must hold for the slot.
+  void merge(Item& item, const Request& other) const {
+    if (item.pass == PassReason::None) item.pass = other.pass;
+    if (item.pass == PassReason::None && unordered(other)) item.pass = PassReason::Unordered;
+  }
+
+  // Gives each slot that lives across the body's end a request of the prologue that does the same into the first
+  // repetition: the one a repetition before where the run reaches back that far, else any that is like it.
+  void find_twins() {
+    std::multimap<std::uint64_t, std::size_t> open;  // bytes -> slots of the prologue that are freed inside the body
+    for (std::size_t slot = 0; slot < sequence_.prologue && sequence_.body != 0; ++slot) {
+      const Item& item = sequence_.items[slot];
+      if (item.bytes > 0 && item.upper > sequence_.prologue && item.upper < sequence_.body_end()) {
+        open.emplace(item.bytes, slot);
+      }
+    }
+    for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
+      Item& item = sequence_.items[slot];
+      if (item.bytes == 0 || item.upper <= sequence_.body_end()) continue;
+      const auto [begin, end] = open.equal_range(item.bytes);
+      auto best = end;
+      for (auto at = begin; at != end; ++at) {
+        const Item& before = sequence_.items[at->second];
+        if (before.stream != item.stream || before.upper > slot) continue;
+        best = at;
+        if (at->second + sequence_.body == slot) break;
+      }
+      if (best == end) continue;
+      item.twin = best->second;
+      // It lives there as long as the repetition before would.
+      std::size_t& upper = sequence_.items[item.twin].upper;
+      upper = std::max(upper, item.upper - sequence_.body);
+      open.erase(best);
+    }
+  }
+
+  void fill_epilogue(std::size_t slot) {
+    Item& item = fill(slot, slot + skipped_);
+    item.upper = after_body(requests_[slot + skipped_].until);
+    const bool repeats = slot + skipped_ < steady_.run_end && slot < sequence_.body_end() + sequence_.body;
+    if (repeats) item.twin = slot - sequence_.body;
+  }
+
+  const Problem& problem_;
+  const std::vector<Request>& requests_;
+  const SteadyState& steady_;
+  const StreamMode streams_;
+  std::size_t skipped_ = 0;  // requests of all repetitions but one
+  std::size_t slots_ = 0;
+  Sequence sequence_;
+};
+
+}  // namespace
+
+std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index) {
+  const Item& item = sequence.items[index];
+  const std::size_t slots = sequence.items.size();
+  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{index, item.upper}, Range{}};
+  std::array<Range, 2> lives = {Range{index, std::min(std::max(item.upper, item.tail), slots)}, Range{}};
+  if (item.upper > sequence.body_end() && item.twin == kNone) {
+    lives[1] = {sequence.prologue, item.upper - sequence.body};
+  }
+  return lives;
+}
+
+Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams) {
+  return Builder(problem, steady, streams).run();
+}
+
+std::size_t slot_of(const Sequence& sequence, const SteadyState& steady, std::size_t index) {
+  if (sequence.body == 0 || index < sequence.body_end()) return index;
+  if (index >= steady.end()) return index - (steady.end() - sequence.body_end());
+  return sequence.prologue + (index - sequence.prologue) % sequence.body;
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,64 @@
+// The planned order of requests: prologue, one repetition of the body, epilogue, with lifetimes on that time line.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/placement/free_space.h"
+#include "plan/problem.h"
+#include "plan/steps/steady_state.h"
+
+namespace stalloc::plan {
+
+enum class StreamMode : std::uint8_t {
+  Order,   // bytes freed on one stream may go to another, behind an event
+  Isolate  // bytes of one stream never go to another
+};
+
+inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+// One slot of the plan. Times are indices of slots; `upper` and `tail` may be the number of slots: never freed.
+struct Item {
+  std::size_t request = 0;  // index into Problem::requests; of the body: in the first repetition
+  std::uint64_t bytes = 0;  // to be placed; 0: takes nothing
+  // The largest size seen, in bytes, where sizes vary from step to step; 0: they do not. `bytes` is enough for it.
+  std::uint64_t largest = 0;
+  PassReason pass = PassReason::None;
+  // Freed before slot `upper`. In the body it is the longest life over all repetitions; beyond the body's end it wraps:
+  // freed before slot `upper - body` of the next repetition.
+  std::size_t upper = 0;
+  // Of the body: what outlives the last repetition is freed before this slot of the epilogue; else 0.
+  std::size_t tail = 0;
+  std::uint32_t stream = 0;  // Request::alloc_order and free_order of the first repetition
+  std::uint32_t owner = 0;
+  // A slot whose place this one takes; kNone for most.
+  //   Body: lives across the body's end. When the body begins the first time, the twin in the prologue lives there in
+  //   the place of the repetition before. A must: both have the same bytes and stream, and never live at once.
+  //   Epilogue: the same request in the body, where the run goes on for a piece of a repetition. A wish.
+  std::size_t twin = kNone;
+};
+
+struct Sequence {
+  std::vector<Item> items;
+  std::size_t prologue = 0;  // slots before the body
+  std::size_t body = 0;      // slots of the body; 0: nothing repeats
+  [[nodiscard]] std::size_t body_end() const { return prologue + body; }
+};
+
+// What slot `index` takes bytes for, in the order of slots: at most two half-open stretches [begin, end), the second
+// empty for most.
+std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
+
+// Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic says which slots take bytes; where
+// nothing repeats (SteadyState::any) only those do that live through the run. Marks as PassReason::Leaked what
+// SteadyState calls a leak, and as Unordered what would leave its bytes with a pending free that the next user cannot
+// be ordered behind: cudaMalloc'd and freed on a stream, or, with StreamMode::Isolate, freed on another stream than it
+// was made on.
+Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
+
+// The slot that serves request `index` of the problem.
+std::size_t slot_of(const Sequence& sequence, const SteadyState& steady, std::size_t index);
+
+}  // namespace stalloc::plan

@@ -1,0 +1,31 @@
+#include "plan/steps/steps.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stalloc::plan {
+namespace {
+
+std::size_t repeating(const SteadyState& steady) { return steady.run_end - steady.run_begin; }
+
+Steps find_by(const Problem& problem, Sameness sameness) {
+  Steps steps{find_steady_state(problem, sameness), {}};
+  // Whoever looks for an order by threads will find more only where something is left to find.
+  const std::size_t count = problem.requests.size();
+  const std::size_t found = repeating(steps.steady);
+  if (!problem.repeats || 4 * found >= 3 * count) return steps;
+  auto threads = order_by_threads(problem, sameness);
+  if (!threads) return steps;
+  SteadyState steady = find_steady_state(threads->problem, sameness);
+  if (3 * repeating(steady) <= 4 * found || 4 * repeating(steady) < count) return steps;
+  return {std::move(steady), std::move(threads)};
+}
+
+}  // namespace
+
+Steps find_steps(const Problem& problem) {
+  Steps steps = find_by(problem, Sameness::Size);
+  return steps.steady.period != 0 ? std::move(steps) : find_by(problem, Sameness::CallSite);
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,21 @@
+// The steps of a recorded run.
+#pragma once
+
+#include <optional>
+
+#include "plan/problem.h"
+#include "plan/steps/steady_state.h"
+#include "plan/steps/thread_order.h"
+
+namespace stalloc::plan {
+
+struct Steps {
+  SteadyState steady;                  // of `threads->problem` where there is one, else of the recorded problem
+  std::optional<ThreadOrder> threads;  // set where threads interleave differently from step to step
+};
+
+// The steady state in the recorded order of requests, or in the order of threads where that shows distinctly more of
+// the run to repeat; by sizes, or failing that by call sites. O(threads * n log n). Pure.
+Steps find_steps(const Problem& problem);
+
+}  // namespace stalloc::plan
