@@ -1,0 +1,171 @@
+// What mapping costs: microseconds a handle of 4 MiB to create, map, give access to and unmap, by how many handles
+// there are and by whose reservation of addresses they lie in. Prints a table; is no test.
+//
+//     mapping_bench [most handles]
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Handles = std::vector<CUmemGenericAllocationHandle>;
+
+constexpr std::size_t kMiB = 1 << 20;
+constexpr std::size_t kHandle = 4 * kMiB;
+constexpr std::size_t kBatch = 64;  // handles created, mapped and given access to at once
+constexpr std::size_t kBatchBytes = kBatch * kHandle;
+constexpr std::size_t kShared = 4096 * kMiB;        // a reservation for several batches
+constexpr std::size_t kBig = std::size_t{1} << 44;  // the one for everything else, as the library has it
+constexpr std::size_t kTurns = 40;
+constexpr std::array<std::size_t, 4> kHandlesThere{0, 4000, 8000, 14000};
+constexpr std::array<const char*, 3> kWhere{"one big", "own 256 MiB", "own 4 GiB"};
+
+void check(CUresult result, const char* what) {
+  if (result == CUDA_SUCCESS) return;
+  std::fprintf(stderr, "mapping_bench: %s: error %d\n", what, static_cast<int>(result));
+  std::exit(1);
+}
+
+double since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+constexpr CUmemLocation kDevice{CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+
+CUmemGenericAllocationHandle create() {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = kDevice;
+  CUmemGenericAllocationHandle handle = 0;
+  check(cuMemCreate(&handle, kHandle, &properties, 0), "creating a handle");
+  return handle;
+}
+
+void map(CUdeviceptr at, std::span<const CUmemGenericAllocationHandle> handles) {
+  for (const CUmemGenericAllocationHandle handle : handles) {
+    check(cuMemMap(at, kHandle, 0, handle, 0), "mapping");
+    at += kHandle;
+  }
+}
+
+void give_access(CUdeviceptr at, std::size_t bytes) {
+  CUmemAccessDesc access{};
+  access.location = kDevice;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  check(cuMemSetAccess(at, bytes, &access, 1), "giving access");
+}
+
+void unmap(CUdeviceptr at, std::size_t handles) {
+  for (std::size_t i = 0; i < handles; ++i) check(cuMemUnmap(at + i * kHandle, kHandle), "unmapping");
+}
+
+CUdeviceptr reserve(std::size_t bytes) {
+  CUdeviceptr at = 0;
+  check(cuMemAddressReserve(&at, bytes, 0, 0, 0), "reserving addresses");
+  return at;
+}
+
+struct Costs {
+  std::vector<double> create, map, access, unmap, reservation;  // a handle; of the last, a reservation
+};
+
+// Batches come and go in turn in the big reservation, in one of their own, and in a shared one.
+void print_batches(std::size_t there, CUdeviceptr big) {
+  const CUdeviceptr shared = reserve(kShared);
+  std::array<Costs, kWhere.size()> costs;
+  Handles handles(kBatch);
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    for (std::size_t i = 0; i < kWhere.size(); ++i) {
+      const std::size_t where = (i + turn) % kWhere.size();
+      Costs& cost = costs[where];
+      CUdeviceptr at = where == 0 ? big + kBig / 2 : shared + turn % (kShared / kBatchBytes) * kBatchBytes;
+      auto begin = Clock::now();
+      if (where == 1) at = reserve(kBatchBytes);
+      double reservation = since(begin);
+      begin = Clock::now();
+      for (CUmemGenericAllocationHandle& handle : handles) handle = create();
+      cost.create.push_back(since(begin) / kBatch);
+      begin = Clock::now();
+      map(at, handles);
+      cost.map.push_back(since(begin) / kBatch);
+      begin = Clock::now();
+      give_access(at, kBatchBytes);
+      cost.access.push_back(since(begin) / kBatch);
+      begin = Clock::now();
+      unmap(at, kBatch);
+      cost.unmap.push_back(since(begin) / kBatch);
+      for (const CUmemGenericAllocationHandle handle : handles) check(cuMemRelease(handle), "releasing");
+      begin = Clock::now();
+      if (where == 1) check(cuMemAddressFree(at, kBatchBytes), "giving addresses back");
+      reservation += since(begin);
+      cost.reservation.push_back(where == 1 ? reservation : 0);
+    }
+  }
+  check(cuMemAddressFree(shared, kShared), "giving addresses back");
+  for (std::size_t where = 0; where < kWhere.size(); ++where) {
+    const Costs& cost = costs[where];
+    std::printf("%5zu there, %-12s create %.1f map %.2f access %.1f unmap %.1f, reserve+free %.1f us\n", there,
+                kWhere[where], median(cost.create), median(cost.map), median(cost.access), median(cost.unmap),
+                median(cost.reservation));
+  }
+}
+
+// Handles that are mapped already, mapped a second time.
+void print_view(const Handles& old, CUdeviceptr big) {
+  Handles handles(kBatch);
+  for (std::size_t i = 0; i < kBatch; ++i) handles[i] = old[i * 53 % old.size()];
+  std::array<std::vector<double>, 2> costs;
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    for (const std::size_t own : {0, 1}) {
+      const auto begin = Clock::now();
+      const CUdeviceptr at = own != 0 ? reserve(kBatchBytes) : big + kBig / 2;
+      map(at, handles);
+      give_access(at, kBatchBytes);
+      costs[own].push_back(since(begin) / kBatch);
+      unmap(at, kBatch);
+      if (own != 0) check(cuMemAddressFree(at, kBatchBytes), "giving addresses back");
+    }
+  }
+  std::printf("      a view: in the big one %.1f, its own %.1f us a handle\n", median(costs[0]), median(costs[1]));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::size_t most = kHandlesThere.back();
+  if (argc > 1) std::from_chars(argv[1], argv[1] + std::strlen(argv[1]), most);
+  CUdevice device = 0;
+  CUcontext context = nullptr;
+  check(cuInit(0), "starting CUDA");
+  check(cuDeviceGet(&device, 0), "choosing a device");
+  check(cuDevicePrimaryCtxRetain(&context, device), "retaining a context");
+  check(cuCtxSetCurrent(context), "choosing a context");
+  const CUdeviceptr big = reserve(kBig);
+  Handles old;
+  for (const std::size_t there : kHandlesThere) {
+    if (there > most) break;
+    while (old.size() < there) {
+      old.push_back(create());
+      const CUdeviceptr at = big + (old.size() - 1) * kHandle;
+      map(at, std::span(old).last(1));
+      give_access(at, kHandle);
+    }
+    print_batches(there, big);
+    if (there > 0) print_view(old, big);
+  }
+}
