@@ -7,8 +7,8 @@
 #include <variant>
 
 #include "plan/files/plan_file.h"
+#include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/fleet.h"
-#include "tools/stalloc-plan/planning.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
 
@@ -40,20 +40,6 @@ class Progress {
 };
 
 }  // namespace
-
-int fail(const std::string& what, int exit_code) {
-  std::string line = "stalloc-plan: " + what;
-  for (char& c : line) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
-  std::fprintf(stderr, "%s\n", line.c_str());
-  return exit_code;
-}
-
-int print(const std::string& text) {
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-  return written ? kExitOk : fail("cannot write to standard output");
-}
 
 int run(const PlanCommand& command) {
   // A glob over the ranks may match one file only.

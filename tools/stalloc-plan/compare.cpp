@@ -2,13 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "plan/planner.h"
 #include "plan/simulate/simulate.h"
-#include "tools/stalloc-plan/commands.h"
+#include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/summary.h"
 
 namespace stalloc::tool {
@@ -105,8 +104,7 @@ int run(const CompareCommand& command) {
   if (command.json) {
     text = fmt::format("{{\"source\": {}, \"devices\": [{}]}}\n", json_text(source.value.name), devices);
   }
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-  return written ? kExitOk : fail("cannot write to standard output");
+  return print(text);
 }
 
 }  // namespace stalloc::tool

@@ -20,7 +20,7 @@
 #include "plan/files/plan_file.h"
 #include "plan/layout/startup_cost.h"
 #include "plan/simulate/simulate.h"
-#include "tools/stalloc-plan/planning.h"
+#include "tools/stalloc-plan/answer.h"
 
 namespace stalloc::tool {
 namespace {

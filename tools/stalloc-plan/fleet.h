@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/stalloc-plan/commands.h"
+#include "tools/stalloc-plan/planning.h"
 
 namespace stalloc::tool {
 

@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 
+#include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
 

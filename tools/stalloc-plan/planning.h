@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "plan/outcome.h"
 #include "plan/plan.h"
@@ -12,6 +13,14 @@
 #include "tools/stalloc-plan/summary.h"
 
 namespace stalloc::tool {
+
+struct PlanCommand {
+  std::vector<std::string> inputs;  // not empty
+  std::string output;               // a file, a folder for several inputs; empty: a dry run
+  bool json = false;
+  plan::PlanOptions options;
+  ReadOptions read;
+};
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start);
