@@ -18,66 +18,67 @@ using namespace stalloc;
 using namespace stalloc::test;
 using serve::make_stream_key;
 
+namespace {
+
+// Random requests, a plan for them, and a heap that serves by it only.
+struct Setting {
+  Random random;
+  std::vector<Request> requests;
+  plan::DevicePlan plan;
+  FakeDriver driver{kPage};
+  std::unique_ptr<Heap> heap;
+  Shadow shadow{&driver};
+
+  Setting(std::uint64_t seed, std::size_t count)
+      : random(seed), requests(random_requests(count, random)), plan(plan_for(requests, random)) {
+    std::string why;
+    heap = plan_only_heap(driver, plan, &why);
+    REQUIRE(heap);
+  }
+};
+
+}  // namespace
+
 TEST_CASE("random programs on several streams", "[serve][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 31)));
   CAPTURE(seed);
-  Random random(seed);
-  const std::vector<Request> requests = random_requests(200, random);
-  const plan::DevicePlan plan = plan_for(requests, random);
-  FakeDriver driver(kPage);
-  std::string why;
-  const auto heap = plan_only_heap(driver, plan, &why);
-  REQUIRE(heap);
-  Shadow shadow(&driver);
-  std::vector<StreamKey> streams = new_streams(driver, 4);
+  Setting set(seed, 200);
+  std::vector<StreamKey> streams = new_streams(set.driver, 4);
   streams.push_back(make_stream_key(nullptr, false));
   streams.push_back(make_stream_key(nullptr, true));
-  Program program(&driver, heap.get(), &shadow, streams, seed);
-  REQUIRE_NOTHROW(run(program, requests, plan, 8, [&] {
-    if (random() % 50 == 0) driver.finish_all_work();
+  Program program(&set.driver, set.heap.get(), &set.shadow, streams, seed);
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 8, [&] {
+    if (set.random() % 50 == 0) set.driver.finish_all_work();
   }));
   program.finish();
-  REQUIRE(heap->statistics().planned_live_bytes == 0);
-  REQUIRE(heap->statistics().stream_waits > 0);
+  REQUIRE(set.heap->statistics().planned_live_bytes == 0);
+  REQUIRE(set.heap->statistics().stream_waits > 0);
   REQUIRE(program.served() > 400);  // of about 1000: the plan and the program do fit
 }
 
 TEST_CASE("random programs while calls into the driver fail", "[serve][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 31)));
   CAPTURE(seed);
-  Random random(seed);
-  const std::vector<Request> requests = random_requests(100, random);
-  const plan::DevicePlan plan = plan_for(requests, random);
-  FakeDriver driver(kPage);
-  std::string why;
-  const auto heap = plan_only_heap(driver, plan, &why);
-  REQUIRE(heap);
-  Shadow shadow(&driver);
-  Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
-  REQUIRE_NOTHROW(run(program, requests, plan, 5, [&] { driver.fail_at(random() % 12 + 1, CUDA_ERROR_UNKNOWN); }));
+  Setting set(seed, 100);
+  Program program(&set.driver, set.heap.get(), &set.shadow, new_streams(set.driver, 3), seed);
+  REQUIRE_NOTHROW(
+      run(program, set.requests, set.plan, 5, [&] { set.driver.fail_at(set.random() % 12 + 1, CUDA_ERROR_UNKNOWN); }));
   REQUIRE(program.served() > 50);
 }
 
 TEST_CASE("random programs with captures in between", "[serve][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 16)));
   CAPTURE(seed);
-  Random random(seed);
-  const std::vector<Request> requests = random_requests(100, random);
-  const plan::DevicePlan plan = plan_for(requests, random);
-  FakeDriver driver(kPage);
-  std::string why;
-  const auto heap = plan_only_heap(driver, plan, &why);
-  REQUIRE(heap);
-  Shadow shadow(&driver);
-  Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
-  const CUstream captured = driver.new_stream();
+  Setting set(seed, 100);
+  Program program(&set.driver, set.heap.get(), &set.shadow, new_streams(set.driver, 3), seed);
+  const CUstream captured = set.driver.new_stream();
   bool capturing = false;
-  REQUIRE_NOTHROW(run(program, requests, plan, 5, [&] {
-    if (random() % 10 == 0) driver.set_capturing(captured, capturing = !capturing);
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+    if (set.random() % 10 == 0) set.driver.set_capturing(captured, capturing = !capturing);
     if (!capturing) return;
-    if (heap->allocate(random() % kPage + 1, {captured, 0}, nullptr)) FAIL("served under capture");
+    if (set.heap->allocate(set.random() % kPage + 1, {captured, 0}, nullptr)) FAIL("served under capture");
   }));
-  driver.set_capturing(captured, false);
+  set.driver.set_capturing(captured, false);
   REQUIRE(program.served() > 50);
 }
 
@@ -104,29 +105,22 @@ TEST_CASE("creating a heap fails cleanly at every call", "[serve][random]") {
 TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   CAPTURE(seed);
-  Random random(seed);
-  const std::vector<Request> requests = random_requests(120, random);
-  const plan::DevicePlan plan = plan_for(requests, random);
-  FakeDriver driver(kPage);
-  std::string why;
-  const auto heap = plan_only_heap(driver, plan, &why);
-  REQUIRE(heap);
-  Shadow shadow(&driver);
+  Setting set(seed, 120);
   std::deque<Program> programs;  // outlive the threads: the shadow keeps their moments
   std::mutex mutex;
   std::vector<std::string> broken;
   std::vector<std::thread> threads;
   for (std::uint64_t number = 0; number < 4; ++number) {
     threads.emplace_back([&, number] {
-      std::vector<StreamKey> streams = new_streams(driver, 2);
+      std::vector<StreamKey> streams = new_streams(set.driver, 2);
       streams.push_back(make_stream_key(nullptr, true));
       Program* program = nullptr;
       {
         const std::lock_guard<std::mutex> lock(mutex);
-        program = &programs.emplace_back(&driver, heap.get(), &shadow, streams, seed * 10 + number);
+        program = &programs.emplace_back(&set.driver, set.heap.get(), &set.shadow, streams, seed * 10 + number);
       }
       try {
-        run(*program, requests, plan, 4, [] {});
+        run(*program, set.requests, set.plan, 4, [] {});
         program->finish();
       } catch (const Shadow::Broken& error) {
         const std::lock_guard<std::mutex> lock(mutex);
@@ -136,7 +130,7 @@ TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   }
   for (std::thread& thread : threads) thread.join();
   REQUIRE(broken.empty());
-  REQUIRE(heap->statistics().planned_live_bytes == 0);
+  REQUIRE(set.heap->statistics().planned_live_bytes == 0);
   std::size_t served = 0;
   for (const Program& program : programs) served += program.served();
   REQUIRE(served > 100);
