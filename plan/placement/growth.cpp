@@ -8,13 +8,16 @@
 namespace stalloc::plan {
 namespace {
 
-// Chosen with tests/bench/online_policy on recorded training runs.
-constexpr std::uint64_t kSmallHandlePages = 2;
+// Chosen with tests/bench/replay_policy.py on recorded training runs.
+constexpr std::uint64_t kSmallHandlePages = 2;      // or,
+constexpr std::uint64_t kSmallHandlesHeld = 4096;   // if more, this part of what is held
+constexpr std::uint64_t kHandlesARequest = 2;       // at least so many a request
 constexpr std::uint64_t kHugePages = 256;           // requests from so many pages on get larger handles,
-constexpr std::uint64_t kHandlesAHugeRequest = 60;  // at least so many a request
-constexpr std::uint64_t kHandlesHeld = 1024;        // and each at most this part of what is held
-constexpr std::uint64_t kHandlesARequest = 2;
-constexpr std::uint64_t kFinePages = 8;  // from this size on in steps of kStepPages, below in powers of two
+constexpr std::uint64_t kHandlesAHugeRequest = 60;  // at least so many a request,
+constexpr std::uint64_t kHandlesHeld = 1024;        // each at most this part of what is held,
+constexpr std::uint64_t kLargestPages = 10;         // and at most so many pages or,
+constexpr std::uint64_t kLargestHeld = 2048;        // if more, this part of what is held
+constexpr std::uint64_t kFinePages = 8;             // from this size on in steps of kStepPages, below in powers of two
 constexpr std::uint64_t kStepPages = 2;
 
 constexpr std::uint64_t kLookedAtEvery = 1024;  // requests
@@ -22,9 +25,10 @@ constexpr std::uint64_t kFreeWhileFast = 32;    // the part of what is held that
 constexpr std::uint64_t kFreeElse = 256;
 
 std::uint64_t handle_bytes(std::uint64_t request, std::uint64_t held, std::uint64_t page) {
-  const std::uint64_t small = kSmallHandlePages * page;
+  const std::uint64_t small = std::max(kSmallHandlePages * page, held / kSmallHandlesHeld);
   if (request < kHugePages * page) return std::min(small, std::max(request / kHandlesARequest, page));
-  return std::max(small, std::min(request / kHandlesAHugeRequest, held / kHandlesHeld));
+  const std::uint64_t largest = std::max(kLargestPages * page, held / kLargestHeld);
+  return std::max(small, std::min({request / kHandlesAHugeRequest, held / kHandlesHeld, largest}));
 }
 
 // The largest of the sizes that are used.

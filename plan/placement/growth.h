@@ -9,9 +9,9 @@ namespace stalloc::plan {
 // Sizes, in bytes, of handles that hold `missing` bytes of a request of `request` bytes and less than a page more, when
 // `held` bytes are held already; `page` is a power of two.
 //
-// Mapping costs per handle, and what is lost to memory is lost in handles that are partly used, so their size follows
-// what is held, and only for requests that are much larger than any handle: all others get handles of at most two
-// pages. None exceeds `largest`. The remainder is made of smaller ones.
+// Mapping costs per handle, and what is lost to memory is lost in handles that are partly used, of which there are
+// about as many whatever is held: so their size follows that. Requests that are much larger than any handle get larger
+// ones. None exceeds `largest`. The remainder is made of smaller ones.
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest);
 

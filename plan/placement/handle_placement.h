@@ -33,8 +33,8 @@ class HandlePlacement {
     std::uint64_t page = 0;  // the device's granularity: a power of two
     Range large;             // the part of the line for handles of large requests; before it lies the plan's
     Range small;             // and of small ones
-    std::uint64_t small_bytes = std::uint64_t{1} << 20;      // requests below this are small
-    std::uint64_t largest_handle = std::uint64_t{20} << 20;  // a multiple of the page
+    std::uint64_t small_bytes = std::uint64_t{1} << 20;       // requests below this are small
+    std::uint64_t largest_handle = std::uint64_t{128} << 20;  // a multiple of the page
     bool stitch = true;
     std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
   };

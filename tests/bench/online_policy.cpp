@@ -2,7 +2,9 @@
 // it would hold, where its free bytes lie when memory grows for the last time, and what mapping would cost, for
 // choosing its sizes. A few lines a device; is no test. Streams are taken for one, and every free for complete.
 //
-//     online_policy TRACE [largest handle in MiB [small requests in KiB]]
+//     online_policy TRACE [largest handle in MiB [small requests in KiB [times]]]
+//
+// With `times`, requests of 1 MiB and more are so many times as large: a run that fills a larger card.
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -126,11 +128,17 @@ std::uint64_t number(const char* text, std::uint64_t otherwise) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) return std::fprintf(stderr, "usage: online_policy TRACE [largest handle in MiB [small in KiB]]\n"), 2;
+  if (argc < 2) {
+    return std::fprintf(stderr, "usage: online_policy TRACE [largest handle in MiB [small in KiB [times]]]\n"), 2;
+  }
   const auto trace = trace::read_trace(argv[1]);
   if (!trace.ok()) return std::fprintf(stderr, "%s\n", trace.error.c_str()), 1;
-  const auto problems = plan::find_lifetimes(trace.value);
-  for (const plan::Problem& problem : problems.devices) {
+  auto problems = plan::find_lifetimes(trace.value);
+  const std::uint64_t times = number(argc > 4 ? argv[4] : nullptr, 1);
+  for (plan::Problem& problem : problems.devices) {
+    for (plan::Request& request : problem.requests) {
+      if (request.size >= kMiB) request.size *= times;
+    }
     HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, plan::peak_live_bytes(problem));
     options.largest_handle = number(argc > 2 ? argv[2] : nullptr, options.largest_handle / kMiB) * kMiB;
     options.small_bytes = number(argc > 3 ? argv[3] : nullptr, options.small_bytes / 1024) * 1024;

@@ -58,7 +58,8 @@ TEST_CASE("handles grow with what is held, for requests much larger than they ar
     return new_handle_sizes(request, request, held, kPage, 8 * kPage).front();
   };
   REQUIRE(largest_of(2 * kPage, 0) == kPage);
-  REQUIRE(largest_of(100 * kPage, 100000 * kPage) == 2 * kPage);
+  REQUIRE(largest_of(100 * kPage, 5000 * kPage) == 2 * kPage);
+  REQUIRE(largest_of(100 * kPage, 20000 * kPage) == 4 * kPage);
   REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
   REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
 }
