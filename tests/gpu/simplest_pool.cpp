@@ -1,6 +1,6 @@
 // Answers the CUDA runtime's stream-ordered requests as cheaply as can be, for one thread and one stream: a list of
 // freed blocks for each size, over one piece of device memory. Preloaded, it shows what PyTorch's cudaMallocAsync
-// backend costs by itself (bench_empty.py): no allocator behind that backend can be faster. Nothing to train with.
+// backend costs by itself (bench_turns.py): no allocator behind that backend can be faster. Nothing to train with.
 #include <dlfcn.h>
 
 #include <cstddef>

@@ -9,10 +9,10 @@ import unittest
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import bench_empty  # noqa: E402
 import bench_pairs  # noqa: E402
 import bench_streams  # noqa: E402
 import bench_train  # noqa: E402
+import bench_turns  # noqa: E402
 import frameworks  # noqa: E402
 import train  # noqa: E402
 import train_parallel  # noqa: E402
@@ -78,14 +78,20 @@ class Pairs(unittest.TestCase):
         self.assertIn("| driver | 1 KiB | 1 | 1500 | 600 | 300 | 0.200 | 75.0 % | 450 | 0.300 |", rows)
 
 
-class Empty(unittest.TestCase):
+class Turns(unittest.TestCase):
     def test_table(self):
         turns = {"native": {"torch.empty": [2000.0, 1000.0, 1800.0]}, "dynamic": {"torch.empty": [1000.0, 1200.0, 720.0]}}
-        self.assertIn("| torch.empty | 1.80 | 1.000 | 1.00 | 0.500 |", bench_empty.table(turns))
+        self.assertIn("| torch.empty | 1.80 | 1.000 | 1.00 | 0.500 |", bench_turns.table(turns))
 
     def test_variants(self):
         with self.assertRaises(argparse.ArgumentTypeError):
-            bench_train.list_of(bench_empty.VARIANTS)("native,serve")
+            bench_train.list_of(bench_turns.VARIANTS)("native,serve")
+
+    def test_training_options_follow_two_dashes(self):
+        given = ["--library", "lib.so", "--out", "out", "--turns", "3", "--"]
+        arguments = bench_turns.parse_arguments([*given, "--moe", "--seq", "64"])
+        self.assertEqual((arguments.turns, arguments.train), (3, ["--moe", "--seq", "64"]))
+        self.assertEqual(bench_turns.parse_arguments(given).train, [])
 
 
 class Streams(unittest.TestCase):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures what allocating costs the host: torch.empty and its free, and training steps bound by launching kernels.
+"""Measures what an allocator costs a program: torch.empty and its free, and training steps that wait for the host.
 
-  bench_empty.py --library LIB [--simplest LIB] --out DIR [--turns N] [--variants LIST] [--pairs N]
+  bench_turns.py --library LIB [--simplest LIB] --out DIR [--turns N] [--variants LIST] [--pairs N] [-- train.py options]
 
-Variants:
+With options of train.py, its steps are measured instead; the card must hold one such run for each variant. Variants:
   native      PyTorch's caching allocator
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
@@ -11,8 +11,8 @@ Variants:
   simplest    the same backend of PyTorch on simplest_pool.cpp: the least that any allocator behind it can cost
 
 The speed of a rented host may change twofold from one second to the next. So all variants live at the same time, each in
-a process of its own on the same two cores, and measure in turns of some milliseconds, one after the other; what is compared
-is the ratio to the first variant within a turn. DIR receives empty.json (every turn) and empty.md, which is printed too.
+a process of its own on the same two cores, and measure in turns, one after the other; what is compared is the ratio to the
+first variant within a turn. DIR receives turns.json (every turn) and turns.md, which is printed too.
 """
 
 import argparse
@@ -34,7 +34,8 @@ MODELS = {
     "step of a tiny model": ["--size", "tiny", "--batch", "1", "--seq", "64", "--accumulate", "1"],
     "step of a 200M model, 64 tokens": ["--size", "200m", "--batch", "1", "--seq", "64", "--accumulate", "1"],
 }
-STEPS_WARM_UP = 20
+SMALL_WARM_UP = 20  # steps
+WARM_UP = 6         # by then, memory is mapped
 
 
 def make_parser():
@@ -47,8 +48,16 @@ def make_parser():
     parser.add_argument("--variants", type=list_of(VARIANTS), default=list(VARIANTS), metavar="LIST",
                         help="comma-separated, the first is compared with; default: all")
     parser.add_argument("--pairs", type=int, default=1000, help="tensors made and freed in a turn")
+    parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train.py, after --")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
     return parser
+
+
+def parse_arguments(words):
+    arguments = make_parser().parse_args(words)
+    if arguments.train[:1] == ["--"]:
+        del arguments.train[0]
+    return arguments
 
 
 def time_pairs(size, pairs, device, synchronize):
@@ -65,8 +74,8 @@ def time_pairs(size, pairs, device, synchronize):
     return spent / pairs
 
 
-def make_trainer(words, device, synchronize):
-    """A function that makes one training step of a model of its own and returns its nanoseconds."""
+def make_trainer(words, device, synchronize, warm_up, repeats):
+    """A function that makes steps of a model of its own, as many as `repeats`, and returns the last one's nanoseconds."""
     import torch
 
     options = train.make_parser().parse_args([*words, "--device", device])
@@ -80,9 +89,9 @@ def make_trainer(words, device, synchronize):
         synchronize()
         return time.perf_counter_ns() - started
 
-    for _ in range(STEPS_WARM_UP):
+    for _ in range(warm_up):
         step()
-    return lambda: [step() for _ in range(3)][-1]  # the other variants had the caches
+    return lambda: [step() for _ in range(repeats)][-1]
 
 
 def serve_turns(arguments):
@@ -90,9 +99,13 @@ def serve_turns(arguments):
     import torch
 
     synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
-    measure = {f"torch.empty, {size >> 10} KiB":
-               lambda size=size: time_pairs(size, arguments.pairs, arguments.device, synchronize) for size in BYTES}
-    measure.update((name, make_trainer(words, arguments.device, synchronize)) for name, words in MODELS.items())
+    if arguments.train:
+        measure = {"step": make_trainer(arguments.train, arguments.device, synchronize, WARM_UP, repeats=1)}
+    else:
+        measure = {f"torch.empty, {size >> 10} KiB":
+                   lambda size=size: time_pairs(size, arguments.pairs, arguments.device, synchronize) for size in BYTES}
+        for name, words in MODELS.items():  # three steps: the other variants had the caches
+            measure[name] = make_trainer(words, arguments.device, synchronize, SMALL_WARM_UP, repeats=3)
     print(json.dumps(list(measure)), flush=True)
     for line in sys.stdin:
         print(json.dumps(measure[line.strip()]()), flush=True)
@@ -107,7 +120,7 @@ class Variant:
         if name == "simplest":
             environment["LD_PRELOAD"] = str(arguments.simplest)
         command = [sys.executable, __file__, "--serve-turns", "--library", arguments.library, "--out", arguments.out,
-                   "--pairs", arguments.pairs, "--device", arguments.device]
+                   "--pairs", arguments.pairs, "--device", arguments.device, "--", *arguments.train]
         self.log = open(arguments.out / f"{name}.stderr", "w", encoding="utf-8")
         self.process = subprocess.Popen([*map(str, command)], env=environment, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True,
@@ -146,9 +159,9 @@ def table(turns):
 
 def main():
     if "--serve-turns" in sys.argv:
-        serve_turns(make_parser().parse_args([word for word in sys.argv[1:] if word != "--serve-turns"]))
+        serve_turns(parse_arguments([word for word in sys.argv[1:] if word != "--serve-turns"]))
         return
-    arguments = make_parser().parse_args()
+    arguments = parse_arguments(sys.argv[1:])
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out, arguments.library = arguments.out.resolve(), arguments.library.resolve()
     if arguments.simplest is None:
@@ -169,8 +182,8 @@ def main():
                 turns[variant.name][name].append(variant.ask(name))
     for variant in variants:
         variant.end()
-    (arguments.out / "empty.json").write_text(json.dumps(turns) + "\n", encoding="utf-8")
-    (arguments.out / "empty.md").write_text(table(turns), encoding="utf-8")
+    (arguments.out / "turns.json").write_text(json.dumps(turns) + "\n", encoding="utf-8")
+    (arguments.out / "turns.md").write_text(table(turns), encoding="utf-8")
     print(f"\n{table(turns)}")
 
 
