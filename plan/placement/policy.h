@@ -10,8 +10,8 @@ namespace stalloc::plan {
 inline constexpr std::uint8_t kSparedPages = 4;
 
 // A block of at most so many bytes that was freed last serves the next request of its size on its stream, without a
-// look at other places. Larger ones, which get larger handles (growth.h), are placed anew each time: beside the time
-// that the device needs to fill them, that costs nothing.
+// look at other places. Larger ones are placed anew each time: beside the time that the device needs to fill them, that
+// costs nothing.
 inline constexpr std::uint64_t kLargestKept = std::uint64_t{256} << 20;
 
 }  // namespace stalloc::plan

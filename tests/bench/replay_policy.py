@@ -4,8 +4,8 @@
   replay_policy.py --build build/release [--library LIB]... [--times N] TRACE...
 
 For choosing the policy of growth and placement (plan/placement): the library itself serves, with its streams and its books,
-so a change shows what it would do to every program, in seconds. On recorded runs it said what a card then measured within
-0.0006 (docs/benchmarks). A trace may be compressed (.xz). Tensors are not touched. The simulated device completes work when
+so a change shows what it would do to every program, in seconds. Of seven programs it said what a card had measured within
+0.0007 (docs/benchmarks). A trace may be compressed (.xz). Tensors are not touched. The simulated device completes work when
 its threads come to it, so the figures vary a little: each is the mean of N replays on the legacy stream and N on others,
 memory's largest in brackets. --library compares builds of the library; the default is the build's own.
 """

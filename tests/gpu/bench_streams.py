@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what STALLOC_CROSS_STREAM costs and saves: two streams that train side by side and free and want memory in turn.
+"""Measures what STALLOC_CROSS_STREAM costs and saves: two streams train side by side, and free and want memory in turn.
 
   bench_streams.py --library LIB --out DIR [--iterations N]
 
@@ -25,8 +25,8 @@ WARM_UP = 10
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
-    parser.add_argument("--out", type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--iterations", type=int, default=60)
     return parser
 
@@ -73,8 +73,10 @@ def table(results):
     lines = ["| allocator | live MiB | held / live | waits between streams | mapping calls | iteration, ms | to the first |",
              "|---|---|---|---|---|---|---|"]
     for name, result in results.items():
+        figures, milliseconds = result["figures"], median(result["ms"])
         lines.append(f"| {name} | {result['live'] / 2**20:.0f} | {result['held'] / result['live']:.3f} | "
-                     f"{result['figures'].get('waits', '')} | {result['figures'].get('mapping_calls_after_start', '')} | {median(result['ms']):.2f} | {median(result['ms']) / first:.3f} |")
+                     f"{figures.get('waits', '')} | {figures.get('mapping_calls_after_start', '')} | "
+                     f"{milliseconds:.2f} | {milliseconds / first:.3f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -79,8 +79,9 @@ def make_trainer(words, device, synchronize, warm_up, repeats):
     import torch
 
     options = train.make_parser().parse_args([*words, "--device", device])
+    torch.manual_seed(options.seed)  # the same weights, and so the same work, in every variant
     model = train.make_model(options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    optimizer = train.make_optimizer(options, model.parameters())
     microbatches = train.Microbatches(options, torch)
 
     def step():

@@ -129,7 +129,7 @@ def main():
 
     torch.manual_seed(options.seed)
     model = train.make_model(options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **{options.optimizer: True})
+    optimizer = train.make_optimizer(options, model.parameters())
     statistics, rounds = Statistics(), []
     began = time.perf_counter()
     while True:

@@ -94,6 +94,12 @@ def make_model(options):
     return model.train()
 
 
+def make_optimizer(options, parameters):
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=1e-4, **{options.optimizer: True})
+
+
 class Microbatches:
     """Random tokens: the same sequence of batches for the same seed."""
 
@@ -164,7 +170,7 @@ def main():
 
     model = make_model(options)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, **{options.optimizer: True})
+    optimizer = make_optimizer(options, trained)
     microbatches = Microbatches(options, torch)
 
     statistics = None

@@ -142,7 +142,7 @@ def main():
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
     run = {"fsdp": Fsdp, "pipeline": Pipeline}[options.parallel](options, torch, device)
-    optimizer = torch.optim.AdamW(run.parameters, lr=1e-4, **{options.optimizer: True})
+    optimizer = train.make_optimizer(options, run.parameters)
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
 
     losses, milliseconds = [], []
