@@ -38,9 +38,8 @@ def run_training(variant, arguments):
     """One training run; the ranks' reports. Ends the program when it fails."""
     print(f"{variant} ...", flush=True)
     reports = arguments.out / variant
-    environment = bench_train.environment_for(variant, arguments, arguments.out / "trace.%r.fb")
-    if variant == "serve":
-        environment["STALLOC_PLAN"] = str(arguments.out / "plans" / "plan.%r.fb")
+    environment = bench_train.environment_for(variant, arguments.library, arguments.out / "trace.%r.fb",
+                                              arguments.out / "plans" / "plan.%r.fb")
     # torchrun itself is not preloaded: it is no rank, and would only hand the library on.
     preload = environment.pop("LD_PRELOAD", "")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks),

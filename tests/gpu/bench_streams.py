@@ -88,9 +88,9 @@ def main():
     arguments = make_parser().parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.library = arguments.library.resolve()
-    results = {TITLES[name]: measure(name, environment_for(name, arguments, trace=None)) for name in ("native", "async")}
+    results = {TITLES[name]: measure(name, environment_for(name, arguments.library)) for name in ("native", "async")}
     for preference in PREFERENCES:
-        environment = {**environment_for("dynamic", arguments, trace=None), "STALLOC_CROSS_STREAM": preference}
+        environment = {**environment_for("dynamic", arguments.library), "STALLOC_CROSS_STREAM": preference}
         results[f"stalloc, {preference}"] = measure(preference, environment)
     (arguments.out / "streams.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (arguments.out / "streams.md").write_text(table(results), encoding="utf-8")

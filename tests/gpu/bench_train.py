@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures one training run (train.py) under today's allocators and under stalloc, in one call on one GPU.
 
-  bench_train.py --library LIB --tool STALLOC_PLAN --out DIR [--rounds N] [--variants LIST] [-- train.py options]
+  bench_train.py --library LIB --tool STALLOC_PLAN --out DIR [--plan PLAN] [--rounds N] [--variants LIST]
+                 [-- train.py options]
 
 Variants, run one after the other in each round, so that slow drifts of the machine hit all alike:
   native      PyTorch's caching allocator
@@ -9,7 +10,7 @@ Variants, run one after the other in each round, so that slow drifts of the mach
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   record      trace mode (compare its step time with async: the cost of the hooks and the recorder)
   dynamic     dynamic mode: no trace, no plan
-  serve       alloc mode; planned once, from the first round's trace
+  serve       alloc mode; planned once, from the first round's trace, or --plan, say of a run with another seed
 
 DIR receives each run's report and standard error, trace.fb, plan.fb, summary.json (of the planner), measured.json
 (what belongs beside a trace that is shipped) and table.md, which is printed too.
@@ -44,46 +45,47 @@ def list_of(allowed):
 
 
 def variant_list(text):
-    names = list_of(VARIANTS)(text)
-    if "serve" in names and "record" not in names:
-        raise argparse.ArgumentTypeError("serve needs record: its plan comes from the recorded trace")
-    return sorted(names, key=VARIANTS.index)
+    return sorted(list_of(VARIANTS)(text), key=VARIANTS.index)
 
 
-def parse_arguments():
+def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--plan", type=pathlib.Path, help="for serve, instead of one made from what record recorded")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--variants", type=variant_list, default=list(VARIANTS), metavar="LIST",
                         help="comma-separated; default: all")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train.py, after --")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
+    if "serve" in arguments.variants and "record" not in arguments.variants and not arguments.plan:
+        parser.error("serve needs record, whose trace is planned, or --plan")
     if arguments.train[:1] == ["--"]:
         del arguments.train[0]
     arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
-    for path in (arguments.library, arguments.tool):
+    for path in filter(None, (arguments.library, arguments.tool, arguments.plan)):
         if not path.exists():
             parser.error(f"{path} does not exist")
     return arguments
 
 
-def environment_for(variant, arguments, trace):
+def environment_for(variant, library, trace=None, plan=None):
+    """What the variant runs in; record needs the path of its trace, serve that of its plan."""
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("STALLOC_") and name not in ("LD_PRELOAD", *PYTORCH_SETTINGS)}
     settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}.get(variant)
     if settings:
         environment.update(dict.fromkeys(PYTORCH_SETTINGS, settings))
     if variant in ("dynamic", "record", "serve"):
-        environment["LD_PRELOAD"] = str(arguments.library)
+        environment["LD_PRELOAD"] = str(library)
         environment["STALLOC_LOG_LEVEL"] = "info"
     if variant == "dynamic":
         environment["STALLOC_MODE"] = "dynamic"
     if variant == "record":
         environment["STALLOC_TRACE"] = str(trace)
     if variant == "serve":
-        environment["STALLOC_PLAN"] = str(arguments.out / "plan.fb")
+        environment["STALLOC_PLAN"] = str(plan)
     return environment
 
 
@@ -92,11 +94,12 @@ def run_training(variant, round_number, arguments):
     name = f"{variant}-{round_number}"
     trace = arguments.out / ("trace.fb" if round_number == 0 else f"trace-{round_number}.fb")
     report_path = arguments.out / f"{name}.json"
+    environment = environment_for(variant, arguments.library, trace, arguments.plan or arguments.out / "plan.fb")
     print(f"{name} ...", flush=True)
     command = [sys.executable, str(TRAIN), "--figures", "--json", str(report_path), *arguments.train]
     with open(arguments.out / f"{name}.stderr", "w+", encoding="utf-8", errors="replace") as log:
-        status = subprocess.run(command, env=environment_for(variant, arguments, trace), stdout=log, stderr=log,
-                                stdin=subprocess.DEVNULL, check=False).returncode
+        status = subprocess.run(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                check=False).returncode
         log.seek(0)
         text = log.read()
     if status != 0:
@@ -180,7 +183,7 @@ def main():
     for round_number in range(arguments.rounds):
         for variant in arguments.variants:
             results[variant].append(run_training(variant, round_number, arguments))
-            if variant == "record" and round_number == 0 and "serve" in results:
+            if variant == "record" and round_number == 0 and "serve" in results and not arguments.plan:
                 summary = make_plan(arguments)
                 print("plan: " + ", ".join(f"{name} {value}" for name, value in summary.items()
                                            if isinstance(value, (int, float))), flush=True)

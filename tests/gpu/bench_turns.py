@@ -117,7 +117,7 @@ class Variant:
 
     def __init__(self, name, arguments, cores):
         self.name = name
-        environment = environment_for("async" if name == "simplest" else name, arguments, trace=None)
+        environment = environment_for("async" if name == "simplest" else name, arguments.library)
         if name == "simplest":
             environment["LD_PRELOAD"] = str(arguments.simplest)
         command = [sys.executable, __file__, "--serve-turns", "--library", arguments.library, "--out", arguments.out,

@@ -2,9 +2,10 @@
 """What can be known of the GPU programs without a GPU: they compile, parse their options and put a table together."""
 
 import argparse
+import contextlib
+import io
 import pathlib
 import sys
-import types
 import unittest
 
 sys.dont_write_bytecode = True
@@ -34,17 +35,21 @@ class Options(unittest.TestCase):
                 clashes = [other for other in TORCHRUN if ("--" + other).startswith(name) and name != "-h"]
                 self.assertEqual(clashes, [], name)
 
-    def test_serving_needs_recording(self):
-        with self.assertRaises(argparse.ArgumentTypeError):
-            bench_train.variant_list("native,serve")
-        self.assertEqual(bench_train.variant_list("serve,record,native"), ["native", "record", "serve"])
+    def test_serving_needs_a_plan(self):
+        words = ["--library", __file__, "--tool", __file__, "--out", "out", "--variants"]
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+            bench_train.parse_arguments([*words, "native,serve"])
+        self.assertIn("serve needs record", said.getvalue())
+        self.assertEqual(bench_train.parse_arguments([*words, "serve,record,native"]).variants,
+                         ["native", "record", "serve"])
+        planned = bench_train.parse_arguments([*words, "native,serve", "--plan", __file__])
+        self.assertEqual(planned.variants, ["native", "serve"])
 
 
 class Environment(unittest.TestCase):
     def test_only_stallocs_runs_are_preloaded(self):
-        arguments = types.SimpleNamespace(library=pathlib.Path("/lib.so"), out=pathlib.Path("/out"))
         for variant in bench_train.VARIANTS:
-            environment = bench_train.environment_for(variant, arguments, "/out/trace.fb")
+            environment = bench_train.environment_for(variant, "/lib.so", "/out/trace.fb", "/out/plan.fb")
             self.assertEqual("LD_PRELOAD" in environment, variant in ("dynamic", "record", "serve"), variant)
             self.assertEqual("STALLOC_PLAN" in environment, variant == "serve", variant)
 
