@@ -28,7 +28,7 @@ struct stalloc_statistics {
   uint64_t unplanned_requests; /* served by CUDA */
   uint64_t refused_slots;      /* planned, but the bytes were still taken */
 
-  uint64_t stitches; /* new stitched views */
+  uint64_t stitches; /* stitched views made or lengthened */
   uint64_t borrows;  /* requests on free bytes of the plan, or on those of another stream */
   uint64_t waits;    /* orderings between streams */
   uint64_t grows;    /* times memory was added */

@@ -196,7 +196,7 @@ std::optional<Place> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Re
     return std::nullopt;
   }
   if (!take(*place, bytes, stream, reach)) {
-    if (place->view != 0) drop_view(place->view);
+    if (place->view != 0) unstitch(*proposal, place->view);
     shrink(*proposal);
     return std::nullopt;
   }

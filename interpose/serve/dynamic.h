@@ -32,7 +32,7 @@ class Arena;
 class Dynamic {
  public:
   struct Counts {
-    std::uint64_t stitches = 0;   // views made
+    std::uint64_t stitches = 0;   // views made or lengthened
     std::uint64_t view_hits = 0;  // requests served in a view made before
     std::uint64_t grows = 0;      // requests that memory was created for
     std::uint64_t borrows = 0;    // requests served from another stream's bytes
@@ -79,7 +79,7 @@ class Dynamic {
     return {&at_home_, 1};
   }
 
-  // Unmaps the views that nothing lives in and no pending work may touch. Never waits.
+  // Unmaps the views, and ends of views, that nothing lives in and no pending work may touch. Never waits.
   void drop_idle_views();
   // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
   // held; those of the plan only if asked to. Returns the bytes released. Never waits.
@@ -121,8 +121,13 @@ class Dynamic {
   bool grow(const HandlePlacement::Proposal& proposal, StreamOrdinal stream);
   void shrink(const HandlePlacement::Proposal& proposal);
   std::optional<Place> stitch(const HandlePlacement::Proposal& proposal);
+  std::optional<std::uint32_t> make_view(const HandlePlacement::Proposal& proposal);
+  std::optional<std::uint32_t> lengthen_view(const HandlePlacement::Proposal& proposal);
+  void unstitch(const HandlePlacement::Proposal& proposal, std::uint32_t number);
   void handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const;
   bool drop_view(std::uint32_t number);
+  bool shorten_view(std::uint32_t number, std::size_t pieces);
+  void shorten_idle(std::uint32_t number);
   bool is_idle(std::uint32_t number);
   CUdeviceptr home_address(std::uint64_t at) const {
     return at < line_begin_ ? planned_address(at) : mapper_->home(at - line_begin_);

@@ -3,6 +3,7 @@
 
 #include "interpose/serve/arena.h"
 #include "interpose/serve/dynamic.h"
+#include "plan/placement/policy.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -53,22 +54,65 @@ void Dynamic::shrink(const HandlePlacement::Proposal& proposal) {
   }
 }
 
+// Makes a view, or lengthens one.
 std::optional<Place> Dynamic::stitch(const HandlePlacement::Proposal& proposal) {
   handles_of(proposal.pieces, &handles_);
-  std::uint64_t bytes = 0;
-  for (const MappedHandle& handle : handles_) bytes += handle.bytes;
-  const auto room = view_addresses_.best_fit(bytes);
-  if (!room) return std::nullopt;
-  const std::uint64_t at = room->begin;
-  const std::uint32_t view = placement_.add_view(proposal.pieces, at);
-  view_addresses_.subtract({at, at + bytes});
-  if (mapper_->map_at(mapper_->view(at), handles_) != CUDA_SUCCESS) {
-    placement_.remove_view(view);
-    view_addresses_.add({at, at + bytes});
-    return std::nullopt;
-  }
+  const std::optional<std::uint32_t> view = proposal.view == 0 ? make_view(proposal) : lengthen_view(proposal);
+  if (!view) return std::nullopt;
   ++counts_.stitches;
-  return Place{view, proposal.offset};
+  return Place{*view, proposal.offset};
+}
+
+std::optional<std::uint32_t> Dynamic::make_view(const HandlePlacement::Proposal& proposal) {
+  std::uint64_t bytes = plan::kViewRoom * proposal.shown();
+  auto room = view_addresses_.best_fit(bytes);
+  if (!room) room = view_addresses_.best_fit(bytes = proposal.shown());
+  if (!room) return std::nullopt;
+  const Range addresses{room->begin, room->begin + bytes};
+  const std::uint32_t view = placement_.add_view(proposal.pieces, addresses.begin, bytes);
+  view_addresses_.subtract(addresses);
+  if (mapper_->map_at(mapper_->view(addresses.begin), handles_) == CUDA_SUCCESS) return view;
+  placement_.remove_view(view);
+  view_addresses_.add(addresses);
+  return std::nullopt;
+}
+
+std::optional<std::uint32_t> Dynamic::lengthen_view(const HandlePlacement::Proposal& proposal) {
+  const HandlePlacement::View& view = placement_.view(proposal.view);
+  const CUdeviceptr end = mapper_->view(view.at + view.bytes());
+  placement_.lengthen_view(proposal.view, proposal.pieces);
+  if (mapper_->map_at(end, handles_) == CUDA_SUCCESS) return proposal.view;
+  placement_.shorten_view(proposal.view, proposal.pieces.size());
+  return std::nullopt;
+}
+
+// Undoes `stitch`. Pre: nothing was placed in what it mapped.
+void Dynamic::unstitch(const HandlePlacement::Proposal& proposal, std::uint32_t number) {
+  if (proposal.view == 0) {
+    drop_view(number);
+    return;
+  }
+  shorten_view(number, proposal.pieces.size());
+}
+
+// Unmaps its last pieces. False: something of them is still mapped; the addresses are then never used again.
+bool Dynamic::shorten_view(std::uint32_t number, std::size_t pieces) {
+  HandlePlacement::View& view = placement_.view(number);
+  const std::vector<Range>& all = view.stitched.pieces();
+  handles_of({all.end() - static_cast<std::ptrdiff_t>(pieces), all.end()}, &handles_);
+  placement_.shorten_view(number, pieces);
+  const bool unmapped = mapper_->unmap(mapper_->view(view.at + view.bytes()), handles_);
+  if (!unmapped) view.room = view.bytes();
+  return unmapped;
+}
+
+// What lives in a view keeps only what lies before it.
+void Dynamic::shorten_idle(std::uint32_t number) {
+  const std::vector<Range>& pieces = placement_.view(number).stitched.pieces();
+  while (pieces.size() > 1) {
+    const PhysicalRange last{pieces.back().begin, pieces.back().end};
+    if (!placement_.is_free(pieces.back()) || !order_.is_complete({&last, 1}) || !shorten_view(number, 1)) return;
+  }
 }
 
 void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const {
@@ -90,7 +134,7 @@ bool Dynamic::is_idle(std::uint32_t number) {
 // False: something of it is still mapped; the addresses are then never used again.
 bool Dynamic::drop_view(std::uint32_t number) {
   const HandlePlacement::View& view = placement_.view(number);
-  const Range addresses{view.at, view.at + view.bytes()};
+  const Range addresses{view.at, view.at + view.room};
   handles_of(view.stitched.pieces(), &handles_);
   const bool unmapped = mapper_->unmap(mapper_->view(view.at), handles_);
   placement_.remove_view(number);
@@ -100,7 +144,11 @@ bool Dynamic::drop_view(std::uint32_t number) {
 
 void Dynamic::drop_idle_views() {
   for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    if (is_idle(view)) drop_view(view);
+    if (is_idle(view)) {
+      drop_view(view);
+    } else {
+      shorten_idle(view);
+    }
   }
 }
 

@@ -5,7 +5,9 @@
 //   1. a contiguous free range of the line, one of the best-fitting that strands fewest bytes, those of the plan's
 //      handles last: their slots will be wanted,
 //   2. the shortest free stretch of a stitched view made before,
-//   3. a new stitched view (stitching.h) over free handles, with new handles for what is missing only.
+//   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view whose
+//   end
+//      is free, lengthened by the rest, or a new one.
 // Mapping costs per handle, hardly per byte; so handles grow with the request that they are made for (growth.h), and
 // small requests keep to small handles of their own, in another part of the line, lest they pin large ones.
 #pragma once
@@ -43,6 +45,7 @@ class HandlePlacement {
   struct View {
     StitchedView stitched;      // empty: the number is not in use
     std::uint64_t at = 0;       // place in the range of addresses for views, bytes
+    std::uint64_t room = 0;     // bytes that it may show there
     std::uint64_t live = 0;     // requests that live in it
     std::uint64_t used_at = 0;  // for finding the least recently used
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
@@ -58,9 +61,15 @@ class HandlePlacement {
   // How a request could be served that no free range is long enough for.
   struct Proposal {
     std::vector<Range> pieces;        // for a view, new handles included; empty: extend the home view instead
+    std::uint32_t view = 0;           // to be lengthened by the pieces; 0: they make a new one
     std::uint64_t offset = 0;         // of the request, in the view or on the line
     std::vector<std::uint64_t> grow;  // bytes of handles to create first, one behind the other from `grow_at`
     std::uint64_t grow_at = 0;
+    [[nodiscard]] std::uint64_t shown() const {  // bytes of the pieces
+      std::uint64_t bytes = 0;
+      for (const Range& piece : pieces) bytes += piece.bytes();
+      return bytes;
+    }
   };
 
   // Free bytes belong to the stream that freed them or for which they were created. A request may take those of its own
@@ -102,7 +111,11 @@ class HandlePlacement {
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
-  std::uint32_t add_view(std::vector<Range> pieces, std::uint64_t at);
+  // `room` is at least what the pieces show.
+  std::uint32_t add_view(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room);
+  // Pre: there is room. `shorten_view` undoes it.
+  void lengthen_view(std::uint32_t number, const std::vector<Range>& pieces);
+  void shorten_view(std::uint32_t number, std::size_t pieces);
   void remove_view(std::uint32_t number);
   [[nodiscard]] View& view(std::uint32_t number) { return views_[number - 1]; }
   [[nodiscard]] const View& view(std::uint32_t number) const { return views_[number - 1]; }
@@ -146,6 +159,20 @@ class HandlePlacement {
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
+  [[nodiscard]] std::optional<Proposal> lengthen(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
+  bool add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow, Proposal* proposal) const;
+  [[nodiscard]] auto handle_of() const {
+    return [this](std::uint64_t at) {
+      const auto handle = holding(at);
+      return Range{handle->first, handle->first + handle->second.bytes};
+    };
+  }
+  [[nodiscard]] auto space_of(const Spaces& spaces) const {
+    return [this, &spaces](const Range& piece) -> const FreeSpace& { return part(spaces, piece.begin); };
+  }
+  using ViewsByBytes = std::multimap<std::uint64_t, std::uint32_t>;
+  void change_view(std::uint32_t number, auto change);
+  [[nodiscard]] ViewsByBytes::const_iterator entry_of(std::uint32_t number) const;
 
   Options options_;
   Handles handles_;
@@ -160,8 +187,8 @@ class HandlePlacement {
   std::vector<std::unique_ptr<Spaces>> own_;  // by stream; null: none
 
   std::vector<View> views_;
-  std::vector<std::uint32_t> unused_views_;               // numbers
-  std::multimap<std::uint64_t, std::uint32_t> by_bytes_;  // views in use
+  std::vector<std::uint32_t> unused_views_;  // numbers
+  ViewsByBytes by_bytes_;                    // in use
   std::uint64_t view_bytes_ = 0;
 };
 

@@ -71,12 +71,11 @@ std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> ou
 
 std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
-  const auto space_of = [this, &spaces](const Range& piece) -> const FreeSpace& { return part(spaces, piece.begin); };
   Place best;
   Range shortest;
   std::size_t looked_at = 0;
   for (auto at = by_bytes_.lower_bound(bytes); at != by_bytes_.end() && looked_at < kViewsLookedAt; ++at, ++looked_at) {
-    const Range run = view(at->second).stitched.shortest_free(bytes, kUnitBytes, space_of);
+    const Range run = view(at->second).stitched.shortest_free(bytes, kUnitBytes, space_of(spaces));
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
     best = {at->second, run.begin};
     shortest = run;

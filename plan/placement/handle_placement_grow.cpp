@@ -2,12 +2,22 @@
 #include "plan/placement/handle_placement.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "plan/placement/growth.h"
 #include "plan/placement/stitching.h"
 #include "plan/placement/units.h"
 
 namespace stalloc::plan {
+namespace {
+
+constexpr std::uint64_t kFreeAtEnd = 4;  // a view is lengthened if at least this part of the request is free at its end
+
+std::uint64_t grown(const HandlePlacement::Proposal& proposal) {
+  return std::accumulate(proposal.grow.begin(), proposal.grow.end(), std::uint64_t{0});
+}
+
+}  // namespace
 
 std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream, Reach reach,
                                                                   bool may_grow, bool may_stitch) const {
@@ -16,13 +26,10 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   if (may_grow) extended = extend(bytes, spaces);
   if (!may_stitch || !is_stitchable(bytes)) return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
+  std::optional<Proposal> lengthened = lengthen(bytes, spaces, may_grow);
+  if (lengthened && (!stitched || grown(*lengthened) <= grown(*stitched) + options_.page)) stitched.swap(lengthened);
   if (!stitched || !extended) return stitched ? stitched : extended;
-  const auto sum = [](const Proposal& proposal) {
-    std::uint64_t total = 0;
-    for (const std::uint64_t handle : proposal.grow) total += handle;
-    return total;
-  };
-  return sum(*extended) <= sum(*stitched) ? extended : stitched;
+  return grown(*extended) <= grown(*stitched) ? extended : stitched;
 }
 
 // New handles behind the last one, where the free bytes before them, if any, are part of the request.
@@ -47,23 +54,48 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
 
 std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t bytes, const Spaces& spaces,
                                                                  bool may_grow) const {
-  const auto handle_of = [this](std::uint64_t at) {
-    const auto handle = holding(at);
-    return Range{handle->first, handle->first + handle->second.bytes};
-  };
-  Stitching stitching = Stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of).stitch(bytes, true);
+  Stitching stitching = Stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of()).stitch(bytes, true);
   Proposal proposal;
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = stitching.offset;
-  if (stitching.missing == 0) return proposal;
-  if (!may_grow) return std::nullopt;
-  const std::uint64_t grown = round_up(stitching.missing, options_.page);
-  const auto room = unmapped_.large.best_fit(grown);
-  if (!room) return std::nullopt;
-  proposal.grow = new_handles(stitching.missing, bytes);
-  proposal.grow_at = room->begin;
-  proposal.pieces.push_back({room->begin, room->begin + grown});
-  return proposal;
+  return add_missing(stitching.missing, bytes, may_grow, &proposal) ? std::optional(proposal) : std::nullopt;
+}
+
+// The view at whose end most is free: all of that is mapped already.
+std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t bytes, const Spaces& spaces,
+                                                                   bool may_grow) const {
+  Proposal proposal;
+  std::uint64_t most = round_up(bytes / kFreeAtEnd, kUnitBytes);
+  for (std::uint32_t number = 1; number <= view_numbers(); ++number) {
+    const View& candidate = view(number);
+    const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
+    if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
+    most = free;
+    proposal.view = number;
+  }
+  if (proposal.view == 0) return std::nullopt;
+  const View& found = view(proposal.view);
+  FreeSpace in_view;
+  for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
+  const Stitcher stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of());
+  Stitching stitching = stitcher.lengthen(bytes - most, in_view);
+  proposal.pieces = std::move(stitching.pieces);
+  proposal.offset = found.bytes() - most;
+  if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
+  return found.bytes() + proposal.shown() <= found.room ? std::optional(proposal) : std::nullopt;
+}
+
+// New handles behind the pieces of a proposal. False when they may not be, or there is no place for them.
+bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow,
+                                  Proposal* proposal) const {
+  if (missing == 0) return true;
+  const std::uint64_t bytes = round_up(missing, options_.page);
+  const auto room = may_grow ? unmapped_.large.best_fit(bytes) : std::nullopt;
+  if (!room) return false;
+  proposal->grow = new_handles(missing, request);
+  proposal->grow_at = room->begin;
+  proposal->pieces.push_back({room->begin, room->begin + bytes});
+  return true;
 }
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request) const {

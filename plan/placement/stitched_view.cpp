@@ -1,18 +1,20 @@
 #include "plan/placement/stitched_view.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace stalloc::plan {
 
-StitchedView::StitchedView(std::vector<Range> pieces) : pieces_(std::move(pieces)) {
-  std::uint64_t start = 0;
-  starts_.reserve(pieces_.size() + 1);
-  for (const Range& piece : pieces_) {
-    starts_.push_back(start);
-    start += piece.bytes();
-  }
-  starts_.push_back(start);
+StitchedView::StitchedView(const std::vector<Range>& pieces) : starts_{0} { lengthen(pieces); }
+
+void StitchedView::lengthen(const std::vector<Range>& pieces) {
+  starts_.reserve(starts_.size() + pieces.size());
+  pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
+  for (const Range& piece : pieces) starts_.push_back(starts_.back() + piece.bytes());
+}
+
+void StitchedView::shorten(std::size_t pieces) {
+  pieces_.resize(pieces_.size() - pieces);
+  starts_.resize(starts_.size() - pieces);
 }
 
 void StitchedView::translate(std::uint64_t offset, std::uint64_t bytes, std::vector<Range>& out) const {

@@ -24,15 +24,22 @@ using StreamIndex = std::uint32_t;  // ordinal of a stream in a placement
 class StitchedView {
  public:
   StitchedView() = default;
-  explicit StitchedView(std::vector<Range> pieces);
+  explicit StitchedView(const std::vector<Range>& pieces);
   [[nodiscard]] const std::vector<Range>& pieces() const { return pieces_; }
   [[nodiscard]] std::uint64_t bytes() const { return starts_.empty() ? 0 : starts_.back(); }
+  // Shows further pieces behind the last one; `shorten` undoes it.
+  void lengthen(const std::vector<Range>& pieces);
+  // Pre: `pieces` are fewer than it shows.
+  void shorten(std::size_t pieces);
   // Appends the physical ranges of [offset, offset + bytes), joined where they touch.
   void translate(std::uint64_t offset, std::uint64_t bytes, std::vector<Range>& out) const;
   // The shortest free stretch of at least `bytes` between multiples of `step`, as offsets; empty where there is none.
   // `space_of(piece)` holds the free bytes of a piece.
   template <class SpaceOf>
   [[nodiscard]] Range shortest_free(std::uint64_t bytes, std::uint64_t step, SpaceOf space_of) const;
+  // Bytes that are free up to its end, the same way.
+  template <class SpaceOf>
+  [[nodiscard]] std::uint64_t free_at_end(SpaceOf space_of) const;
 
  private:
   std::vector<Range> pieces_;
@@ -67,6 +74,18 @@ Range StitchedView::shortest_free(std::uint64_t bytes, std::uint64_t step, Space
   }
   finish();
   return shortest;
+}
+
+template <class SpaceOf>
+std::uint64_t StitchedView::free_at_end(SpaceOf space_of) const {
+  std::uint64_t bytes = 0;
+  for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece) {
+    const auto free = space_of(*piece).at_or_after(piece->end - 1);
+    if (!free || free->begin >= piece->end) break;
+    bytes += piece->end - std::max(free->begin, piece->begin);
+    if (free->begin > piece->begin) break;
+  }
+  return bytes;
 }
 
 }  // namespace stalloc::plan

@@ -1,4 +1,4 @@
-// Which free bytes make a new stitched view.
+// Which free bytes make a new stitched view, or lengthen one.
 //
 // Physical memory is a row of blocks that can be mapped only whole: pages while a plan is made, handles at run time. A
 // view shows whole blocks; a request may begin inside its first block and end inside its last one, so that only the
@@ -9,12 +9,15 @@
 //                     |bb......|........  ........|........|
 //                         ^ the request: offset 2
 //
+// Blocks that lengthen a view are mapped behind its last one; a request then begins in what was free at its end.
+//
 // "Stitch before you grow" is GMLake's (ASPLOS'24), which keeps blocks of one size. Pure.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "plan/placement/free_space.h"
@@ -23,7 +26,7 @@ namespace stalloc::plan {
 
 struct Stitching {
   std::vector<Range> pieces;  // of whole blocks
-  std::uint64_t offset = 0;   // of the request, in the first piece
+  std::uint64_t offset = 0;   // of the request, in the first piece of a new view
   std::uint64_t missing = 0;  // bytes that new blocks behind the pieces must bring
 };
 
@@ -33,37 +36,22 @@ class Stitcher {
  public:
   Stitcher(std::initializer_list<const FreeSpace*> spaces, BlockOf block_of) : block_of_(block_of), spaces_(spaces) {}
 
-  // Longest pieces first, so that they are few; the last is the smallest that is enough, so that the long ones last.
   [[nodiscard]] Stitching stitch(std::uint64_t bytes, bool may_begin_inside) const {
-    Stitching result;
-    std::uint64_t need = bytes;
     const Range head = may_begin_inside ? best_head() : Range{};
+    Stitching result;
     if (head.bytes() > 0) {
       const std::uint64_t block = block_of_(head.begin).begin;
       result.offset = head.begin - block;
       result.pieces.push_back({block, head.end});
-      need -= std::min(need, head.bytes());
     }
-    std::vector<Piece> pieces = pieces_without(head);
-    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-      return a.whole != b.whole ? a.whole < b.whole : a.first > b.first;
-    });
-    while (need > 0) {
-      const Piece* last = nullptr;
-      for (const Piece& piece : pieces) {
-        if (piece.all >= need && (last == nullptr || piece.all < last->all)) last = &piece;
-      }
-      if (last != nullptr) {
-        result.pieces.push_back({last->first, block_of_(last->first + need - 1).end});
-        return result;
-      }
-      if (pieces.empty() || pieces.back().whole == 0) break;
-      const Piece longest = pieces.back();
-      pieces.pop_back();
-      result.pieces.push_back({longest.first, longest.first + longest.whole});
-      need -= longest.whole;
-    }
-    result.missing = need;
+    fill(&result, pieces_without(head), bytes - std::min(bytes, head.bytes()));
+    return result;
+  }
+
+  // `bytes` behind the last block of a view that shows the blocks of `shown` already: a view shows no block twice.
+  [[nodiscard]] Stitching lengthen(std::uint64_t bytes, const FreeSpace& shown) const {
+    Stitching result;
+    fill(&result, pieces_beside(shown), bytes);
     return result;
   }
 
@@ -75,6 +63,30 @@ class Stitcher {
     std::uint64_t all;    // the same with the free part of the last block
   };
 
+  // Longest pieces first, so that they are few; the last is the smallest that is enough, so that the long ones last.
+  static bool is_shorter(const Piece& a, const Piece& b) {
+    return a.whole != b.whole ? a.whole < b.whole : a.first > b.first;
+  }
+  void fill(Stitching* result, std::vector<Piece> pieces, std::uint64_t need) const {
+    std::sort(pieces.begin(), pieces.end(), is_shorter);
+    while (need > 0) {
+      const Piece* last = nullptr;
+      for (const Piece& piece : pieces) {
+        if (piece.all >= need && (last == nullptr || piece.all < last->all)) last = &piece;
+      }
+      if (last != nullptr) {
+        result->pieces.push_back({last->first, block_of_(last->first + need - 1).end});
+        return;
+      }
+      if (pieces.empty() || pieces.back().whole == 0) break;
+      const Piece longest = pieces.back();
+      pieces.pop_back();
+      result->pieces.push_back({longest.first, longest.first + longest.whole});
+      need -= longest.whole;
+    }
+    result->missing = need;
+  }
+
   // The free ranges that hold a block's beginning and bytes behind it, but for `head`. No piece ends in the block that
   // `head` begins in: a view maps no block twice.
   [[nodiscard]] std::vector<Piece> pieces_without(Range head) const {
@@ -82,17 +94,43 @@ class Stitcher {
     for (const FreeSpace* space : spaces_) {
       for (const auto& [begin, end] : space->ranges()) {
         if (head.bytes() > 0 && begin == head.begin) continue;
-        const Range at_begin = block_of_(begin);
-        const std::uint64_t first = at_begin.begin == begin ? begin : at_begin.end;
-        if (first >= end) continue;
-        const Range last = block_of_(end - 1);
-        const std::uint64_t whole = (last.end == end ? end : last.begin) - first;
-        const bool ends_in_head = head.bytes() > 0 && last.end != end && last == block_of_(head.begin);
-        const std::uint64_t all = ends_in_head ? whole : end - first;
-        if (all > 0) pieces.push_back({first, whole, all});
+        std::optional<Piece> piece = piece_of({begin, end});
+        if (!piece) continue;
+        if (head.bytes() > 0 && piece->all != piece->whole && block_of_(end - 1) == block_of_(head.begin)) {
+          piece->all = piece->whole;
+        }
+        if (piece->all > 0) pieces.push_back(*piece);
       }
     }
     return pieces;
+  }
+
+  [[nodiscard]] std::vector<Piece> pieces_beside(const FreeSpace& shown) const {
+    std::vector<Piece> pieces;
+    std::vector<Range> hidden;
+    for (const FreeSpace* space : spaces_) {
+      for (const auto& [begin, end] : space->ranges()) {
+        hidden.clear();
+        shown.intersect({begin, end}, hidden);
+        hidden.push_back({end, end});
+        std::uint64_t from = begin;
+        for (const Range& range : hidden) {
+          const std::optional<Piece> piece = from < range.begin ? piece_of({from, range.begin}) : std::nullopt;
+          if (piece) pieces.push_back(*piece);
+          from = range.end;
+        }
+      }
+    }
+    return pieces;
+  }
+
+  // Nothing when no block begins in the range.
+  [[nodiscard]] std::optional<Piece> piece_of(Range free) const {
+    const Range at_begin = block_of_(free.begin);
+    const std::uint64_t first = at_begin.begin == free.begin ? free.begin : at_begin.end;
+    if (first >= free.end) return std::nullopt;
+    const Range last = block_of_(free.end - 1);
+    return Piece{first, (last.end == free.end ? free.end : last.begin) - first, free.end - first};
   }
 
   // The free range that ends with a block and has most bytes in the block it begins inside; empty when none does.

@@ -76,8 +76,13 @@ std::optional<Place> OnlineAllocator::make(std::uint64_t bytes, StreamIndex stre
     const auto shown = std::distance(handles.lower_bound(piece.begin), handles.lower_bound(piece.end));
     counts_.mapped += static_cast<std::uint64_t>(shown);
   }
+  if (proposal->view != 0) {
+    ++counts_.lengthened;
+    placement_.lengthen_view(proposal->view, proposal->pieces);
+    return Place{proposal->view, proposal->offset};
+  }
   ++counts_.views;
-  return Place{placement_.add_view(proposal->pieces, 0), proposal->offset};
+  return Place{placement_.add_view(proposal->pieces, 0, kViewRoom * proposal->shown()), proposal->offset};
 }
 
 bool OnlineAllocator::may_spare(std::uint64_t bytes, StreamIndex stream) {

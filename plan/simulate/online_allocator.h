@@ -17,9 +17,10 @@ namespace stalloc::plan {
 class OnlineAllocator {
  public:
   struct Counts {
-    std::uint64_t handles = 0;  // created
-    std::uint64_t views = 0;    // made
-    std::uint64_t mapped = 0;   // handles in all views
+    std::uint64_t handles = 0;     // created
+    std::uint64_t views = 0;       // made
+    std::uint64_t lengthened = 0;  // times that a view was
+    std::uint64_t mapped = 0;      // handles in all views
   };
 
   explicit OnlineAllocator(const HandlePlacement::Options& options) : placement_(options) {}

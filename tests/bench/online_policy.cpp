@@ -100,16 +100,17 @@ double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / kMiB
 
 void print(std::uint32_t device, const Sums& sums, const plan::OnlineAllocator& allocator) {
   const std::uint64_t physical = allocator.placement().physical_bytes();
-  const auto& [handles, views, mapped] = allocator.counts();
+  const auto& [handles, views, lengthened, mapped] = allocator.counts();
   const double milliseconds = (static_cast<double>(handles) * (kCreateMicroseconds + kMapMicroseconds) +
                                static_cast<double>(mapped) * kMapMicroseconds) /
                               1000;
   std::printf(
-      "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views, "
-      "about %.0f ms\n",
+      "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views "
+      "(lengthened %llu times), about %.0f ms\n",
       device, mebibytes(sums.peak_live), mebibytes(physical),
       static_cast<double>(physical) / static_cast<double>(sums.peak_live), static_cast<unsigned long long>(handles),
-      static_cast<unsigned long long>(mapped), static_cast<unsigned long long>(views), milliseconds);
+      static_cast<unsigned long long>(mapped), static_cast<unsigned long long>(views),
+      static_cast<unsigned long long>(lengthened), milliseconds);
   std::printf("  handles mapped in each tenth of the run:");
   for (const std::uint64_t part : sums.mapped_in_part) std::printf(" %llu", static_cast<unsigned long long>(part));
   std::printf("\n");

@@ -111,8 +111,10 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   const HandlePlacement& placement = allocator.placement();
   REQUIRE(placement.physical_bytes() - placement.free_bytes() == live_bytes);
   REQUIRE(placement.physical_bytes() >= peak);
-  REQUIRE(placement.view_count() > 0);
+  REQUIRE(allocator.counts().views > 0);
+  REQUIRE(allocator.counts().lengthened > 0);
   for (std::uint32_t number = 1; number <= placement.view_numbers(); ++number) {
+    REQUIRE(placement.view(number).bytes() <= placement.view(number).room);
     std::map<std::uint64_t, std::uint64_t> shown;
     for (const Range& piece : placement.view(number).stitched.pieces()) {
       for (std::uint64_t at = piece.begin; at < piece.end;) {

@@ -98,6 +98,59 @@ TEST_CASE("a stitched view grows by what is missing only", "[serve][dynamic]") {
   REQUIRE(fixture.statistics().stitches == 1);
 }
 
+namespace {
+
+// A view of six pages whose first two are in use at home. Four pages are free at its end, and two beside it.
+CUdeviceptr view_with_free_end(Fixture* fixture) {
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
+  for (std::size_t i = 0; i < 6; i += 2) fixture->give(blocks[i]);
+  const CUdeviceptr view = fixture->take(6);
+  fixture->give(view);
+  REQUIRE(fixture->take(2) == blocks[0]);
+  REQUIRE(fixture->driver.physical(view) == fixture->driver.physical(blocks[0]));
+  fixture->give(blocks[6]);
+  return view;
+}
+
+}  // namespace
+
+TEST_CASE("a view whose end is free is lengthened by the rest of a request", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr view = view_with_free_end(&fixture);
+  const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
+  REQUIRE(fixture.take(6) == view + 2 * kPage);
+  REQUIRE(fixture.physical() == 16 * kPage);
+  REQUIRE(fixture.statistics().views == 1);
+  REQUIRE(fixture.statistics().stitches == 2);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 3);  // two handles, and access
+}
+
+TEST_CASE("a view that could not be lengthened is as it was, and can be later", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr view = view_with_free_end(&fixture);
+  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3, 4));  // the first one asks whether the stream is captured
+  CAPTURE(call);
+  const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
+  fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+  REQUIRE(fixture.take(6) == view + 2 * kPage);  // at the second attempt
+  REQUIRE(fixture.statistics().mapping_calls_after_start > mapped + 3);
+  REQUIRE(fixture.statistics().stitches == 2);
+}
+
+TEST_CASE("an idle end of a view that is in use is given back", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr view = view_with_free_end(&fixture);
+  const CUdeviceptr lengthened = fixture.take(6);
+  fixture.give(lengthened);
+  REQUIRE(fixture.take(4) == view + 2 * kPage);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 14 * kPage);
+  REQUIRE(fixture.driver.physical(view + 5 * kPage) != 0);
+  REQUIRE_THROWS_AS(fixture.driver.physical(view + 6 * kPage), FakeDriver::Misuse);
+}
+
 TEST_CASE("without stitching memory grows", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.stitch = false;
@@ -341,7 +394,8 @@ TEST_CASE("a simulation without a device holds what the run time holds", "[serve
     REQUIRE(fixture.physical() == simulated.placement().physical_bytes());
   }
   REQUIRE(simulated.counts().views > 0);
-  REQUIRE(fixture.statistics().stitches == simulated.counts().views);
+  REQUIRE(simulated.counts().lengthened > 0);
+  REQUIRE(fixture.statistics().stitches == simulated.counts().views + simulated.counts().lengthened);
 }
 
 TEST_CASE("a program that repeats its steps maps nothing after the first few", "[serve][dynamic]") {
