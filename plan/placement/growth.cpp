@@ -10,7 +10,7 @@ namespace {
 
 // Chosen with tests/bench/replay_policy.py on recorded training runs.
 constexpr std::uint64_t kSmallHandlePages = 2;      // or,
-constexpr std::uint64_t kSmallHandlesHeld = 4096;   // if more, this part of what is held
+constexpr std::uint64_t kSmallHandlesHeld = 2048;   // if more, this part of what is held
 constexpr std::uint64_t kHandlesARequest = 2;       // at least so many a request
 constexpr std::uint64_t kHugePages = 256;           // requests from so many pages on get larger handles,
 constexpr std::uint64_t kHandlesAHugeRequest = 60;  // at least so many a request,
@@ -19,6 +19,9 @@ constexpr std::uint64_t kLargestPages = 10;         // and at most so many pages
 constexpr std::uint64_t kLargestHeld = 2048;        // if more, this part of what is held
 constexpr std::uint64_t kFinePages = 8;             // from this size on in steps of kStepPages, below in powers of two
 constexpr std::uint64_t kStepPages = 2;
+
+constexpr std::uint64_t kFirstPages = 8;      // a handle, while nothing large was freed
+constexpr std::uint64_t kLargeFreePages = 2;  // a free of so many pages is large
 
 constexpr std::uint64_t kLookedAtEvery = 1024;  // requests
 constexpr std::uint64_t kFreeWhileFast = 32;    // the part of what is held that may be free
@@ -50,6 +53,17 @@ std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t
   }
   return handles;
 }
+
+std::vector<std::uint64_t> first_handle_sizes(std::uint64_t missing, std::uint64_t page, std::uint64_t largest) {
+  const std::uint64_t most = std::max(std::min(kFirstPages * page, largest), page);
+  std::vector<std::uint64_t> handles;
+  for (std::uint64_t left = round_up(missing, page); left > 0; left -= handles.back()) {
+    handles.push_back(std::min(left, most));
+  }
+  return handles;
+}
+
+bool is_large_free(std::uint64_t bytes, std::uint64_t page) noexcept { return bytes >= kLargeFreePages * page; }
 
 bool GrowthPace::spares_stitching(std::uint64_t request, std::uint64_t held, std::uint64_t free) noexcept {
   if (request - looked_at_ >= kLookedAtEvery) {

@@ -15,6 +15,12 @@ namespace stalloc::plan {
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
                                             std::uint64_t page, std::uint64_t largest);
 
+// The same while nothing large was freed yet: what a program allocates first are its parameters, most likely, which
+// stay. So nothing is lost in their handles, however large they are.
+std::vector<std::uint64_t> first_handle_sizes(std::uint64_t missing, std::uint64_t page, std::uint64_t largest);
+// True for a free after which that is over.
+bool is_large_free(std::uint64_t bytes, std::uint64_t page) noexcept;
+
 // Stitching what is free now saves memory only if the program never needs more. While memory grows fast, as in a
 // program's first step, it will need more, and what is free will be stitched then, or be used by requests that fit.
 class GrowthPace {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/placement/growth.h"
+
 namespace stalloc::plan {
 HandlePlacement::HandlePlacement(const Options& options)
     : options_(options), by_page_(options.small.end / options.page) {
@@ -59,6 +61,14 @@ void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, Re
 }
 
 void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
+  add_free(ranges, stream);
+  if (large_was_freed_) return;
+  std::uint64_t bytes = 0;
+  for (const Range& range : ranges) bytes += range.bytes();
+  large_was_freed_ = is_large_free(bytes, options_.page);
+}
+
+void HandlePlacement::add_free(std::span<const Range> ranges, StreamIndex stream) {
   know(stream);
   for (const Range& range : ranges) {
     part(all_, range.begin).add({range.begin, range.end});
@@ -69,7 +79,7 @@ void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
 void HandlePlacement::add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream) {
   adopt_handle(at, handle);
   const Range range{at, at + handle.bytes};
-  give({&range, 1}, stream);
+  add_free({&range, 1}, stream);
 }
 
 void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {

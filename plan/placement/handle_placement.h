@@ -147,6 +147,7 @@ class HandlePlacement {
   }
   [[nodiscard]] const Spaces& reachable(StreamIndex stream, Reach reach) const;
   Spaces& own(StreamIndex stream);
+  void add_free(std::span<const Range> ranges, StreamIndex stream);
   void know(StreamIndex stream);
 
   // Places on the line, or kNowhere: a number is returned faster than an optional one.
@@ -178,6 +179,7 @@ class HandlePlacement {
   Handles handles_;
   LazyTable<Handles::const_iterator> by_page_;  // of the line: the handle there
   std::uint64_t physical_bytes_ = 0;
+  bool large_was_freed_ = false;
   Spaces unmapped_;  // of the line: where handles can go
   Spaces all_;       // free bytes of all streams
   // As long as one stream only has had bytes, `all_` are its own.

@@ -59,9 +59,29 @@ TEST_CASE("handles grow with what is held, for requests much larger than they ar
   };
   REQUIRE(largest_of(2 * kPage, 0) == kPage);
   REQUIRE(largest_of(100 * kPage, 5000 * kPage) == 2 * kPage);
-  REQUIRE(largest_of(100 * kPage, 20000 * kPage) == 4 * kPage);
+  REQUIRE(largest_of(100 * kPage, 10000 * kPage) == 4 * kPage);
   REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
   REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
+}
+
+TEST_CASE("until something large is freed, a handle is as large as its request, up to eight pages") {
+  HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
+  options.small_bytes = kPage / 2;
+  OnlineAllocator allocator(options);
+  const auto handles_for = [&](std::uint64_t bytes) {
+    const std::uint64_t before = allocator.counts().handles;
+    REQUIRE(allocator.allocate(bytes, 0));
+    return allocator.counts().handles - before;
+  };
+  REQUIRE(handles_for(7 * kPage) == 1);
+  REQUIRE(handles_for(20 * kPage + kUnitBytes) == 3);
+  REQUIRE(allocator.placement().physical_bytes() == 28 * kPage);
+  const auto small = allocator.allocate(kPage, 0);
+  allocator.free(*small, kPage, 0);
+  const auto large = allocator.allocate(16 * kPage, 0);
+  REQUIRE(allocator.counts().handles == 7);
+  allocator.free(*large, 16 * kPage, 0);
+  REQUIRE(handles_for(400 * kPage) == 192);  // of two pages each, behind the free ones
 }
 
 TEST_CASE("stitching is spared while memory grows fast and little of it is free") {
