@@ -20,7 +20,8 @@ constexpr std::uint64_t kLargestHeld = 2048;        // if more, this part of wha
 constexpr std::uint64_t kFinePages = 8;             // from this size on in steps of kStepPages, below in powers of two
 constexpr std::uint64_t kStepPages = 2;
 
-constexpr std::uint64_t kFirstPages = 8;      // a handle, while nothing large was freed
+constexpr std::uint64_t kFirstPages = 8;      // handles of the first requests, or,
+constexpr std::uint64_t kFirstHeld = 32;      // if less, this part of what is held
 constexpr std::uint64_t kLargeFreePages = 2;  // a free of so many pages is large
 
 constexpr std::uint64_t kLookedAtEvery = 1024;  // requests
@@ -43,22 +44,15 @@ std::uint64_t rounded_down(std::uint64_t bytes, std::uint64_t page) {
 }  // namespace
 
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
-                                            std::uint64_t page, std::uint64_t largest) {
+                                            bool first, std::uint64_t page, std::uint64_t largest) {
   const std::uint64_t need = round_up(missing, page);
-  std::uint64_t bytes = rounded_down(std::min(handle_bytes(request, held + need, page), std::max(largest, page)), page);
+  std::uint64_t best = handle_bytes(request, held + need, page);
+  if (first) best = std::max(best, std::min(kFirstPages * page, (held + need) / kFirstHeld));
+  std::uint64_t bytes = rounded_down(std::min(best, std::max(largest, page)), page);
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {
     while (bytes > left) bytes = std::bit_floor(bytes - 1);
     handles.push_back(bytes);
-  }
-  return handles;
-}
-
-std::vector<std::uint64_t> first_handle_sizes(std::uint64_t missing, std::uint64_t page, std::uint64_t largest) {
-  const std::uint64_t most = std::max(std::min(kFirstPages * page, largest), page);
-  std::vector<std::uint64_t> handles;
-  for (std::uint64_t left = round_up(missing, page); left > 0; left -= handles.back()) {
-    handles.push_back(std::min(left, most));
   }
   return handles;
 }

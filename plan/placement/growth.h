@@ -11,14 +11,13 @@ namespace stalloc::plan {
 //
 // Mapping costs per handle, and what is lost to memory is lost in handles that are partly used, of which there are
 // about as many whatever is held: so their size follows that. Requests that are much larger than any handle get larger
-// ones. None exceeds `largest`. The remainder is made of smaller ones.
+// ones, and so do all while nothing large was freed yet: what a program allocates `first` are its parameters, most
+// likely, which stay, and nothing is lost in their handles. None exceeds `largest`. The remainder is made of smaller
+// ones.
 std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
-                                            std::uint64_t page, std::uint64_t largest);
+                                            bool first, std::uint64_t page, std::uint64_t largest);
 
-// The same while nothing large was freed yet: what a program allocates first are its parameters, most likely, which
-// stay. So nothing is lost in their handles, however large they are.
-std::vector<std::uint64_t> first_handle_sizes(std::uint64_t missing, std::uint64_t page, std::uint64_t largest);
-// True for a free after which that is over.
+// True for a free after which requests are no longer the first.
 bool is_large_free(std::uint64_t bytes, std::uint64_t page) noexcept;
 
 // Stitching what is free now saves memory only if the program never needs more. While memory grows fast, as in a

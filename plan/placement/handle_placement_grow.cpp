@@ -99,8 +99,7 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
 }
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request) const {
-  if (!large_was_freed_) return first_handle_sizes(missing, options_.page, options_.largest_handle);
-  return new_handle_sizes(missing, request, physical_bytes_, options_.page, options_.largest_handle);
+  return new_handle_sizes(missing, request, physical_bytes_, !large_was_freed_, options_.page, options_.largest_handle);
 }
 
 }  // namespace stalloc::plan

@@ -42,9 +42,10 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and none is larg
   const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
   const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
   const auto largest = GENERATE(as<std::uint64_t>{}, kPage, 3 * kPage, 8 * kPage);
-  CAPTURE(missing, held, largest);
+  const bool first = GENERATE(false, true);
+  CAPTURE(missing, held, largest, first);
   std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : new_handle_sizes(missing, missing, held, kPage, largest)) {
+  for (const std::uint64_t bytes : new_handle_sizes(missing, missing, held, first, kPage, largest)) {
     REQUIRE(bytes % kPage == 0);
     REQUIRE(bytes > 0);
     REQUIRE(bytes <= largest);
@@ -55,7 +56,7 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and none is larg
 
 TEST_CASE("handles grow with what is held, for requests much larger than they are") {
   const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
-    return new_handle_sizes(request, request, held, kPage, 8 * kPage).front();
+    return new_handle_sizes(request, request, held, false, kPage, 8 * kPage).front();
   };
   REQUIRE(largest_of(2 * kPage, 0) == kPage);
   REQUIRE(largest_of(100 * kPage, 5000 * kPage) == 2 * kPage);
@@ -64,24 +65,24 @@ TEST_CASE("handles grow with what is held, for requests much larger than they ar
   REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
 }
 
-TEST_CASE("until something large is freed, a handle is as large as its request, up to eight pages") {
+TEST_CASE("until something large is freed, handles are larger, up to eight pages") {
   HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
   options.small_bytes = kPage / 2;
   OnlineAllocator allocator(options);
-  const auto handles_for = [&](std::uint64_t bytes) {
+  const auto handles_for = [&](std::uint64_t pages) {
     const std::uint64_t before = allocator.counts().handles;
-    REQUIRE(allocator.allocate(bytes, 0));
+    REQUIRE(allocator.allocate(pages * kPage, 0));
     return allocator.counts().handles - before;
   };
-  REQUIRE(handles_for(7 * kPage) == 1);
-  REQUIRE(handles_for(20 * kPage + kUnitBytes) == 3);
-  REQUIRE(allocator.placement().physical_bytes() == 28 * kPage);
+  REQUIRE(handles_for(8) == 4);     // two pages each,
+  REQUIRE(handles_for(120) == 30);  // a 32nd of 128,
+  REQUIRE(handles_for(240) == 30);  // eight, as of 368
   const auto small = allocator.allocate(kPage, 0);
   allocator.free(*small, kPage, 0);
-  const auto large = allocator.allocate(16 * kPage, 0);
-  REQUIRE(allocator.counts().handles == 7);
-  allocator.free(*large, 16 * kPage, 0);
-  REQUIRE(handles_for(400 * kPage) == 192);  // of two pages each, behind the free ones
+  const auto large = allocator.allocate(17 * kPage, 0);  // of which a page is free
+  REQUIRE(allocator.counts().handles == 67);
+  allocator.free(*large, 17 * kPage, 0);
+  REQUIRE(handles_for(217) == 100);  // two pages each, behind the free ones
 }
 
 TEST_CASE("stitching is spared while memory grows fast and little of it is free") {
