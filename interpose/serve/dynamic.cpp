@@ -204,11 +204,12 @@ std::optional<Place> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Re
   return place;
 }
 
-// Keeps the cache within its limits: the least recently used views make room if nothing uses them any more.
+// Keeps the cache within its limits and its addresses: the least recently used views make room if nothing uses them any
+// more.
 bool Dynamic::may_add_view(std::uint64_t bytes) {
   const auto has_room = [&] {
     return placement_.view_count() < options_.view_cache_views &&
-           placement_.view_bytes() + bytes <= options_.view_cache_bytes;
+           placement_.view_bytes() + bytes <= options_.view_cache_bytes && view_addresses_.largest() >= 2 * bytes;
   };
   for (std::size_t i = 0; i < kViewsAskedAtOnce && !has_room(); ++i) {
     const std::uint32_t oldest = placement_.least_recent_view();

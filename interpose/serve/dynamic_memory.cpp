@@ -64,11 +64,10 @@ std::optional<Place> Dynamic::stitch(const HandlePlacement::Proposal& proposal) 
 }
 
 std::optional<std::uint32_t> Dynamic::make_view(const HandlePlacement::Proposal& proposal) {
-  std::uint64_t bytes = plan::kViewRoom * proposal.shown();
-  auto room = view_addresses_.best_fit(bytes);
-  if (!room) room = view_addresses_.best_fit(bytes = proposal.shown());
-  if (!room) return std::nullopt;
-  const Range addresses{room->begin, room->begin + bytes};
+  const std::uint64_t bytes = std::min(plan::kViewRoom * proposal.shown(), view_addresses_.largest());
+  if (bytes < proposal.shown()) return std::nullopt;
+  const std::uint64_t begin = view_addresses_.best_fit(bytes)->begin;
+  const Range addresses{begin, begin + bytes};
   const std::uint32_t view = placement_.add_view(proposal.pieces, addresses.begin, bytes);
   view_addresses_.subtract(addresses);
   if (mapper_->map_at(mapper_->view(addresses.begin), handles_) == CUDA_SUCCESS) return view;

@@ -27,7 +27,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   if (!may_stitch || !is_stitchable(bytes)) return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
   std::optional<Proposal> lengthened = lengthen(bytes, spaces, may_grow);
-  if (lengthened && (!stitched || grown(*lengthened) <= grown(*stitched) + options_.page)) stitched.swap(lengthened);
+  if (lengthened && (!stitched || grown(*lengthened) <= grown(*stitched))) stitched.swap(lengthened);
   if (!stitched || !extended) return stitched ? stitched : extended;
   return grown(*extended) <= grown(*stitched) ? extended : stitched;
 }

@@ -15,6 +15,6 @@ inline constexpr std::uint8_t kSparedPages = 4;
 inline constexpr std::uint64_t kLargestKept = std::uint64_t{256} << 20;
 
 // Addresses that a stitched view has, in multiples of what it shows at first: so much of it can be lengthened.
-inline constexpr std::uint64_t kViewRoom = 4;
+inline constexpr std::uint64_t kViewRoom = 2;
 
 }  // namespace stalloc::plan

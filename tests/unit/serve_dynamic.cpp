@@ -1,4 +1,5 @@
 // The dynamic sub-allocator's policy, on the fake driver.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <random>
@@ -136,6 +137,22 @@ TEST_CASE("a view that could not be lengthened is as it was, and can be later", 
   REQUIRE(fixture.take(6) == view + 2 * kPage);  // at the second attempt
   REQUIRE(fixture.statistics().mapping_calls_after_start > mapped + 3);
   REQUIRE(fixture.statistics().stitches == 2);
+}
+
+TEST_CASE("when addresses for views run out, requests are served all the same", "[serve][dynamic]") {
+  constexpr std::uint64_t kBlocks = 20;
+  Fixture fixture(small_options(), 3 * kBlocks * kPage);
+  std::mt19937 random(1);
+  std::vector<CUdeviceptr> blocks;
+  for (std::uint64_t i = 0; i < kBlocks; ++i) blocks.push_back(fixture.take(2));
+  for (int round = 0; round < 500; ++round) {
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    const std::uint64_t count = 2 + random() % (kBlocks - 2);
+    for (std::uint64_t i = 0; i < count; ++i) fixture.give(blocks[i]);
+    fixture.give(fixture.take(2 * count));
+    for (std::uint64_t i = 0; i < count; ++i) blocks[i] = fixture.take(2);
+    fixture.driver.finish_all_work();
+  }
 }
 
 TEST_CASE("an idle end of a view that is in use is given back", "[serve][dynamic]") {
