@@ -76,12 +76,14 @@ std::optional<std::uint32_t> Dynamic::make_view(const HandlePlacement::Proposal&
   return std::nullopt;
 }
 
+// A view that cannot be lengthened is not tried again: the same refusal would meet every request.
 std::optional<std::uint32_t> Dynamic::lengthen_view(const HandlePlacement::Proposal& proposal) {
-  const HandlePlacement::View& view = placement_.view(proposal.view);
+  HandlePlacement::View& view = placement_.view(proposal.view);
   const CUdeviceptr end = mapper_->view(view.at + view.bytes());
   placement_.lengthen_view(proposal.view, proposal.pieces);
   if (mapper_->map_at(end, handles_) == CUDA_SUCCESS) return proposal.view;
   placement_.shorten_view(proposal.view, proposal.pieces.size());
+  view.room = view.bytes();
   return std::nullopt;
 }
 

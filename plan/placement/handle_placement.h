@@ -5,9 +5,8 @@
 //   1. a contiguous free range of the line, one of the best-fitting that strands fewest bytes, those of the plan's
 //      handles last: their slots will be wanted,
 //   2. the shortest free stretch of a stitched view made before,
-//   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view whose
-//   end
-//      is free, lengthened by the rest, or a new one.
+//   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view that is
+//      free at its end, lengthened by the rest, or a new one.
 // Mapping costs per handle, hardly per byte; so handles grow with the request that they are made for (growth.h), and
 // small requests keep to small handles of their own, in another part of the line, lest they pin large ones.
 #pragma once

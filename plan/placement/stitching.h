@@ -63,10 +63,11 @@ class Stitcher {
     std::uint64_t all;    // the same with the free part of the last block
   };
 
-  // Longest pieces first, so that they are few; the last is the smallest that is enough, so that the long ones last.
   static bool is_shorter(const Piece& a, const Piece& b) {
     return a.whole != b.whole ? a.whole < b.whole : a.first > b.first;
   }
+
+  // Longest pieces first, so that they are few; the last is the smallest that is enough, so that the long ones last.
   void fill(Stitching* result, std::vector<Piece> pieces, std::uint64_t need) const {
     std::sort(pieces.begin(), pieces.end(), is_shorter);
     while (need > 0) {
