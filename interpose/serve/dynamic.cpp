@@ -176,7 +176,10 @@ bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
 
 void Dynamic::free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal stream) {
   placement_.give(freed, stream);
-  if (view != 0) --placement_.view(view).live;
+  if (view == 0) return;
+  HandlePlacement::View& left = placement_.view(view);
+  --left.live;
+  if (stream != kNoStream) left.freed_at = order_.latest_number();
 }
 
 // Makes room out of free handles and, where they are not enough, new ones.

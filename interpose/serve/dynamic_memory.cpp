@@ -126,10 +126,10 @@ void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHan
   }
 }
 
-// Nothing lives in it, and what did is over for the device.
+// Nothing lives in it, and what did is over for the device. What uses its bytes at other addresses does not matter.
 bool Dynamic::is_idle(std::uint32_t number) {
   const HandlePlacement::View& view = placement_.view(number);
-  return view.bytes() > 0 && view.live == 0 && order_.is_complete(ranges({number, 0}, view.bytes()));
+  return view.bytes() > 0 && view.live == 0 && order_.is_complete(view.freed_at);
 }
 
 // False: something of it is still mapped; the addresses are then never used again.

@@ -103,6 +103,18 @@ bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
   return all;
 }
 
+bool StreamOrder::is_complete(std::uint64_t number) noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return false;
+  bool all = true;
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    const auto owner = static_cast<StreamOrdinal>(i);
+    const std::uint64_t last = std::min(number, streams_[i].last_free);
+    all = all && (complete_[i] >= last || completed(owner, last));
+  }
+  return all;
+}
+
 bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   Event* event = covering(streams_[owner], number);
   if (event != nullptr && completed(owner, number)) return true;

@@ -45,6 +45,8 @@ class StreamOrder {
   [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   // For bytes that any stream may use at once (cudaMalloc): true only when every free of them is complete.
   [[nodiscard]] bool is_complete(PhysicalRanges ranges) noexcept;
+  // True only when every free up to the number is complete.
+  [[nodiscard]] bool is_complete(std::uint64_t number) noexcept;
   // The one or the other: kNoStream stands for any stream at once.
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
@@ -58,6 +60,7 @@ class StreamOrder {
   // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, synchronise
   // the context, say that every free up to the number is complete.
   std::uint64_t take_number() noexcept { return ++sequence_; }
+  [[nodiscard]] std::uint64_t latest_number() const noexcept { return sequence_; }
   void synchronized(std::uint64_t number) noexcept;
   // True when a stream known here is being captured, or the driver will not say: synchronising would break the capture.
   bool any_capturing() noexcept;

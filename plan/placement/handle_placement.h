@@ -42,11 +42,12 @@ class HandlePlacement {
 
   // A stitched view, and what the cache of views must know of it.
   struct View {
-    StitchedView stitched;      // empty: the number is not in use
-    std::uint64_t at = 0;       // place in the range of addresses for views, bytes
-    std::uint64_t room = 0;     // bytes that it may show there
-    std::uint64_t live = 0;     // requests that live in it
-    std::uint64_t used_at = 0;  // for finding the least recently used
+    StitchedView stitched;       // empty: the number is not in use
+    std::uint64_t at = 0;        // place in the range of addresses for views, bytes
+    std::uint64_t room = 0;      // bytes that it may show there
+    std::uint64_t live = 0;      // requests that live in it
+    std::uint64_t used_at = 0;   // for finding the least recently used
+    std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
   };
 

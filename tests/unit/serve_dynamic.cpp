@@ -211,6 +211,27 @@ TEST_CASE("a view that work is pending on is not unmapped: memory grows instead"
   REQUIRE(fixture.driver.physical(stitched) != 0);  // still mapped
 }
 
+TEST_CASE("a view makes room for another while other work is pending on its bytes", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.view_cache_views = 1;
+  Fixture fixture(options);
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(fixture.take(2));
+  for (std::size_t i = 0; i < 8; i += 2) fixture.give(blocks[i]);
+  const CUdeviceptr stitched = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(stitched);
+  fixture.take(6);  // grows; the view's event is recorded when it is first asked after
+  REQUIRE(fixture.statistics().stitches == 1);
+  fixture.driver.finish_all_work();
+  const CUdeviceptr at_home = fixture.take(2);
+  fixture.driver.work(fixture.stream);
+  fixture.give(at_home);
+  fixture.take(6);
+  REQUIRE(fixture.statistics().stitches == 2);
+  REQUIRE(fixture.statistics().views == 1);
+}
+
 TEST_CASE("bytes of another stream are used when their last use is over", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.cross_stream = CrossStream::Never;
