@@ -65,8 +65,8 @@ Dynamic::Dynamic(Driver& driver, const HeapOptions& options, const HandlePlaceme
       order_(*order) {}
 
 Dynamic::~Dynamic() {
-  for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    if (placement_.view(view).bytes() > 0) drop_view(view);
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    if (placement_.views()[view].bytes() > 0) drop_view(view);
   }
   for (const auto& [at, handle] : placement_.handles()) {
     const MappedHandle mapped{handle.bytes, handle.id};
@@ -78,7 +78,7 @@ Dynamic::~Dynamic() {
 CUdeviceptr Dynamic::planned_address(std::uint64_t at) const { return arena_->address(0, at); }
 
 Place Dynamic::place(CUdeviceptr address, std::uint32_t view) const {
-  if (view != 0) return {view, address - mapper_->view(placement_.view(view).at)};
+  if (view != 0) return {view, address - mapper_->view(placement_.views()[view].at)};
   if (mapper_->contains(address)) return {0, address - mapper_->home(0) + line_begin_};
   return {0, address - arena_->address(0, 0)};
 }
@@ -153,7 +153,7 @@ bool Dynamic::take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach
   if (!order_.make_ready(wanted, stream)) return false;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
-    HandlePlacement::View& view = placement_.view(place.view);
+    ViewCache::View& view = placement_.views()[place.view];
     ++view.live;
     view.used_at = ++clock_;
   }
@@ -162,7 +162,7 @@ bool Dynamic::take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach
 
 void Dynamic::used_again(std::uint32_t view) {
   ++counts_.view_hits;
-  placement_.view(view).used_at = ++clock_;
+  placement_.views()[view].used_at = ++clock_;
 }
 
 bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
@@ -177,7 +177,7 @@ bool Dynamic::take_exactly(PhysicalRanges wanted, StreamOrdinal stream) {
 void Dynamic::free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal stream) {
   placement_.give(freed, stream);
   if (view == 0) return;
-  HandlePlacement::View& left = placement_.view(view);
+  ViewCache::View& left = placement_.views()[view];
   --left.live;
   if (stream != kNoStream) left.freed_at = order_.latest_number();
 }
@@ -211,16 +211,16 @@ std::optional<Place> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Re
 // more.
 bool Dynamic::may_add_view(std::uint64_t bytes) {
   const auto has_room = [&] {
-    return placement_.view_count() < options_.view_cache_views &&
-           placement_.view_bytes() + bytes <= options_.view_cache_bytes && view_addresses_.largest() >= 2 * bytes;
+    return placement_.views().count() < options_.view_cache_views &&
+           placement_.views().bytes() + bytes <= options_.view_cache_bytes && view_addresses_.largest() >= 2 * bytes;
   };
   for (std::size_t i = 0; i < kViewsAskedAtOnce && !has_room(); ++i) {
-    const std::uint32_t oldest = placement_.least_recent_view();
+    const std::uint32_t oldest = placement_.views().least_recent();
     if (oldest == 0) return false;
     if (is_idle(oldest)) {
       drop_view(oldest);
     } else {
-      placement_.view(oldest).used_at = ++clock_;  // asked again when the others have been
+      placement_.views()[oldest].used_at = ++clock_;  // asked again when the others have been
     }
   }
   return has_room();

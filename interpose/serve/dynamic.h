@@ -23,6 +23,7 @@ using plan::FreeSpace;
 using plan::HandlePlacement;
 using plan::Place;
 using plan::Range;
+using plan::ViewCache;
 
 class Arena;
 
@@ -68,7 +69,8 @@ class Dynamic {
   // True for a place on bytes of the plan that it was given.
   [[nodiscard]] bool is_of_plan(Place place) const noexcept { return place.view == 0 && place.offset < line_begin_; }
   [[nodiscard]] CUdeviceptr address(Place place) const {
-    return place.view == 0 ? home_address(place.offset) : mapper_->view(placement_.view(place.view).at + place.offset);
+    return place.view == 0 ? home_address(place.offset)
+                           : mapper_->view(placement_.views()[place.view].at + place.offset);
   }
   // The place that `address` returned for the view (0: home) was.
   [[nodiscard]] Place place(CUdeviceptr address, std::uint32_t view) const;
@@ -99,7 +101,7 @@ class Dynamic {
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return created_bytes_; }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement_.free_bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement_.largest_free(); }
-  [[nodiscard]] std::size_t views() const noexcept { return placement_.view_count(); }
+  [[nodiscard]] std::size_t views() const noexcept { return placement_.views().count(); }
   [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
 
  private:

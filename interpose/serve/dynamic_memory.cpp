@@ -68,21 +68,21 @@ std::optional<std::uint32_t> Dynamic::make_view(const HandlePlacement::Proposal&
   if (bytes < proposal.shown()) return std::nullopt;
   const std::uint64_t begin = view_addresses_.best_fit(bytes)->begin;
   const Range addresses{begin, begin + bytes};
-  const std::uint32_t view = placement_.add_view(proposal.pieces, addresses.begin, bytes);
+  const std::uint32_t view = placement_.views().add(proposal.pieces, addresses.begin, bytes);
   view_addresses_.subtract(addresses);
   if (mapper_->map_at(mapper_->view(addresses.begin), handles_) == CUDA_SUCCESS) return view;
-  placement_.remove_view(view);
+  placement_.views().remove(view);
   view_addresses_.add(addresses);
   return std::nullopt;
 }
 
 // A view that cannot be lengthened is not tried again: the same refusal would meet every request.
 std::optional<std::uint32_t> Dynamic::lengthen_view(const HandlePlacement::Proposal& proposal) {
-  HandlePlacement::View& view = placement_.view(proposal.view);
+  ViewCache::View& view = placement_.views()[proposal.view];
   const CUdeviceptr end = mapper_->view(view.at + view.bytes());
-  placement_.lengthen_view(proposal.view, proposal.pieces);
+  placement_.views().lengthen(proposal.view, proposal.pieces);
   if (mapper_->map_at(end, handles_) == CUDA_SUCCESS) return proposal.view;
-  placement_.shorten_view(proposal.view, proposal.pieces.size());
+  placement_.views().shorten(proposal.view, proposal.pieces.size());
   view.room = view.bytes();
   return std::nullopt;
 }
@@ -98,10 +98,10 @@ void Dynamic::unstitch(const HandlePlacement::Proposal& proposal, std::uint32_t 
 
 // Unmaps its last pieces. False: something of them is still mapped; the addresses are then never used again.
 bool Dynamic::shorten_view(std::uint32_t number, std::size_t pieces) {
-  HandlePlacement::View& view = placement_.view(number);
+  ViewCache::View& view = placement_.views()[number];
   const std::vector<Range>& all = view.stitched.pieces();
   handles_of({all.end() - static_cast<std::ptrdiff_t>(pieces), all.end()}, &handles_);
-  placement_.shorten_view(number, pieces);
+  placement_.views().shorten(number, pieces);
   const bool unmapped = mapper_->unmap(mapper_->view(view.at + view.bytes()), handles_);
   if (!unmapped) view.room = view.bytes();
   return unmapped;
@@ -109,7 +109,7 @@ bool Dynamic::shorten_view(std::uint32_t number, std::size_t pieces) {
 
 // What lives in a view keeps only what lies before it.
 void Dynamic::shorten_idle(std::uint32_t number) {
-  const std::vector<Range>& pieces = placement_.view(number).stitched.pieces();
+  const std::vector<Range>& pieces = placement_.views()[number].stitched.pieces();
   while (pieces.size() > 1) {
     const PhysicalRange last{pieces.back().begin, pieces.back().end};
     if (!placement_.is_free(pieces.back()) || !order_.is_complete({&last, 1}) || !shorten_view(number, 1)) return;
@@ -128,23 +128,23 @@ void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHan
 
 // Nothing lives in it, and what did is over for the device. What uses its bytes at other addresses does not matter.
 bool Dynamic::is_idle(std::uint32_t number) {
-  const HandlePlacement::View& view = placement_.view(number);
+  const ViewCache::View& view = placement_.views()[number];
   return view.bytes() > 0 && view.live == 0 && order_.is_complete(view.freed_at);
 }
 
 // False: something of it is still mapped; the addresses are then never used again.
 bool Dynamic::drop_view(std::uint32_t number) {
-  const HandlePlacement::View& view = placement_.view(number);
+  const ViewCache::View& view = placement_.views()[number];
   const Range addresses{view.at, view.at + view.room};
   handles_of(view.stitched.pieces(), &handles_);
   const bool unmapped = mapper_->unmap(mapper_->view(view.at), handles_);
-  placement_.remove_view(number);
+  placement_.views().remove(number);
   if (unmapped) view_addresses_.add(addresses);
   return unmapped;
 }
 
 void Dynamic::drop_idle_views() {
-  for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     if (is_idle(view)) {
       drop_view(view);
     } else {
@@ -155,8 +155,8 @@ void Dynamic::drop_idle_views() {
 
 std::uint64_t Dynamic::release_idle(std::uint64_t keep, bool of_plan) {
   FreeSpace in_views;
-  for (std::uint32_t view = 1; view <= placement_.view_numbers(); ++view) {
-    for (const Range& piece : placement_.view(view).stitched.pieces()) in_views.add(piece);
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) in_views.add(piece);
   }
   std::vector<std::uint64_t> idle;
   for (const auto& [at, handle] : placement_.handles()) {
@@ -206,8 +206,8 @@ CUresult Dynamic::grant_access(int peer) noexcept {
     const CUresult result = mapper_->renew_access(home_address(at), handle.bytes);
     if (result != CUDA_SUCCESS) return result;
   }
-  for (std::uint32_t number = 1; number <= placement_.view_numbers(); ++number) {
-    const HandlePlacement::View& view = placement_.view(number);
+  for (std::uint32_t number = 1; number <= placement_.views().numbers(); ++number) {
+    const ViewCache::View& view = placement_.views()[number];
     if (view.bytes() == 0) continue;
     const CUresult result = mapper_->renew_access(mapper_->view(view.at), view.bytes());
     if (result != CUDA_SUCCESS) return result;

@@ -1,4 +1,4 @@
-// The books of a placement: handles, free bytes by stream, views.
+// The books of a placement: handles, and free bytes by stream.
 #include "plan/placement/handle_placement.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void HandlePlacement::translate(Place place, std::uint64_t bytes, std::vector<Ra
   if (place.view == 0) {
     append(out, {place.offset, place.offset + bytes});
   } else {
-    view(place.view).stitched.translate(place.offset, bytes, out);
+    views_[place.view].stitched.translate(place.offset, bytes, out);
   }
 }
 
@@ -101,63 +101,6 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
 }
 
 bool HandlePlacement::is_free(Range range) const { return part(all_, range.begin).contains(range); }
-
-std::uint32_t HandlePlacement::add_view(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room) {
-  if (unused_views_.empty()) {
-    views_.emplace_back();
-    unused_views_.push_back(static_cast<std::uint32_t>(views_.size()));
-  }
-  const std::uint32_t number = unused_views_.back();
-  StitchedView stitched(pieces);
-  const std::uint64_t bytes = stitched.bytes();
-  by_bytes_.emplace(bytes, number);
-  view(number) = {std::move(stitched), at, room, 0, 0};
-  view_bytes_ += bytes;
-  unused_views_.pop_back();
-  return number;
-}
-
-void HandlePlacement::lengthen_view(std::uint32_t number, const std::vector<Range>& pieces) {
-  change_view(number, [&](StitchedView& stitched) { stitched.lengthen(pieces); });
-}
-
-void HandlePlacement::shorten_view(std::uint32_t number, std::size_t pieces) {
-  change_view(number, [&](StitchedView& stitched) { stitched.shorten(pieces); });
-}
-
-void HandlePlacement::change_view(std::uint32_t number, auto change) {
-  View& changed = view(number);
-  const auto entry = entry_of(number);
-  const std::uint64_t before = changed.bytes();
-  change(changed.stitched);
-  auto node = by_bytes_.extract(entry);  // nothing throws from here on
-  node.key() = changed.bytes();
-  by_bytes_.insert(std::move(node));
-  view_bytes_ += changed.bytes() - before;
-}
-
-HandlePlacement::ViewsByBytes::const_iterator HandlePlacement::entry_of(std::uint32_t number) const {
-  const auto [first, last] = by_bytes_.equal_range(view(number).bytes());
-  return std::find_if(first, last, [&](const auto& entry) { return entry.second == number; });
-}
-
-void HandlePlacement::remove_view(std::uint32_t number) {
-  unused_views_.push_back(number);
-  View& gone = view(number);
-  by_bytes_.erase(entry_of(number));
-  view_bytes_ -= gone.bytes();
-  gone = {};
-}
-
-std::uint32_t HandlePlacement::least_recent_view() const {
-  std::uint32_t oldest = 0;
-  for (std::uint32_t number = 1; number <= view_numbers(); ++number) {
-    const View& candidate = view(number);
-    if (candidate.bytes() == 0 || candidate.live > 0) continue;
-    if (oldest == 0 || candidate.used_at < view(oldest).used_at) oldest = number;
-  }
-  return oldest;
-}
 
 std::uint64_t HandlePlacement::free_bytes(Range range) const {
   std::vector<Range> free;

@@ -23,6 +23,7 @@
 #include "plan/placement/free_space.h"
 #include "plan/placement/lazy_table.h"
 #include "plan/placement/stitched_view.h"
+#include "plan/placement/view_cache.h"
 
 namespace stalloc::plan {
 
@@ -38,17 +39,6 @@ class HandlePlacement {
     std::uint64_t largest_handle = std::uint64_t{128} << 20;  // a multiple of the page
     bool stitch = true;
     std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
-  };
-
-  // A stitched view, and what the cache of views must know of it.
-  struct View {
-    StitchedView stitched;       // empty: the number is not in use
-    std::uint64_t at = 0;        // place in the range of addresses for views, bytes
-    std::uint64_t room = 0;      // bytes that it may show there
-    std::uint64_t live = 0;      // requests that live in it
-    std::uint64_t used_at = 0;   // for finding the least recently used
-    std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
-    [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
   };
 
   struct Handle {
@@ -111,18 +101,8 @@ class HandlePlacement {
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
-  // `room` is at least what the pieces show.
-  std::uint32_t add_view(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room);
-  // Pre: there is room. `shorten_view` undoes it.
-  void lengthen_view(std::uint32_t number, const std::vector<Range>& pieces);
-  void shorten_view(std::uint32_t number, std::size_t pieces);
-  void remove_view(std::uint32_t number);
-  [[nodiscard]] View& view(std::uint32_t number) { return views_[number - 1]; }
-  [[nodiscard]] const View& view(std::uint32_t number) const { return views_[number - 1]; }
-  [[nodiscard]] std::uint32_t view_numbers() const { return static_cast<std::uint32_t>(views_.size()); }
-  [[nodiscard]] std::size_t view_count() const { return views_.size() - unused_views_.size(); }
-  [[nodiscard]] std::uint64_t view_bytes() const { return view_bytes_; }
-  [[nodiscard]] std::uint32_t least_recent_view() const;  // of those that nothing lives in; 0: none
+  [[nodiscard]] ViewCache& views() { return views_; }
+  [[nodiscard]] const ViewCache& views() const { return views_; }
 
   [[nodiscard]] std::uint64_t free_bytes() const {
     return all_.large.bytes() + all_.small.bytes() + all_.planned.bytes();
@@ -171,9 +151,6 @@ class HandlePlacement {
   [[nodiscard]] auto space_of(const Spaces& spaces) const {
     return [this, &spaces](const Range& piece) -> const FreeSpace& { return part(spaces, piece.begin); };
   }
-  using ViewsByBytes = std::multimap<std::uint64_t, std::uint32_t>;
-  void change_view(std::uint32_t number, auto change);
-  [[nodiscard]] ViewsByBytes::const_iterator entry_of(std::uint32_t number) const;
 
   Options options_;
   Handles handles_;
@@ -188,10 +165,7 @@ class HandlePlacement {
   bool several_ = false;
   std::vector<std::unique_ptr<Spaces>> own_;  // by stream; null: none
 
-  std::vector<View> views_;
-  std::vector<std::uint32_t> unused_views_;  // numbers
-  ViewsByBytes by_bytes_;                    // in use
-  std::uint64_t view_bytes_ = 0;
+  ViewCache views_;
 };
 
 }  // namespace stalloc::plan

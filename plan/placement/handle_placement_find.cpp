@@ -74,8 +74,9 @@ std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamI
   Place best;
   Range shortest;
   std::size_t looked_at = 0;
-  for (auto at = by_bytes_.lower_bound(bytes); at != by_bytes_.end() && looked_at < kViewsLookedAt; ++at, ++looked_at) {
-    const Range run = view(at->second).stitched.shortest_free(bytes, kUnitBytes, space_of(spaces));
+  const ViewCache::ByBytes& by_bytes = views_.by_bytes();
+  for (auto at = by_bytes.lower_bound(bytes); at != by_bytes.end() && looked_at < kViewsLookedAt; ++at, ++looked_at) {
+    const Range run = views_[at->second].stitched.shortest_free(bytes, kUnitBytes, space_of(spaces));
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
     best = {at->second, run.begin};
     shortest = run;

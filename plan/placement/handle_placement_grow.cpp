@@ -66,15 +66,15 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
                                                                    bool may_grow) const {
   Proposal proposal;
   std::uint64_t most = round_up(bytes / kFreeAtEnd, kUnitBytes);
-  for (std::uint32_t number = 1; number <= view_numbers(); ++number) {
-    const View& candidate = view(number);
+  for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
+    const ViewCache::View& candidate = views_[number];
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
     if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
     most = free;
     proposal.view = number;
   }
   if (proposal.view == 0) return std::nullopt;
-  const View& found = view(proposal.view);
+  const ViewCache::View& found = views_[proposal.view];
   FreeSpace in_view;
   for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
   const Stitcher stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of());

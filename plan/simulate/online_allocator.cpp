@@ -78,11 +78,11 @@ std::optional<Place> OnlineAllocator::make(std::uint64_t bytes, StreamIndex stre
   }
   if (proposal->view != 0) {
     ++counts_.lengthened;
-    placement_.lengthen_view(proposal->view, proposal->pieces);
+    placement_.views().lengthen(proposal->view, proposal->pieces);
     return Place{proposal->view, proposal->offset};
   }
   ++counts_.views;
-  return Place{placement_.add_view(proposal->pieces, 0, kViewRoom * proposal->shown()), proposal->offset};
+  return Place{placement_.views().add(proposal->pieces, 0, kViewRoom * proposal->shown()), proposal->offset};
 }
 
 bool OnlineAllocator::may_spare(std::uint64_t bytes, StreamIndex stream) {

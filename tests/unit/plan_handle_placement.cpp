@@ -134,10 +134,10 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   REQUIRE(placement.physical_bytes() >= peak);
   REQUIRE(allocator.counts().views > 0);
   REQUIRE(allocator.counts().lengthened > 0);
-  for (std::uint32_t number = 1; number <= placement.view_numbers(); ++number) {
-    REQUIRE(placement.view(number).bytes() <= placement.view(number).room);
+  for (std::uint32_t number = 1; number <= placement.views().numbers(); ++number) {
+    REQUIRE(placement.views()[number].bytes() <= placement.views()[number].room);
     std::map<std::uint64_t, std::uint64_t> shown;
-    for (const Range& piece : placement.view(number).stitched.pieces()) {
+    for (const Range& piece : placement.views()[number].stitched.pieces()) {
       for (std::uint64_t at = piece.begin; at < piece.end;) {
         const auto handle = placement.handles().find(at);
         REQUIRE(handle != placement.handles().end());
