@@ -24,6 +24,9 @@ constexpr std::uint64_t kFirstPages = 8;      // handles of the first requests, 
 constexpr std::uint64_t kFirstHeld = 32;      // if less, this part of what is held
 constexpr std::uint64_t kLargeFreePages = 2;  // a free of so many pages is large
 
+constexpr std::uint64_t kStrandedHeld = 250;  // where more than this part of what is held is stranded,
+constexpr std::uint64_t kSmallerBy = 2;       // handles are smaller
+
 constexpr std::uint64_t kLookedAtEvery = 1024;  // requests
 constexpr std::uint64_t kFreeWhileFast = 32;    // the part of what is held that may be free
 constexpr std::uint64_t kFreeElse = 256;
@@ -43,11 +46,12 @@ std::uint64_t rounded_down(std::uint64_t bytes, std::uint64_t page) {
 
 }  // namespace
 
-std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
-                                            bool first, std::uint64_t page, std::uint64_t largest) {
-  const std::uint64_t need = round_up(missing, page);
-  std::uint64_t best = handle_bytes(request, held + need, page);
-  if (first) best = std::max(best, std::min(kFirstPages * page, (held + need) / kFirstHeld));
+std::vector<std::uint64_t> new_handle_sizes(const Growth& growth, std::uint64_t page, std::uint64_t largest) {
+  const std::uint64_t need = round_up(growth.missing, page);
+  const std::uint64_t held = growth.held + need;
+  std::uint64_t best = handle_bytes(growth.request, held, page);
+  if (growth.first) best = std::max(best, std::min(kFirstPages * page, held / kFirstHeld));
+  if (growth.stranded > held / kStrandedHeld) best = std::max(best / kSmallerBy, page);
   std::uint64_t bytes = rounded_down(std::min(best, std::max(largest, page)), page);
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {

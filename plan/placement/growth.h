@@ -6,16 +6,23 @@
 
 namespace stalloc::plan {
 
-// Sizes, in bytes, of handles that hold `missing` bytes of a request of `request` bytes and less than a page more, when
-// `held` bytes are held already; `page` is a power of two.
+// In bytes.
+struct Growth {
+  std::uint64_t missing = 0;   // of the request, to be created
+  std::uint64_t request = 0;   // all of it
+  std::uint64_t held = 0;      // already
+  std::uint64_t stranded = 0;  // free, but of no use to the request
+  bool first = false;          // nothing large was freed yet
+};
+
+// Sizes, in bytes, of handles that hold what is missing and less than a page more; `page` is a power of two.
 //
 // Mapping costs per handle, and what is lost to memory is lost in handles that are partly used, of which there are
-// about as many whatever is held: so their size follows that. Requests that are much larger than any handle get larger
-// ones, and so do all while nothing large was freed yet: what a program allocates `first` are its parameters, most
-// likely, which stay, and nothing is lost in their handles. None exceeds `largest`. The remainder is made of smaller
-// ones.
-std::vector<std::uint64_t> new_handle_sizes(std::uint64_t missing, std::uint64_t request, std::uint64_t held,
-                                            bool first, std::uint64_t page, std::uint64_t largest);
+// about as many whatever is held: so their size follows that. Where more is lost already than can be spared, they are
+// smaller. Requests that are much larger than any handle get larger ones, and so do all the first: what a program
+// allocates first are its parameters, most likely, which stay, and nothing is lost in their handles. None exceeds
+// `largest`. The remainder is made of smaller ones.
+std::vector<std::uint64_t> new_handle_sizes(const Growth& growth, std::uint64_t page, std::uint64_t largest);
 
 // True for a free after which requests are no longer the first.
 bool is_large_free(std::uint64_t bytes, std::uint64_t page) noexcept;

@@ -104,9 +104,7 @@ class HandlePlacement {
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
-  [[nodiscard]] std::uint64_t free_bytes() const {
-    return all_.large.bytes() + all_.small.bytes() + all_.planned.bytes();
-  }
+  [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
   [[nodiscard]] std::uint64_t free_bytes(Range range) const;  // of a range
   [[nodiscard]] std::uint64_t largest_free() const;
   // True when another stream than this one may have free bytes.
@@ -118,6 +116,7 @@ class HandlePlacement {
     FreeSpace large;
     FreeSpace small;
     FreeSpace planned;
+    [[nodiscard]] std::uint64_t bytes() const { return large.bytes() + small.bytes() + planned.bytes(); }
   };
 
   [[nodiscard]] bool is_small(std::uint64_t at) const { return at >= options_.small.begin; }
@@ -137,7 +136,8 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   // Pre: `at` lies in a handle.
   [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const { return by_page_[at / options_.page]; }
-  [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const;
+  [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request,
+                                                       std::uint64_t stranded) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
   [[nodiscard]] std::optional<Proposal> lengthen(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;

@@ -47,7 +47,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
     missing -= std::min(missing, tail.begin - proposal.offset);
   }
   if (round_up(missing, options_.page) > tail.bytes()) return std::nullopt;
-  proposal.grow = new_handles(missing, bytes);
+  proposal.grow = new_handles(missing, bytes, 0);
   proposal.grow_at = tail.begin;
   return proposal;
 }
@@ -92,14 +92,16 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
   const std::uint64_t bytes = round_up(missing, options_.page);
   const auto room = may_grow ? unmapped_.large.best_fit(bytes) : std::nullopt;
   if (!room) return false;
-  proposal->grow = new_handles(missing, request);
+  proposal->grow = new_handles(missing, request, free_bytes() - (request - missing));
   proposal->grow_at = room->begin;
   proposal->pieces.push_back({room->begin, room->begin + bytes});
   return true;
 }
 
-std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request) const {
-  return new_handle_sizes(missing, request, physical_bytes_, !large_was_freed_, options_.page, options_.largest_handle);
+std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,
+                                                        std::uint64_t stranded) const {
+  return new_handle_sizes({missing, request, physical_bytes_, stranded, !large_was_freed_}, options_.page,
+                          options_.largest_handle);
 }
 
 }  // namespace stalloc::plan

@@ -82,7 +82,7 @@ def make_trainer(words, device, synchronize, warm_up, repeats):
     torch.manual_seed(options.seed)  # the same weights, and so the same work, in every variant
     model = train.make_model(options)
     optimizer = train.make_optimizer(options, model.parameters())
-    microbatches = train.Microbatches(options, torch)
+    microbatches = train.make_microbatches(options, torch)
 
     def step():
         started = time.perf_counter_ns()

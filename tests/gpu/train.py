@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Trains a Llama-like or Mixtral-like model on random tokens and reports losses, step times and memory as JSON.
 
-The program knows nothing of stalloc (but with --figures): run it bare, or under the preloaded library. Weights and tokens are random and
-seeded; nothing is downloaded. Needs PyTorch and transformers (and peft with --lora).
+The program knows nothing of stalloc (but with --figures): run it bare, or under the preloaded library. Weights and
+tokens are random and seeded; nothing is downloaded. Needs PyTorch and transformers (and peft with --lora).
 """
 
 import argparse
 import collections
+import itertools
 import json
 import os
+import queue
 import random
 import sys
+import threading
 import time
 
 # name: hidden, layers, heads, intermediate size of a dense layer and of one expert, vocabulary
@@ -33,6 +36,8 @@ def make_parser():
     parser.add_argument("--batch", type=int, default=16, help="sequences in a microbatch")
     parser.add_argument("--seq", type=int, default=2048, help="tokens in a sequence")
     parser.add_argument("--varlen", action="store_true", help="each microbatch has a random length, seq/4 to seq")
+    parser.add_argument("--prefetch", action="store_true",
+                        help="a thread of its own brings the microbatches, on a stream of its own, two ahead")
     parser.add_argument("--accumulate", type=int, default=4, help="microbatches in a step")
     parser.add_argument("--in-flight", type=int, default=1, help="forward passes made before the first backward pass")
     parser.add_argument("--steps", type=int, default=8)
@@ -118,6 +123,39 @@ class Microbatches:
         return tokens.to(options.device, non_blocking=True)
 
 
+class Prefetched:
+    """The same microbatches, brought by a thread of its own, as loaders do that overlap copies with training."""
+
+    AHEAD = 2
+
+    def __init__(self, microbatches, count, torch):
+        self.torch = torch
+        self.ready = queue.Queue(self.AHEAD)
+        self.thread = threading.Thread(target=self.bring, args=(microbatches, count), daemon=True)
+        self.thread.start()
+
+    def bring(self, microbatches, count):
+        with self.torch.cuda.stream(self.torch.cuda.Stream()):
+            for _ in itertools.repeat(None, count):
+                tokens = microbatches.next()
+                copied = self.torch.cuda.Event()
+                copied.record()
+                self.ready.put((tokens, copied))
+
+    def next(self):
+        tokens, copied = self.ready.get()
+        stream = self.torch.cuda.current_stream()
+        stream.wait_event(copied)
+        tokens.record_stream(stream)
+        return tokens
+
+
+def make_microbatches(options, torch, count=sys.maxsize):
+    """`count`: how many will be asked for, at most."""
+    microbatches = Microbatches(options, torch)
+    return Prefetched(microbatches, count, torch) if options.prefetch else microbatches
+
+
 def train_step(options, model, optimizer, microbatches):
     """One optimizer step over all its microbatches; returns the mean loss as a Python float."""
     losses, waiting = [], collections.deque()
@@ -157,7 +195,10 @@ def memory_report(options, torch, used_before, used_peak):
 
 
 def main():
-    options = make_parser().parse_args()
+    parser = make_parser()
+    options = parser.parse_args()
+    if options.prefetch and options.device == "cpu":
+        parser.error("--prefetch needs a GPU")
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     used_before = device_bytes_used() if options.device == "cuda" else None
@@ -171,7 +212,7 @@ def main():
     model = make_model(options)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(options, trained)
-    microbatches = Microbatches(options, torch)
+    microbatches = make_microbatches(options, torch, options.steps * options.accumulate)
 
     statistics = None
     if options.figures:

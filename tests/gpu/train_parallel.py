@@ -32,6 +32,8 @@ def parse_arguments():
     options = parser.parse_args()
     if options.json is None:
         parser.error("--json DIR is needed")
+    if options.prefetch:
+        parser.error("--prefetch is for one GPU")
     if options.parallel == "pipeline" and (options.moe or options.lora or options.varlen):
         parser.error("the pipeline takes dense models with fixed lengths only")
     return options

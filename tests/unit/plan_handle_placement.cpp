@@ -42,10 +42,11 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and none is larg
   const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
   const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
   const auto largest = GENERATE(as<std::uint64_t>{}, kPage, 3 * kPage, 8 * kPage);
+  const auto stranded = GENERATE(as<std::uint64_t>{}, 0, 1000 * kPage);
   const bool first = GENERATE(false, true);
-  CAPTURE(missing, held, largest, first);
+  CAPTURE(missing, held, largest, stranded, first);
   std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : new_handle_sizes(missing, missing, held, first, kPage, largest)) {
+  for (const std::uint64_t bytes : new_handle_sizes({missing, missing, held, stranded, first}, kPage, largest)) {
     REQUIRE(bytes % kPage == 0);
     REQUIRE(bytes > 0);
     REQUIRE(bytes <= largest);
@@ -56,13 +57,22 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and none is larg
 
 TEST_CASE("handles grow with what is held, for requests much larger than they are") {
   const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
-    return new_handle_sizes(request, request, held, false, kPage, 8 * kPage).front();
+    return new_handle_sizes({request, request, held}, kPage, 8 * kPage).front();
   };
   REQUIRE(largest_of(2 * kPage, 0) == kPage);
   REQUIRE(largest_of(100 * kPage, 5000 * kPage) == 2 * kPage);
   REQUIRE(largest_of(100 * kPage, 10000 * kPage) == 4 * kPage);
   REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
   REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
+}
+
+TEST_CASE("where much of what is held is stranded, handles are half as large, but no smaller than a page") {
+  const auto largest_of = [](std::uint64_t held, std::uint64_t stranded) {
+    return new_handle_sizes({100 * kPage, 100 * kPage, held, stranded}, kPage, 8 * kPage).front();
+  };
+  REQUIRE(largest_of(10000 * kPage, 40 * kPage) == 4 * kPage);
+  REQUIRE(largest_of(10000 * kPage, 41 * kPage) == 2 * kPage);
+  REQUIRE(largest_of(0, 100 * kPage) == kPage);
 }
 
 TEST_CASE("until something large is freed, handles are larger, up to eight pages") {
