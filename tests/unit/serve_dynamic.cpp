@@ -49,6 +49,13 @@ struct Fixture {
     return *address;
   }
   void give(CUdeviceptr address) { REQUIRE(heap->free_async(address, stream) == CUDA_SUCCESS); }
+  // Takes blocks of two pages and gives back every other one, from the first on. Returns all of them.
+  std::vector<CUdeviceptr> scatter(std::size_t count) {
+    std::vector<CUdeviceptr> blocks;
+    for (std::size_t i = 0; i < count; ++i) blocks.push_back(take(2));
+    for (std::size_t i = 0; i < count; i += 2) give(blocks[i]);
+    return blocks;
+  }
   serve::Statistics statistics() const { return heap->statistics(); }
   std::uint64_t physical() const { return heap->statistics().physical_bytes; }
 };
@@ -76,9 +83,7 @@ TEST_CASE("freed bytes are used again before memory grows", "[serve][dynamic]") 
 
 TEST_CASE("scattered handles are stitched before memory grows, and the view is used again", "[serve][dynamic]") {
   Fixture fixture;
-  std::vector<CUdeviceptr> blocks;
-  for (int i = 0; i < 6; ++i) blocks.push_back(fixture.take(2));
-  for (int i = 0; i < 6; i += 2) fixture.give(blocks[static_cast<std::size_t>(i)]);
+  const std::vector<CUdeviceptr> blocks = fixture.scatter(6);
   const CUdeviceptr stitched = fixture.take(6);
   REQUIRE(fixture.physical() == 12 * kPage);
   REQUIRE(fixture.statistics().stitches == 1);
@@ -185,9 +190,7 @@ TEST_CASE("the view cache keeps to its limit", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.view_cache_views = 2;
   Fixture fixture(options);
-  std::vector<CUdeviceptr> blocks;
-  for (int i = 0; i < 12; ++i) blocks.push_back(fixture.take(2));
-  for (std::size_t i = 0; i < 12; i += 2) fixture.give(blocks[i]);
+  fixture.scatter(12);
   for (const std::uint64_t pages : {4, 6, 8, 10, 12}) {
     fixture.give(fixture.take(pages));
     fixture.driver.finish_all_work();
@@ -200,9 +203,7 @@ TEST_CASE("a view that work is pending on is not unmapped: memory grows instead"
   HeapOptions options = small_options();
   options.view_cache_views = 1;
   Fixture fixture(options);
-  std::vector<CUdeviceptr> blocks;
-  for (int i = 0; i < 6; ++i) blocks.push_back(fixture.take(2));
-  for (std::size_t i = 0; i < 6; i += 2) fixture.give(blocks[i]);
+  fixture.scatter(6);
   const CUdeviceptr stitched = fixture.take(4);
   fixture.driver.work(fixture.stream);
   fixture.give(stitched);
@@ -215,9 +216,7 @@ TEST_CASE("a view makes room for another while other work is pending on its byte
   HeapOptions options = small_options();
   options.view_cache_views = 1;
   Fixture fixture(options);
-  std::vector<CUdeviceptr> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(fixture.take(2));
-  for (std::size_t i = 0; i < 8; i += 2) fixture.give(blocks[i]);
+  fixture.scatter(8);
   const CUdeviceptr stitched = fixture.take(4);
   fixture.driver.work(fixture.stream);
   fixture.give(stitched);
@@ -330,9 +329,7 @@ TEST_CASE("a request that fails at any call leaves the figures and the memory as
   for (std::uint64_t call = 1; call < 40; ++call) {
     CAPTURE(call);
     Fixture fixture;
-    std::vector<CUdeviceptr> blocks;
-    for (int i = 0; i < 6; ++i) blocks.push_back(fixture.take(2));
-    for (std::size_t i = 0; i < 6; i += 2) fixture.give(blocks[i]);
+    fixture.scatter(6);
     const serve::Statistics before = fixture.statistics();
     fixture.driver.fail_at(call);
     const auto served = fixture.heap->allocate(9 * kPage, fixture.stream, nullptr);
@@ -470,9 +467,7 @@ TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]"
   HeapOptions options = small_options();
   options.stitch = false;
   Fixture fixture(options, 24 * kPage);
-  std::vector<CUdeviceptr> blocks;
-  for (int i = 0; i < 12; ++i) blocks.push_back(fixture.take(2));
-  for (std::size_t i = 0; i < 12; i += 2) fixture.give(blocks[i]);
+  fixture.scatter(12);
   fixture.take(4);
   REQUIRE(fixture.physical() == 24 * kPage);
 }
