@@ -1,5 +1,6 @@
 // What mapping costs: microseconds a handle of 4 MiB to create, map, give access to and unmap, by how many handles
-// there are and by whose reservation of addresses they lie in. Prints a table; is no test.
+// there are and by whose reservation of addresses they lie in; and whether parts of a handle can be mapped. Prints a
+// table; is no test.
 //
 //     mapping_bench [most handles]
 #include <cuda.h>
@@ -144,6 +145,33 @@ void print_view(const Handles& old, CUdeviceptr big) {
   std::printf("      a view: in the big one %.1f, its own %.1f us a handle\n", median(costs[0]), median(costs[1]));
 }
 
+// Whether a part of a handle can be mapped, as the documentation of cuMemMap suggests ("offset + size must be less than
+// the size of the memory allocation"), and shows the bytes that it should.
+void print_parts(CUdeviceptr big) {
+  constexpr std::size_t kHalf = kHandle / 2;
+  const CUmemGenericAllocationHandle handle = create();
+  const CUdeviceptr whole = big + kBig / 2;
+  const CUdeviceptr part = whole + kHandle;
+  map(whole, {&handle, 1});
+  give_access(whole, kHandle);
+  for (unsigned char half = 0; half < 2; ++half) {
+    check(cuMemsetD8(whole + half * kHalf, half, kHalf), "writing");
+    const CUresult result = cuMemMap(part, kHalf, half * kHalf, handle, 0);
+    std::printf("      half %d of a handle: ", half);
+    if (result != CUDA_SUCCESS) {
+      std::printf("refused, error %d\n", static_cast<int>(result));
+      continue;
+    }
+    give_access(part, kHalf);
+    unsigned char found = 0;
+    check(cuMemcpyDtoH(&found, part + kHalf - 1, 1), "reading");
+    std::printf("mapped, and shows half %d\n", found);
+    check(cuMemUnmap(part, kHalf), "unmapping");
+  }
+  unmap(whole, 1);
+  check(cuMemRelease(handle), "releasing");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -156,6 +184,7 @@ int main(int argc, char** argv) {
   check(cuDevicePrimaryCtxRetain(&context, device), "retaining a context");
   check(cuCtxSetCurrent(context), "choosing a context");
   const CUdeviceptr big = reserve(kBig);
+  print_parts(big);
   Handles old;
   for (const std::size_t there : kHandlesThere) {
     if (there > most) break;
