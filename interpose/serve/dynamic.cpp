@@ -78,7 +78,7 @@ Dynamic::~Dynamic() {
 CUdeviceptr Dynamic::planned_address(std::uint64_t at) const { return arena_->address(0, at); }
 
 Place Dynamic::place(CUdeviceptr address, std::uint32_t view) const {
-  if (view != 0) return {view, address - mapper_->view(placement_.views()[view].at)};
+  if (view != 0) return {view, address - this->address(placement_.views()[view])};
   if (mapper_->contains(address)) return {0, address - mapper_->home(0) + line_begin_};
   return {0, address - arena_->address(0, 0)};
 }

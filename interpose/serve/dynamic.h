@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,8 +70,7 @@ class Dynamic {
   // True for a place on bytes of the plan that it was given.
   [[nodiscard]] bool is_of_plan(Place place) const noexcept { return place.view == 0 && place.offset < line_begin_; }
   [[nodiscard]] CUdeviceptr address(Place place) const {
-    return place.view == 0 ? home_address(place.offset)
-                           : mapper_->view(placement_.views()[place.view].at + place.offset);
+    return place.view == 0 ? home_address(place.offset) : address(placement_.views()[place.view]) + place.offset;
   }
   // The place that `address` returned for the view (0: home) was.
   [[nodiscard]] Place place(CUdeviceptr address, std::uint32_t view) const;
@@ -126,7 +126,8 @@ class Dynamic {
   std::optional<std::uint32_t> make_view(const HandlePlacement::Proposal& proposal);
   std::optional<std::uint32_t> lengthen_view(const HandlePlacement::Proposal& proposal);
   void unstitch(const HandlePlacement::Proposal& proposal, std::uint32_t number);
-  void handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const;
+  void handles_of(std::span<const Range> pieces, std::vector<MappedHandle>* out) const;
+  void forget_view(std::uint32_t number);
   bool drop_view(std::uint32_t number);
   bool shorten_view(std::uint32_t number, std::size_t pieces);
   void shorten_idle(std::uint32_t number);
@@ -135,6 +136,9 @@ class Dynamic {
     return at < line_begin_ ? planned_address(at) : mapper_->home(at - line_begin_);
   }
   CUdeviceptr planned_address(std::uint64_t at) const;
+  CUdeviceptr address(const ViewCache::View& view) const {
+    return view.lent.bytes() > 0 ? home_address(view.lent.begin) : mapper_->view(view.at);
+  }
 
   Driver& driver_;
   const std::uint64_t page_;

@@ -56,7 +56,6 @@ void Dynamic::shrink(const HandlePlacement::Proposal& proposal) {
 
 // Makes a view, or lengthens one.
 std::optional<Place> Dynamic::stitch(const HandlePlacement::Proposal& proposal) {
-  handles_of(proposal.pieces, &handles_);
   const std::optional<std::uint32_t> view = proposal.view == 0 ? make_view(proposal) : lengthen_view(proposal);
   if (!view) return std::nullopt;
   ++counts_.stitches;
@@ -64,22 +63,41 @@ std::optional<Place> Dynamic::stitch(const HandlePlacement::Proposal& proposal) 
 }
 
 std::optional<std::uint32_t> Dynamic::make_view(const HandlePlacement::Proposal& proposal) {
-  const std::uint64_t bytes = std::min(plan::kViewRoom * proposal.shown(), view_addresses_.largest());
-  if (bytes < proposal.shown()) return std::nullopt;
-  const std::uint64_t begin = view_addresses_.best_fit(bytes)->begin;
-  const Range addresses{begin, begin + bytes};
-  const std::uint32_t view = placement_.views().add(proposal.pieces, addresses.begin, bytes);
-  view_addresses_.subtract(addresses);
-  if (mapper_->map_at(mapper_->view(addresses.begin), handles_) == CUDA_SUCCESS) return view;
-  placement_.views().remove(view);
-  view_addresses_.add(addresses);
+  handles_of(proposal.mapped(), &handles_);
+  std::uint64_t room = proposal.shown();
+  std::uint64_t at = 0;
+  if (proposal.lent.bytes() > 0) {
+    placement_.lend_line(proposal.lent);
+  } else {
+    room = std::min(plan::kViewRoom * room, view_addresses_.largest());
+    if (room < proposal.shown()) return std::nullopt;
+    at = view_addresses_.best_fit(room)->begin;
+    view_addresses_.subtract({at, at + room});
+  }
+  const std::uint32_t number = placement_.views().add(proposal.pieces, at, room, proposal.lent);
+  if (mapper_->map_at(address(placement_.views()[number]), handles_) == CUDA_SUCCESS) return number;
+  forget_view(number);
   return std::nullopt;
+}
+
+// Its addresses can be used again. Pre: nothing is mapped for it.
+void Dynamic::forget_view(std::uint32_t number) {
+  const ViewCache::View& view = placement_.views()[number];
+  const Range lent = view.lent;
+  const Range addresses{view.at, view.at + view.room};
+  placement_.views().remove(number);
+  if (lent.bytes() > 0) {
+    placement_.return_line(lent);
+  } else {
+    view_addresses_.add(addresses);
+  }
 }
 
 // A view that cannot be lengthened is not tried again: the same refusal would meet every request.
 std::optional<std::uint32_t> Dynamic::lengthen_view(const HandlePlacement::Proposal& proposal) {
   ViewCache::View& view = placement_.views()[proposal.view];
-  const CUdeviceptr end = mapper_->view(view.at + view.bytes());
+  const CUdeviceptr end = address(view) + view.bytes();
+  handles_of(proposal.pieces, &handles_);
   placement_.views().lengthen(proposal.view, proposal.pieces);
   if (mapper_->map_at(end, handles_) == CUDA_SUCCESS) return proposal.view;
   placement_.views().shorten(proposal.view, proposal.pieces.size());
@@ -99,16 +117,16 @@ void Dynamic::unstitch(const HandlePlacement::Proposal& proposal, std::uint32_t 
 // Unmaps its last pieces. False: something of them is still mapped; the addresses are then never used again.
 bool Dynamic::shorten_view(std::uint32_t number, std::size_t pieces) {
   ViewCache::View& view = placement_.views()[number];
-  const std::vector<Range>& all = view.stitched.pieces();
-  handles_of({all.end() - static_cast<std::ptrdiff_t>(pieces), all.end()}, &handles_);
+  handles_of(view.mapped().last(pieces), &handles_);
   placement_.views().shorten(number, pieces);
-  const bool unmapped = mapper_->unmap(mapper_->view(view.at + view.bytes()), handles_);
+  const bool unmapped = mapper_->unmap(address(view) + view.bytes(), handles_);
   if (!unmapped) view.room = view.bytes();
   return unmapped;
 }
 
-// What lives in a view keeps only what lies before it.
+// What lives in a view keeps only what lies before it. The end of one that lies on the line is not its own.
 void Dynamic::shorten_idle(std::uint32_t number) {
+  if (placement_.views()[number].lent.bytes() > 0) return;
   const std::vector<Range>& pieces = placement_.views()[number].stitched.pieces();
   while (pieces.size() > 1) {
     const PhysicalRange last{pieces.back().begin, pieces.back().end};
@@ -116,7 +134,7 @@ void Dynamic::shorten_idle(std::uint32_t number) {
   }
 }
 
-void Dynamic::handles_of(const std::vector<Range>& pieces, std::vector<MappedHandle>* out) const {
+void Dynamic::handles_of(std::span<const Range> pieces, std::vector<MappedHandle>* out) const {
   out->clear();
   for (const Range& piece : pieces) {
     auto handle = placement_.handles().find(piece.begin);
@@ -135,11 +153,13 @@ bool Dynamic::is_idle(std::uint32_t number) {
 // False: something of it is still mapped; the addresses are then never used again.
 bool Dynamic::drop_view(std::uint32_t number) {
   const ViewCache::View& view = placement_.views()[number];
-  const Range addresses{view.at, view.at + view.room};
-  handles_of(view.stitched.pieces(), &handles_);
-  const bool unmapped = mapper_->unmap(mapper_->view(view.at), handles_);
-  placement_.views().remove(number);
-  if (unmapped) view_addresses_.add(addresses);
+  handles_of(view.mapped(), &handles_);
+  const bool unmapped = mapper_->unmap(address(view), handles_);
+  if (unmapped) {
+    forget_view(number);
+  } else {
+    placement_.views().remove(number);
+  }
   return unmapped;
 }
 
@@ -209,7 +229,7 @@ CUresult Dynamic::grant_access(int peer) noexcept {
   for (std::uint32_t number = 1; number <= placement_.views().numbers(); ++number) {
     const ViewCache::View& view = placement_.views()[number];
     if (view.bytes() == 0) continue;
-    const CUresult result = mapper_->renew_access(mapper_->view(view.at), view.bytes());
+    const CUresult result = mapper_->renew_access(address(view), view.bytes());
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;

@@ -100,6 +100,11 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   handles_.erase(found);
 }
 
+void HandlePlacement::lend_line(Range range) {
+  unmapped_.large.subtract(range);
+  lent_bytes_ += range.bytes();
+}
+
 bool HandlePlacement::is_free(Range range) const { return part(all_, range.begin).contains(range); }
 
 std::uint64_t HandlePlacement::free_bytes(Range range) const {

@@ -55,6 +55,10 @@ class HandlePlacement {
     std::uint64_t offset = 0;         // of the request, in the view or on the line
     std::vector<std::uint64_t> grow;  // bytes of handles to create first, one behind the other from `grow_at`
     std::uint64_t grow_at = 0;
+    Range lent;  // of the line, right before `grow_at`: the old handles of a new view are shown there (`join`)
+    [[nodiscard]] std::span<const Range> mapped() const {  // the pieces that are to be mapped for the view
+      return lent.bytes() > 0 ? std::span(pieces).first(pieces.size() - 1) : std::span(pieces);
+    }
     [[nodiscard]] std::uint64_t shown() const {  // bytes of the pieces
       std::uint64_t bytes = 0;
       for (const Range& piece : pieces) bytes += piece.bytes();
@@ -101,6 +105,10 @@ class HandlePlacement {
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
+  // A part of the line without handles, lent to a view and given back.
+  void lend_line(Range range);
+  void return_line(Range range) { unmapped_.large.add(range); }
+
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
@@ -141,6 +149,7 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
   [[nodiscard]] std::optional<Proposal> lengthen(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
+  void join(Proposal* proposal) const;
   bool add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow, Proposal* proposal) const;
   [[nodiscard]] auto handle_of() const {
     return [this](std::uint64_t at) {
@@ -157,8 +166,9 @@ class HandlePlacement {
   LazyTable<Handles::const_iterator> by_page_;  // of the line: the handle there
   std::uint64_t physical_bytes_ = 0;
   bool large_was_freed_ = false;
-  Spaces unmapped_;  // of the line: where handles can go
-  Spaces all_;       // free bytes of all streams
+  std::uint64_t lent_bytes_ = 0;  // of the line, ever
+  Spaces unmapped_;               // of the line: where handles can go
+  Spaces all_;                    // free bytes of all streams
   // As long as one stream only has had bytes, `all_` are its own.
   StreamIndex first_ = 0;
   bool any_ = false;

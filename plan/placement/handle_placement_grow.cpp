@@ -11,6 +11,8 @@
 namespace stalloc::plan {
 namespace {
 
+constexpr std::uint64_t kLentLine = 8;  // this part of the line, at most, is ever lent to views: handles need the rest
+constexpr std::uint64_t kJoinedHeld = 16;  // views of at least this part of what is held may end at home
 constexpr std::uint64_t kFreeAtEnd = 4;  // a view is lengthened if at least this part of the request is free at its end
 
 std::uint64_t grown(const HandlePlacement::Proposal& proposal) {
@@ -58,7 +60,9 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t b
   Proposal proposal;
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = stitching.offset;
-  return add_missing(stitching.missing, bytes, may_grow, &proposal) ? std::optional(proposal) : std::nullopt;
+  if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
+  join(&proposal);
+  return proposal;
 }
 
 // The view at whose end most is free: all of that is mapped already.
@@ -96,6 +100,26 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
   proposal->grow_at = room->begin;
   proposal->pieces.push_back({room->begin, room->begin + bytes});
   return true;
+}
+
+// The new handles of a new view are mapped at home anyway. Where the line has room, the old ones are shown right before
+// them, so that the new ones are mapped only once. Small requests are left out: they gain more by a view that can be
+// lengthened later.
+//
+//     line   |aa......|bbbb....| ... |  lent  |........|
+//                [1]                  [1 again]   [new]
+//                                        |..... ........|   the view
+void HandlePlacement::join(Proposal* proposal) const {
+  if (proposal->grow.empty() || proposal->pieces.size() < 2) return;
+  const std::uint64_t grown = proposal->pieces.back().bytes();
+  const std::uint64_t old = proposal->shown() - grown;
+  if (old + grown < physical_bytes_ / kJoinedHeld) return;
+  if (lent_bytes_ + old > options_.large.bytes() / kLentLine) return;
+  const auto room = unmapped_.large.best_fit(old + grown);
+  if (!room) return;
+  proposal->lent = {room->begin, room->begin + old};
+  proposal->grow_at = proposal->lent.end;
+  proposal->pieces.back() = {proposal->grow_at, proposal->grow_at + grown};
 }
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,

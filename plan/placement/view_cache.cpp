@@ -5,7 +5,7 @@
 
 namespace stalloc::plan {
 
-std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room) {
+std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent) {
   if (unused_.empty()) {
     unused_.reserve(views_.size() + 1);
     views_.emplace_back();
@@ -15,7 +15,7 @@ std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at,
   StitchedView stitched(pieces);
   const std::uint64_t bytes = stitched.bytes();
   by_bytes_.emplace(bytes, number);
-  (*this)[number] = {std::move(stitched), at, room};
+  (*this)[number] = {std::move(stitched), at, room, lent};
   bytes_ += bytes;
   unused_.pop_back();
   return number;

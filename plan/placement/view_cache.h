@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "plan/placement/stitched_view.h"
@@ -18,15 +19,21 @@ class ViewCache {
     StitchedView stitched;       // empty: the number is not in use
     std::uint64_t at = 0;        // place in the range of addresses for views, bytes
     std::uint64_t room = 0;      // bytes that it may show there
+    Range lent;                  // of the line: it lies there instead, and its last piece behind it, at home
     std::uint64_t live = 0;      // requests that live in it
     std::uint64_t used_at = 0;   // for finding the least recently used
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
+    // The pieces that are mapped for it.
+    [[nodiscard]] std::span<const Range> mapped() const {
+      const std::span<const Range> all = stitched.pieces();
+      return lent.bytes() > 0 ? all.first(all.size() - 1) : all;
+    }
   };
   using ByBytes = std::multimap<std::uint64_t, std::uint32_t>;  // bytes, number
 
-  // `room` is at least what the pieces show.
-  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room);
+  // `room` is at least what the pieces show; with `lent`, just that.
+  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent);
   // Pre: there is room. `shorten` undoes it.
   void lengthen(std::uint32_t number, const std::vector<Range>& pieces);
   void shorten(std::uint32_t number, std::size_t pieces);

@@ -72,7 +72,7 @@ std::optional<Place> OnlineAllocator::make(std::uint64_t bytes, StreamIndex stre
   counts_.handles += proposal->grow.size();
   if (proposal->pieces.empty()) return Place{0, proposal->offset};
   const HandlePlacement::Handles& handles = placement_.handles();
-  for (const Range& piece : proposal->pieces) {
+  for (const Range& piece : proposal->mapped()) {
     const auto shown = std::distance(handles.lower_bound(piece.begin), handles.lower_bound(piece.end));
     counts_.mapped += static_cast<std::uint64_t>(shown);
   }
@@ -82,7 +82,10 @@ std::optional<Place> OnlineAllocator::make(std::uint64_t bytes, StreamIndex stre
     return Place{proposal->view, proposal->offset};
   }
   ++counts_.views;
-  return Place{placement_.views().add(proposal->pieces, 0, kViewRoom * proposal->shown()), proposal->offset};
+  const bool lies_on_line = proposal->lent.bytes() > 0;
+  if (lies_on_line) placement_.lend_line(proposal->lent);
+  const std::uint64_t room = lies_on_line ? proposal->shown() : kViewRoom * proposal->shown();
+  return Place{placement_.views().add(proposal->pieces, 0, room, proposal->lent), proposal->offset};
 }
 
 bool OnlineAllocator::may_spare(std::uint64_t bytes, StreamIndex stream) {

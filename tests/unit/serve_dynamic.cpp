@@ -104,6 +104,27 @@ TEST_CASE("a stitched view grows by what is missing only", "[serve][dynamic]") {
   REQUIRE(fixture.statistics().stitches == 1);
 }
 
+TEST_CASE("the new handles of a view are mapped once, right behind the old ones", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(2);
+  fixture.give(first);
+  const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
+  const CUdeviceptr stitched = fixture.take(4);
+  // The new handle is created, mapped and given access to, the two old ones are mapped and given access to.
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 6);
+  REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(first));
+  fixture.give(stitched);
+  REQUIRE(fixture.take(2) == first);
+  REQUIRE(fixture.take(2) == stitched + 2 * kPage);  // at home, at the address where the view shows it
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all that the view shows is in use beside it
+  REQUIRE(fixture.statistics().views == 0);
+  REQUIRE_THROWS_AS(fixture.driver.physical(stitched), FakeDriver::Misuse);
+  REQUIRE(fixture.driver.physical(stitched + 2 * kPage) != 0);
+}
+
 namespace {
 
 // A view of six pages whose first two are in use at home. Four pages are free at its end, and two beside it.
