@@ -60,6 +60,7 @@ class StreamOrder {
   // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, synchronise
   // the context, say that every free up to the number is complete.
   std::uint64_t take_number() noexcept { return ++sequence_; }
+  // The number of the latest free, if none was taken since.
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return sequence_; }
   void synchronized(std::uint64_t number) noexcept;
   // True when a stream known here is being captured, or the driver will not say: synchronising would break the capture.

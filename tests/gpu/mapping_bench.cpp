@@ -145,8 +145,8 @@ void print_view(const Handles& old, CUdeviceptr big) {
   std::printf("      a view: in the big one %.1f, its own %.1f us a handle\n", median(costs[0]), median(costs[1]));
 }
 
-// Whether a part of a handle can be mapped, as the documentation of cuMemMap suggests ("offset + size must be less than
-// the size of the memory allocation"), and shows the bytes that it should.
+// Whether a part of a handle can be mapped, as the documentation of cuMemMap suggests where it bounds offset and size,
+// and shows the bytes that it should.
 void print_parts(CUdeviceptr big) {
   constexpr std::size_t kHalf = kHandle / 2;
   const CUmemGenericAllocationHandle handle = create();

@@ -135,15 +135,20 @@ class Prefetched:
         self.thread.start()
 
     def bring(self, microbatches, count):
-        with self.torch.cuda.stream(self.torch.cuda.Stream()):
-            for _ in itertools.repeat(None, count):
-                tokens = microbatches.next()
-                copied = self.torch.cuda.Event()
-                copied.record()
-                self.ready.put((tokens, copied))
+        try:
+            with self.torch.cuda.stream(self.torch.cuda.Stream()):
+                for _ in itertools.repeat(None, count):
+                    tokens = microbatches.next()
+                    copied = self.torch.cuda.Event()
+                    copied.record()
+                    self.ready.put((tokens, copied))
+        except Exception as error:  # out of memory, say: whoever waits for a microbatch must hear of it
+            self.ready.put((error, None))
 
     def next(self):
         tokens, copied = self.ready.get()
+        if copied is None:
+            raise tokens
         stream = self.torch.cuda.current_stream()
         stream.wait_event(copied)
         tokens.record_stream(stream)
