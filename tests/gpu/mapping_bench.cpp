@@ -168,6 +168,7 @@ void print_parts(CUdeviceptr big) {
     std::printf("mapped, and shows half %d\n", found);
     check(cuMemUnmap(part, kHalf), "unmapping");
   }
+  check(cuCtxSynchronize(), "waiting");  // writing may go on
   unmap(whole, 1);
   check(cuMemRelease(handle), "releasing");
 }
