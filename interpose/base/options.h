@@ -12,6 +12,7 @@ enum class Mode : std::uint8_t { Auto, Trace, Alloc, Dynamic, Off, Torch };  // 
 enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
 // In the order of serve::CrossStream, which this layer does not know.
 enum class CrossStream : std::uint8_t { Order, Grow, Never };
+enum class Rdma : std::uint8_t { Auto, On, Off };
 using Path = std::string_view;  // into the environment, which must not change while it is read
 using Switch = bool;
 using Count = std::uint32_t;

@@ -54,10 +54,10 @@ CUresult RealDriver::unreserve(CUdeviceptr base, std::size_t bytes) {
 CUresult RealDriver::create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) {
   const RelaxedCapture relaxed(call_);
   CUmemAllocationProp prop = pinned_memory(device);
-  int rdma = 0;
-  if (call_.cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device) ==
-      CUDA_SUCCESS) {
-    prop.allocFlags.gpuDirectRDMACapable = rdma != 0;
+  int can = 0;
+  if (rdma_ && call_.cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device) ==
+                   CUDA_SUCCESS) {
+    prop.allocFlags.gpuDirectRDMACapable = can != 0;
   }
   return call_.cuMemCreate(handle, bytes, &prop, 0);
 }

@@ -45,7 +45,8 @@ struct DriverFunctions {
 // Stateless but for the functions; thread-safe.
 class RealDriver final : public Driver {
  public:
-  explicit RealDriver(const DriverFunctions& functions) : call_(functions) {}
+  // `rdma`: memory is created for GPUDirect RDMA where the device can; mapping it for the first time then takes longer.
+  explicit RealDriver(const DriverFunctions& functions, bool rdma = true) : call_(functions), rdma_(rdma) {}
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
@@ -71,6 +72,7 @@ class RealDriver final : public Driver {
 
  private:
   DriverFunctions call_;
+  bool rdma_;
 };
 
 }  // namespace stalloc::serve

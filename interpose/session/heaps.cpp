@@ -16,8 +16,8 @@ double percent(std::uint64_t part, std::uint64_t whole) {
 
 }  // namespace
 
-Heaps::Heaps(plan::Plan plan, const serve::DriverFunctions& functions, const serve::HeapOptions& options)
-    : plan_(std::move(plan)), driver_(functions), options_(options) {}
+Heaps::Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options)
+    : plan_(std::move(plan)), driver_(driver), options_(options) {}
 
 serve::Heap* Heaps::of_current(CUcontext context) noexcept {
   serve::Heap* heap = known(context);

@@ -23,7 +23,7 @@ namespace stalloc {
 class Heaps {
  public:
   // Devices without a plan get a heap only when `options.dynamic` is set.
-  Heaps(plan::Plan plan, const serve::DriverFunctions& functions, const serve::HeapOptions& options);
+  Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options);
 
   // The heap of `context`, made if that is its device's primary context; null: the request belongs to the original
   // allocator. Pre: `context` is the thread's current one.

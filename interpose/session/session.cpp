@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 
+#include "interpose/base/direct_access.h"
 #include "interpose/base/foreign_variables.h"
 #include "interpose/base/frameworks.h"
 #include "interpose/base/log.h"
@@ -87,7 +88,9 @@ void Session::begin_serving() {
   const char* missing = nullptr;
   const auto functions = find_driver_functions(&missing);
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
-  heaps_.store(new Heaps(std::move(plan), *functions, heap_options(options_)));
+  const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
+  log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
+  heaps_.store(new Heaps(std::move(plan), serve::RealDriver(*functions, rdma), heap_options(options_)));
 }
 
 record::Recorder* Session::recorder() noexcept {

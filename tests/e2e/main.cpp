@@ -100,10 +100,11 @@ int main(int argc, char** argv) {
   simcuda_counters(0, &counters);
   fmt::print(
       "{{\"requests\": {}, \"checked\": {}, \"wrong\": {}, \"overlaps\": {}, \"peak_live_bytes\": {}, \"creates\": {}, "
+      "\"rdma_creates\": {}, "
       "\"maps\": {}, \"unmaps\": {}, \"set_accesses\": {}, \"handle_peak_bytes\": {}, \"pool_allocs\": {}, \"allocs\": "
       "{}}}\n",
       figures.requests, figures.checked, figures.wrong, figures.overlaps, figures.peak_live_bytes, counters.creates,
-      counters.maps, counters.unmaps, counters.set_accesses, counters.handle_peak_bytes, counters.pool_allocs,
-      counters.allocs);
+      counters.rdma_creates, counters.maps, counters.unmaps, counters.set_accesses, counters.handle_peak_bytes,
+      counters.pool_allocs, counters.allocs);
   return figures.wrong == 0 && figures.overlaps == 0 ? 0 : 1;
 }

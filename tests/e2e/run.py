@@ -176,6 +176,14 @@ def dynamic_out_of_memory(bench):
 
 
 @scenario
+def rdma(bench):
+    for wanted in ("on", "off"):
+        result = expect_sound(bench.dynamic("--steps", "2", STALLOC_RDMA=wanted)).result
+        expect(result["creates"] > 0, "nothing was created")
+        expect(result["rdma_creates"] == (result["creates"] if wanted == "on" else 0), f"STALLOC_RDMA={wanted}: {result}")
+
+
+@scenario
 def figures_on_a_signal(bench):
     number = str(int(signal.SIGUSR2))
     options = {"STALLOC_SIGNAL": number, "STALLOC_LOG_LEVEL": "warn"}

@@ -1,6 +1,6 @@
 // What mapping costs: microseconds a handle of 4 MiB to create, map, give access to and unmap, by how many handles
-// there are and by whose reservation of addresses they lie in; and whether parts of a handle can be mapped. Prints a
-// table; is no test.
+// there are, by whose reservation of addresses they lie in, and whether they are for GPUDirect RDMA; and whether parts
+// of a handle can be mapped. Prints a table; is no test.
 //
 //     mapping_bench [most handles]
 #include <cuda.h>
@@ -25,11 +25,17 @@ constexpr std::size_t kMiB = 1 << 20;
 constexpr std::size_t kHandle = 4 * kMiB;
 constexpr std::size_t kBatch = 64;  // handles created, mapped and given access to at once
 constexpr std::size_t kBatchBytes = kBatch * kHandle;
-constexpr std::size_t kShared = 4096 * kMiB;        // a reservation for several batches
-constexpr std::size_t kBig = std::size_t{1} << 44;  // the one for everything else, as the library has it
+constexpr std::size_t kBig = std::size_t{1} << 44;  // the reservation for everything, as the library has it
 constexpr std::size_t kTurns = 40;
 constexpr std::array<std::size_t, 4> kHandlesThere{0, 4000, 8000, 14000};
-constexpr std::array<const char*, 3> kWhere{"one big", "own 256 MiB", "own 4 GiB"};
+
+struct Kind {
+  const char* name;
+  bool rdma;
+  bool own;  // a batch has a reservation of its own
+};
+constexpr std::array<Kind, 3> kKinds{
+    {{"plain", false, false}, {"for RDMA", true, false}, {"own addresses", false, true}}};
 
 void check(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
@@ -48,10 +54,11 @@ double median(std::vector<double> values) {
 
 constexpr CUmemLocation kDevice{CU_MEM_LOCATION_TYPE_DEVICE, {0}};
 
-CUmemGenericAllocationHandle create() {
+CUmemGenericAllocationHandle create(bool rdma = false) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = kDevice;
+  properties.allocFlags.gpuDirectRDMACapable = rdma ? 1 : 0;
   CUmemGenericAllocationHandle handle = 0;
   check(cuMemCreate(&handle, kHandle, &properties, 0), "creating a handle");
   return handle;
@@ -85,21 +92,20 @@ struct Costs {
   std::vector<double> create, map, access, unmap, reservation;  // a handle; of the last, a reservation
 };
 
-// Batches come and go in turn in the big reservation, in one of their own, and in a shared one.
+// Batches of each kind come and go in turn.
 void print_batches(std::size_t there, CUdeviceptr big) {
-  const CUdeviceptr shared = reserve(kShared);
-  std::array<Costs, kWhere.size()> costs;
+  std::array<Costs, kKinds.size()> costs;
   Handles handles(kBatch);
   for (std::size_t turn = 0; turn < kTurns; ++turn) {
-    for (std::size_t i = 0; i < kWhere.size(); ++i) {
-      const std::size_t where = (i + turn) % kWhere.size();
-      Costs& cost = costs[where];
-      CUdeviceptr at = where == 0 ? big + kBig / 2 : shared + turn % (kShared / kBatchBytes) * kBatchBytes;
+    for (std::size_t i = 0; i < kKinds.size(); ++i) {
+      const std::size_t which = (i + turn) % kKinds.size();
+      const Kind& kind = kKinds[which];
+      Costs& cost = costs[which];
       auto begin = Clock::now();
-      if (where == 1) at = reserve(kBatchBytes);
+      const CUdeviceptr at = kind.own ? reserve(kBatchBytes) : big + kBig / 2;
       double reservation = since(begin);
       begin = Clock::now();
-      for (CUmemGenericAllocationHandle& handle : handles) handle = create();
+      for (CUmemGenericAllocationHandle& handle : handles) handle = create(kind.rdma);
       cost.create.push_back(since(begin) / kBatch);
       begin = Clock::now();
       map(at, handles);
@@ -112,16 +118,15 @@ void print_batches(std::size_t there, CUdeviceptr big) {
       cost.unmap.push_back(since(begin) / kBatch);
       for (const CUmemGenericAllocationHandle handle : handles) check(cuMemRelease(handle), "releasing");
       begin = Clock::now();
-      if (where == 1) check(cuMemAddressFree(at, kBatchBytes), "giving addresses back");
+      if (kind.own) check(cuMemAddressFree(at, kBatchBytes), "giving addresses back");
       reservation += since(begin);
-      cost.reservation.push_back(where == 1 ? reservation : 0);
+      cost.reservation.push_back(reservation);
     }
   }
-  check(cuMemAddressFree(shared, kShared), "giving addresses back");
-  for (std::size_t where = 0; where < kWhere.size(); ++where) {
-    const Costs& cost = costs[where];
-    std::printf("%5zu there, %-12s create %.1f map %.2f access %.1f unmap %.1f, reserve+free %.1f us\n", there,
-                kWhere[where], median(cost.create), median(cost.map), median(cost.access), median(cost.unmap),
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    const Costs& cost = costs[i];
+    std::printf("%5zu there, %-14s create %.1f map %.2f access %.1f unmap %.1f, reserve+free %.1f us\n", there,
+                kKinds[i].name, median(cost.create), median(cost.map), median(cost.access), median(cost.unmap),
                 median(cost.reservation));
   }
 }

@@ -30,6 +30,7 @@ typedef struct SimcudaPhysical {
 // Counts since start, of one device; bytes where the name says so.
 typedef struct SimcudaCounters {
   uint64_t creates, releases, maps, unmaps, set_accesses;  // successful calls of the program
+  uint64_t rdma_creates;                                   // of the creates: for GPUDirect RDMA
   uint64_t allocs;                                         // cuMemAlloc
   uint64_t pool_allocs;                                    // cuMemAllocAsync, cuMemAllocFromPoolAsync
   uint64_t frees;                                          // of either, either way

@@ -123,15 +123,16 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.synchronize_stream(nullptr));
 }
 
-TEST_CASE("memory is asked for as CUDA's own, for RDMA where the device can", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+TEST_CASE("memory is asked for as CUDA's own, for RDMA where it is wanted and the device can", "[serve][driver]") {
+  const bool wanted = GENERATE(false, true);
+  RealDriver driver(stand_ins(), wanted);
   seen.rdma = GENERATE(0, 1);
   CUmemGenericAllocationHandle handle = 0;
   REQUIRE(driver.create(&handle, 2 << 20, 3) == CUDA_SUCCESS);
   REQUIRE(seen.prop.type == CU_MEM_ALLOCATION_TYPE_PINNED);
   REQUIRE(seen.prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
   REQUIRE(seen.prop.location.id == 3);
-  REQUIRE(static_cast<int>(seen.prop.allocFlags.gpuDirectRDMACapable) == seen.rdma);
+  REQUIRE(static_cast<int>(seen.prop.allocFlags.gpuDirectRDMACapable) == (wanted ? seen.rdma : 0));
 }
 
 TEST_CASE("access is given for reading and writing to every device named", "[serve][driver]") {

@@ -128,6 +128,7 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
       *value = 1;
       break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
@@ -136,7 +137,7 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
       *value = 132;
       break;
-    default:  // among them: no GPUDirect RDMA, no fabric handles
+    default:  // among them: no fabric handles
       *value = 0;
   }
   return CUDA_SUCCESS;

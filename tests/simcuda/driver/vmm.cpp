@@ -1,5 +1,6 @@
-// Virtual memory management. As measured on the real driver: a handle is mapped whole, a non-zero offset is refused,
-// and neither mapping nor unmapping waits for work.
+// Virtual memory management. As measured on the real driver: a handle is mapped whole or not at all, and neither
+// mapping nor unmapping waits for work.
+// mapping nor unmapping waits for work.
 #include <algorithm>
 
 #include "tests/simcuda/driver/address_space.h"
@@ -90,6 +91,7 @@ CUresult memory_create(CUmemGenericAllocationHandle* handle, size_t bytes, const
   extent->from_program = true;
   extent->properties = *properties;
   device.counters.creates += 1;
+  device.counters.rdma_creates += properties->allocFlags.gpuDirectRDMACapable != 0 ? 1 : 0;
   device.counters.handle_bytes += bytes;
   device.counters.handle_peak_bytes = std::max(device.counters.handle_peak_bytes, device.counters.handle_bytes);
   *handle = extent->id;
@@ -139,10 +141,10 @@ CUresult memory_map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAll
   const std::scoped_lock lock(memory_mutex());
   Extent* const extent = extent_of(handle);
   std::uint64_t reserved_bytes = 0;
-  if (extent == nullptr || offset != 0 || flags != 0 || bytes != extent->bytes || !is_pages(at) ||
-      find_reservation(at, bytes, &reserved_bytes) == 0) {
+  if (extent == nullptr || flags != 0 || !is_pages(at) || find_reservation(at, bytes, &reserved_bytes) == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (offset != 0 || bytes != extent->bytes) return CUDA_ERROR_NOT_SUPPORTED;
   const auto next = mappings().lower_bound(at);
   const bool taken = find_mapping(at) != mappings().end() || (next != mappings().end() && next->first < at + bytes);
   if (taken) return CUDA_ERROR_INVALID_VALUE;
