@@ -43,7 +43,8 @@ def run_training(variant, arguments):
     # torchrun itself is not preloaded: it is no rank, and would only hand the library on.
     preload = environment.pop("LD_PRELOAD", "")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks),
-               "--no-python", "env", f"LD_PRELOAD={preload}", sys.executable, str(TRAIN), "--json", str(reports),
+               "--no-python", "env", f"LD_PRELOAD={preload}", sys.executable, str(TRAIN), "--figures", "--json",
+               str(reports),
                *arguments.train]
     with open(arguments.out / f"{variant}.stderr", "w+", encoding="utf-8", errors="replace") as log:
         status = subprocess.run(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -93,8 +94,10 @@ def main():
             make_plans(arguments)
         results[variant] = run_training(variant, arguments)
     (arguments.out / "table.md").write_text(table(results), encoding="utf-8")
+    mapping = bench_train.mapping_in_steps({f"{bench_train.TITLES[variant]}, rank {rank}": report
+                                            for variant, reports in results.items() for rank, report in enumerate(reports)})
     print(f"\ntrain_parallel.py {' '.join(arguments.train)}; {arguments.ranks} x {results[arguments.variants[0]][0]['gpu']}"
-          f"\n\n{table(results)}")
+          f"\n\n{table(results)}\n{mapping}")
 
 
 if __name__ == "__main__":

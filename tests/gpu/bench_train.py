@@ -150,14 +150,14 @@ def table(results):
     return "\n".join(lines) + "\n"
 
 
-def mapping_in_steps(results):
-    """A line for each variant that stalloc spoke in: the driver calls that mapped memory, of each step."""
+def mapping_in_steps(reports):
+    """A line for each report, by its title, that stalloc spoke in: the driver calls that mapped memory, of each step."""
     lines = []
-    for variant, reports in results.items():
-        calls = [figures["mapping_calls_after_start"] for figures in reports[-1].get("figures", [])]
+    for title, report in reports.items():
+        calls = [figures["mapping_calls_after_start"] for figures in report.get("figures", [])]
         if calls:
             steps = [after - before for before, after in zip([0, *calls], calls)]
-            lines.append(f"Mapping calls in each step, {TITLES[variant]}: {' '.join(map(str, steps))}")
+            lines.append(f"Mapping calls in each step, {title}: {' '.join(map(str, steps))}")
     return "\n".join(lines)
 
 
@@ -194,8 +194,9 @@ def main():
     for variant in ("dynamic", "record", "serve"):
         for line in results.get(variant, [{}])[-1].get("stalloc_says", []):
             print(f"{variant}: {line}")
+    mapping = mapping_in_steps({TITLES[variant]: reports[-1] for variant, reports in results.items()})
     print(f"\n{' '.join(['train.py', *arguments.train])}; {next(iter(results.values()))[0]['gpu']}, "
-          f"PyTorch {next(iter(results.values()))[0]['torch']}, rounds: {arguments.rounds}\n\n{table(results)}\n{mapping_in_steps(results)}")
+          f"PyTorch {next(iter(results.values()))[0]['torch']}, rounds: {arguments.rounds}\n\n{table(results)}\n{mapping}")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Environment(unittest.TestCase):
 class Table(unittest.TestCase):
     def test_mapping_calls_of_each_step(self):
         figures = [{"mapping_calls_after_start": calls} for calls in (90, 100, 100)]
-        line = bench_train.mapping_in_steps({"native": [{}], "dynamic": [{"figures": figures}]})
+        line = bench_train.mapping_in_steps({"PyTorch native": {}, "stalloc, without a plan": {"figures": figures}})
         self.assertEqual(line, "Mapping calls in each step, stalloc, without a plan: 90 10 0")
 
     def test_ratios_and_losses(self):

@@ -184,6 +184,15 @@ def median(values):
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def statistics_of(options):
+    """What stalloc says of itself, where --figures asks for it; else None."""
+    if not options.figures:
+        return None
+    from figures import Statistics
+
+    return Statistics()
+
+
 def memory_report(options, torch, used_before, used_peak):
     if options.device == "cpu":
         return {"backend": "none"}
@@ -219,11 +228,7 @@ def main():
     optimizer = make_optimizer(options, trained)
     microbatches = make_microbatches(options, torch, options.steps * options.accumulate)
 
-    statistics = None
-    if options.figures:
-        from figures import Statistics
-
-        statistics = Statistics()
+    statistics = statistics_of(options)
     losses, milliseconds, said, used_peak = [], [], [], used_before
     for _ in range(options.steps):
         synchronize()

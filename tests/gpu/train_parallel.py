@@ -147,17 +147,21 @@ def main():
     optimizer = train.make_optimizer(options, run.parameters)
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
 
-    losses, milliseconds = [], []
+    statistics = train.statistics_of(options)
+    losses, milliseconds, said = [], [], []
     for _ in range(options.steps):
         synchronize()
         started = time.perf_counter()
         losses.append(run.step(optimizer))
         synchronize()
         milliseconds.append((time.perf_counter() - started) * 1000)
+        if statistics is not None:
+            said.append(statistics.read(local))
     steady = milliseconds[options.warmup:] or milliseconds
     report = {"options": vars(options), "rank": rank, "torch": torch.__version__, "losses": losses,
               "losses_hex": [loss.hex() for loss in losses], "step_ms": milliseconds,
-              "median_step_ms": train.median(steady), **train.memory_report(options, torch, None, None)}
+              "median_step_ms": train.median(steady), **train.memory_report(options, torch, None, None),
+              **({"figures": said} if any(said) else {})}
     folder = pathlib.Path(options.json)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank-{rank}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
