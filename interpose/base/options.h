@@ -11,7 +11,7 @@ namespace stalloc {
 enum class Mode : std::uint8_t { Auto, Trace, Alloc, Dynamic, Off, Torch };  // Torch: STAlloc's word for Off
 enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
 // In the order of serve::CrossStream, which this layer does not know.
-enum class CrossStream : std::uint8_t { Order, Grow, Never };
+enum class CrossStream : std::uint8_t { Order, Grow, Never, Share };
 enum class Rdma : std::uint8_t { Auto, On, Off };
 using Path = std::string_view;  // into the environment, which must not change while it is read
 using Switch = bool;

@@ -91,27 +91,31 @@ PhysicalRanges Dynamic::ranges_of_view(Place place, std::uint64_t bytes) {
 
 std::optional<Place> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
   ++requests_;
-  std::optional<Place> place = allocate_own(bytes, stream);
+  const bool shares =
+      options_.cross_stream == CrossStream::Share && bytes >= options_.small_bytes && stream != kNoStream;
+  std::optional<Place> place = allocate_free(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
   may_stitch_ = last_resort || !pace_.spares_stitching(requests_, placement_.physical_bytes(), placement_.free_bytes());
+  if (shares) place = make(bytes, stream, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
-  if (several) place = allocate_complete(bytes, stream);
+  if (!place && several) place = allocate_complete(bytes, stream);
   if (!place) place = make(bytes, stream, Reach::Own, false);
   const bool may_wait = several && stream != kNoStream && options_.cross_stream != CrossStream::Never;
   const bool prefers_growing = options_.cross_stream == CrossStream::GrowThenOrder && !last_resort;
   if (!place && may_wait && !last_resort) place = allocate_spared(bytes, stream);
-  if (!place && may_wait && !prefers_growing) place = allocate_ordered(bytes, stream, true);
+  if (!place && may_wait && !prefers_growing) place = allocate_ordered(bytes, stream);
   if (!place) place = make(bytes, stream, Reach::Own, true);
-  if (!place && may_wait && prefers_growing) place = allocate_ordered(bytes, stream, true);
-  if (!place && several && stream == kNoStream && last_resort) place = allocate_ordered(bytes, stream, true);
+  if (!place && may_wait && prefers_growing) place = allocate_ordered(bytes, stream);
+  if (!place && several && stream == kNoStream && last_resort) place = allocate_ordered(bytes, stream);
   return place;
 }
 
-std::optional<Place> Dynamic::allocate_own(std::uint64_t bytes, StreamOrdinal stream) {
-  const auto home = placement_.find_home(bytes, stream, Reach::Own);
-  if (home && take(*home, bytes, stream, Reach::Own)) return home;
-  const auto found = placement_.find_in_views(bytes, stream, Reach::Own);
-  if (!found || !take(*found, bytes, stream, Reach::Own)) return std::nullopt;
+// What is free and mapped.
+std::optional<Place> Dynamic::allocate_free(std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
+  const auto home = placement_.find_home(bytes, stream, reach);
+  if (home && take(*home, bytes, stream, reach)) return home;
+  const auto found = placement_.find_in_views(bytes, stream, reach);
+  if (!found || !take(*found, bytes, stream, reach)) return std::nullopt;
   ++counts_.view_hits;
   return found;
 }
@@ -138,12 +142,9 @@ std::optional<Place> Dynamic::allocate_spared(std::uint64_t bytes, StreamOrdinal
 }
 
 // Bytes of any stream, behind events. For all streams at once (kNoStream): only if they are complete.
-std::optional<Place> Dynamic::allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow) {
-  auto place = placement_.find_home(bytes, stream, Reach::All);
-  if (!place) place = placement_.find_in_views(bytes, stream, Reach::All);
-  if (place && !take(*place, bytes, stream, Reach::All)) place.reset();
-  if (place && place->view != 0) ++counts_.view_hits;
-  if (!place) place = make(bytes, stream, Reach::All, may_grow);
+std::optional<Place> Dynamic::allocate_ordered(std::uint64_t bytes, StreamOrdinal stream) {
+  auto place = allocate_free(bytes, stream, Reach::All);
+  if (!place) place = make(bytes, stream, Reach::All, true);
   if (place) ++counts_.borrows;
   return place;
 }

@@ -111,10 +111,10 @@ class Dynamic {
           std::unique_ptr<Mapper> mapper, StreamOrder* order);
 
   void used_again(std::uint32_t view);
-  std::optional<Place> allocate_own(std::uint64_t bytes, StreamOrdinal stream);
+  std::optional<Place> allocate_free(std::uint64_t bytes, StreamOrdinal stream, Reach reach);
   std::optional<Place> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
-  std::optional<Place> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream, bool may_grow);
+  std::optional<Place> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
   bool take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
   PhysicalRanges ranges_of_view(Place place, std::uint64_t bytes);

@@ -2,15 +2,17 @@
 // it would hold, where its free bytes lie when memory grows for the last time, and what mapping would cost, for
 // choosing its sizes. A few lines a device; is no test. Streams are taken for one, and every free for complete.
 //
-//     online_policy TRACE [largest handle in MiB [small requests in KiB [times]]]
+//     online_policy TRACE [largest handle in MiB [small requests in KiB [times [seed]]]]
 //
-// With `times`, requests of 1 MiB and more are so many times as large: a run that fills a larger card.
+// With `times`, requests of 1 MiB and more are so many times as large: a run that fills a larger card. With a seed,
+// some blocks of random sizes lie there before: placement is chaotic, and each seed is another draw.
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <random>
 #include <vector>
 
 #include "plan/files/trace_file.h"
@@ -25,6 +27,8 @@ namespace {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kPage = 2 * kMiB;
 constexpr plan::StreamIndex kStream = 0;
+constexpr std::size_t kBlocks = 8;  // that a seed puts there before, each of at most
+constexpr std::uint64_t kLargestBlock = 12 * kMiB;
 constexpr std::size_t kParts = 10;  // of a run, for seeing whether mapping ends
 
 // Of one handle, whatever its size: measured on an H200 between 2 and 128 MiB.
@@ -49,10 +53,19 @@ class Run {
  public:
   explicit Run(const HandlePlacement::Options& options) : allocator_(options) {}
 
+  void begin_with_blocks(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (std::size_t i = 0; i < kBlocks; ++i) {
+      const std::uint64_t bytes = (1 + random() % (kLargestBlock / plan::kUnitBytes)) * plan::kUnitBytes;
+      (void)allocator_.allocate(bytes, kStream);
+      before_ += bytes;
+    }
+  }
+
   Sums over(const std::vector<plan::Request>& requests) {
     std::vector<std::vector<std::size_t>> ends(requests.size() + 1);
     std::vector<plan::Place> places(requests.size());
-    std::uint64_t live = 0;
+    std::uint64_t live = before_;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       for (const std::size_t ended : ends[i]) {
         allocator_.free(places[ended], requests[ended].bytes(), kStream);
@@ -93,6 +106,7 @@ class Run {
   }
 
   plan::OnlineAllocator allocator_;
+  std::uint64_t before_ = 0;  // bytes that lie there before the run
   Sums sums_;
 };
 
@@ -130,7 +144,8 @@ std::uint64_t number(const char* text, std::uint64_t otherwise) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    return std::fprintf(stderr, "usage: online_policy TRACE [largest handle in MiB [small in KiB [times]]]\n"), 2;
+    return std::fprintf(stderr, "usage: online_policy TRACE [largest handle in MiB [small in KiB [times [seed]]]]\n"),
+           2;
   }
   const auto trace = trace::read_trace(argv[1]);
   if (!trace.ok()) return std::fprintf(stderr, "%s\n", trace.error.c_str()), 1;
@@ -144,6 +159,7 @@ int main(int argc, char** argv) {
     options.largest_handle = number(argc > 2 ? argv[2] : nullptr, options.largest_handle / kMiB) * kMiB;
     options.small_bytes = number(argc > 3 ? argv[3] : nullptr, options.small_bytes / 1024) * 1024;
     Run run(options);
+    if (const std::uint64_t seed = number(argc > 5 ? argv[5] : nullptr, 0)) run.begin_with_blocks(seed);
     print(problem.device, run.over(problem.requests), run.allocator());
   }
 }

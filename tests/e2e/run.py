@@ -161,7 +161,7 @@ def dynamic_stress(bench):
     for streams, threads in (("1", "1"), ("3", "1"), ("4", "3")):
         for lives in ("1", "2", "3"):
             options = ["stress", "--streams", streams, "--threads", threads, "--lives", lives]
-            for preference in ("order", "grow", "never"):
+            for preference in ("order", "grow", "never", "share"):
                 expect_sound(bench.dynamic(*options, STALLOC_CROSS_STREAM=preference, SIMCUDA_SEED=lives, **late))
             expect_sound(bench.dynamic(*options, STALLOC_STITCH="off", SIMCUDA_SEED=lives, **late))
             expect_sound(bench.dynamic(*options, STALLOC_VIEW_CACHE="2", SIMCUDA_SEED=lives, **late))

@@ -18,7 +18,7 @@ import time
 
 from bench_train import TITLES, environment_for, median
 
-PREFERENCES = ("order", "grow", "never")
+PREFERENCES = ("order", "grow", "never", "share")
 HIDDEN, LAYERS, LONGEST = 2048, 8, 4096
 WARM_UP = 10
 

@@ -255,7 +255,9 @@ TEST_CASE("bytes of another stream are used when their last use is over", "[serv
 }
 
 TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dynamic]") {
-  const auto choice = GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never);
+  const auto choice =
+      GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never, CrossStream::Share);
+  const bool waits = choice == CrossStream::OrderThenGrow || choice == CrossStream::Share;
   HeapOptions options = small_options();
   options.cross_stream = choice;
   Fixture fixture(options);
@@ -270,8 +272,24 @@ TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dyn
   const std::uint64_t before = fixture.physical();
   fixture.take_on(fixture.other, 3);
   const bool grew = fixture.physical() > before;
-  REQUIRE(grew == (choice != CrossStream::OrderThenGrow));
-  REQUIRE((fixture.statistics().stream_waits > 0) == (choice == CrossStream::OrderThenGrow));
+  REQUIRE(grew == !waits);
+  REQUIRE((fixture.statistics().stream_waits > 0) == waits);
+}
+
+TEST_CASE("shared memory: the best place is taken, though another stream freed it", "[serve][dynamic]") {
+  const bool shared = GENERATE(false, true);
+  HeapOptions options = small_options();
+  if (shared) options.cross_stream = CrossStream::Share;
+  Fixture fixture(options);
+  const CUdeviceptr best = fixture.take(4);
+  fixture.take(1);  // keeps the two apart
+  const CUdeviceptr own = fixture.take_on(fixture.other, 6);
+  fixture.driver.work(fixture.stream);
+  fixture.give(best);
+  fixture.driver.work(fixture.other);
+  REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
+  REQUIRE(fixture.take_on(fixture.other, 4) == (shared ? best : own));
+  REQUIRE(fixture.statistics().stream_waits == (shared ? 1 : 0));
 }
 
 TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]") {

@@ -60,8 +60,8 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   HeapOptions options = sharing_options();
-  options.cross_stream =
-      std::vector{CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never}[seed % 3];
+  options.cross_stream = std::vector{CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never,
+                                     CrossStream::Share}[seed % 4];
   options.stitch = seed % 5 != 0;
   options.view_cache_views = seed % 7;
   Setting set(seed, with_plan, options);
