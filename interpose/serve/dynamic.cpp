@@ -127,7 +127,6 @@ std::optional<Place> Dynamic::allocate_complete(std::uint64_t bytes, StreamOrdin
   for (std::size_t i = 0; i < count; ++i) {
     const PhysicalRange range{candidates[i].begin, candidates[i].begin + bytes};
     if (!order_.is_complete({&range, 1})) continue;
-    ++counts_.borrows;
     const Place place{0, range.begin};
     return take(place, bytes, stream, Reach::All) ? std::optional(place) : std::nullopt;
   }
@@ -143,15 +142,14 @@ std::optional<Place> Dynamic::allocate_spared(std::uint64_t bytes, StreamOrdinal
 
 // Bytes of any stream, behind events. For all streams at once (kNoStream): only if they are complete.
 std::optional<Place> Dynamic::allocate_ordered(std::uint64_t bytes, StreamOrdinal stream) {
-  auto place = allocate_free(bytes, stream, Reach::All);
-  if (!place) place = make(bytes, stream, Reach::All, true);
-  if (place) ++counts_.borrows;
-  return place;
+  const auto place = allocate_free(bytes, stream, Reach::All);
+  return place ? place : make(bytes, stream, Reach::All, true);
 }
 
 bool Dynamic::take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach reach) {
   const PhysicalRanges wanted = ranges(place, bytes);
   if (!order_.make_ready(wanted, stream)) return false;
+  if (reach == Reach::All && order_.is_foreign(wanted, stream)) ++counts_.borrows;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
     ViewCache::View& view = placement_.views()[place.view];

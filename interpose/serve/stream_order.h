@@ -52,6 +52,11 @@ class StreamOrder {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
   }
 
+  // Another stream than this one freed some of them last.
+  [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
+    return !marks_.only(ranges, stream);
+  }
+
   // The bytes were freed on `stream`. `event_now`: another stream will want them.
   void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept;
   // The bytes were freed and the device is done with them.

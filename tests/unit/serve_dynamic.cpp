@@ -274,6 +274,7 @@ TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dyn
   const bool grew = fixture.physical() > before;
   REQUIRE(grew == !waits);
   REQUIRE((fixture.statistics().stream_waits > 0) == waits);
+  REQUIRE((fixture.statistics().borrows > 0) == waits);
 }
 
 TEST_CASE("shared memory: the best place is taken, though another stream freed it", "[serve][dynamic]") {
@@ -290,6 +291,7 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
   REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
   REQUIRE(fixture.take_on(fixture.other, 4) == (shared ? best : own));
   REQUIRE(fixture.statistics().stream_waits == (shared ? 1 : 0));
+  REQUIRE(fixture.statistics().borrows == (shared ? 1 : 0));
 }
 
 TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]") {
