@@ -125,6 +125,19 @@ TEST_CASE("the new handles of a view are mapped once, right behind the old ones"
   REQUIRE(fixture.driver.physical(stitched + 2 * kPage) != 0);
 }
 
+TEST_CASE("addresses that such a view had are offered again", "[serve][dynamic]") {
+  Fixture fixture;
+  const std::vector<CUdeviceptr> blocks = fixture.scatter(4);
+  const CUdeviceptr view = fixture.take(6);
+  const CUdeviceptr end = view + 6 * kPage;
+  fixture.give(view);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 0);
+  REQUIRE(fixture.take((end - blocks[0]) / kPage) == blocks[0]);  // there is no hole where the view lay
+}
+
 namespace {
 
 // A view of six pages whose first two are in use at home. Four pages are free at its end, and two beside it.
