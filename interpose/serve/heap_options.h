@@ -14,8 +14,8 @@ enum class CrossStream : std::uint8_t {
                   // memory
   GrowThenOrder,  // create memory, wait only when there is no more: least waiting
   Never,          // never wait for another stream
-  Share,          // but for small requests: the best place, whoever freed it, and wait: one memory for all streams, in
-                  // which a program that repeats itself soon finds its places again; streams wait most
+  Share,          // take the best place, whoever freed it, and wait for that stream, but for small requests: most
+                  // waiting, and least mapping, since a program that repeats itself soon finds its places again
 };
 
 struct HeapOptions {

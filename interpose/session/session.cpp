@@ -8,11 +8,11 @@
 #include <new>
 #include <string>
 
-#include "interpose/base/direct_access.h"
 #include "interpose/base/foreign_variables.h"
 #include "interpose/base/frameworks.h"
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
+#include "interpose/base/rdma.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/driver_functions.h"
 #include "plan/files/plan_file.h"

@@ -43,9 +43,8 @@ def run_training(variant, arguments):
     # torchrun itself is not preloaded: it is no rank, and would only hand the library on.
     preload = environment.pop("LD_PRELOAD", "")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks),
-               "--no-python", "env", f"LD_PRELOAD={preload}", sys.executable, str(TRAIN), "--figures", "--json",
-               str(reports),
-               *arguments.train]
+               "--no-python", "env", f"LD_PRELOAD={preload}", sys.executable, str(TRAIN), "--figures",
+               "--json", str(reports), *arguments.train]
     with open(arguments.out / f"{variant}.stderr", "w+", encoding="utf-8", errors="replace") as log:
         status = subprocess.run(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                 check=False).returncode

@@ -1,4 +1,4 @@
-#include "interpose/base/direct_access.h"
+#include "interpose/base/rdma.h"
 
 #include <filesystem>
 #include <fstream>

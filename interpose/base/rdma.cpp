@@ -1,4 +1,4 @@
-#include "interpose/base/direct_access.h"
+#include "interpose/base/rdma.h"
 
 #include <dirent.h>
 
@@ -36,7 +36,7 @@ bool is_nvidias_own(std::string_view module) {
 
 bool may_have_rdma(const char* root) noexcept {
   const Found verbs = find_entry(root, "/dev/infiniband", [](std::string_view it) { return it.starts_with("uverbs"); });
-  if (verbs == Found::Yes) return true;  // no such folder, no such device
+  if (verbs == Found::Yes) return true;
   const Found files =
       find_entry(root, "/dev", [](std::string_view it) { return it == "gdrdrv" || it.starts_with("nvidia-fs"); });
   const Found modules = find_entry(root, "/sys/module/nvidia/holders", [](auto it) { return !is_nvidias_own(it); });

@@ -1,12 +1,12 @@
-// Who may reach device memory without CUDA.
+// Whether other devices may read and write device memory by themselves: GPUDirect RDMA.
 #pragma once
 
 namespace stalloc {
 
 // False when nothing on this machine can use GPUDirect RDMA: no device for verbs (InfiniBand, RoCE, EFA), none of
 // GDRCopy's or of GPUDirect Storage's, and no kernel module that uses NVIDIA's, as each must that reaches device memory
-// by addresses. What cannot be looked up counts as there. Under `root`, a folder without a slash at its end, are /dev
-// and /sys. Never fails; thread-safe.
+// by addresses. What cannot be looked up counts as there, but for the folder of verbs' devices, which most machines
+// lack. Under `root`, a folder without a slash at its end, are /dev and /sys. Never fails; thread-safe.
 bool may_have_rdma(const char* root = "") noexcept;
 
 }  // namespace stalloc
