@@ -1,7 +1,9 @@
 #include "interpose/base/foreign_variables.h"
 
-#include <cstdlib>
+#include <array>
+#include <iterator>
 
+#include "interpose/base/environment.h"
 #include "interpose/base/log.h"
 
 namespace stalloc {
@@ -25,11 +27,18 @@ constexpr ForeignVariable kVariables[] = {
     {"autoGC", "GMLake", "STALLOC_VIEW_CACHE and STALLOC_VIEW_CACHE_BYTES bound what is kept; the rest is automatic"},
 };
 
+std::array<const char*, std::size(kVariables)> kept_values{};  // null: not set
+
 }  // namespace
 
+void remember_foreign_variables() noexcept {
+  for (std::size_t i = 0; i < kept_values.size(); ++i) kept_values[i] = environment::keep(kVariables[i].name);
+}
+
 void answer_foreign_variables() noexcept {
-  for (const ForeignVariable& variable : kVariables) {
-    const char* value = std::getenv(variable.name);
+  for (std::size_t i = 0; i < kept_values.size(); ++i) {
+    const ForeignVariable& variable = kVariables[i];
+    const char* value = kept_values[i];
     if (value != nullptr) log::warn("{}={} is {}'s; here: {}", variable.name, value, variable.of, variable.answer);
   }
 }

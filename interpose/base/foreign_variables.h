@@ -3,7 +3,10 @@
 
 namespace stalloc {
 
-// For each of them that is set, one line that names our equivalent. Call when CUDA is first used.
+// Copies those that are set. Call when the library is loaded.
+void remember_foreign_variables() noexcept;
+
+// For each of them that was set then, one line that names our equivalent. Call when CUDA is first used.
 void answer_foreign_variables() noexcept;
 
 }  // namespace stalloc

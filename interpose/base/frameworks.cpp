@@ -1,8 +1,13 @@
 #include "interpose/base/frameworks.h"
 
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <string_view>
 
+#include "interpose/base/loader.h"
 #include "interpose/base/log.h"
 
 namespace stalloc {
@@ -24,6 +29,23 @@ constexpr FrameworkVariable kVariables[] = {
     {"TF_GPU_ALLOCATOR", "cuda_malloc_async", "cuda_malloc_async", "TensorFlow"},
 };
 
+// How the file names of libraries begin that only programs with a framework, or with CUDA, are loaded with.
+constexpr std::string_view kLibraries[] = {"libpython", "libcuda.so",    "libcudart", "libtorch",
+                                           "libc10",    "libtensorflow", "libxla"};
+
+std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+// By the name of the program's file, whatever link or script it was started by, or by the name it was started by.
+bool is_python() noexcept {
+  std::array<char, 4096> path{};
+  const ssize_t bytes = ::readlink("/proc/self/exe", path.data(), path.size());
+  const std::string_view program(path.data(), bytes < 0 ? 0 : static_cast<std::size_t>(bytes));
+  return file_name(program).starts_with("python") ||
+         std::string_view(program_invocation_short_name).starts_with("python");
+}
+
+bool may_run_a_framework() noexcept { return is_python() || loader::any_loaded(kLibraries); }
+
 bool serves(const char* value, const FrameworkVariable& variable) {
   return value != nullptr && std::string_view(value).find(variable.required) != std::string_view::npos;
 }
@@ -31,6 +53,7 @@ bool serves(const char* value, const FrameworkVariable& variable) {
 }  // namespace
 
 void set_framework_variables() noexcept {
+  if (!may_run_a_framework()) return;
   // A user who set one of PyTorch's two names meant both.
   const bool user_pytorch =
       std::getenv("PYTORCH_ALLOC_CONF") != nullptr || std::getenv("PYTORCH_CUDA_ALLOC_CONF") != nullptr;

@@ -1,5 +1,6 @@
-// The C++ library linked into ours may have been built against a newer glibc than the one that loads it. What it would
-// ask of the newer one is answered here, from what glibc 2.34 has; the definitions stay inside the library.
+// The C++ library linked into our library and stalloc-plan may have been built against a newer glibc than the one that
+// loads them. What it would ask of the newer one is answered here, from what glibc 2.34 has; the definitions stay
+// inside.
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -40,11 +41,31 @@ extern "C" __attribute__((visibility("hidden"))) int _dl_find_object(void* addre
 }
 #endif
 
-#if __GLIBC_PREREQ(2, 38)  // GCC's emergency pool for exceptions reads its size by the strtoul of C23
-extern "C" unsigned long older_strtoul(const char* text, char** end, int base) noexcept __asm__("strtoul");
+#if __GLIBC_PREREQ(2, 36)  // std::random_device
+#include <sys/random.h>
 
-extern "C" __attribute__((visibility("hidden"))) unsigned long __isoc23_strtoul(const char* text, char** end,
-                                                                                int base) noexcept {
-  return older_strtoul(text, end, base);  // they differ in binary numbers alone
+#include <cstdint>
+
+extern "C" __attribute__((visibility("hidden"))) std::uint32_t arc4random() noexcept {
+  std::uint32_t number = 0;
+  const int failed = getentropy(&number, sizeof number);  // only on a kernel before 3.17; nothing of ours asks
+  (void)failed;
+  return number;
 }
+#endif
+
+// Programs built with a newer glibc, and GCC's emergency pool for exceptions, read numbers by the functions of C23,
+// which differ from the older ones in binary numbers alone.
+#if __GLIBC_PREREQ(2, 38)
+#define STALLOC_READS_AS_BEFORE_C23(result, function)                                                     \
+  extern "C" result older_##function(const char* text, char** end, int base) noexcept __asm__(#function); \
+  extern "C" __attribute__((visibility("hidden")))                                                        \
+  result __isoc23_##function(const char* text, char** end, int base) noexcept {                           \
+    return older_##function(text, end, base);                                                             \
+  }
+STALLOC_READS_AS_BEFORE_C23(long, strtol)
+STALLOC_READS_AS_BEFORE_C23(unsigned long, strtoul)
+STALLOC_READS_AS_BEFORE_C23(long long, strtoll)
+STALLOC_READS_AS_BEFORE_C23(unsigned long long, strtoull)
+#undef STALLOC_READS_AS_BEFORE_C23
 #endif

@@ -37,11 +37,21 @@ struct SymbolSearch {
   char path[4096];
 };
 
+std::string_view file_name(const dl_phdr_info& info) {
+  const std::string_view path = info.dlpi_name == nullptr ? "" : info.dlpi_name;
+  return path.substr(path.rfind('/') + 1);
+}
+
+int visit_name(dl_phdr_info* info, std::size_t, void* data) {
+  for (const std::string_view prefix : *static_cast<std::span<const std::string_view>*>(data)) {
+    if (file_name(*info).starts_with(prefix)) return 1;
+  }
+  return 0;
+}
+
 int visit_library(dl_phdr_info* info, std::size_t, void* data) {
   auto& search = *static_cast<SymbolSearch*>(data);
-  const char* slash = std::strrchr(info->dlpi_name, '/');
-  const char* name = slash == nullptr ? info->dlpi_name : slash + 1;
-  if (std::strncmp(name, search.prefix, std::strlen(search.prefix)) != 0) return 0;
+  if (!file_name(*info).starts_with(search.prefix)) return 0;
   if (std::strlen(info->dlpi_name) >= sizeof search.path) return 0;
   std::strcpy(search.path, info->dlpi_name);
   return 1;
@@ -73,6 +83,10 @@ void pin(const void* address) noexcept {
 bool find_module(const void* address, Module* module) noexcept {
   ModuleSearch search{static_cast<const char*>(address), module};
   return dl_iterate_phdr(visit_module, &search) != 0;
+}
+
+bool any_loaded(std::span<const std::string_view> prefixes) noexcept {
+  return dl_iterate_phdr(visit_name, &prefixes) != 0;
 }
 
 void* find_in_loaded(const char* prefix, const char* symbol) noexcept {

@@ -1,6 +1,9 @@
 // The dynamic loader as seen below our own dlsym.
 #pragma once
 
+#include <span>
+#include <string_view>
+
 namespace stalloc::loader {
 
 // glibc's dlsym, found by version so that our own export is not.
@@ -27,6 +30,9 @@ struct Module {
 };
 // False when no module holds it. Takes the loader's lock.
 bool find_module(const void* address, Module* module) noexcept;
+
+// True when a library is loaded whose file name begins with one of `prefixes`.
+bool any_loaded(std::span<const std::string_view> prefixes) noexcept;
 
 // The first loaded library whose file name begins with `prefix` and that defines `symbol`, searched by itself; null.
 void* find_in_loaded(const char* prefix, const char* symbol) noexcept;

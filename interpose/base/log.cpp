@@ -1,17 +1,59 @@
 #include "interpose/base/log.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 
+#include "interpose/base/quiet_writes.h"
+
 namespace stalloc::log {
 namespace {
-std::atomic<LogLevel> current_level{LogLevel::Warn};
 
 constexpr const char* kPrefix[] = {"", "stalloc: error: ", "stalloc: warning: ", "stalloc: ", "stalloc: debug: "};
+constexpr int kPatienceMs = 100;
+
+std::atomic<LogLevel> current_level{LogLevel::Warn};
+// What standard error was when it was remembered.
+enum class Start { Unknown, Closed, Open };
+Start start = Start::Unknown;
+struct stat start_file {};
+// A line was dropped because nobody took it; the next one does not wait.
+std::atomic<bool> stuck{false};
+
+bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
+
+// Programs close descriptors and open files of their own, which then have the number of standard error. It is still for
+// lines when it is what it was, or a terminal, or a file that is appended to, or what standard output is as well.
+bool takes_lines() noexcept {
+  struct stat now {};
+  if (::fstat(STDERR_FILENO, &now) != 0) return false;
+  if (start == Start::Unknown || (start == Start::Open && same_file(now, start_file))) return true;
+  if (S_ISCHR(now.st_mode) && ::isatty(STDERR_FILENO) == 1) return true;
+  if (S_ISREG(now.st_mode) && (::fcntl(STDERR_FILENO, F_GETFL) & O_APPEND) != 0) return true;
+  struct stat output {};
+  return !S_ISSOCK(now.st_mode) && ::fstat(STDOUT_FILENO, &output) == 0 && same_file(now, output);
+}
+
+// A pipe that is full would hold the program up until somebody reads.
+bool has_room() noexcept {
+  pollfd error{STDERR_FILENO, POLLOUT, 0};
+  // Only the second may be interrupted by a signal.
+  const bool ready =
+      ::poll(&error, 1, 0) == 1 || (!stuck.load(std::memory_order_relaxed) && ::poll(&error, 1, kPatienceMs) == 1);
+  stuck.store(!ready, std::memory_order_relaxed);
+  return ready;
+}
+
 }  // namespace
+
+void remember_standard_error() noexcept {
+  start = ::fstat(STDERR_FILENO, &start_file) == 0 ? Start::Open : Start::Closed;
+}
 
 void set_level(LogLevel level) noexcept { current_level.store(level, std::memory_order_relaxed); }
 
@@ -25,8 +67,11 @@ void detail::write_line(LogLevel level, const char* text, std::size_t bytes) noe
   std::memcpy(line + prefix_bytes, text, bytes);
   line[prefix_bytes + bytes] = '\n';
   const int saved = errno;
-  const ssize_t written = ::write(STDERR_FILENO, line, prefix_bytes + bytes + 1);
-  (void)written;  // a host that closed its standard error loses the line, nothing else
+  const QuietWrites quiet;
+  if (takes_lines() && has_room()) {
+    const ssize_t written = ::write(STDERR_FILENO, line, prefix_bytes + bytes + 1);
+    (void)written;  // a host whose standard error takes nothing loses the line, nothing else
+  }
   errno = saved;
 }
 

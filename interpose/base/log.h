@@ -1,4 +1,5 @@
-// Lines on standard error, each one write(2): no allocation, no lock, no stdio. Thread-safe.
+// Lines on standard error, each one write(2): no allocation, no lock, no stdio. Thread-safe. A line raises no signal,
+// waits a tenth of a second at most for a full pipe, and is dropped where standard error has become something else.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,6 +8,10 @@
 #include "interpose/base/options.h"
 
 namespace stalloc::log {
+
+// Notes what standard error is, to tell later whether the program has put something else in its place. Call when the
+// library is loaded; without it every descriptor of that number takes lines. Not thread-safe.
+void remember_standard_error() noexcept;
 
 void set_level(LogLevel level) noexcept;
 bool enabled(LogLevel level) noexcept;

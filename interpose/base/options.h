@@ -13,7 +13,7 @@ enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
 // In the order of serve::CrossStream, which this layer does not know.
 enum class CrossStream : std::uint8_t { Order, Grow, Never, Share };
 enum class Rdma : std::uint8_t { Auto, On, Off };
-using Path = std::string_view;  // into the environment, which must not change while it is read
+using Path = std::string_view;  // into what `lookup` returned
 using Switch = bool;
 using Count = std::uint32_t;
 using Bytes = std::uint64_t;  // with an optional suffix K, M, G or T (powers of 1024)
@@ -34,8 +34,9 @@ struct OptionRow {
 };
 std::span<const OptionRow> option_table() noexcept;
 
-// Looks each variable of the table up by `lookup` (as getenv: null when unset). Values that are not understood leave
-// the default and are named in `refused_*`. Allocates nothing, never fails.
+// Looks each variable of the table up by `lookup` (as getenv: null when unset), whose results must stay as they are as
+// long as the options are used. Values that are not understood leave the default and are named in `refused_*`.
+// Allocates nothing, never fails.
 Options parse_options(const char* (*lookup)(const char* variable)) noexcept;
 
 }  // namespace stalloc

@@ -1,22 +1,74 @@
 #include "interpose/base/process.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
+#include <cstring>
+
+#include "interpose/base/environment.h"
 
 namespace stalloc {
+namespace {
+
+// First match wins: torchrun and its kin, Slurm's srun, Open MPI, MPICH/Intel MPI, PMIx.
+constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+constexpr std::size_t kMostArgumentBytes = 64 << 10;
+
+std::array<const char*, kRankVariables.size()> kept_ranks{};  // null: not set
+const char* start_folder = nullptr;                           // null: not known
+char* arguments_kept = nullptr;                               // each ended by a null byte; null: not known
+std::size_t argument_bytes = 0;
+
+bool is_rank(const char* text) {
+  if (text == nullptr || *text == '\0') return false;
+  const std::string_view digits(text);
+  return digits.size() <= 9 && digits.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// What the kernel shows of the arguments: as they are now.
+std::string arguments_now() {
+  const int file = ::open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  std::string text(kMostArgumentBytes, '\0');
+  const ssize_t bytes = ::read(file, text.data(), text.size());
+  ::close(file);
+  text.resize(bytes < 0 ? 0 : static_cast<std::size_t>(bytes));
+  return text;
+}
+
+}  // namespace
+
+void remember_start() noexcept {
+  for (std::size_t i = 0; i < kept_ranks.size(); ++i) kept_ranks[i] = environment::keep(kRankVariables[i]);
+  // A folder that cannot be reached from the root is named in another way than by a path.
+  const char* folder = ::getcwd(nullptr, 0);
+  start_folder = folder != nullptr && *folder == '/' ? folder : nullptr;
+}
+
+void remember_arguments(int count, const char* const* arguments) noexcept {
+  std::size_t bytes = 0;
+  for (int i = 0; i < count && bytes < kMostArgumentBytes; ++i) bytes += std::strlen(arguments[i]) + 1;
+  bytes = std::min(bytes, kMostArgumentBytes);
+  auto* copy = static_cast<char*>(std::malloc(bytes + 1));
+  if (copy == nullptr) return;
+  std::size_t used = 0;
+  for (int i = 0; i < count && used < bytes; ++i) {
+    const std::size_t part = std::min(std::strlen(arguments[i]) + 1, bytes - used);
+    std::memcpy(copy + used, arguments[i], part);
+    used += part;
+  }
+  arguments_kept = copy;
+  argument_bytes = used;
+}
 
 std::string launcher_rank() {
-  // First match wins: torchrun and its kin, Slurm's srun, Open MPI, MPICH/Intel MPI, PMIx.
-  static constexpr std::array kVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
-  for (const char* variable : kVariables) {
-    const char* text = std::getenv(variable);
-    if (text == nullptr || *text == '\0') continue;
-    const std::string_view digits(text);
-    if (digits.size() <= 9 && digits.find_first_not_of("0123456789") == std::string_view::npos) return text;
+  for (std::size_t i = 0; i < kRankVariables.size(); ++i) {
+    const char* now = std::getenv(kRankVariables[i]);
+    if (is_rank(now)) return now;
+    if (is_rank(kept_ranks[i])) return kept_ranks[i];
   }
   return {};
 }
@@ -28,8 +80,7 @@ std::string host_name() {
 }
 
 std::string command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text = arguments_kept != nullptr ? std::string(arguments_kept, argument_bytes) : arguments_now();
   while (!text.empty() && text.back() == '\0') text.pop_back();
   for (char& c : text) {
     if (c == '\0') c = ' ';
@@ -70,6 +121,13 @@ std::string expand_path(std::string_view name) {
   }
   if (!rank.empty() && !distinct && !path.empty()) path = insert_before_extension(std::move(path), "." + rank);
   return path;
+}
+
+std::string absolute_path(std::string path) {
+  if (path.empty() || path.front() == '/' || start_folder == nullptr) return path;
+  std::string folder = start_folder;
+  if (folder.back() != '/') folder += '/';
+  return folder + path;
 }
 
 }  // namespace stalloc

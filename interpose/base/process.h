@@ -1,4 +1,7 @@
-// Who this process is: its rank, its host, and the file names that follow from them.
+// Who this process is: its rank, its host, how it was started, and the file names that follow from them.
+//
+// How it was started is copied when the library is loaded: a program may write over its arguments and variables later
+// (setproctitle does), and change its working folder.
 #pragma once
 
 #include <string>
@@ -6,10 +9,16 @@
 
 namespace stalloc {
 
-// The rank that the launcher gave this process (torchrun, Slurm, Open MPI, MPICH, PMIx), empty without one.
+// Copies the launcher's variables and the working folder. Call when the library is loaded.
+void remember_start() noexcept;
+// Copies the arguments, up to 64 KiB of them. Call when the library is loaded.
+void remember_arguments(int count, const char* const* arguments) noexcept;
+
+// The rank that the launcher gave this process (torchrun, Slurm, Open MPI, MPICH, PMIx), empty without one. Of each
+// variable its value now, which the program may have set for itself, or else the one that was remembered.
 std::string launcher_rank();
 std::string host_name();
-std::string command_line();  // arguments joined by spaces; empty when unreadable
+std::string command_line();  // arguments joined by spaces, as remembered, else as they are now; empty when unreadable
 
 std::string program_path();  // of the executable; empty when unreadable
 
@@ -20,5 +29,9 @@ std::string insert_before_extension(std::string path, std::string_view text);
 // percent signs stay. With a launcher and no %r or %p in the template the rank is inserted before the extension
 // (trace.fb -> trace.3.fb), so that two ranks never name one file.
 std::string expand_path(std::string_view name);
+
+// `path` seen from the folder that the process was started in, as far as that is known; absolute and empty ones as they
+// are.
+std::string absolute_path(std::string path);
 
 }  // namespace stalloc

@@ -28,12 +28,26 @@ CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>
                    CUpointer_attribute attribute, CUdeviceptr at) noexcept;
 CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>& call, unsigned count,
                     CUpointer_attribute* attributes, void** data, CUdeviceptr at) noexcept;
+CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUdeviceptr)>& call, const void* value,
+                       CUpointer_attribute attribute, CUdeviceptr at) noexcept;
+CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)>& call,
+                      void* handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type,
+                      unsigned long long flags) noexcept;
+// The address as functions are to see it that are for memory which the program itself mapped (cuMemMap). To the program
+// ours is not, so that they must refuse it.
+CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept;
+inline void* as_mapped_by_program(void* at) noexcept {
+  return reinterpret_cast<void*>(as_mapped_by_program(reinterpret_cast<CUdeviceptr>(at)));
+}
 }  // namespace pointers
 
 namespace pools {
 CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,
                 const CUmemPoolProps* properties) noexcept;
 CUresult destroy(const Call<CUresult(CUmemoryPool)>& call, CUmemoryPool pool) noexcept;
+CUresult set_current(const Call<CUresult(CUdevice, CUmemoryPool)>& call, CUdevice device, CUmemoryPool pool) noexcept;
+CUresult set_current_at(const Call<CUresult(CUmemLocation*, CUmemAllocationType, CUmemoryPool)>& call,
+                        CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) noexcept;
 CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
                        CUmemPool_attribute attribute, void* value) noexcept;
 CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
@@ -49,14 +63,54 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
+}  // namespace contexts
+
+namespace captures {
+template <class... Arguments>
+CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
+  const serve::CaptureGate::Change change(capture::gate());
+  capture::gate().began();
+  const CUresult result = call.original(arguments...);
+  if (result != CUDA_SUCCESS) capture::gate().ended();
+  return result;
+}
+CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept;
+// A stream that waits for an event of a captured one joins its capture.
+CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event,
+                    unsigned flags) noexcept;
+}  // namespace captures
+
+namespace synchronization {
+// What was freed is given back as far as the pools' release thresholds ask for it.
+void begin() noexcept;
+void end() noexcept;
 
 template <class... Arguments>
-CUresult begin_capture(const Call<CUresult(Arguments...)>& call,
-                       std::type_identity_t<Arguments>... arguments) noexcept {
-  capture::seen();
+CUresult wait(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
+  begin();
+  const CUresult result = call.original(arguments...);
+  if (result == CUDA_SUCCESS) end();
+  return result;
+}
+}  // namespace synchronization
+
+namespace device_memory {
+// Whoever is refused device memory gets what is idle here. `bytes`: how much is wanted, 0 when that is not known.
+// False: there is nothing to give.
+bool make_room(size_t bytes) noexcept;
+// The largest number where that is too small for the product.
+constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~size_t{0} / b ? ~size_t{0} : a * b; }
+
+// Forwards, and forwards again when that makes room.
+template <class Result, class... Arguments>
+CUresult take(const Call<Result(Arguments...)>& call, size_t bytes,
+              std::type_identity_t<Arguments>... arguments) noexcept {
+  const CUresult result = call.original(arguments...);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !make_room(bytes)) return result;
   return call.original(arguments...);
 }
-}  // namespace contexts
+CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept;
+}  // namespace device_memory
 
 namespace lookup {
 CUresult get_proc_address(const Call<CUresult(const char*, void**, int, cuuint64_t)>& call, const char* name,

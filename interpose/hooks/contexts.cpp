@@ -29,21 +29,26 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
   return result;
 }
 
+// A heap's context is a primary one, which CUDA does not let anybody destroy; if it did, the heap would be told.
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
-  if (Heaps* heaps = serving()) heaps->context_destroyed(context);
-  return call.original(context);
+  const CUresult result = call.original(context);
+  Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr) heaps->context_released(context);
+  return result;
 }
 
 CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
-  if (Heaps* heaps = serving()) heaps->device_reset(device);
-  return call.original(device);
+  Heaps* heaps = serving();
+  if (heaps != nullptr) heaps->resetting(device);
+  const CUresult result = call.original(device);
+  if (heaps != nullptr) heaps->was_reset(device);
+  return result;
 }
 
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
   const CUresult result = call.original(device);
   Heaps* heaps = serving();
-  // The last release ends the context; the driver says so only afterwards.
-  if (heaps != nullptr && !cuda_query::is_primary_active(device)) heaps->device_reset(device);
+  if (result == CUDA_SUCCESS && heaps != nullptr) heaps->primary_released(device);
   return result;
 }
 

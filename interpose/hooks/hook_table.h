@@ -3,9 +3,13 @@
 
 #include <cuda.h>
 // Several versions of these are hooked, each under its exported name.
+#undef cuCtxDestroy
+#undef cuDevicePrimaryCtxRelease
+#undef cuDevicePrimaryCtxReset
 #undef cuGetProcAddress
 #undef cuStreamBeginCapture
 #undef cuStreamBeginCaptureToGraph
+#undef cuStreamDestroy
 
 #include <cstddef>
 #include <cstdint>

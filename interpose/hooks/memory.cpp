@@ -5,6 +5,7 @@
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
+#include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/session.h"
 #include "plan/communication.h"
@@ -30,15 +31,30 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
   return event;
 }
 
+// What no allocator can have is refused at once: CUDA's pool would take a tenth of a second to find out.
+bool cannot_be_had(const serve::Heap& heap, const Request& request) {
+  if (!heap.is_large(request.bytes)) return false;
+  const CUmemoryPool pool =
+      request.pool != nullptr ? request.pool : cuda_query::current_pool(cuda_query::current_device());
+  const std::uint64_t available = heap.available_bytes() + cuda_query::idle_pool_bytes(pool);
+  return request.bytes > available;
+}
+
 // The original allocator's answer, asked again once when only our idle memory stood in its way.
 template <class Original>
 CUresult allocate_elsewhere(serve::Heap& heap, const Request& request, CUdeviceptr* out, Original original) {
+  // What a graph allocates it need not have before it is launched.
+  const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
+  if (!captured && cannot_be_had(heap, request)) {
+    *out = 0;  // as CUDA does
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   CUresult result = original();
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap.trim(0) > 0) result = original();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap.make_room(request.bytes) > 0) result = original();
   if (result != CUDA_SUCCESS) return result;
   if (request.kind == EventKind::Alloc) {
     heap.note_unplanned_sync(*out, request.bytes);
-  } else if (!cuda_query::is_capturing(request.stream.handle)) {  // a graph's memory is no pool's
+  } else if (!captured) {  // a graph's memory is no pool's
     heap.note_unplanned(*out, request.bytes, request.pool);
   }
   return result;
@@ -55,10 +71,16 @@ bool is_left_to_cuda(const Request& request) {
          plan::is_communication_library(caller.path);
 }
 
+// The pool that the request is from, as the heap knows it; false when requests from it are not ours to serve.
+bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Request* request) {
+  if (request->kind == EventKind::AllocAsync) return heaps.resolve_current_pool(heap, &request->pool);
+  return request->kind == EventKind::Alloc || heaps.resolve_pool(heap, &request->pool);
+}
+
 template <class Original>
 CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdeviceptr* out, Original original) {
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
-  if (heap == nullptr || !heaps->resolve_pool(*heap, &request.pool)) return original();
+  if (heap == nullptr || !resolve_pool(*heaps, *heap, &request)) return original();
   const bool declined = Declined::by_heap() || is_left_to_cuda(request);
   const auto address = declined ? std::nullopt : serve_request(*heap, request);
   if (address) {
@@ -74,12 +96,16 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   if (!session.active() || out == nullptr || request.bytes == 0) return original();
   // Without a context the driver refuses; the runtime then makes one and asks again.
   const CUcontext context = cuda_query::current_context();
-  if (context == nullptr) return original();
+  if (context == nullptr || cuda_query::has_failed()) return original();
+  const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
+  if (!captured) {
+    if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
+  }
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
   if (recorder == nullptr) return allocate_served(session.heaps(), context, request, out, original);
   record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
-  event.captured = request.kind != EventKind::Alloc && cuda_query::is_capturing(request.stream.handle);
+  event.captured = captured;
   const CUresult result = allocate_served(session.heaps(), context, request, out, original);
   event.failed = result != CUDA_SUCCESS;
   event.address = event.failed ? 0 : *out;
@@ -87,17 +113,29 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   return result;
 }
 
-// `give_back` returns the bytes to the heap that owns them.
+// `give_back` returns the bytes to the heap that owns them. What a heap does not know whose context ended meanwhile,
+// CUDA may: its addresses are given out anew.
 template <class Original, class GiveBack>
 CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();
-  if (!session.active() || at == 0) return original();
+  if (!session.active() || at == 0 || cuda_query::has_failed()) return original();
+  const bool captured = kind != EventKind::Free && capture::is_capturing(stream.handle);
+  if (!captured) {
+    if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
+  }
   if (Recorder* recorder = session.recorder()) recorder->record(event_of(kind, at, 0, stream));
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return original();
-  if (serve::Heap* heap = heaps->owning(at)) return give_back(*heap);
-  heaps->note_original_freed(at);
-  return original();
+  if (serve::Heap* heap = heaps->owning(at)) {
+    const CUresult result = give_back(*heap);
+    // A free on the legacy stream beside the capture of a blocking one breaks that capture, which asking did not.
+    const bool implicit = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    return implicit || (result != CUDA_SUCCESS && heap->is_closed()) ? original() : result;
+  }
+  const Heaps::Original freed = heaps->find_original(at);
+  const CUresult result = original();
+  if (result == CUDA_SUCCESS && freed.heap != nullptr) freed.heap->note_original_freed(at, freed.number);
+  return result;
 }
 
 }  // namespace

@@ -1,65 +1,202 @@
-// What the driver says of an address inside memory that we serve: it would answer with the whole mapped handle, but the
-// program means its own allocation.
+// What the driver says of an address inside memory that we serve: it would answer for the whole mapped handle, but the
+// program means its own allocation, and what it freed is unknown.
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
 #include <span>
 
+#include "interpose/base/cuda_driver.h"
 #include "interpose/hooks/actions.h"
+#include "interpose/hooks/pointer_rules.h"
+#include "interpose/session/context_flags.h"
 #include "interpose/session/session.h"
 
 namespace stalloc::hooks::pointers {
 namespace {
 
-// False when the address is not of a live range that we serve.
-bool find_range(CUdeviceptr at, CUdeviceptr* base, size_t* bytes) noexcept {
+// A place in memory that we hold.
+struct Served {
+  serve::Heap* heap = nullptr;           // null: not ours
+  std::optional<serve::LiveRange> live;  // nothing: freed, or never given to the program
+  CUcontext context = nullptr;           // of the heap
+  CUmemoryPool pool = nullptr;           // the driver's handle of the pool that it is from; null: of none
+  std::uint64_t id = 0;                  // of the allocation
+
+  [[nodiscard]] bool is_ours() const noexcept { return heap != nullptr; }
+};
+
+Served look_up(CUdeviceptr at) noexcept {
   Session& session = Session::get();
   Heaps* heaps = session.active() ? session.heaps() : nullptr;
-  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
-  return heap != nullptr && heap->find_range(at, base, bytes);
+  Served served;
+  served.heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  if (!served.is_ours()) return served;
+  served.live = served.heap->find_live(at);
+  if (!served.live) {
+    if (served.heap->is_closed()) served.heap = nullptr;  // its addresses may be the driver's by now
+    return served;
+  }
+  served.context = served.heap->context();
+  if (served.live->from_pool) served.pool = heaps->driver_pool(*served.heap, served.live->pool);
+  served.id = kFirstBufferId + (static_cast<std::uint64_t>(served.heap->device()) << 48) + served.live->number;
+  return served;
 }
 
-bool asks_for_range(CUpointer_attribute attribute) noexcept {
-  return attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+// Where to ask the driver about what the program asks: nowhere for what it freed.
+CUdeviceptr where(const Served& served, CUdeviceptr at) noexcept {
+  return served.is_ours() && !served.live ? kNowhere : at;
 }
 
-// Over the driver's own answer.
-void answer(void* data, CUpointer_attribute attribute, CUdeviceptr base, size_t bytes) noexcept {
-  if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) *static_cast<CUdeviceptr*>(data) = base;
-  if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE) *static_cast<size_t*>(data) = bytes;
+// The driver's own answer.
+CUresult ask_driver(void* data, CUpointer_attribute attribute, CUdeviceptr at) noexcept {
+  static const auto ask =
+      reinterpret_cast<decltype(&cuPointerGetAttribute)>(cuda_driver::symbol("cuPointerGetAttribute"));
+  return ask == nullptr ? CUDA_ERROR_NOT_SUPPORTED : ask(data, attribute, at);
+}
+
+// The driver's booleans have one byte or four. How many shows in what it writes, be it as an answer to another
+// question.
+CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at, bool value) noexcept {
+  constexpr unsigned char kUntouched = 0xa5;
+  std::array<unsigned char, 8> written{};
+  written.fill(kUntouched);
+  CUresult result = ask_driver(written.data(), attribute, at);
+  if (result != CUDA_SUCCESS) result = ask_driver(written.data(), CU_POINTER_ATTRIBUTE_IS_MANAGED, at);
+  if (result != CUDA_SUCCESS) return result;
+  const auto end = std::find(written.begin(), written.end(), kUntouched);
+  std::memset(data, 0, static_cast<std::size_t>(end - written.begin()));
+  *static_cast<unsigned char*>(data) = value ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+// Writes our answer. Pre: `served` is live, `answer` is not the driver's.
+CUresult write(void* data, CUpointer_attribute attribute, Answer answer, const Served& served) noexcept {
+  const auto put = [data](std::uint64_t value) {  // a number, an address or a handle
+    std::memcpy(data, &value, sizeof value);
+    return CUDA_SUCCESS;
+  };
+  switch (answer) {
+    case Answer::Context:
+      return put(reinterpret_cast<std::uintptr_t>(served.context));
+    case Answer::Base:
+      return put(served.live->base);
+    case Answer::Bytes:
+      return put(served.live->bytes);
+    case Answer::Id:
+      return put(served.id);
+    case Answer::Pool:
+      return put(reinterpret_cast<std::uintptr_t>(served.pool));
+    case Answer::SyncMemops:
+      return write_boolean(data, attribute, served.live->base, served.live->sync_memops);
+    case Answer::Driver:
+      break;
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+Answer answer_of(const Served& served, CUpointer_attribute attribute, const void* data) noexcept {
+  return served.live && data != nullptr ? answer_for(attribute, served.live->from_pool) : Answer::Driver;
+}
+
+// The driver's answers that ours take the place of.
+using Scratch = std::array<unsigned char, 64>;
+
+using AttributesCall = Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>;
+
+// A part of a list of questions. The driver gets all but one of them: whether memory operations are to be synchronous
+// it may not say of mapped memory. The program hears its answers to those that are its own.
+constexpr std::size_t kAskedAtOnce = 32;
+CUresult ask_part(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
+                  const Served& served, CUdeviceptr at) noexcept {
+  std::array<CUpointer_attribute, kAskedAtOnce> asked{};
+  std::array<void*, kAskedAtOnce> answers{};
+  unsigned count = 0;
+  Scratch replaced{};
+  for (std::size_t i = 0; i < attributes.size(); ++i) {
+    const Answer answer = answer_of(served, attributes[i], data[i]);
+    if (answer == Answer::SyncMemops) continue;
+    asked[count] = attributes[i];
+    answers[count++] = answer == Answer::Driver ? data[i] : replaced.data();
+  }
+  CUresult result = CUDA_SUCCESS;
+  if (count > 0) result = call.original(count, asked.data(), answers.data(), at);
+  for (std::size_t i = 0; i < attributes.size() && result == CUDA_SUCCESS; ++i) {
+    const Answer answer = answer_of(served, attributes[i], data[i]);
+    if (answer != Answer::Driver) result = write(data[i], attributes[i], answer, served);
+  }
+  return result;
 }
 
 }  // namespace
 
 CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr at) noexcept {
-  CUdeviceptr found_base = 0;
-  size_t found_bytes = 0;
-  if (!find_range(at, &found_base, &found_bytes)) return call.original(base, bytes, at);
-  if (base != nullptr) *base = found_base;
-  if (bytes != nullptr) *bytes = found_bytes;
+  const Served served = look_up(at);
+  if (!served.live) return call.original(base, bytes, where(served, at));
+  CUdeviceptr mapped_base = 0;
+  size_t mapped_bytes = 0;
+  const CUresult result = call.original(&mapped_base, &mapped_bytes, at);
+  if (result != CUDA_SUCCESS) return result;
+  if (base != nullptr) *base = served.live->base;
+  if (bytes != nullptr) *bytes = served.live->bytes;
   return CUDA_SUCCESS;
 }
 
 CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>& call, void* data,
                    CUpointer_attribute attribute, CUdeviceptr at) noexcept {
-  const CUresult result = call.original(data, attribute, at);
-  CUdeviceptr base = 0;
-  size_t bytes = 0;
-  if (result == CUDA_SUCCESS && asks_for_range(attribute) && find_range(at, &base, &bytes)) {
-    answer(data, attribute, base, bytes);
+  const Served served = look_up(at);
+  const Answer answer = answer_of(served, attribute, data);
+  if (answer == Answer::Driver) {
+    const CUresult result = call.original(data, attribute, where(served, at));
+    // Whoever asks for these tokens reads the memory from another device: CUDA sets the attribute then (seen on an
+    // H200).
+    const bool reads = attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && result == CUDA_SUCCESS;
+    if (reads && served.live) served.heap->set_sync_memops(at, true);
+    return result;
   }
-  return result;
+  Scratch replaced{};
+  const CUresult result = answer == Answer::SyncMemops ? CUDA_SUCCESS : call.original(replaced.data(), attribute, at);
+  return result == CUDA_SUCCESS ? write(data, attribute, answer, served) : result;
 }
 
 CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>& call, unsigned count,
                     CUpointer_attribute* attributes, void** data, CUdeviceptr at) noexcept {
-  const CUresult result = call.original(count, attributes, data, at);
-  if (result != CUDA_SUCCESS || attributes == nullptr || data == nullptr) return result;
-  const std::span asked(attributes, count);
-  CUdeviceptr base = 0;
-  size_t bytes = 0;
-  if (std::none_of(asked.begin(), asked.end(), asks_for_range) || !find_range(at, &base, &bytes)) return result;
-  for (unsigned i = 0; i < count; ++i) answer(data[i], asked[i], base, bytes);
+  const Served served = look_up(at);
+  if (!served.live || count == 0 || attributes == nullptr || data == nullptr) {
+    return call.original(count, attributes, data, where(served, at));
+  }
+  const std::span all_attributes(attributes, count);
+  const std::span all_data(data, count);
+  CUresult result = CUDA_SUCCESS;
+  for (std::size_t first = 0; first < count && result == CUDA_SUCCESS; first += kAskedAtOnce) {
+    const std::size_t size = std::min<std::size_t>(kAskedAtOnce, count - first);
+    result = ask_part(call, all_attributes.subspan(first, size), all_data.subspan(first, size), served, at);
+  }
   return result;
 }
+
+// The driver does not set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. Set for the whole context, it does what
+// the program asks for, and more.
+CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUdeviceptr)>& call, const void* value,
+                       CUpointer_attribute attribute, CUdeviceptr at) noexcept {
+  const Served served = look_up(at);
+  // CUDA lets nothing else be set, and would say something else of mapped memory.
+  const bool settable = !served.live || attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+  const CUresult result = call.original(value, attribute, settable ? where(served, at) : kNowhere);
+  if (value == nullptr || answer_of(served, attribute, value) != Answer::SyncMemops) return result;
+  const bool set = *static_cast<const unsigned*>(value) != 0;
+  if (result != CUDA_SUCCESS && set && !context_flags::synchronize_memory_operations(served.context)) return result;
+  served.heap->set_sync_memops(at, set);
+  return CUDA_SUCCESS;
+}
+
+CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)>& call,
+                      void* handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type,
+                      unsigned long long flags) noexcept {
+  return call.original(handle, where(look_up(at), at), bytes, type, flags);
+}
+
+CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours() ? kNowhere : at; }
 
 }  // namespace stalloc::hooks::pointers

@@ -1,5 +1,4 @@
-// Memory pools: what we serve in a pool's name counts in its figures; pools whose memory may leave the process do not
-// concern us.
+// Memory pools: what we serve in a pool's name counts in its figures. Which pools are served: session/pools.h.
 #include "interpose/hooks/actions.h"
 #include "interpose/session/session.h"
 
@@ -22,8 +21,28 @@ CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call
 }
 
 CUresult destroy(const Call<CUresult(CUmemoryPool)>& call, CUmemoryPool pool) noexcept {
-  if (Heaps* heaps = serving()) heaps->pool_destroyed(pool);
-  return call.original(pool);
+  Heaps* heaps = serving();
+  if (heaps == nullptr) return call.original(pool);
+  CUresult result = CUDA_SUCCESS;
+  heaps->pool_destroyed(pool, [&] { return (result = call.original(pool)) == CUDA_SUCCESS; });
+  return result;
+}
+
+CUresult set_current(const Call<CUresult(CUdevice, CUmemoryPool)>& call, CUdevice device, CUmemoryPool pool) noexcept {
+  const CUresult result = call.original(device, pool);
+  Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr) heaps->current_pool_changed(device);
+  return result;
+}
+
+CUresult set_current_at(const Call<CUresult(CUmemLocation*, CUmemAllocationType, CUmemoryPool)>& call,
+                        CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) noexcept {
+  const CUresult result = call.original(location, type, pool);
+  Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr && location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    heaps->current_pool_changed(location->id);
+  }
+  return result;
 }
 
 CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
@@ -57,6 +76,9 @@ CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
                        CUmemPool_attribute attribute, void* value) noexcept {
   const CUresult result = call.original(pool, attribute, value);
   Heaps* heaps = serving();
+  if (result == CUDA_SUCCESS && heaps != nullptr && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+    heaps->set_release_threshold(pool, *static_cast<const cuuint64_t*>(value));
+  }
   if (result == CUDA_SUCCESS && heaps != nullptr) {
     heaps->reset_pool_high(pool, attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH,
                            attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
@@ -70,9 +92,7 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
   Heaps* heaps = serving();
   if (result != CUDA_SUCCESS || heaps == nullptr) return result;
   for (size_t i = 0; i < count; ++i) {
-    const bool grants =
-        access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    if (grants) heaps->grant_pool_access(pool, access[i].location.id);
+    if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) heaps->pool_access_granted(pool, access[i].location);
   }
   return result;
 }

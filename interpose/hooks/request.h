@@ -14,7 +14,7 @@ struct Request {
   trace::EventKind kind;
   std::size_t bytes;
   serve::StreamKey stream;
-  CUmemoryPool pool = nullptr;  // null: the device's own
+  CUmemoryPool pool = nullptr;  // that it names; once resolved, as the heap knows it
 };
 
 inline serve::StreamKey key_of(CUstream stream, Default zero) noexcept {

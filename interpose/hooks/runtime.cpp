@@ -7,6 +7,7 @@
 
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
+#include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/session.h"
 
@@ -25,6 +26,8 @@ struct Serving {
 inline Serving serving() noexcept {
   const CUcontext context = settled;
   if (context == nullptr || cuda_query::current_context() != context) return {};
+  // A broken context and a capture that forbids the request are answered by the driver's hook.
+  if (cuda_query::has_failed() || capture::gate().may_be_capturing()) return {};
   Heaps* heaps = Session::only_serving();
   return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
 }
@@ -38,14 +41,14 @@ template <class... Arguments>
   return result;
 }
 
-template <class... Arguments>
+// `resolve` finds the pool as the heap knows it; false: requests from it are not ours to serve.
+template <class Resolve, class... Arguments>
 RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const serve::StreamKey& stream,
-                       CUmemoryPool pool, void** out, size_t bytes,
+                       Resolve resolve, void** out, size_t bytes,
                        std::type_identity_t<Arguments>... arguments) noexcept {
   const Serving by = out == nullptr || bytes == 0 ? Serving{} : serving();
-  if (by.heap == nullptr || !by.heaps->resolve_pool(*by.heap, &pool)) {
-    return ask_runtime(call, out, bytes, arguments...);
-  }
+  CUmemoryPool pool = nullptr;
+  if (by.heap == nullptr || !resolve(by, &pool)) return ask_runtime(call, out, bytes, arguments...);
   if (const auto address = by.heap->allocate(bytes, stream, pool)) {
     *out = reinterpret_cast<void*>(*address);
     return 0;
@@ -58,12 +61,19 @@ RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& 
 
 RuntimeResult alloc_async(const Call<RuntimeResult(void**, size_t, CUstream)>& call, void** out, size_t bytes,
                           CUstream stream, Default zero) noexcept {
-  return allocate(call, key_of(stream, zero), nullptr, out, bytes, stream);
+  const auto resolve = [](const Serving& by, CUmemoryPool* current) {
+    return by.heaps->resolve_current_pool(*by.heap, current);
+  };
+  return allocate(call, key_of(stream, zero), resolve, out, bytes, stream);
 }
 
 RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryPool, CUstream)>& call, void** out,
                               size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
-  return allocate(call, key_of(stream, zero), pool, out, bytes, pool, stream);
+  const auto resolve = [pool](const Serving& by, CUmemoryPool* named) {
+    *named = pool;
+    return by.heaps->resolve_pool(*by.heap, named);
+  };
+  return allocate(call, key_of(stream, zero), resolve, out, bytes, pool, stream);
 }
 
 RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,

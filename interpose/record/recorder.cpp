@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <ctime>
 #include <exception>
+#include <thread>
 
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
@@ -17,6 +19,7 @@ namespace {
 using trace::EventKind;
 
 constexpr std::size_t kDeepestStack = 64;
+constexpr std::size_t kClosingBytes = 256;  // more than a closing chunk without events has
 
 std::uint64_t now_ns(clockid_t clock) noexcept {
   timespec time{};
@@ -30,6 +33,16 @@ std::uint32_t thread_ordinal() noexcept {
   return ordinal;
 }
 
+// Tries for a second; the lock returned may not own the mutex.
+std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  for (int tries = 0; !lock.owns_lock() && tries < 100; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    (void)lock.try_lock();
+  }
+  return lock;
+}
+
 }  // namespace
 
 Recorder::Recorder(const Options& options, trace::Device (*describe)(int device))
@@ -37,8 +50,9 @@ Recorder::Recorder(const Options& options, trace::Device (*describe)(int device)
       stack_depth_(std::min<std::size_t>(options.stack_depth, kDeepestStack)),
       chunk_events_(options.trace_chunk),
       flush_ns_(std::uint64_t{options.trace_flush_ms} * 1'000'000U),
+      limit_(options.trace_limit),
       describe_(describe),
-      output_(expand_path(options.trace)),
+      output_(absolute_path(expand_path(options.trace))),
       start_ns_(now_ns(CLOCK_MONOTONIC)),
       last_write_ns_(start_ns_) {
   if (options.stacks && !stacks_) log::info("libunwind.so.8 is not installed: the trace will hold no call stacks");
@@ -103,9 +117,7 @@ void Recorder::write_chunk(bool last) {
   chunk.stacks = interning_.new_stacks();
   chunk.events = events_;
   chunk.last = last;
-  const std::vector<std::uint8_t> bytes = trace::encode_chunk(chunk);
-  if (const std::string error = output_.append(bytes); !error.empty()) return stop(error);
-  if (chunk.sequence == 0) log::info("recording to {}", output_.path());
+  if (!append(chunk)) return;
   total_events_ += events_.size();
   events_.clear();
   new_devices_.clear();
@@ -113,13 +125,52 @@ void Recorder::write_chunk(bool last) {
   last_write_ns_ = now_ns(CLOCK_MONOTONIC);
 }
 
+bool Recorder::append(const trace::ChunkView& chunk) {
+  const std::vector<std::uint8_t> bytes = trace::encode_chunk(chunk);
+  if (!chunk.limit_reached && !fits(bytes.size(), chunk.last)) {
+    close_full_trace();
+    return false;
+  }
+  if (const std::string error = output_.append(bytes); !error.empty()) {
+    stop(error);
+    return false;
+  }
+  if (chunk.sequence == 0) {
+    log::info("recording to {}", output_.path());
+    if (!output_.taken().empty()) {
+      log::warn(
+          "{} is there already and is left alone: recording to {} instead; remove the old file before the next run, or "
+          "name another with STALLOC_TRACE",
+          output_.taken(), output_.path());
+    }
+  }
+  return true;
+}
+
+bool Recorder::fits(std::size_t bytes, bool last) const {
+  return limit_ == 0 || output_.bytes() + bytes + (last ? 0 : kClosingBytes) <= limit_;
+}
+
+// What is in memory is left out; what was written before is a whole trace.
+void Recorder::close_full_trace() {
+  trace::ChunkView chunk;
+  chunk.sequence = sequence_ - 1;
+  chunk.process = chunk.sequence == 0 ? &process_ : nullptr;
+  chunk.last = true;
+  chunk.limit_reached = true;
+  if (!append(chunk)) return;
+  stop(fmt::format("{} has reached the limit of {} bytes (STALLOC_TRACE_LIMIT) with {} events; it can be planned",
+                   output_.path(), limit_, total_events_));
+}
+
 void Recorder::stop(const std::string& why) noexcept {
   if (!stopped_.exchange(true)) log::warn("recording stopped: {}", why);
 }
 
 void Recorder::close() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (stopped_.load() || (sequence_ == 0 && events_.empty())) return;
+  // At exit nobody can be waited for: the other thread may be stuck for good.
+  const std::unique_lock<std::mutex> lock = lock_soon(mutex_);
+  if (!lock.owns_lock() || stopped_.load() || (sequence_ == 0 && events_.empty())) return;
   try {
     write_chunk(/*last=*/true);
     if (!stopped_.exchange(true)) log::info("recorded {} events to {}", total_events_, output_.path());

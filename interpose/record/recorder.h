@@ -34,15 +34,16 @@ class Recorder {
   // `describe` tells the name, size and granularity of a device; it is called once a device.
   Recorder(const Options& options, trace::Device (*describe)(int device));
 
-  // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning.
-  // Allocations are recorded after the original returned, frees before it is called, so that an address is never seen
-  // twice at once.
+  // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning, and so
+  // does a file that has reached its largest size, which can be planned then. Allocations are recorded after the
+  // original returned, frees before it is called, so that an address is never seen twice at once.
   void record(const Call& call) noexcept;
 
   // The handle may be given to a new stream after this.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // Writes what is in memory and the closing chunk. Nothing is recorded afterwards.
+  // Writes what is in memory and the closing chunk. Nothing is recorded afterwards. When another thread is in the
+  // middle of an event and does not get on for a second, the trace stays as it is, without a closing chunk.
   void close() noexcept;
 
  private:
@@ -55,6 +56,9 @@ class Recorder {
   void append_event(const Call& call);
   void note_device(int device);
   void write_chunk(bool last);
+  bool append(const trace::ChunkView& chunk);  // false: recording has stopped
+  [[nodiscard]] bool fits(std::size_t bytes, bool last) const;
+  void close_full_trace();
   void stop(const std::string& why) noexcept;
   std::uint32_t stream_ordinal(const serve::StreamKey& stream);
 
@@ -62,6 +66,7 @@ class Recorder {
   const std::size_t stack_depth_;
   const std::size_t chunk_events_;
   const std::uint64_t flush_ns_;
+  const std::uint64_t limit_;  // bytes of the file; 0: none
   trace::Device (*const describe_)(int device);
 
   std::atomic<bool> stopped_{false};

@@ -1,52 +1,121 @@
 #include "interpose/record/trace_output.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 
 #include "interpose/base/process.h"
+#include "interpose/base/quiet_writes.h"
 
 namespace stalloc::record {
+namespace {
 
-TraceOutput::~TraceOutput() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+constexpr int kNames = 1000;
+
+int open_uninterrupted(const std::string& path, int flags) {
+  int file = -1;
+  do {
+    file = ::open(path.c_str(), flags | O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK, 0644);
+  } while (file < 0 && errno == EINTR);
+  return file;
 }
 
-std::string TraceOutput::open() {
-  // Truncated only behind the lock: the file may be another process's.
-  const auto open_locked = [this] {
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    if (descriptor_ < 0) return false;
-    if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return true;
-    const int reason = errno;
-    ::close(descriptor_);
-    descriptor_ = -1;
-    errno = reason;
-    return false;
-  };
-  if (!open_locked() && errno == EWOULDBLOCK) {
-    path_ = insert_before_extension(path_, "." + std::to_string(::getpid()));
-    open_locked();
+// The `n`th name to try instead of one that is taken.
+std::string other_name(const std::string& path, int n) {
+  const std::string process = "." + std::to_string(::getpid());
+  return insert_before_extension(path, n == 1 ? process : process + "." + std::to_string(n));
+}
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+// False: errno says why. Some of the bytes may have been written then.
+bool write_all(int file, std::span<const std::uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = ENOSPC;
+    if (written <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
   }
-  const bool emptied = descriptor_ >= 0 && (::ftruncate(descriptor_, 0) == 0 || errno == EINVAL);  // EINVAL: no file
-  if (!emptied) return path_ + ": " + std::strerror(errno);
-  return {};
+  return true;
+}
+
+}  // namespace
+
+std::string TraceOutput::failure(int error) const { return path_ + ": " + std::generic_category().message(error); }
+
+bool TraceOutput::is_ours(int file) const {
+  struct stat now {};
+  return ::fstat(file, &now) == 0 && S_ISREG(now.st_mode) && now.st_dev == device_ && now.st_ino == inode_;
+}
+
+int TraceOutput::create(std::string* error) {
+  const std::string wanted = path_;
+  int file = open_uninterrupted(path_, O_CREAT | O_EXCL);
+  for (int n = 1; file < 0 && errno == EEXIST && n <= kNames; ++n) {
+    struct stat there {};
+    if (n == 1 && ::stat(wanted.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+      *error = wanted + " is " + kind_of(there.st_mode) + ", and a trace is written to a regular file only";
+      return -1;
+    }
+    taken_ = wanted;
+    path_ = other_name(wanted, n);
+    file = open_uninterrupted(path_, O_CREAT | O_EXCL);
+  }
+  struct stat made {};
+  if (file < 0 || ::fstat(file, &made) != 0) {
+    *error = failure(errno);
+    if (file >= 0) ::close(file);
+    return -1;
+  }
+  created_ = true;
+  device_ = made.st_dev;
+  inode_ = made.st_ino;
+  return file;
+}
+
+int TraceOutput::reopen(std::string* error) {
+  const int file = open_uninterrupted(path_, O_APPEND);
+  if (file < 0) {
+    *error = failure(errno);
+    return -1;
+  }
+  struct stat now {};
+  if (is_ours(file) && ::fstat(file, &now) == 0 && static_cast<std::uint64_t>(now.st_size) == bytes_) return file;
+  *error = path_ + " was changed or replaced by somebody else";
+  ::close(file);
+  return -1;
+}
+
+void TraceOutput::undo(int file) const {
+  // A chunk of which a part is missing would make the file hard to read.
+  const bool cut = ::ftruncate(file, static_cast<off_t>(bytes_)) == 0;
+  struct stat there {};
+  const bool nothing = cut && bytes_ == 0 && ::lstat(path_.c_str(), &there) == 0;
+  if (nothing && there.st_dev == device_ && there.st_ino == inode_) ::unlink(path_.c_str());
 }
 
 std::string TraceOutput::append(std::span<const std::uint8_t> bytes) {
-  if (descriptor_ < 0) {
-    if (std::string error = open(); !error.empty()) return error;
+  const QuietWrites quiet;
+  std::string error;
+  const int file = created_ ? reopen(&error) : create(&error);
+  if (file < 0) return error;
+  if (!write_all(file, bytes)) {
+    error = failure(errno);
+    if (is_ours(file)) undo(file);
   }
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return path_ + ": " + std::strerror(errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-  return {};
+  // Another thread may have closed the descriptor meanwhile, and its number be that of another file.
+  if (is_ours(file) && ::close(file) != 0 && error.empty()) error = failure(errno);
+  if (error.empty()) bytes_ += bytes.size();
+  return error;
 }
 
 }  // namespace stalloc::record

@@ -1,5 +1,7 @@
-// The file a process records into: its alone, opened at the first write, appended to in whole chunks.
+// The file a process records into: made by it, appended to in whole chunks, never any other file.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <span>
@@ -7,25 +9,40 @@
 
 namespace stalloc::record {
 
-// Not thread-safe.
+// Holds no descriptor between two chunks: a program may close what it does not know and open its own files under the
+// same numbers. Not thread-safe.
 class TraceOutput {
  public:
+  // `path`: the file, which must not be there yet; an existing one is left alone, and the name of another says so.
   explicit TraceOutput(std::string path) : path_(std::move(path)) {}
-  ~TraceOutput();
-  TraceOutput(const TraceOutput&) = delete;
-  TraceOutput& operator=(const TraceOutput&) = delete;
 
-  // Appends all bytes with as few write(2) as the system needs. A file that another live process records into (it holds
-  // a lock) is left alone: `.PID` goes before the extension instead. Empty on success, else what went wrong.
+  // Appends all bytes, or none; the first call makes the file. Empty on success, else what went wrong, in one line: the
+  // file cannot be made or written, is full, or is no more as the last call left it. Then the chunks before it are
+  // whole, and nothing more may be appended. Raises no signal and waits for nothing but the file system.
+  //
+  // When something is there already under the name, a regular file or a link that leads nowhere, the process id goes
+  // before the extension, and a number if that is taken too. Anything else that is there is an error.
   std::string append(std::span<const std::uint8_t> bytes);
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  // What was there under the name asked for, so that `path` is another; empty: nothing.
+  [[nodiscard]] const std::string& taken() const { return taken_; }
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }  // in the file
 
  private:
-  std::string open();
+  // A descriptor of the file, or -1 and what went wrong.
+  int create(std::string* error);
+  int reopen(std::string* error);
+  [[nodiscard]] bool is_ours(int file) const;
+  void undo(int file) const;  // cuts off what is behind the last whole chunk; a file without any goes
+  [[nodiscard]] std::string failure(int error) const;
 
   std::string path_;
-  int descriptor_ = -1;
+  std::string taken_;
+  bool created_ = false;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace stalloc::record

@@ -133,7 +133,11 @@ CUresult Arena::set_access() noexcept {
   return CUDA_SUCCESS;
 }
 
-Arena::~Arena() {
+Arena::~Arena() { close(); }
+
+void Arena::close() noexcept {
+  if (closed_) return;
+  closed_ = true;
   for (std::size_t handle = 0; handle < handles_.size(); ++handle) give_back(handle);
   const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
   if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);

@@ -25,10 +25,14 @@ class Arena {
   // Pre: plan::find_defect finds nothing in `plan`, and a context of its device is current. On failure everything is
   // given back, nothing is returned, and `why` says in one line what was refused. Throws std::bad_alloc only.
   static std::unique_ptr<Arena> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
-  // Unmaps and gives back all of it. Pre: no work is pending that may touch it, and the driver is still there.
+  // As `close`.
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
+
+  // Unmaps and gives back all of it. Idempotent; `contains` answers as before. Pre: no work is pending that may touch
+  // it, and the driver is still there.
+  void close() noexcept;
 
   [[nodiscard]] CUdeviceptr address(std::uint32_t view, std::uint64_t offset) const noexcept {
     return views_[view].base + offset;
@@ -96,6 +100,7 @@ class Arena {
   std::vector<View> views_;        // bases relative to the reservation until there is one
   std::vector<Mapping> mappings_;  // by address, without gaps
   std::vector<int> granted_;
+  bool closed_ = false;
 };
 
 }  // namespace stalloc::serve

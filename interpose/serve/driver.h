@@ -2,8 +2,9 @@
 // Real implementation: driver_real.cpp (the original driver functions). Fake: tests/unit/fake_driver.h.
 //
 // Contract for every function: returns CUDA_SUCCESS and has done what it says, or another code and has changed
-// nothing. Thread-safe. The real implementation makes each call with the thread's capture mode relaxed
-// (cuThreadExchangeStreamCaptureMode), so that a capture of the host's is neither broken nor joined. No call throws.
+// nothing. Thread-safe. The real implementation makes each call but `free_plain` with the thread's capture mode relaxed
+// (cuThreadExchangeStreamCaptureMode), so that a capture of the host's is neither broken nor joined. No call throws,
+// and none but `free_plain` and `synchronize_context` waits for work on the device.
 #pragma once
 
 #include <cuda.h>
@@ -30,6 +31,14 @@ class Driver {
   virtual CUresult set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) = 0;
   virtual CUresult memory_info(std::size_t* free, std::size_t* total) = 0;  // of the current context's device
 
+  // CUDA's own memory, of the current context. `free_plain` is cuMemFree as the program itself would call it: it waits
+  // for all work of the context, keeps the thread's capture mode, and returns what CUDA returns (an H200 refuses it,
+  // and invalidates the capture, while another thread captures in global mode; it does neither in the other modes).
+  virtual CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) = 0;
+  virtual CUresult free_plain(CUdeviceptr at) = 0;
+  // CUDA's default pool of the device gives back what it keeps and nobody uses.
+  virtual CUresult trim_pool(int device) = 0;
+
   // Contexts of the calling thread.
   virtual CUresult current_context(CUcontext* context) = 0;  // null when the thread has none
   virtual CUresult push_context(CUcontext context) = 0;
@@ -39,15 +48,17 @@ class Driver {
 
   // Order. Events carry no timing. CU_STREAM_PER_THREAD names the calling thread's own stream, both default streams
   // those of the current context. is_capturing says an error too when `stream` is the legacy stream and another,
-  // blocking stream of its context is being captured.
+  // blocking stream of its context is being captured. record_event and wait_event refuse such streams, and those that
+  // are being captured, with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: no capture begins between the question and the call
+  // (capture_gate.h).
   virtual CUresult is_capturing(CUstream stream, bool* capturing) = 0;
   virtual CUresult create_event(CUevent* event) = 0;
   virtual CUresult destroy_event(CUevent event) = 0;
   virtual CUresult record_event(CUevent event, CUstream stream) = 0;
   virtual CUresult wait_event(CUstream stream, CUevent event) = 0;
   virtual CUresult query_event(CUevent event) = 0;  // CUDA_ERROR_NOT_READY while pending
-  virtual CUresult synchronize_context() = 0;       // waits for all work of the current context
-  virtual CUresult synchronize_stream(CUstream stream) = 0;
+  // Waits for all work of the current context. Breaks every capture in it: only for the end of a context.
+  virtual CUresult synchronize_context() = 0;
 };
 
 // Makes `context` the calling thread's current one while it lives. `ok` is false when the driver refused.

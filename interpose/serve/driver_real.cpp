@@ -96,6 +96,20 @@ CUresult RealDriver::memory_info(std::size_t* free, std::size_t* total) {
   return call_.cuMemGetInfo(free, total);
 }
 
+CUresult RealDriver::allocate_plain(CUdeviceptr* at, std::size_t bytes) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemAlloc(at, bytes);
+}
+
+CUresult RealDriver::free_plain(CUdeviceptr at) { return call_.cuMemFree(at); }
+
+CUresult RealDriver::trim_pool(int device) {
+  const RelaxedCapture relaxed(call_);
+  CUmemoryPool pool = nullptr;
+  const CUresult result = call_.cuDeviceGetDefaultMemPool(&pool, device);
+  return result == CUDA_SUCCESS ? call_.cuMemPoolTrimTo(pool, 0) : result;
+}
+
 // The thread's own state: no stream is involved, nothing to relax.
 CUresult RealDriver::current_context(CUcontext* context) { return call_.cuCtxGetCurrent(context); }
 CUresult RealDriver::push_context(CUcontext context) { return call_.cuCtxPushCurrent(context); }
@@ -110,8 +124,11 @@ CUresult RealDriver::stream_context(CUstream stream, CUcontext* context) {
   return call_.cuStreamGetCtx(stream, context);
 }
 
-// Made for being asked at any time: CUDA allows it whatever is being captured, and it is on the path of every request.
+// CUDA allows this question whatever is being captured, so nothing is relaxed. It is on the path of every request:
+// while no capture is known of, the driver is not asked, and an unknown stream is then no error.
 CUresult RealDriver::is_capturing(CUstream stream, bool* capturing) {
+  *capturing = false;
+  if (!gate_->may_be_capturing()) return CUDA_SUCCESS;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = call_.cuStreamIsCapturing(stream, &status);
   if (result == CUDA_SUCCESS) *capturing = status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -128,12 +145,23 @@ CUresult RealDriver::destroy_event(CUevent event) {
   return call_.cuEventDestroy(event);
 }
 
+CUresult RealDriver::check_not_capturing(CUstream stream) const {
+  if (!gate_->may_be_capturing()) return CUDA_SUCCESS;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const bool answered = call_.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS;
+  return answered && status == CU_STREAM_CAPTURE_STATUS_NONE ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 CUresult RealDriver::record_event(CUevent event, CUstream stream) {
+  const CaptureGate::Work work(*gate_);
+  if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_);
   return call_.cuEventRecord(event, stream);
 }
 
 CUresult RealDriver::wait_event(CUstream stream, CUevent event) {
+  const CaptureGate::Work work(*gate_);
+  if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_);
   return call_.cuStreamWaitEvent(stream, event, 0);
 }
@@ -146,11 +174,6 @@ CUresult RealDriver::query_event(CUevent event) {
 CUresult RealDriver::synchronize_context() {
   const RelaxedCapture relaxed(call_);
   return call_.cuCtxSynchronize();
-}
-
-CUresult RealDriver::synchronize_stream(CUstream stream) {
-  const RelaxedCapture relaxed(call_);
-  return call_.cuStreamSynchronize(stream);
 }
 
 }  // namespace stalloc::serve

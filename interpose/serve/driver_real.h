@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "interpose/serve/capture_gate.h"
 #include "interpose/serve/driver.h"
 
 namespace stalloc::serve {
@@ -27,6 +28,10 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuMemUnmap)(CUdeviceptr, std::size_t) = nullptr;
   CUresult(CUDAAPI* cuMemSetAccess)(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) = nullptr;
   CUresult(CUDAAPI* cuMemGetInfo)(std::size_t*, std::size_t*) = nullptr;  // cuMemGetInfo_v2
+  CUresult(CUDAAPI* cuMemAlloc)(CUdeviceptr*, std::size_t) = nullptr;     // cuMemAlloc_v2
+  CUresult(CUDAAPI* cuMemFree)(CUdeviceptr) = nullptr;                    // cuMemFree_v2
+  CUresult(CUDAAPI* cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) = nullptr;
+  CUresult(CUDAAPI* cuMemPoolTrimTo)(CUmemoryPool, std::size_t) = nullptr;
   CUresult(CUDAAPI* cuCtxGetCurrent)(CUcontext*) = nullptr;
   CUresult(CUDAAPI* cuCtxPushCurrent)(CUcontext) = nullptr;  // cuCtxPushCurrent_v2
   CUresult(CUDAAPI* cuCtxPopCurrent)(CUcontext*) = nullptr;  // cuCtxPopCurrent_v2
@@ -34,7 +39,6 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuStreamGetCtx)(CUstream, CUcontext*) = nullptr;
   CUresult(CUDAAPI* cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* cuStreamWaitEvent)(CUstream, CUevent, unsigned) = nullptr;
-  CUresult(CUDAAPI* cuStreamSynchronize)(CUstream) = nullptr;
   CUresult(CUDAAPI* cuEventCreate)(CUevent*, unsigned) = nullptr;
   CUresult(CUDAAPI* cuEventDestroy)(CUevent) = nullptr;  // cuEventDestroy_v2
   CUresult(CUDAAPI* cuEventRecord)(CUevent, CUstream) = nullptr;
@@ -42,11 +46,13 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) = nullptr;
 };
 
-// Stateless but for the functions; thread-safe.
+// Stateless but for the functions; thread-safe. `gate` is the one that the hooks of captures go through; it must
+// outlive the driver.
 class RealDriver final : public Driver {
  public:
   // `rdma`: memory is created for GPUDirect RDMA where the device can; mapping it for the first time then takes longer.
-  explicit RealDriver(const DriverFunctions& functions, bool rdma = true) : call_(functions), rdma_(rdma) {}
+  explicit RealDriver(const DriverFunctions& functions, CaptureGate& gate, bool rdma = true)
+      : call_(functions), gate_(&gate), rdma_(rdma) {}
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
@@ -57,6 +63,9 @@ class RealDriver final : public Driver {
   CUresult unmap(CUdeviceptr at, std::size_t bytes) override;
   CUresult set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) override;
   CUresult memory_info(std::size_t* free, std::size_t* total) override;
+  CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
+  CUresult free_plain(CUdeviceptr at) override;
+  CUresult trim_pool(int device) override;
   CUresult current_context(CUcontext* context) override;
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
@@ -68,10 +77,13 @@ class RealDriver final : public Driver {
   CUresult wait_event(CUstream stream, CUevent event) override;
   CUresult query_event(CUevent event) override;
   CUresult synchronize_context() override;
-  CUresult synchronize_stream(CUstream stream) override;
 
  private:
+  // Whether the stream can be given work of ours. Pre: the gate is held.
+  [[nodiscard]] CUresult check_not_capturing(CUstream stream) const;
+
   DriverFunctions call_;
+  CaptureGate* gate_;
   bool rdma_;
 };
 

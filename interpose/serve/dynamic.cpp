@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <utility>
 
 #include "interpose/serve/arena.h"
@@ -16,10 +17,12 @@ constexpr std::size_t kForeignRangesAsked = 4;
 constexpr std::size_t kViewsAskedAtOnce = 4;
 
 // Three quarters of the line are for handles of large requests, the rest for those of small ones.
-HandlePlacement::Options placement_options(const HeapOptions& options, Range line, std::uint64_t page) {
+HandlePlacement::Options placement_options(const HeapOptions& options, Range line, std::uint64_t page,
+                                           std::uint64_t device_bytes) {
   HandlePlacement::Options placement;
   const std::uint64_t middle = line.begin + line.bytes() / 4 / page * page * 3;
   placement.page = page;
+  placement.device_bytes = device_bytes;
   placement.large = {line.begin, middle};
   placement.small = {middle + page, line.end};
   placement.small_bytes = options.small_bytes;
@@ -49,7 +52,7 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
   if (!mapper) return nullptr;
   const Range line{line_begin, line_begin + bytes};
   std::unique_ptr<Dynamic> made(
-      new Dynamic(driver, options, placement_options(options, line, page), std::move(mapper), order));
+      new Dynamic(driver, options, placement_options(options, line, page, total), std::move(mapper), order));
   made->line_begin_ = line_begin;
   made->view_addresses_.add({0, bytes * kViewAddressesADevice});
   return made;
@@ -64,7 +67,21 @@ Dynamic::Dynamic(Driver& driver, const HeapOptions& options, const HandlePlaceme
       mapper_(std::move(mapper)),
       order_(*order) {}
 
-Dynamic::~Dynamic() {
+Dynamic::~Dynamic() { close(); }
+
+void Dynamic::close() noexcept {
+  if (closed_) return;
+  closed_ = true;
+  try {
+    unmap_all();
+  } catch (const std::bad_alloc&) {
+    // What is still mapped stays so.
+  }
+  mapper_->close();
+  created_bytes_ = 0;
+}
+
+void Dynamic::unmap_all() {
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     if (placement_.views()[view].bytes() > 0) drop_view(view);
   }
@@ -107,6 +124,7 @@ std::optional<Place> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream
   if (!place) place = make(bytes, stream, Reach::Own, true);
   if (!place && may_wait && prefers_growing) place = allocate_ordered(bytes, stream);
   if (!place && several && stream == kNoStream && last_resort) place = allocate_ordered(bytes, stream);
+  if (!place) place = make(bytes, stream, Reach::None, true);
   return place;
 }
 
@@ -185,8 +203,8 @@ void Dynamic::free(PhysicalRanges freed, std::uint32_t view, StreamOrdinal strea
 std::optional<Place> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow) {
   const bool may_stitch = may_stitch_ && placement_.is_stitchable(bytes) && may_add_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
-  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch);
-  if (!proposal || !grow(*proposal, stream)) return std::nullopt;
+  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
+  if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
   std::optional<Place> place;
   if (proposal->pieces.empty()) {
     place = Place{0, proposal->offset};
@@ -204,6 +222,16 @@ std::optional<Place> Dynamic::make(std::uint64_t bytes, StreamOrdinal stream, Re
   }
   if (!proposal->grow.empty()) ++counts_.grows;
   return place;
+}
+
+// What is used at once on any stream takes no bytes on which work is pending: nothing is created for such a place.
+bool Dynamic::can_be_ready(const HandlePlacement::Proposal& proposal, StreamOrdinal stream) {
+  if (stream != kNoStream || proposal.grow.empty()) return true;
+  if (proposal.pieces.empty()) {
+    const PhysicalRange before{proposal.offset, proposal.grow_at};
+    return order_.is_complete({&before, 1});
+  }
+  return order_.is_complete(std::span(proposal.pieces).first(proposal.pieces.size() - 1));
 }
 
 // Keeps the cache within its limits and its addresses: the least recently used views make room if nothing uses them any

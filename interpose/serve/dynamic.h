@@ -44,10 +44,14 @@ class Dynamic {
   static std::unique_ptr<Dynamic> create(Driver& driver, int device, const HeapOptions& options,
                                          std::uint64_t line_begin, std::uint64_t page, StreamOrder* order,
                                          std::string* why);
-  // Unmaps and gives back all of it. Pre: no work is pending that may touch it.
+  // As `close`.
   ~Dynamic();
   Dynamic(const Dynamic&) = delete;
   Dynamic& operator=(const Dynamic&) = delete;
+
+  // Unmaps and gives back all of it. Idempotent; nothing but `contains`, `counts` and the figures may be asked
+  // afterwards. Pre: no work is pending that may touch it.
+  void close() noexcept;
 
   // The part of the line that a device with `device_bytes` of memory needs, in bytes.
   static std::uint64_t line_bytes(std::uint64_t device_bytes, std::uint64_t page);
@@ -86,6 +90,9 @@ class Dynamic {
   // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
   // held; those of the plan only if asked to. Returns the bytes released. Never waits.
   std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
+  // The same for just the handles that these ranges lie in, those of the plan excepted, and the view (0: none) that
+  // showed them.
+  std::uint64_t release_handles(PhysicalRanges freed, std::uint32_t view);
 
   // Gives memory back to the driver for a request of `bytes`, no more than it needs: idle handles that no view maps,
   // then idle views and their handles. Returns the bytes released. Never waits.
@@ -100,6 +107,7 @@ class Dynamic {
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return created_bytes_; }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement_.free_bytes(); }
+  [[nodiscard]] std::uint64_t free_plan_bytes() const noexcept { return placement_.free_plan_bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement_.largest_free(); }
   [[nodiscard]] std::size_t views() const noexcept { return placement_.views().count(); }
   [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
@@ -110,12 +118,14 @@ class Dynamic {
   Dynamic(Driver& driver, const HeapOptions& options, const HandlePlacement::Options& placement,
           std::unique_ptr<Mapper> mapper, StreamOrder* order);
 
+  void unmap_all();
   void used_again(std::uint32_t view);
   std::optional<Place> allocate_free(std::uint64_t bytes, StreamOrdinal stream, Reach reach);
   std::optional<Place> allocate_complete(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> allocate_spared(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> allocate_ordered(std::uint64_t bytes, StreamOrdinal stream);
   std::optional<Place> make(std::uint64_t bytes, StreamOrdinal stream, Reach reach, bool may_grow);
+  bool can_be_ready(const HandlePlacement::Proposal& proposal, StreamOrdinal stream);
   bool take(Place place, std::uint64_t bytes, StreamOrdinal stream, Reach reach);
   PhysicalRanges ranges_of_view(Place place, std::uint64_t bytes);
   bool may_add_view(std::uint64_t bytes);
@@ -132,6 +142,9 @@ class Dynamic {
   bool shorten_view(std::uint32_t number, std::size_t pieces);
   void shorten_idle(std::uint32_t number);
   bool is_idle(std::uint32_t number);
+  [[nodiscard]] FreeSpace shown_in_views() const;
+  bool can_be_released(std::uint64_t at, const HandlePlacement::Handle& handle, const FreeSpace& shown);
+  std::uint64_t release(std::uint64_t at);
   CUdeviceptr home_address(std::uint64_t at) const {
     return at < line_begin_ ? planned_address(at) : mapper_->home(at - line_begin_);
   }
@@ -156,6 +169,7 @@ class Dynamic {
   std::array<std::uint8_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
   plan::GrowthPace pace_;
   bool may_stitch_ = true;  // the present request
+  bool closed_ = false;
   std::uint64_t requests_ = 0;
   std::uint64_t clock_ = 0;
   Counts counts_;

@@ -9,7 +9,10 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr std::uint64_t kAskedBefore = std::uint64_t{64} << 20;  // the device is asked before so much is created
+constexpr std::uint64_t kAskedBefore = 32;  // the device is asked before so many pages are created
+// Creating all that is free fails at its very end: page tables take memory too. A request that leaves fewer pages than
+// this is left to CUDA.
+constexpr std::uint64_t kLeftOver = 16;
 
 }  // namespace
 
@@ -21,7 +24,7 @@ bool Dynamic::grow(const HandlePlacement::Proposal& proposal, StreamOrdinal stre
     handles_.push_back({bytes, 0});
     total += bytes;
   }
-  if (total >= kAskedBefore && !device_has(total)) return false;
+  if (total >= kAskedBefore * page_ && !device_has(total)) return false;
   if (mapper_->create_at(home_address(proposal.grow_at), handles_) != CUDA_SUCCESS) return false;
   std::uint64_t at = proposal.grow_at;
   for (const MappedHandle& handle : handles_) {
@@ -38,7 +41,7 @@ bool Dynamic::grow(const HandlePlacement::Proposal& proposal, StreamOrdinal stre
 bool Dynamic::device_has(std::uint64_t bytes) {
   std::size_t free = 0;
   std::size_t total = 0;
-  return driver_.memory_info(&free, &total) != CUDA_SUCCESS || free >= bytes;
+  return driver_.memory_info(&free, &total) != CUDA_SUCCESS || free >= bytes + kLeftOver * page_;
 }
 
 // Undoes `grow`. What the driver refuses to take back stays, free.
@@ -174,32 +177,62 @@ void Dynamic::drop_idle_views() {
 }
 
 std::uint64_t Dynamic::release_idle(std::uint64_t keep, bool of_plan) {
-  FreeSpace in_views;
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) in_views.add(piece);
-  }
+  const FreeSpace shown = shown_in_views();
   std::vector<std::uint64_t> idle;
   for (const auto& [at, handle] : placement_.handles()) {
-    if (handle.planned && !of_plan) continue;
-    const PhysicalRange range{at, at + handle.bytes};
-    const auto mapped = in_views.at_or_after(at);
-    const bool in_view = mapped && mapped->begin < range.end;
-    if (!in_view && placement_.is_free({at, range.end}) && order_.is_complete({&range, 1})) idle.push_back(at);
+    if ((!handle.planned || of_plan) && can_be_released(at, handle, shown)) idle.push_back(at);
   }
   std::uint64_t released = 0;
-  for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) {
-    const std::uint64_t at = idle.back();
-    const HandlePlacement::Handle handle = placement_.handles().at(at);
-    if (handle.planned) {
-      if (arena_->give_back(arena_->handle_at(at)) == 0) continue;
-    } else {
-      if (!mapper_->destroy_at(home_address(at), {handle.bytes, handle.id})) continue;
-      created_bytes_ -= handle.bytes;
-    }
-    placement_.remove_handle(at);
-    released += handle.bytes;
-  }
+  for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) released += release(idle.back());
   return released;
+}
+
+std::uint64_t Dynamic::release_handles(PhysicalRanges freed, std::uint32_t view) {
+  if (view != 0 && is_idle(view)) drop_view(view);
+  const FreeSpace shown = shown_in_views();
+  std::vector<std::uint64_t> idle;
+  for (const PhysicalRange& range : freed) {
+    auto handle = placement_.handles().upper_bound(range.begin);
+    if (handle != placement_.handles().begin()) --handle;
+    for (; handle != placement_.handles().end() && handle->first < range.end; ++handle) {
+      if (handle->first + handle->second.bytes <= range.begin || handle->second.planned) continue;
+      if (can_be_released(handle->first, handle->second, shown)) idle.push_back(handle->first);
+    }
+  }
+  std::sort(idle.begin(), idle.end());
+  idle.erase(std::unique(idle.begin(), idle.end()), idle.end());
+  std::uint64_t released = 0;
+  for (const std::uint64_t at : idle) released += release(at);
+  return released;
+}
+
+FreeSpace Dynamic::shown_in_views() const {
+  FreeSpace shown;
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+  }
+  return shown;
+}
+
+// Nothing lives on it, the device is done with what did, and no view shows it.
+bool Dynamic::can_be_released(std::uint64_t at, const HandlePlacement::Handle& handle, const FreeSpace& shown) {
+  const PhysicalRange range{at, at + handle.bytes};
+  const auto next = shown.at_or_after(at);
+  const bool in_view = next && next->begin < range.end;
+  return !in_view && placement_.is_free(range) && order_.is_complete({&range, 1});
+}
+
+// Returns the bytes given back; 0: the driver refused.
+std::uint64_t Dynamic::release(std::uint64_t at) {
+  const HandlePlacement::Handle handle = placement_.handles().at(at);
+  if (handle.planned) {
+    if (arena_->give_back(arena_->handle_at(at)) == 0) return 0;
+  } else {
+    if (!mapper_->destroy_at(home_address(at), {handle.bytes, handle.id})) return 0;
+    created_bytes_ -= handle.bytes;
+  }
+  placement_.remove_handle(at);
+  return handle.bytes;
 }
 
 std::uint64_t Dynamic::reclaim(std::uint64_t bytes, bool of_plan) {

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "interpose/serve/shown_figures.h"
+
 namespace stalloc::serve {
 
 // All figures since start, in bytes or counts. live counts every request of the program on this device that stalloc
@@ -52,7 +54,8 @@ struct PoolUse {
   bool known = false;  // a request named the pool; when none did, the driver alone knows
   // Live requests in the pool's name, as requested, planned and unplanned: the whole answer.
   std::uint64_t used = 0, used_high = 0;
-  // The arena's share: what unplanned requests take is to be added from the driver's own answer.
+  // Its share of what the heap holds: what unplanned requests take is to be added from the driver's own answer. Bytes
+  // that nothing lives in count for the first pool that was named; any other holds what is live in it.
   std::uint64_t reserved = 0, reserved_high = 0;
 };
 
@@ -67,6 +70,13 @@ class Figures {
     return known != kNoPool ? known : add_pool(pool);
   }
 
+  // What a pool may hold beyond what is live in it, in bytes; 0 until it is set, as CUDA's default.
+  void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
+  // Of the pool that may hold most.
+  [[nodiscard]] std::uint64_t release_threshold() const noexcept;
+  // The handle that `pool_index` gave the index to.
+  [[nodiscard]] CUmemoryPool pool(PoolIndex index) const noexcept { return pools_[index].handle; }
+
   // The pool is gone; its handle may come back as another one.
   void pool_destroyed(CUmemoryPool pool) noexcept;
 
@@ -79,14 +89,20 @@ class Figures {
   }
   void dynamic_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
     sums_.dynamic_live_bytes -= bytes;
-    removed(bytes, pool);
+    served_freed(bytes, pool);
   }
   void unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
   void slot_refused() noexcept { ++sums_.refused_slots; }
   void borrowed() noexcept { ++sums_.borrows; }
-  void missed() noexcept { ++sums_.misses; }
+  void missed() noexcept {
+    ++sums_.misses;
+    if (shown_ != nullptr) ShownFigures::set(&shown_->misses, sums_.misses);
+  }
   void physical_is(std::uint64_t bytes) noexcept;
+
+  // From now on these figures are kept in `shown` too, which must outlive them.
+  void show_in(ShownFigures* shown) noexcept;
 
   [[nodiscard]] const Statistics& sums() const noexcept { return sums_; }
   [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
@@ -96,7 +112,12 @@ class Figures {
   struct alignas(64) Pool {
     CUmemoryPool handle = nullptr;
     bool alive = false;  // names a pool of the program
-    PoolUse use;
+    bool shown = false;  // as shown_, in a line that the request touches anyway
+    bool known = false;  // a request named it
+    std::uint64_t release_threshold = 0;
+    std::uint64_t used = 0, used_high = 0;
+    std::uint64_t served = 0;         // of `used`: planned or dynamic
+    std::uint64_t reserved_high = 0;  // as far as it was looked at
   };
 
   // kNoPool: not known.
@@ -109,33 +130,45 @@ class Figures {
   }
   PoolIndex add_pool(CUmemoryPool pool) noexcept;
 
+  [[nodiscard]] bool is_shown(PoolIndex pool) const noexcept {
+    return pool == kNoPool ? shown_ != nullptr : pools_[pool].shown;
+  }
+  void show_requests() noexcept;
+
   void added(std::uint64_t bytes, PoolIndex pool) noexcept {
     const std::uint64_t served = sums_.planned_live_bytes + sums_.dynamic_live_bytes;
     sums_.served_live_peak_bytes = std::max(sums_.served_live_peak_bytes, served);
     sums_.live_peak_bytes = std::max(sums_.live_peak_bytes, served + sums_.unplanned_live_bytes);
+    if (is_shown(pool)) show_requests();
     if (pool == kNoPool) return;
-    PoolUse& use = pools_[pool].use;
-    use.used += bytes;
-    use.used_high = std::max(use.used_high, use.used);
+    Pool& named = pools_[pool];
+    named.known = true;
+    named.used += bytes;
+    named.used_high = std::max(named.used_high, named.used);
     sums_.pool_live_bytes += bytes;
     sums_.pool_live_peak_bytes = std::max(sums_.pool_live_peak_bytes, sums_.pool_live_bytes);
   }
   void removed(std::uint64_t bytes, PoolIndex pool) noexcept {
+    if (is_shown(pool)) show_requests();
     if (pool == kNoPool) return;
-    pools_[pool].use.used -= bytes;
+    pools_[pool].used -= bytes;
     sums_.pool_live_bytes -= bytes;
   }
-  // The pool has a share in what is held from its first request on; physical_is keeps it right from then on.
   void served(std::uint64_t bytes, PoolIndex pool) noexcept {
     added(bytes, pool);
     if (pool == kNoPool) return;
-    PoolUse& use = pools_[pool].use;
-    if (use.reserved != 0) return;
-    use.reserved = sums_.physical_bytes;
-    use.reserved_high = std::max(use.reserved_high, use.reserved);
+    Pool& named = pools_[pool];
+    named.served += bytes;
+    named.reserved_high = std::max(named.reserved_high, named.served);
   }
+  void served_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+    removed(bytes, pool);
+    if (pool != kNoPool) pools_[pool].served -= bytes;
+  }
+  [[nodiscard]] std::uint64_t reserved(PoolIndex pool) const noexcept;
 
   Statistics sums_;
+  ShownFigures* shown_ = nullptr;  // null: nobody looks
   std::array<Pool, 64> pools_{};
   std::size_t pool_count_ = 0;
 };

@@ -14,6 +14,7 @@ struct Heap::Line {
   std::uint64_t dynamic_page = 0;
   std::uint64_t dynamic_begin = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t device_bytes = 0;
 };
 
 namespace {
@@ -59,12 +60,13 @@ std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Plan
     line.page = planned->page();
     line.bytes = planned->arena().planned_bytes();
   }
-  if (!dynamic) return line;
-  std::size_t page = 0;
   std::size_t free = 0;
   std::size_t total = 0;
-  if (driver.granularity(device, &page) != CUDA_SUCCESS || driver.memory_info(&free, &total) != CUDA_SUCCESS ||
-      page < plan::kUnitBytes || (page & (page - 1)) != 0) {
+  if (driver.memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
+  line.device_bytes = total;
+  if (!dynamic) return line;
+  std::size_t page = 0;
+  if (driver.granularity(device, &page) != CUDA_SUCCESS || page < plan::kUnitBytes || (page & (page - 1)) != 0) {
     return std::nullopt;
   }
   line.page = std::max<std::uint64_t>(line.page, page);
@@ -82,11 +84,46 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
       context_(context),
       notice_(notice),
       options_(options),
+      device_bytes_(line.device_bytes),
+      fence_(driver, context),
       order_(driver, context, line.bytes, line.page) {}
 
 Heap::~Heap() {
+  if (!close()) close_after_context();
+}
+
+// Whoever waits without the lock finds the heap closed when it has the lock again.
+void Heap::end_service() noexcept {
+  const Lock lock(*this);
+  closed_.store(true, std::memory_order_release);
+  live_.clear();
+  unplanned_.clear();
+  if (shown_ != nullptr) ShownFigures::set(&shown_->live, 0);
+}
+
+bool Heap::close() noexcept {
+  end_service();
   const ContextScope scope(driver_, context_);
-  if (scope.ok()) driver_.synchronize_context();  // unmapping asks for it
+  if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // unmapping asks for it
+  const Look look(mutex_);
+  give_back_all(true);
+  return true;
+}
+
+void Heap::close_after_context() noexcept {
+  end_service();
+  const Look look(mutex_);
+  give_back_all(false);
+}
+
+void Heap::give_back_all(bool context_lives) noexcept {
+  for (const ForeignFree& free : foreign_frees_) driver_.destroy_event(free.event);
+  foreign_frees_.clear();
+  fence_.close(context_lives);
+  if (dynamic_) dynamic_->close();
+  if (planned_) planned_->arena().close();
+  order_.close(context_lives);
+  update_physical();
 }
 
 void Heap::note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept {
@@ -107,19 +144,33 @@ void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept
   figures_.unplanned(bytes, pool);
 }
 
-void Heap::note_original_freed(CUdeviceptr address) noexcept {
+std::uint64_t Heap::find_unplanned(CUdeviceptr address) const noexcept {
+  const Look look(mutex_);
+  const LiveEntry* entry = unplanned_.find(address);
+  return entry == nullptr ? 0 : entry->number;
+}
+
+void Heap::note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept {
   const Lock lock(*this);
+  const LiveEntry* noted = unplanned_.find(address);
+  if (noted == nullptr || noted->number != number) return;
   LiveEntry entry;
   if (unplanned_.erase(address, &entry)) figures_.unplanned_freed(entry.bytes, entry.pool);
 }
 
-bool Heap::find_range(CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) const noexcept {
+std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
   const Look look(mutex_);
   const LiveEntry* entry = live_.find_holding(address);
-  if (entry == nullptr) return false;
-  *base = entry->address;
-  *bytes = entry->bytes;
-  return true;
+  if (entry == nullptr) return std::nullopt;
+  const bool from_pool = entry->pool != kNoPool;
+  return LiveRange{
+      entry->address,    entry->bytes, entry->number, from_pool, from_pool ? figures_.pool(entry->pool) : nullptr,
+      entry->sync_memops};
+}
+
+void Heap::set_sync_memops(CUdeviceptr address, bool set) noexcept {
+  const Look look(mutex_);
+  if (const LiveEntry* entry = live_.find_holding(address)) live_.set_sync_memops(entry->address, set);
 }
 
 void Heap::stream_destroyed(CUstream stream) noexcept {
@@ -129,6 +180,7 @@ void Heap::stream_destroyed(CUstream stream) noexcept {
 
 CUresult Heap::grant_access(int peer) noexcept {
   const Lock lock(*this);
+  if (is_closed()) return CUDA_SUCCESS;
   if (planned_) {
     if (const CUresult result = planned_->arena().grant_access(peer); result != CUDA_SUCCESS) return result;
   }
@@ -139,6 +191,17 @@ void Heap::update_physical() noexcept {
   const std::uint64_t physical =
       (planned_ ? planned_->arena().physical_bytes() : 0) + (dynamic_ ? dynamic_->physical_bytes() : 0);
   if (physical != figures_.sums().physical_bytes) figures_.physical_is(physical);
+  if (shown_ != nullptr) {
+    ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
+  }
+}
+
+void Heap::show_in(ShownFigures* shown) noexcept {
+  const Lock lock(*this);
+  shown_ = shown;
+  ShownFigures::set(&shown->mapping_calls_at_start, mapping_calls_at_start_);
+  figures_.show_in(shown);
+  update_physical();
 }
 
 PoolUse Heap::pool_use(CUmemoryPool pool) const noexcept {
@@ -154,6 +217,13 @@ void Heap::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept
 void Heap::pool_destroyed(CUmemoryPool pool) noexcept {
   const Lock lock(*this);
   figures_.pool_destroyed(pool);
+  keep_bytes_.store(figures_.release_threshold(), std::memory_order_relaxed);
+}
+
+void Heap::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept {
+  const Look look(mutex_);
+  figures_.set_release_threshold(pool, bytes);
+  keep_bytes_.store(figures_.release_threshold(), std::memory_order_relaxed);
 }
 
 std::uint64_t Heap::mapping_calls() const noexcept {
@@ -162,6 +232,16 @@ std::uint64_t Heap::mapping_calls() const noexcept {
 
 Statistics Heap::statistics() const noexcept {
   const Look look(mutex_);
+  return gather_statistics();
+}
+
+bool Heap::try_statistics(Statistics* statistics) const noexcept {
+  const std::unique_lock look(mutex_, std::try_to_lock);
+  if (look.owns_lock()) *statistics = gather_statistics();
+  return look.owns_lock();
+}
+
+Statistics Heap::gather_statistics() const noexcept {
   Statistics statistics = figures_.sums();
   if (planned_) statistics.resynchronisations = planned_->cursors().resynchronisations();
   statistics.stream_waits = order_.waits();

@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,10 +16,12 @@
 #include "interpose/serve/driver.h"
 #include "interpose/serve/dynamic.h"
 #include "interpose/serve/figures.h"
+#include "interpose/serve/free_fence.h"
 #include "interpose/serve/heap_mutex.h"
 #include "interpose/serve/heap_options.h"
 #include "interpose/serve/live_table.h"
 #include "interpose/serve/planned.h"
+#include "interpose/serve/shown_figures.h"
 #include "interpose/serve/stream_key.h"
 #include "interpose/serve/stream_order.h"
 #include "plan/plan.h"
@@ -28,6 +31,16 @@ namespace stalloc::serve {
 // Told once, in one line without a newline, what the user should know. Called without any lock held, on the thread of
 // a request; must not throw.
 using Notice = void (*)(const char* text);
+
+// What is live at an address, as the program asked for it.
+struct LiveRange {
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;        // as requested
+  std::uint64_t number = 0;     // no other request that this heap served had it, or will
+  bool from_pool = false;       // stream-ordered; false: of cuMemAlloc
+  CUmemoryPool pool = nullptr;  // that it is from; null: the device's own
+  bool sync_memops = false;     // as `set_sync_memops` left it
+};
 
 // Thread-safe throughout; nothing but `create` throws or fails for want of host memory: then a request goes unplanned.
 // The calls into the driver that a request needs are made on the requesting thread.
@@ -41,17 +54,26 @@ class Heap {
   // the heap. Never throws.
   static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
                                       const HeapOptions& options, std::string* why, Notice notice = nullptr) noexcept;
-  // Waits for the context and gives everything back. Not for the end of a process: the driver may be gone by then. Pre:
-  // no stream of the context is being captured.
+  // Closes it. Not for the end of a process: the driver may be gone by then. Pre: no stream of the context is being
+  // captured, and no other thread is inside.
   ~Heap();
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
+  // The context is about to end: waits for its work and gives everything back. Other threads may be inside or come
+  // later: nothing is live any more, and no request is served. The addresses may come back as the driver's. False: the
+  // driver does not let us wait (the device has failed, or a stream is being captured), and all is still mapped.
+  // Idempotent, and so is the second, which is for a context that has ended and gives back what is left.
+  bool close() noexcept;
+  void close_after_context() noexcept;
+  // True from the beginning of either on: what this heap does not know may be the driver's.
+  [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
   // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
   // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
-  // `note_unplanned`. That is so for a captured stream, for what the plan passes through, and when memory is exhausted
-  // after the whole pressure ladder, whose last rung waits for the context. `pool` is the driver pool the request names
-  // (null: the device's own, also when the program names that one by its handle). Pre: `context` is current.
+  // `note_unplanned`. That is so for a captured stream, for what the plan passes through, for more than the device has,
+  // and when memory is exhausted. `pool` is the driver pool the request names (null: the device's own, also when the
+  // program names that one by its handle). Never waits for the device. Pre: `context` is current.
   std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept;
   // As cuMemAlloc: the bytes may be used on any stream at once. Served only from bytes on which nothing is pending.
   std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
@@ -66,28 +88,51 @@ class Heap {
 
   // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
   // CUDA_ERROR_INVALID_VALUE when no live range starts at `address`, and when the stream is being captured: as CUDA,
-  // which lets a graph free only what a graph allocated. The bytes then stay live. A stream of another context is
-  // waited for. `context_is_current`: the caller knows that `context` is the thread's current one.
+  // which lets a graph free only what a graph allocated. The bytes then stay live. What is freed on a stream of another
+  // context is reusable when an event behind it has completed. Never waits for the device. `context_is_current`: the
+  // caller knows that `context` is the thread's current one.
   CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
-  // As cuMemFree: waits for all work of the context; the bytes are then reusable everywhere. When the wait is refused
-  // because some stream is being captured, the bytes stay taken until a later wait succeeds.
+  // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
+  // from a pool is not waited for, since CUDA takes the program's word that nothing uses it. Returns what CUDA returns:
+  // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
   CUresult free_sync(CUdeviceptr address) noexcept;
-  // An address outside the arena was freed: keeps the live figures right. Unknown addresses are ignored.
-  void note_original_freed(CUdeviceptr address) noexcept;
+  // The number of a noted request of CUDA's own memory, or 0; and its free, once CUDA has made it. The address may be
+  // in use again by then: a request of another number is left alone, as is what nobody noted.
+  [[nodiscard]] std::uint64_t find_unplanned(CUdeviceptr address) const noexcept;
+  void note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept;
 
-  // The live range that holds `address`; false when there is none. Fast for starts, else it looks at all that is live.
-  bool find_range(CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) const noexcept;
+  // The live range that holds `address`; nothing when there is none. In constant time for starts, else logarithmic in
+  // what is live, but for the first time.
+  std::optional<LiveRange> find_live(CUdeviceptr address) noexcept;
+  // Remembers what the program set for the live range that holds `address`, if there is one.
+  void set_sync_memops(CUdeviceptr address, bool set) noexcept;
 
   // Call before the original destroys the stream: work that the bytes freed on it wait for gets its event now.
   void stream_destroyed(CUstream stream) noexcept;
   // Kernels of `peer` may touch this device's memory from now on.
   CUresult grant_access(int peer) noexcept;
 
-  // Gives idle memory back to the device until at most `keep_bytes` are held: waits for the context, unmaps the views
-  // that nothing lives in, releases the handles that nothing lives on. Returns the bytes given back. While a stream is
-  // being captured it gives back only what is known to be idle. The plan's memory is kept as long as the plan is
-  // served.
+  // Gives idle memory back to the device until at most `keep_bytes` are held: unmaps the views that nothing lives in,
+  // releases the handles that nothing lives on, if the device is done with both. Returns the bytes given back. Never
+  // waits. The plan's memory is kept as long as the plan is served.
   std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
+  // The same for somebody who was refused `bytes` (0: nobody knows how many): nothing is given back when all of it
+  // would not be enough, and a plan gives up its idle memory when nothing else is.
+  std::uint64_t make_room(std::uint64_t bytes) noexcept;
+
+  // What a request could have at most: free memory of the device, and all that is idle here. In bytes.
+  [[nodiscard]] std::uint64_t available_bytes() const noexcept;
+  // A request for so much that asking what is available costs little beside it.
+  [[nodiscard]] bool is_large(std::uint64_t bytes) const noexcept { return bytes >= device_bytes_ / 16; }
+
+  // The release threshold of a pool (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD): memory held above it, and above that of every
+  // other pool, is given back at the next synchronisation. Until one is set, everything is kept. Synchronising takes
+  // two calls, before the program's own and after it succeeded.
+  void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
+  void before_synchronization() noexcept;
+  void after_synchronization() noexcept;
+  // Bytes that the plan holds and nothing lives in: CUDA would have them free.
+  [[nodiscard]] std::uint64_t idle_plan_bytes() const noexcept;
 
   // The figures for a pool; `reset_pool_high` is cuMemPoolSetAttribute(..._HIGH, 0).
   [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
@@ -97,7 +142,12 @@ class Heap {
   void pool_destroyed(CUmemoryPool pool) noexcept;
 
   [[nodiscard]] Statistics statistics() const noexcept;
+  // The same without waiting: false when another thread uses the heap just now.
+  bool try_statistics(Statistics* statistics) const noexcept;
+  // From now on other processes can read figures in `shown`, which must outlive the heap.
+  void show_in(ShownFigures* shown) noexcept;
   [[nodiscard]] CUcontext context() const noexcept { return context_; }
+  [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
   // Held while the books are used: the last free is entered in them first. Only a request and a free of a stream take
@@ -118,11 +168,11 @@ class Heap {
     StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
     PoolIndex pool = kNoPool;
   };
-  // Bytes that were freed but may still be in use in an unknown way, until the context has been synchronised by a wait
-  // that began after `number` was taken.
-  struct Unordered {
+  // What was freed on a stream that others cannot be ordered behind: free when the event has completed.
+  struct ForeignFree {
     LiveEntry entry;
-    std::uint64_t number = 0;
+    CUcontext context = nullptr;  // of the stream and the event
+    CUevent event = nullptr;
   };
 
   // A dynamic block that is neither live nor in the books of what is free.
@@ -137,8 +187,11 @@ class Heap {
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
   // heap.cpp
+  void end_service() noexcept;
+  void give_back_all(bool context_lives) noexcept;
   void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
   void update_physical() noexcept;
+  [[nodiscard]] Statistics gather_statistics() const noexcept;
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
   // heap_last_free.cpp
@@ -162,19 +215,23 @@ class Heap {
   // heap_pressure.cpp
   CUdeviceptr serve_under_pressure(const Ask& ask);
   CUdeviceptr reclaim_and_serve(const Ask& ask);
+  bool trim_cuda_pool();
   void complain(const Ask& ask);
-  std::uint64_t trim_dynamic(std::uint64_t keep_bytes);
-  std::uint64_t trim_dropped_plan();
+  [[nodiscard]] std::uint64_t device_free_bytes() const;
+  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
+  std::uint64_t give_back_dropped_plan();
+  [[nodiscard]] std::uint64_t unlocked_idle_plan_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
 
   // heap_free.cpp
   CUresult free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                              bool context_is_current) noexcept;
   CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream);
+  void collect_foreign_frees();
+  void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
-  void hold_back(const LiveEntry& entry, std::uint64_t number);
   void give_back(const LiveEntry& entry, StreamOrdinal stream);
   PhysicalRanges ranges(const LiveEntry& entry);
-  CUresult synchronize(std::uint64_t number);
 
   Driver& driver_;
   const std::unique_ptr<Planned> planned_;  // null: no plan
@@ -182,6 +239,9 @@ class Heap {
   const CUcontext context_;
   const Notice notice_;
   const HeapOptions options_;
+  const std::uint64_t device_bytes_;  // no request for more is looked at
+  std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
+  FreeFence fence_;
 
   mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_
   // In one cache line, with the begin of the next what most requests touch.
@@ -190,13 +250,15 @@ class Heap {
   std::unique_ptr<Dynamic> dynamic_;  // null: off
   StreamOrder order_;
   LiveTable unplanned_;
-  std::vector<Unordered> unordered_;
+  std::vector<ForeignFree> foreign_frees_;
   Figures figures_;
+  ShownFigures* shown_ = nullptr;  // null: nobody looks
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_nanoseconds_at_start_ = 0;
   int complaints_ = 0;
   bool dropped_ = false;  // the plan is not used any more
   bool merged_ = false;   // the plan's free bytes serve dynamic requests too, and the dynamic sub-allocator keeps them
+  std::atomic<bool> closed_{false};  // set under the lock
 };
 
 }  // namespace stalloc::serve

@@ -19,6 +19,8 @@ std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
 }  // namespace
 
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
+  // Its free will wait as CUDA's own does, and needs the means for that.
+  if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
   return serve_by_the_books(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
 
@@ -35,8 +37,9 @@ std::optional<CUdeviceptr> Heap::serve_by_the_books(std::unique_lock<HeapMutex> 
 // `stream` null: for all streams at once.
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing) {
-  if (bytes == 0) return 0;
+  if (bytes == 0 || is_closed()) return 0;
   book_last_free();
+  if (!foreign_frees_.empty()) collect_foreign_frees();
   const bool by_plan = planned_ && !dropped_;
   if (capturing) {
     if (by_plan) planned_->cursors().pass_through(bytes);

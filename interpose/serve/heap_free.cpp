@@ -22,29 +22,86 @@ CUresult Heap::free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr a
   return free_on_foreign_stream(address, stream);
 }
 
-// The stream is none that this heap can order others behind: of another context, or one too many.
+// The stream is none that this heap can order others behind: of another context, or one too many. An event behind the
+// free says when the bytes can be used again.
 CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) {
-  if (const CUresult result = driver_.synchronize_stream(stream.handle); result != CUDA_SUCCESS) return result;
-  const Lock lock(*this);
-  LiveEntry entry;
-  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  forget(entry);
-  give_back(entry, kNoStream);
-  return CUDA_SUCCESS;
+  ForeignFree free;
+  if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
+    return result;
+  const ContextScope scope(driver_, free.context);
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = driver_.create_event(&free.event); result != CUDA_SUCCESS) return result;
+  CUresult result = driver_.record_event(free.event, stream.handle);
+  if (result == CUDA_SUCCESS) {
+    const Lock lock(*this);
+    if (live_.erase(address, &free.entry)) {
+      forget(free.entry);
+      try {
+        foreign_frees_.push_back(free);
+        return CUDA_SUCCESS;
+      } catch (const std::bad_alloc&) {
+        // The bytes stay taken for good.
+      }
+    } else {
+      result = CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  driver_.destroy_event(free.event);
+  return result;
+}
+
+// Gives back what foreign streams are done with. A context that is gone has no work left.
+void Heap::collect_foreign_frees() {
+  std::erase_if(foreign_frees_, [this](const ForeignFree& free) {
+    const CUresult result = driver_.query_event(free.event);
+    const bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!over) return false;
+    if (result == CUDA_SUCCESS) driver_.destroy_event(free.event);
+    give_back(free.entry, kNoStream);
+    return true;
+  });
 }
 
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   std::uint64_t number = 0;
+  bool from_pool = false;
   {
-    const Lock lock(*this);
-    LiveEntry entry;
-    if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-    forget(entry);
-    number = order_.take_number();
-    hold_back(entry, number);
+    const Look look(mutex_);
+    const LiveEntry* entry = live_.find(address);
+    if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    from_pool = entry->pool != kNoPool;
+    if (!from_pool) number = order_.take_number();
   }
-  const CUresult result = synchronize(number);
-  return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? CUDA_SUCCESS : result;
+  if (!from_pool) {
+    // Without the lock: the work that is waited for may itself wait for another thread's request.
+    if (const CUresult result = fence_.wait(); result != CUDA_SUCCESS) return result;
+  }
+  const Lock lock(*this);
+  LiveEntry entry;
+  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+  forget(entry);
+  if (!from_pool) order_.synchronized(number);
+  give_back(entry, kNoStream);
+  if (!from_pool) release_freed(entry);
+  return CUDA_SUCCESS;
+}
+
+// What cudaFree gives back is free for everybody again, whatever a pool may keep.
+void Heap::release_freed(const LiveEntry& entry) {
+  if (entry.origin != Origin::Dynamic) return;
+  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  try {
+    if (keep != ~std::uint64_t{0}) {
+      if (figures_.sums().physical_bytes > keep) give_back_idle(keep);
+      return;
+    }
+    const PhysicalRanges freed = ranges(entry);
+    const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // they outlive the view
+    dynamic_->release_handles(handles, entry.place);
+    update_physical();
+  } catch (const std::bad_alloc&) {
+    // It is kept.
+  }
 }
 
 void Heap::forget(const LiveEntry& entry) {
@@ -52,14 +109,6 @@ void Heap::forget(const LiveEntry& entry) {
     figures_.planned_freed(entry.bytes, entry.pool);
   } else {
     figures_.dynamic_freed(entry.bytes, entry.pool);
-  }
-}
-
-void Heap::hold_back(const LiveEntry& entry, std::uint64_t number) {
-  try {
-    unordered_.push_back({entry, number});
-  } catch (const std::bad_alloc&) {
-    // The bytes stay taken for good.
   }
 }
 
@@ -95,26 +144,6 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
-}
-
-// Waits for the context without the lock: the work that it waits for may itself wait for another thread's request.
-// What was held back before `number` is free afterwards.
-CUresult Heap::synchronize(std::uint64_t number) {
-  const ContextScope scope(driver_, context_);
-  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
-  {
-    const Lock lock(*this);
-    if (order_.any_capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  if (const CUresult result = driver_.synchronize_context(); result != CUDA_SUCCESS) return result;
-  const Lock lock(*this);
-  order_.synchronized(number);
-  std::erase_if(unordered_, [&](const Unordered& held) {
-    if (held.number > number) return false;
-    give_back(held.entry, kNoStream);
-    return true;
-  });
-  return CUDA_SUCCESS;
 }
 
 }  // namespace stalloc::serve

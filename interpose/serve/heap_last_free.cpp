@@ -9,6 +9,7 @@
 
 namespace stalloc::serve {
 std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept {
+  if (bytes > device_bytes_) return std::nullopt;
   bool capturing = false;
   if (driver_.is_capturing(stream.handle, &capturing) != CUDA_SUCCESS) capturing = true;
   std::unique_lock lock(mutex_);

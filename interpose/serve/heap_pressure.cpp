@@ -16,39 +16,55 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 
 }  // namespace
 
-// The memory pressure ladder: give up views and idle handles, use free bytes of the plan, wait for what is pending.
-// Only its last rung waits, and without the lock.
+// What a request tries when the driver gives no more: wait for other streams on the device, give up idle handles and
+// views, use free bytes of the plan. Nothing is given up for a request that could not be served all the same.
 CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
-  std::uint64_t number = 0;
   {
     const Lock lock(*this);
     if (!live_.reserve_one()) return 0;
-    if (const CUdeviceptr served = reclaim_and_serve(ask)) return served;
-    number = order_.take_number();
-  }
-  if (synchronize(number) == CUDA_SUCCESS) {
-    const Lock lock(*this);
-    if (!live_.reserve_one()) return 0;
-    if (const CUdeviceptr served = reclaim_and_serve(ask)) return served;
+    CUdeviceptr served = reclaim_and_serve(ask);
+    if (served == 0 && trim_cuda_pool()) served = reclaim_and_serve(ask);
+    if (served != 0) return served;
   }
   complain(ask);
   return 0;
 }
 
+// What was left to CUDA may stay with its own pool when it is freed, all of the device's memory after a program has
+// probed for it, and then nothing could grow here any more. True when there is more free memory for it.
+bool Heap::trim_cuda_pool() {
+  const ContextScope scope(driver_, context_);
+  if (is_closed() || !scope.ok()) return false;
+  const std::uint64_t before = device_free_bytes();
+  return driver_.trim_pool(device_) == CUDA_SUCCESS && device_free_bytes() > before;
+}
+
 CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
+  if (is_closed() || ask.bytes > unlocked_available_bytes()) return 0;
   CUdeviceptr served = serve_dynamic(ask, true);
   if (served != 0) return served;
+  order_.settle();
   if (dynamic_->reclaim(ask.bytes, dropped_) > 0) served = serve_dynamic(ask, true);
   if (served != 0 || !planned_ || merged_) return served;
   merge(ask.stream);
   return serve_dynamic(ask, true);
 }
 
+// All that there may be, when the driver does not say.
+std::uint64_t Heap::device_free_bytes() const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const ContextScope scope(driver_, context_);
+  return scope.ok() && driver_.memory_info(&free, &total) == CUDA_SUCCESS ? free : device_bytes_;
+}
+
 void Heap::complain(const Ask& ask) {
   char text[256];
   {
     const Lock lock(*this);
+    if (is_closed()) return;
     figures_.missed();
+    update_physical();
     if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
     const Statistics& sums = figures_.sums();
     std::snprintf(text, sizeof text,
@@ -64,45 +80,89 @@ void Heap::complain(const Ask& ask) {
 
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
-    return dynamic_ ? trim_dynamic(keep_bytes) : trim_dropped_plan();
+    const Lock lock(*this);
+    order_.settle();
+    return give_back_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
     return 0;
   }
 }
 
-std::uint64_t Heap::trim_dynamic(std::uint64_t keep_bytes) {
-  std::uint64_t number = 0;
-  {
+std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
+  try {
     const Lock lock(*this);
-    number = order_.take_number();
+    if (bytes > unlocked_available_bytes()) return 0;
+    order_.settle();
+    return give_back_idle(0);
+  } catch (const std::bad_alloc&) {
+    return 0;
   }
-  synchronize(number);  // refused: what is known to be idle is given back all the same
+}
+
+void Heap::before_synchronization() noexcept {
   const Lock lock(*this);
+  order_.mark_frees();
+}
+
+void Heap::after_synchronization() noexcept {
+  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  if (keep == ~std::uint64_t{0}) return;
+  try {
+    const Lock lock(*this);
+    if (!foreign_frees_.empty()) collect_foreign_frees();
+    if (figures_.sums().physical_bytes <= keep) return;
+    order_.settle();
+    give_back_idle(keep);
+  } catch (const std::bad_alloc&) {
+    // Whatever is held stays.
+  }
+}
+
+std::uint64_t Heap::available_bytes() const noexcept {
+  const Look look(mutex_);
+  return unlocked_available_bytes();
+}
+
+// What was freed last, and is in no books yet, counts too.
+std::uint64_t Heap::unlocked_available_bytes() const noexcept {
+  const std::uint64_t last = last_free_.entry.address == 0 ? 0 : rounded(last_free_.entry.bytes);
+  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() : 0;
+  return device_free_bytes() + idle + last + (merged_ ? 0 : unlocked_idle_plan_bytes());
+}
+
+std::uint64_t Heap::idle_plan_bytes() const noexcept {
+  const Look look(mutex_);
+  return unlocked_idle_plan_bytes();
+}
+
+std::uint64_t Heap::unlocked_idle_plan_bytes() const noexcept {
+  if (!planned_) return 0;
+  if (merged_) return dynamic_->free_plan_bytes();
+  const std::uint64_t held = planned_->arena().physical_bytes();
+  return held - std::min(held, figures_.sums().planned_live_bytes);
+}
+
+// What the device is done with.
+std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
+  if (is_closed()) return 0;
+  if (!dynamic_) return give_back_dropped_plan();
   if (dropped_ && !merged_) merge(kNoStream);
   const std::uint64_t kept_apart = planned_ && !merged_ ? planned_->arena().physical_bytes() : 0;
+  const std::uint64_t keep = keep_bytes - std::min(keep_bytes, kept_apart);
   dynamic_->drop_idle_views();
-  const std::uint64_t given_back = dynamic_->release_idle(keep_bytes - std::min(keep_bytes, kept_apart), dropped_);
+  const std::uint64_t given_back = dynamic_->release_idle(keep, dropped_);
   update_physical();
   return given_back;
 }
 
-// Handles that are free before the wait are idle after it: a dropped plan takes nothing any more. One that a stream
-// frees meanwhile has to stay for the next time.
-std::uint64_t Heap::trim_dropped_plan() {
-  std::uint64_t number = 0;
-  std::vector<std::size_t> idle;
-  {
-    const Lock lock(*this);
-    if (!dropped_) return 0;
-    for (std::size_t handle = 0; handle < planned_->arena().handle_count(); ++handle) {
-      if (planned_->occupancy().is_free(planned_->arena().handle_range(handle))) idle.push_back(handle);
-    }
-    number = order_.take_number();
-  }
-  if (synchronize(number) != CUDA_SUCCESS) return 0;
-  const Lock lock(*this);
+std::uint64_t Heap::give_back_dropped_plan() {
+  if (!dropped_) return 0;
   std::uint64_t given_back = 0;
-  for (const std::size_t handle : idle) given_back += planned_->arena().give_back(handle);
+  for (std::size_t handle = 0; handle < planned_->arena().handle_count(); ++handle) {
+    const PhysicalRange range = planned_->arena().handle_range(handle);
+    if (!planned_->occupancy().is_free(range) || !order_.is_complete({&range, 1})) continue;
+    given_back += planned_->arena().give_back(handle);
+  }
   update_physical();
   return given_back;
 }

@@ -36,7 +36,11 @@ std::unique_ptr<Mapper> Mapper::create(Driver& driver, int device, std::uint64_t
   return mapper;
 }
 
-Mapper::~Mapper() {
+Mapper::~Mapper() { close(); }
+
+void Mapper::close() noexcept {
+  if (closed_) return;
+  closed_ = true;
   while (!lost_.empty()) {
     const Lost lost = lost_.back();
     lost_.pop_back();

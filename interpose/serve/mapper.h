@@ -28,10 +28,14 @@ class Mapper {
   // Throws std::bad_alloc only.
   static std::unique_ptr<Mapper> create(Driver& driver, int device, std::uint64_t home_bytes, std::uint64_t view_bytes,
                                         std::string* why);
-  // Pre: everything was unmapped; what the driver refused to unmap is tried again.
+  // As `close`.
   ~Mapper();
   Mapper(const Mapper&) = delete;
   Mapper& operator=(const Mapper&) = delete;
+
+  // Gives the addresses back. Idempotent; `contains` answers as before. Pre: everything was unmapped; what the driver
+  // refused to unmap is tried again.
+  void close() noexcept;
 
   [[nodiscard]] CUdeviceptr home(std::uint64_t offset) const noexcept { return base_ + offset; }
   [[nodiscard]] CUdeviceptr view(std::uint64_t offset) const noexcept { return base_ + home_bytes_ + offset; }
@@ -80,6 +84,7 @@ class Mapper {
   std::vector<int> granted_;
   std::vector<Lost> lost_;  // still mapped
   bool forgot_ = false;     // something is still mapped that is not in lost_
+  bool closed_ = false;
 };
 
 }  // namespace stalloc::serve

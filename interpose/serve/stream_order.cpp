@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace stalloc::serve {
+namespace {
+
+// An event that was recorded on an idle stream completes within some microseconds, each question takes a tenth of one.
+constexpr int kMostQuestions = 256;
+
+}  // namespace
 
 StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes)
     : driver_(driver),
@@ -12,12 +18,20 @@ StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physic
       ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
 
 StreamOrder::~StreamOrder() {
+  if (stream_count_ == 0) return;
   const ContextScope scope(driver_, context_);
+  close(scope.ok());
+}
+
+void StreamOrder::close(bool destroy_events) noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     for (const Event& event : streams_[i].events) {
-      if (event.event != nullptr) driver_.destroy_event(event.event);
+      if (event.event != nullptr && destroy_events) driver_.destroy_event(event.event);
     }
+    streams_[i] = {};
   }
+  stream_count_ = 0;
+  latest_ = kNoStream;
 }
 
 StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexcept {
@@ -147,8 +161,7 @@ StreamOrder::Event* StreamOrder::covering(Stream& stream, std::uint64_t number) 
 // Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current.
 StreamOrder::Event* StreamOrder::record(Stream& stream) noexcept {
   const bool reachable = stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
-  bool capturing = true;
-  if (!reachable || driver_.is_capturing(stream.key.handle, &capturing) != CUDA_SUCCESS || capturing) return nullptr;
+  if (!reachable) return nullptr;
   Event& oldest = *std::min_element(stream.events.begin(), stream.events.end(),
                                     [](const Event& a, const Event& b) { return a.covers < b.covers; });
   if (oldest.event == nullptr && driver_.create_event(&oldest.event) != CUDA_SUCCESS) {
@@ -173,18 +186,20 @@ void StreamOrder::synchronized(std::uint64_t number) noexcept {
   for (std::uint64_t& complete : complete_) complete = std::max(complete, number);
 }
 
-bool StreamOrder::any_capturing() noexcept {
-  bool any = false;
-  const auto ask = [&](CUstream stream) {
-    bool capturing = true;
-    any = any || driver_.is_capturing(stream, &capturing) != CUDA_SUCCESS || capturing;
-  };
-  ask(CU_STREAM_LEGACY);
-  for (std::size_t i = 1; i <= stream_count_ && !any; ++i) {
-    const Stream& stream = streams_[i];
-    if (stream.alive && !stream.key.is_default()) ask(stream.key.handle);
+void StreamOrder::mark_frees() noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return;
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    Stream& stream = streams_[i];
+    if (complete_[i] < stream.last_free && covering(stream, stream.last_free) == nullptr) record(stream);
   }
-  return any;
+}
+
+void StreamOrder::settle() noexcept {
+  mark_frees();
+  const std::uint64_t all = sequence_;
+  for (int asked = 0; asked < kMostQuestions && !is_complete(all); ++asked) {
+  }
 }
 
 void StreamOrder::stream_destroyed(CUstream stream) noexcept {

@@ -33,6 +33,9 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
+  // Forgets every stream. `destroy_events`: the context lives and is current; its end destroys its events itself.
+  void close(bool destroy_events) noexcept;
+
   // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams
   // have work pending to tell them apart. `context_is_current`: the calling thread's context is known to be ours, so
   // that a default stream need not be asked for its own.
@@ -62,14 +65,18 @@ class StreamOrder {
   // The bytes were freed and the device is done with them.
   void cleared(PhysicalRanges ranges) noexcept { marks_.cleared(ranges); }
 
-  // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, synchronise
-  // the context, say that every free up to the number is complete.
+  // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, wait
+  // (free_fence.h), say that every free up to the number is complete.
   std::uint64_t take_number() noexcept { return ++sequence_; }
   // The number of the latest free, if none was taken since.
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return sequence_; }
   void synchronized(std::uint64_t number) noexcept;
-  // True when a stream known here is being captured, or the driver will not say: synchronising would break the capture.
-  bool any_capturing() noexcept;
+
+  // Records an event behind the frees of each stream that has none there yet: once the program has synchronised with
+  // the stream, asking says that they are complete.
+  void mark_frees() noexcept;
+  // Finds out which frees are complete, asking the device a limited number of times. It never waits for work.
+  void settle() noexcept;
 
   // Pre: the stream is still alive. Its handle may name another stream afterwards.
   void stream_destroyed(CUstream stream) noexcept;

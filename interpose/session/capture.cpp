@@ -1,32 +1,33 @@
 #include "interpose/session/capture.h"
 
-#include <atomic>
-
 #include "interpose/base/cuda_driver.h"
+#include "interpose/session/cuda_query.h"
 
 namespace stalloc::capture {
-namespace {
 
-// Set before the capture begins. Whoever uses the captured stream knows of it by the program's own synchronisation, so
-// that relaxed order is enough.
-std::atomic<bool> any{false};
-
-}  // namespace
-
-void seen() noexcept { any.store(true, std::memory_order_relaxed); }
-
-void looked_up(std::string_view symbol) noexcept {
-  if (symbol.starts_with("cuStreamBegin")) seen();
+serve::CaptureGate& gate() noexcept {
+  static serve::CaptureGate gate;
+  return gate;
 }
 
-CUresult status(CUstream stream, CUstreamCaptureStatus* status) noexcept {
-  if (!any.load(std::memory_order_relaxed)) {
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-  }
+void looked_up(std::string_view symbol) noexcept {
+  if (symbol.starts_with("cuStreamBegin")) gate().began();
+}
+
+bool is_capturing(CUstream stream) noexcept {
+  if (!gate().may_be_capturing()) return false;
   static const auto ask =
       reinterpret_cast<CUresult (*)(CUstream, CUstreamCaptureStatus*)>(cuda_driver::symbol("cuStreamIsCapturing"));
-  return ask == nullptr ? CUDA_ERROR_NOT_SUPPORTED : ask(stream, status);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ask == nullptr || ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// Trimming a pool to more than it can hold changes nothing, and is refused just when an allocation is.
+CUresult permission() noexcept {
+  if (!gate().may_be_capturing()) return CUDA_SUCCESS;
+  static const auto trim = reinterpret_cast<CUresult (*)(CUmemoryPool, size_t)>(cuda_driver::symbol("cuMemPoolTrimTo"));
+  const CUmemoryPool pool = cuda_query::default_pool(cuda_query::current_device());
+  return trim == nullptr || pool == nullptr ? CUDA_SUCCESS : trim(pool, ~size_t{0});
 }
 
 }  // namespace stalloc::capture

@@ -1,7 +1,6 @@
 #include "interpose/session/cuda_query.h"
 
 #include "interpose/base/cuda_driver.h"
-#include "interpose/session/capture.h"
 
 namespace stalloc::cuda_query {
 namespace {
@@ -32,31 +31,69 @@ CUcontext current_context() noexcept {
   return get != nullptr && get(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-bool is_capturing(CUstream stream) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return capture::status(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+bool has_failed() noexcept {
+  static const auto ask = find<CUresult (*)(int*, int*)>("cuCtxGetStreamPriorityRange");
+  int least = 0;
+  int greatest = 0;
+  return ask != nullptr && ask(&least, &greatest) != CUDA_SUCCESS;
 }
 
+std::uint64_t current_context_id() noexcept {
+  static const auto get = find<CUresult (*)(CUcontext, unsigned long long*)>("cuCtxGetId");
+  unsigned long long id = 0;
+  return get != nullptr && get(nullptr, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+// To retain a primary context that is not active makes one, which takes a quarter of a second.
 bool is_primary_context(CUcontext context, int device) noexcept {
   static const auto retain = find<CUresult (*)(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain");
   static const auto release = find<CUresult (*)(CUdevice)>("cuDevicePrimaryCtxRelease_v2");
+  if (retain == nullptr || release == nullptr || !is_primary_active(device)) return false;
   CUcontext primary = nullptr;
-  if (retain == nullptr || release == nullptr || retain(&primary, device) != CUDA_SUCCESS) return false;
+  if (retain(&primary, device) != CUDA_SUCCESS) return false;
   release(device);
   return primary == context;
 }
 
-CUmemoryPool device_pool(int device) noexcept {
+CUmemoryPool default_pool(int device) noexcept {
+  static const auto get = find<CUresult (*)(CUmemoryPool*, CUdevice)>("cuDeviceGetDefaultMemPool");
+  CUmemoryPool pool = nullptr;
+  return get != nullptr && get(&pool, device) == CUDA_SUCCESS ? pool : nullptr;
+}
+
+CUmemoryPool current_pool(int device) noexcept {
   static const auto get = find<CUresult (*)(CUmemoryPool*, CUdevice)>("cuDeviceGetMemPool");
   CUmemoryPool pool = nullptr;
   return get != nullptr && get(&pool, device) == CUDA_SUCCESS ? pool : nullptr;
 }
 
-bool is_pool_of(CUmemoryPool pool, int device) noexcept {
-  static const auto get = find<CUresult (*)(CUmemoryPool*, CUdevice)>("cuDeviceGetDefaultMemPool");
-  CUmemoryPool default_pool = nullptr;
-  if (get == nullptr || get(&default_pool, device) != CUDA_SUCCESS) return false;
-  return pool == default_pool || pool == device_pool(device);
+namespace {
+
+std::uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept {
+  static const auto get = find<CUresult (*)(CUmemoryPool, CUmemPool_attribute, void*)>("cuMemPoolGetAttribute");
+  cuuint64_t value = 0;
+  return get != nullptr && pool != nullptr && get(pool, attribute, &value) == CUDA_SUCCESS ? value : 0;
+}
+
+}  // namespace
+
+std::uint64_t idle_pool_bytes(CUmemoryPool pool) noexcept {
+  const std::uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  const std::uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  return reserved > used ? reserved - used : 0;
+}
+
+std::uint64_t release_threshold(CUmemoryPool pool) noexcept {
+  return pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+}
+
+bool has_access(CUmemoryPool pool, int device) noexcept {
+  static const auto get = find<CUresult (*)(CUmemAccess_flags*, CUmemoryPool, CUmemLocation*)>("cuMemPoolGetAccess");
+  CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  return get != nullptr && get(&flags, pool, &location) == CUDA_SUCCESS && flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
 int device_of(CUcontext context) noexcept {

@@ -1,7 +1,6 @@
 #include "interpose/session/driver_functions.h"
 
 #include "interpose/base/cuda_driver.h"
-#include "interpose/session/capture.h"
 
 namespace stalloc {
 namespace {
@@ -31,14 +30,14 @@ std::optional<serve::DriverFunctions> find_driver_functions(const char** missing
       find("cuCtxPopCurrent_v2", f.cuCtxPopCurrent, missing) && find("cuCtxSynchronize", f.cuCtxSynchronize, missing) &&
       find("cuStreamGetCtx", f.cuStreamGetCtx, missing) &&
       find("cuStreamIsCapturing", f.cuStreamIsCapturing, missing) &&
-      find("cuStreamWaitEvent", f.cuStreamWaitEvent, missing) &&
-      find("cuStreamSynchronize", f.cuStreamSynchronize, missing) && find("cuEventCreate", f.cuEventCreate, missing) &&
+      find("cuStreamWaitEvent", f.cuStreamWaitEvent, missing) && find("cuMemAlloc_v2", f.cuMemAlloc, missing) &&
+      find("cuMemFree_v2", f.cuMemFree, missing) && find("cuEventCreate", f.cuEventCreate, missing) &&
       find("cuEventDestroy_v2", f.cuEventDestroy, missing) && find("cuEventRecord", f.cuEventRecord, missing) &&
       find("cuEventQuery", f.cuEventQuery, missing) &&
+      find("cuDeviceGetDefaultMemPool", f.cuDeviceGetDefaultMemPool, missing) &&
+      find("cuMemPoolTrimTo", f.cuMemPoolTrimTo, missing) &&
       find("cuThreadExchangeStreamCaptureMode", f.cuThreadExchangeStreamCaptureMode, missing);
-  if (!complete) return std::nullopt;
-  f.cuStreamIsCapturing = &capture::status;
-  return f;
+  return complete ? std::optional(f) : std::nullopt;
 }
 
 }  // namespace stalloc

@@ -16,12 +16,29 @@ double percent(std::uint64_t part, std::uint64_t whole) {
 
 }  // namespace
 
-Heaps::Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options)
-    : plan_(std::move(plan)), driver_(driver), options_(options) {}
+Heaps::Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options, StatisticsPage* page)
+    : plan_(std::move(plan)), driver_(driver), options_(options), page_(page) {}
+
+Heaps::~Heaps() {
+  for (Device& device : devices_) {
+    delete device.heap.load();
+    delete device.closed_heap.load();
+  }
+}
 
 serve::Heap* Heaps::of_current(CUcontext context) noexcept {
   serve::Heap* heap = known(context);
-  return heap != nullptr ? heap : make_heap(context);
+  return heap != nullptr ? heap : find_or_make(context);
+}
+
+serve::Heap* Heaps::find_or_make(CUcontext context) noexcept {
+  const std::uint64_t id = cuda_query::current_context_id();
+  if (unserved_.holds(id)) return nullptr;
+  const int ordinal = cuda_query::current_device();
+  if (ordinal < 0 || ordinal >= kDevices) return nullptr;
+  serve::Heap* heap = cuda_query::is_primary_context(context, ordinal) ? make_heap(ordinal, context) : nullptr;
+  if (heap == nullptr) unserved_.add(id);
+  return heap;
 }
 
 std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexcept {
@@ -39,20 +56,30 @@ std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexc
   return heap;
 }
 
-serve::Heap* Heaps::make_heap(CUcontext context) noexcept {
-  const int ordinal = cuda_query::current_device();
-  if (ordinal < 0 || ordinal >= kDevices) return nullptr;
+void Heaps::show(int ordinal, serve::Heap* heap) noexcept {
+  static_assert(kDevices <= StatisticsPage::kDevices);
+  if (page_ == nullptr) return;
+  serve::ShownFigures* shown = page_->device(ordinal);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (driver_.memory_info(&free, &total) == CUDA_SUCCESS) serve::ShownFigures::set(&shown->device_bytes, total);
+  heap->show_in(shown);
+}
+
+// Pre: `context` is the primary one of its device.
+serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   const std::lock_guard lock(mutex_);
   Device& device = devices_[static_cast<std::size_t>(ordinal)];
   if (device.tried) return device.context.load() == context ? device.heap.load() : nullptr;
-  if (!cuda_query::is_primary_context(context, ordinal)) return nullptr;
   device.tried = true;
   std::unique_ptr<serve::Heap> heap = create(ordinal, context);
   if (heap == nullptr) return nullptr;
-  device.own_pool = cuda_query::device_pool(ordinal);
+  learn_pools(ordinal);
+  learn_thresholds(*heap);
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
+  show(ordinal, heap.get());
   const serve::Statistics figures = heap->statistics();
   log::info("device {}: {:.2f} GiB mapped at start, {} mapping calls", ordinal,
             static_cast<double>(figures.physical_bytes) / (1 << 30), figures.mapping_calls_at_start);
@@ -60,6 +87,31 @@ serve::Heap* Heaps::make_heap(CUcontext context) noexcept {
   device.context.store(context, std::memory_order_release);
   used_devices_.store(std::max(used_devices_.load(), ordinal + 1), std::memory_order_release);
   return device.heap.load(std::memory_order_relaxed);
+}
+
+// The device's own pool, who may touch its memory, and which pool is the current one.
+void Heaps::learn_pools(int ordinal) noexcept {
+  Device& device = devices_[static_cast<std::size_t>(ordinal)];
+  const CUmemoryPool pool = cuda_query::default_pool(ordinal);
+  if (pool == nullptr) return;
+  pools_.found_default(pool, ordinal);
+  device.default_pool.store(pool, std::memory_order_release);
+  const int devices = std::min(cuda_query::device_count(), kDevices);
+  for (int peer = 0; peer < devices; ++peer) {
+    if (peer != ordinal && cuda_query::has_access(pool, peer)) device.peers[static_cast<std::size_t>(peer)] = true;
+  }
+  current_pool_changed(ordinal);
+}
+
+// What the pools of a heap's device were told to keep before there was the heap.
+void Heaps::learn_thresholds(serve::Heap& heap) noexcept {
+  const CUmemoryPool own = device_of(heap).default_pool.load(std::memory_order_acquire);
+  heap.set_release_threshold(nullptr, cuda_query::release_threshold(own));
+  const std::lock_guard lock(thresholds_mutex_);
+  for (const auto& [pool, bytes] : release_thresholds_) {
+    CUmemoryPool resolved = pool;
+    if (resolve_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
+  }
 }
 
 template <class Action>
@@ -79,35 +131,48 @@ serve::Heap* Heaps::owning(CUdeviceptr address) noexcept {
   return owner;
 }
 
-bool Heaps::resolve_named_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
-  int device = -1;
-  each_heap([&](int ordinal, serve::Heap& candidate) {
-    if (&candidate == &heap) device = ordinal;
-  });
-  if (device < 0) return false;
-  if (*pool == devices_[static_cast<std::size_t>(device)].own_pool) *pool = nullptr;
-  if (*pool == nullptr) return true;
-  const std::lock_guard lock(mutex_);
-  const auto created = created_pools_.find(*pool);
-  return created != created_pools_.end() && created->second == device;
+bool Heaps::resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+  if (pools_.device_of(*pool) != heap.device()) return false;
+  if (*pool == device_of(heap).default_pool.load(std::memory_order_acquire)) *pool = nullptr;
+  return true;
 }
 
-void Heaps::pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
-  const bool servable = properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
-                        properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-                        properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  const std::lock_guard lock(mutex_);
-  try {
-    created_pools_[pool] = servable ? properties.location.id : -1;
-  } catch (const std::exception&) {
-    // Unknown pools are not served: only memory is lost.
+bool Heaps::resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+  *pool = device_of(heap).redirected_pool.load(std::memory_order_acquire);
+  return *pool == nullptr || resolve_pool(heap, pool);
+}
+
+CUmemoryPool Heaps::driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept {
+  return pool != nullptr ? pool : device_of(heap).default_pool.load(std::memory_order_acquire);
+}
+
+// The driver says which pool is current: it knows of those that ended, too.
+void Heaps::current_pool_changed(int device) noexcept {
+  if (device < 0 || device >= kDevices) return;
+  const std::lock_guard lock(redirection_mutex_);
+  const CUmemoryPool current = cuda_query::current_pool(device);
+  const bool redirected = current != cuda_query::default_pool(device) || pools_.find(current) == Pools::kNone;
+  devices_[static_cast<std::size_t>(device)].redirected_pool.store(redirected ? current : nullptr);
+  redirected_.store(std::any_of(devices_.begin(), devices_.end(),
+                                [](const Device& each) { return each.redirected_pool.load() != nullptr; }),
+                    std::memory_order_release);
+}
+
+void Heaps::redirection_ended(CUmemoryPool pool) noexcept {
+  for (int device = 0; device < kDevices; ++device) {
+    if (devices_[static_cast<std::size_t>(device)].redirected_pool.load() == pool) current_pool_changed(device);
   }
 }
 
-void Heaps::pool_destroyed(CUmemoryPool pool) noexcept {
+void Heaps::pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
+  pools_.created(pool, properties);
+}
+
+std::optional<int> Heaps::forget_pool(CUmemoryPool pool) noexcept {
   each_heap([pool](int, serve::Heap& heap) { heap.pool_destroyed(pool); });
-  const std::lock_guard lock(mutex_);
-  created_pools_.erase(pool);
+  const std::lock_guard lock(thresholds_mutex_);
+  release_thresholds_.erase(pool);
+  return pools_.forget(pool);
 }
 
 std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {
@@ -145,32 +210,98 @@ void Heaps::grant_access(int device, int peer) noexcept {
   }
 }
 
-void Heaps::grant_pool_access(CUmemoryPool pool, int peer) noexcept {
-  const int devices = cuda_query::device_count();
-  for (int ordinal = 0; ordinal < devices && ordinal < kDevices; ++ordinal) {
-    if (cuda_query::is_pool_of(pool, ordinal)) grant_access(ordinal, peer);
+void Heaps::pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept {
+  const int devices = pools_.find(pool) ? 0 : std::min(cuda_query::device_count(), kDevices);
+  for (int ordinal = 0; ordinal < devices; ++ordinal) {
+    if (pool == cuda_query::default_pool(ordinal)) pools_.found_default(pool, ordinal);
   }
+  const int device = pools_.device_of(pool);
+  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    grant_access(device, location.id);
+  } else if (device != Pools::kNone) {
+    pools_.refuse(pool);
+    current_pool_changed(device);
+  }
+}
+
+void Heaps::before_synchronization() noexcept {
+  each_heap([](int, serve::Heap& heap) { heap.before_synchronization(); });
+}
+
+void Heaps::after_synchronization() noexcept {
+  each_heap([](int, serve::Heap& heap) { heap.after_synchronization(); });
+}
+
+bool Heaps::make_room(std::uint64_t bytes) noexcept {
+  std::uint64_t given_back = 0;
+  each_heap([&](int, serve::Heap& heap) { given_back += heap.make_room(bytes); });
+  return given_back > 0;
+}
+
+std::uint64_t Heaps::idle_plan_bytes(int device) noexcept {
+  if (device < 0 || device >= kDevices) return 0;
+  const serve::Heap* heap = devices_[static_cast<std::size_t>(device)].heap.load(std::memory_order_acquire);
+  return heap == nullptr ? 0 : heap->idle_plan_bytes();
+}
+
+void Heaps::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept {
+  {
+    const std::lock_guard lock(thresholds_mutex_);
+    try {
+      release_thresholds_[pool] = bytes;
+    } catch (const std::exception&) {
+      // A heap that is made later gives back more than it has to.
+    }
+  }
+  each_heap([&](int, serve::Heap& heap) {
+    CUmemoryPool resolved = pool;
+    if (resolve_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
+  });
 }
 
 void Heaps::stream_destroyed(CUstream stream) noexcept {
   each_heap([&](int, serve::Heap& heap) { heap.stream_destroyed(stream); });
 }
 
-void Heaps::note_original_freed(CUdeviceptr address) noexcept {
-  each_heap([&](int, serve::Heap& heap) { heap.note_original_freed(address); });
+Heaps::Original Heaps::find_original(CUdeviceptr address) noexcept {
+  Original found;
+  each_heap([&](int, serve::Heap& heap) {
+    if (const std::uint64_t number = heap.find_unplanned(address); number != 0) found = {&heap, number};
+  });
+  return found;
 }
 
-void Heaps::context_destroyed(CUcontext context) noexcept {
+// Found by nobody from now on; who found it before will find it closed.
+serve::Heap* Heaps::take_heap(Device& device) noexcept {
   const std::lock_guard lock(mutex_);
-  for (Device& device : devices_) {
-    if (device.context.load() != context || context == nullptr) continue;
-    device.context.store(nullptr);
-    delete device.heap.exchange(nullptr);
-  }
+  device.context.store(nullptr);
+  serve::Heap* heap = device.heap.exchange(nullptr);
+  if (heap != nullptr) device.closed_heap.store(heap);
+  return heap;
 }
 
-void Heaps::device_reset(int device) noexcept {
-  if (device >= 0 && device < kDevices) context_destroyed(devices_[static_cast<std::size_t>(device)].context.load());
+void Heaps::resetting(int device) noexcept {
+  if (device < 0 || device >= kDevices) return;
+  if (serve::Heap* heap = take_heap(devices_[static_cast<std::size_t>(device)])) heap->close();
+}
+
+void Heaps::was_reset(int device) noexcept {
+  if (device < 0 || device >= kDevices) return;
+  if (serve::Heap* heap = devices_[static_cast<std::size_t>(device)].closed_heap.load()) heap->close_after_context();
+}
+
+void Heaps::context_released(CUcontext context) noexcept {
+  each_heap([&](int ordinal, serve::Heap& heap) {
+    if (heap.context() == context) primary_released(ordinal);
+  });
+}
+
+// The last release ends the context; the driver says so only afterwards.
+void Heaps::primary_released(int device) noexcept {
+  if (device < 0 || device >= used_devices_.load(std::memory_order_acquire)) return;
+  Device& released = devices_[static_cast<std::size_t>(device)];
+  if (released.heap.load() == nullptr || cuda_query::is_primary_active(device)) return;
+  if (serve::Heap* heap = take_heap(released)) heap->close_after_context();
 }
 
 bool Heaps::statistics(int device, serve::Statistics* figures) noexcept {
@@ -180,25 +311,36 @@ bool Heaps::statistics(int device, serve::Statistics* figures) noexcept {
   return heap != nullptr;
 }
 
-void Heaps::log_figures(bool always) noexcept {
-  each_heap([always](int ordinal, serve::Heap& heap) {
-    const serve::Statistics s = heap.statistics();
-    const auto milliseconds = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; };
-    log::figures(always,
-                 "device {}: live peak {} bytes, physical {} bytes, utilisation {:.2f} %, requests {} planned / {} "
-                 "unplanned ({} of "
-                 "1 MiB or more), refused slots {}, resynchronisations {}, stream waits {}, mapping calls {} at start "
-                 "/ {} after, "
-                 "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, "
-                 "misses {}, mapping "
-                 "{:.1f} ms at start / {:.1f} ms after",
-                 ordinal, s.live_peak_bytes, s.physical_peak_bytes,
-                 percent(s.served_live_peak_bytes, s.physical_peak_bytes), s.planned_requests, s.unplanned_requests,
-                 s.unplanned_large_requests, s.refused_slots, s.resynchronisations, s.stream_waits,
-                 s.mapping_calls_at_start, s.mapping_calls_after_start, s.dynamic_requests, s.pool_live_peak_bytes,
-                 s.stitches, s.view_hits, s.borrows, s.grows, s.misses, milliseconds(s.mapping_nanoseconds_at_start),
-                 milliseconds(s.mapping_nanoseconds_after_start));
-  });
+void Heaps::log_figures(bool always, bool wait) noexcept {
+  if (!always && !log::enabled(LogLevel::Info)) return;
+  const int used = used_devices_.load(std::memory_order_acquire);
+  for (int ordinal = 0; ordinal < used; ++ordinal) {
+    const Device& device = devices_[static_cast<std::size_t>(ordinal)];
+    const serve::Heap* heap = device.heap.load(std::memory_order_acquire);
+    if (heap == nullptr) heap = device.closed_heap.load(std::memory_order_acquire);
+    serve::Statistics figures;
+    if (heap == nullptr || (!wait && !heap->try_statistics(&figures))) continue;
+    if (wait) figures = heap->statistics();
+    log_figures_of(ordinal, figures, always);
+  }
+}
+
+void Heaps::log_figures_of(int ordinal, const serve::Statistics& s, bool always) noexcept {
+  const auto milliseconds = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; };
+  log::figures(always,
+               "device {}: live peak {} bytes, physical {} bytes, utilisation {:.2f} %, requests {} planned / {} "
+               "unplanned ({} of "
+               "1 MiB or more), refused slots {}, resynchronisations {}, stream waits {}, mapping calls {} at start "
+               "/ {} after, "
+               "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, "
+               "misses {}, mapping "
+               "{:.1f} ms at start / {:.1f} ms after",
+               ordinal, s.live_peak_bytes, s.physical_peak_bytes,
+               percent(s.served_live_peak_bytes, s.physical_peak_bytes), s.planned_requests, s.unplanned_requests,
+               s.unplanned_large_requests, s.refused_slots, s.resynchronisations, s.stream_waits,
+               s.mapping_calls_at_start, s.mapping_calls_after_start, s.dynamic_requests, s.pool_live_peak_bytes,
+               s.stitches, s.view_hits, s.borrows, s.grows, s.misses, milliseconds(s.mapping_nanoseconds_at_start),
+               milliseconds(s.mapping_nanoseconds_after_start));
 }
 
 }  // namespace stalloc

@@ -11,10 +11,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
 
 #include "interpose/serve/driver_real.h"
 #include "interpose/serve/heap.h"
+#include "interpose/session/pools.h"
+#include "interpose/session/statistics_page.h"
+#include "interpose/session/unserved_contexts.h"
 #include "plan/plan.h"
 
 namespace stalloc {
@@ -22,8 +24,14 @@ namespace stalloc {
 // Thread-safe; nothing but the constructor throws.
 class Heaps {
  public:
-  // Devices without a plan get a heap only when `options.dynamic` is set.
-  Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options);
+  // Devices without a plan get a heap only when `options.dynamic` is set. The heaps show their figures in `page`, where
+  // there is one.
+  Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options,
+        StatisticsPage* page = nullptr);
+  // Closes every heap. Not for the end of a process: the driver may be gone by then. Pre: no other thread is inside.
+  ~Heaps();
+  Heaps(const Heaps&) = delete;
+  Heaps& operator=(const Heaps&) = delete;
 
   // The heap of `context`, made if that is its device's primary context; null: the request belongs to the original
   // allocator. Pre: `context` is the thread's current one.
@@ -40,14 +48,30 @@ class Heaps {
   // The heap whose arena holds the address; null: not ours. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
 
-  // `pool` as a heap knows it: null for the device's own pool. False when requests from it are not ours to serve:
-  // it belongs to another device, may be exported, or is not of device memory.
-  // Pre: `heap` is one of these.
-  bool resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
-    return *pool == nullptr || resolve_named_pool(heap, pool);
+  // The pool that a request is from, as a heap knows it: null for the device's own (default) pool. False when requests
+  // from it are not ours to serve: it belongs to another device, or is none of those that pools.h admits.
+  // The first: the pool that the program names; the second: the device's current one, for requests that name none.
+  bool resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
+  bool resolve_current_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+    *pool = nullptr;
+    return !redirected_.load(std::memory_order_acquire) || resolve_redirected_pool(heap, pool);
   }
+  // The driver's handle of a pool as a heap knows it.
+  CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
+
   void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
-  void pool_destroyed(CUmemoryPool pool) noexcept;
+  // Around the original that destroys it: `destroy` returns whether it succeeded.
+  template <class Destroy>
+  void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
+    const std::optional<int> device = forget_pool(pool);
+    if (destroy()) {
+      redirection_ended(pool);
+    } else if (device) {
+      pools_.restore(pool, *device);
+    }
+  }
+  // The program made another pool the device's current one.
+  void current_pool_changed(int device) noexcept;
   // What all heaps serve in the name of `pool`; nothing when none does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
@@ -56,45 +80,83 @@ class Heaps {
 
   // Kernels on `peer` may touch the memory of `device`, also that of heaps yet to be made.
   void grant_access(int device, int peer) noexcept;
-  void grant_pool_access(CUmemoryPool pool, int peer) noexcept;
+  // The program gave some location access to the memory of `pool`: a device gets it to all that is served on the
+  // pool's; where it is none, as the host, the pool is not served any more.
+  void pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept;
+
+  // What serve::Heap says of them, for all heaps.
+  void before_synchronization() noexcept;
+  void after_synchronization() noexcept;
+  // True when some heap gave memory back for somebody who was refused `bytes` (0: nobody knows how many).
+  bool make_room(std::uint64_t bytes) noexcept;
+  std::uint64_t idle_plan_bytes(int device) noexcept;
+  // The most generous of the pools that a heap serves from says what it may keep.
+  void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
 
   void stream_destroyed(CUstream stream) noexcept;
-  void note_original_freed(CUdeviceptr address) noexcept;
-  // The context and all memory in it is about to go.
-  void context_destroyed(CUcontext context) noexcept;
-  void device_reset(int device) noexcept;
+  // Where and by which number CUDA's own memory at `address` is noted; no heap: nowhere.
+  struct Original {
+    serve::Heap* heap = nullptr;
+    std::uint64_t number = 0;
+  };
+  [[nodiscard]] Original find_original(CUdeviceptr address) noexcept;
+  // The device's primary context and all memory in it is about to go; and it has gone.
+  void resetting(int device) noexcept;
+  void was_reset(int device) noexcept;
+  // The program gave up a context, or its hold on a primary one: where that ended a heap's context, the heap ends too.
+  void context_released(CUcontext context) noexcept;
+  void primary_released(int device) noexcept;
 
   // Figures so far; false when nothing is served on that device.
   bool statistics(int device, serve::Statistics* figures) noexcept;
-  // One line a device, at log level info; `always`: whatever the level.
-  void log_figures(bool always) noexcept;
+  // One line a device, at log level info; `always`: whatever the level. Takes no lock when nothing would be said.
+  // `wait`: for a heap that another thread is using; else its line is left out.
+  void log_figures(bool always, bool wait) noexcept;
 
  private:
   static constexpr int kDevices = 64;
 
   struct Device {
-    std::atomic<serve::Heap*> heap{nullptr};  // owned; destroyed only with its context
+    std::atomic<serve::Heap*> heap{nullptr};  // owned
     std::atomic<CUcontext> context{nullptr};
-    CUmemoryPool own_pool = nullptr;
+    std::atomic<CUmemoryPool> default_pool{nullptr};     // known once there is a heap
+    std::atomic<CUmemoryPool> redirected_pool{nullptr};  // the current one, unless that is the default one
     std::bitset<kDevices> peers;
     bool tried = false;  // one attempt a process: what did not fit is not tried again
+    // Was `heap` until its context ended; owned. Never destroyed: another thread may still be inside.
+    std::atomic<serve::Heap*> closed_heap{nullptr};
   };
 
-  bool resolve_named_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
-  serve::Heap* make_heap(CUcontext context) noexcept;
+  bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
+  std::optional<int> forget_pool(CUmemoryPool pool) noexcept;
+  void redirection_ended(CUmemoryPool pool) noexcept;
+  serve::Heap* find_or_make(CUcontext context) noexcept;
+  serve::Heap* make_heap(int ordinal, CUcontext context) noexcept;
   std::unique_ptr<serve::Heap> create(int ordinal, CUcontext context) noexcept;
+  void learn_pools(int ordinal) noexcept;
+  void learn_thresholds(serve::Heap& heap) noexcept;
+  serve::Heap* take_heap(Device& device) noexcept;
+  static void log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept;
+  void show(int ordinal, serve::Heap* heap) noexcept;
   template <class Action>
   void each_heap(Action action) noexcept;
+  Device& device_of(const serve::Heap& heap) noexcept { return devices_[static_cast<std::size_t>(heap.device())]; }
 
   const plan::Plan plan_;
   serve::RealDriver driver_;
   const serve::HeapOptions options_;
-  std::mutex mutex_;  // guards making and destroying heaps, peers and pools
+  StatisticsPage* const page_;    // null: nobody looks
+  std::mutex mutex_;              // guards making and closing heaps, and peers
+  std::mutex redirection_mutex_;  // guards changes of redirected pools
   // One more than the highest ordinal with a heap: how far a search must look. With what `known` asks of the first
   // device in one cache line.
   alignas(64) std::atomic<int> used_devices_{0};
+  std::atomic<bool> redirected_{false};  // some device's current pool is not its default one
   std::array<Device, kDevices> devices_;
-  std::unordered_map<CUmemoryPool, int> created_pools_;  // the device they are of, -1: not ours to serve
+  Pools pools_;
+  UnservedContexts unserved_;
+  std::mutex thresholds_mutex_;
+  std::unordered_map<CUmemoryPool, std::uint64_t> release_thresholds_;  // as the program set them
 };
 
 }  // namespace stalloc

@@ -3,16 +3,18 @@
 #include <pthread.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): sigaction is POSIX, not in <csignal>
 
-#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
 
+#include "interpose/base/environment.h"
 #include "interpose/base/foreign_variables.h"
 #include "interpose/base/frameworks.h"
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
+#include "interpose/base/quiet_writes.h"
 #include "interpose/base/rdma.h"
+#include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/driver_functions.h"
 #include "plan/files/plan_file.h"
@@ -40,17 +42,20 @@ Session& Session::get() noexcept {
   return *session;
 }
 
-Session::Session() noexcept
-    : options_(parse_options([](const char* name) -> const char* { return std::getenv(name); })) {
+Session::Session() noexcept : options_(parse_options(environment::keep)) {
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
   if (options_.mode == Mode::Off || options_.mode == Mode::Torch) return;
+  log::remember_standard_error();
+  remember_start();
+  remember_foreign_variables();
   if (options_.frameworks) set_framework_variables();
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
   active_.store(true);
 }
 
 void Session::first_use() noexcept {
+  const NoCancellation guard;
   try {
     if (!options_.refused_variable.empty()) {
       log::warn("{}={} is not understood (expected {}); its default is used", options_.refused_variable,
@@ -58,12 +63,26 @@ void Session::first_use() noexcept {
     }
     answer_foreign_variables();
     if (options_.frameworks) warn_of_conflicting_variables();
+    if (!options_.statistics.empty()) show_figures();
     if (options_.mode != Mode::Trace || options_.dynamic) begin_serving();
     if (options_.signal != 0) watch_signal(static_cast<int>(options_.signal));
     if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, &cuda_query::describe_device));
     if (active() && recorder_.load() == nullptr) quick_.heaps.store(heaps_.load(), std::memory_order_release);
   } catch (const std::exception& error) {
     turn_off(error.what());
+  }
+}
+
+void Session::show_figures() noexcept {
+  try {
+    std::string why;
+    const std::string_view mode = options_.mode == Mode::Trace   ? "trace"
+                                  : options_.mode == Mode::Alloc ? "alloc"
+                                                                 : "dynamic";
+    page_.store(StatisticsPage::create(options_.statistics, mode, &why));
+    if (page_.load() == nullptr) log::warn("no statistics are shown: {}", why);
+  } catch (const std::bad_alloc&) {
+    // The program's own requests are what memory is for.
   }
 }
 
@@ -81,7 +100,7 @@ void Session::begin_serving() {
   plan::Plan plan;
   if (options_.mode == Mode::Alloc) {
     if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
-    auto read = plan::read_plan(expand_path(options_.plan));
+    auto read = plan::read_plan(absolute_path(expand_path(options_.plan)));
     if (!read.ok()) return turn_off("plan refused: " + read.error);
     plan = std::move(read.value);
   }
@@ -90,7 +109,8 @@ void Session::begin_serving() {
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
-  heaps_.store(new Heaps(std::move(plan), serve::RealDriver(*functions, rdma), heap_options(options_)));
+  heaps_.store(new Heaps(std::move(plan), serve::RealDriver(*functions, capture::gate(), rdma), heap_options(options_),
+                         page_.load()));
 }
 
 record::Recorder* Session::recorder() noexcept {
@@ -120,7 +140,7 @@ void Session::watch_signal(int number) {
 
 void Session::answer_signal() noexcept {
   if (!quick_.figures_wanted.exchange(false)) return;
-  if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/true);
+  if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/true, /*wait=*/true);
 }
 
 void Session::stop_in_child() noexcept { deactivate(); }
@@ -128,11 +148,16 @@ void Session::stop_in_child() noexcept { deactivate(); }
 void Session::finish() noexcept {
   if (!active_.load()) return;
   if (record::Recorder* recorder = recorder_.load()) recorder->close();
-  if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/false);
+  // Another thread may be in the middle of a call into the driver that never returns.
+  if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/false, /*wait=*/false);
+  if (StatisticsPage* page = page_.load()) page->finish();
 }
 
 namespace {
-__attribute__((constructor)) void on_load() { Session::get(); }
+// glibc hands each constructor the program's arguments.
+__attribute__((constructor)) void on_load(int count, char** arguments, char** /*environment*/) {
+  if (Session::get().active()) remember_arguments(count, arguments);
+}
 __attribute__((destructor)) void on_exit() { Session::get().finish(); }
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include "interpose/base/options.h"
 #include "interpose/record/recorder.h"
 #include "interpose/session/heaps.h"
+#include "interpose/session/statistics_page.h"
 
 namespace stalloc {
 
@@ -29,13 +30,15 @@ class Session {
   // The parts of the mode, made at the first call of either. Null: not in trace mode; nothing to serve from.
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
+  // The heaps if they were made before: what does not allocate need not make them.
+  Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
 
   // Logs the figures if STALLOC_SIGNAL came since the last call: a handler itself may do next to nothing.
   void answer_signal() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
   void stop_in_child() noexcept;
-  void finish() noexcept;  // at exit: closes the trace, logs the figures
+  void finish() noexcept;  // at exit: closes the trace, logs the figures, ends the statistics page
 
  private:
   struct alignas(16) Quick {
@@ -47,6 +50,7 @@ class Session {
   Session() noexcept;
   void first_use() noexcept;  // CUDA is used: warnings that were held back, and the parts
   void begin_serving();
+  void show_figures() noexcept;
   void watch_signal(int number);
   void turn_off(const std::string& why) noexcept;
   void deactivate() noexcept;
@@ -58,6 +62,7 @@ class Session {
   // Set once in first_use, never destroyed.
   std::atomic<record::Recorder*> recorder_{nullptr};
   std::atomic<Heaps*> heaps_{nullptr};
+  std::atomic<StatisticsPage*> page_{nullptr};  // null: nobody asked for one, or it could not be made
 };
 
 }  // namespace stalloc

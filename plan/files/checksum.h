@@ -26,6 +26,8 @@ class Checksum {
     }
   }
 
+  void add_word(std::uint64_t word) noexcept { mix(word); }
+
   [[nodiscard]] std::uint64_t value() const noexcept { return state_; }
 
  private:

@@ -4,8 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
 #include <system_error>
 
 namespace stalloc::plan {
@@ -44,29 +48,91 @@ bool write_all(int fd, std::span<const std::uint8_t> bytes) {
   return true;
 }
 
-}  // namespace
+// True when nothing is lost when the machine stops now, or the file system cannot tell.
+bool is_on_disk(int fd) { return ::fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP; }
 
-Outcome<std::vector<std::uint8_t>> read_file(const std::string& path) {
-  using Result = Outcome<std::vector<std::uint8_t>>;
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return Result::failure(system_error("cannot open", path));
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return Result::failure(system_error("cannot read", path));
-  Result result;
-  std::vector<std::uint8_t>& bytes = result.value;
-  // The size is a hint only: the file may grow, shrink or be a pipe.
-  constexpr std::size_t kStep = std::size_t{1} << 16;
-  bytes.resize(S_ISREG(info.st_mode) ? static_cast<std::size_t>(info.st_size) + 1 : kStep);
-  std::size_t used = 0;
-  for (;;) {
-    if (used == bytes.size()) bytes.resize(bytes.size() + bytes.size() / 2 + kStep);
-    const ssize_t got = ::read(file.get(), bytes.data() + used, bytes.size() - used);
+constexpr std::size_t kStep = std::size_t{1} << 16;
+
+// Appends what can be read, up to `most` bytes in all or the end of the file, which is thought to have `size`. False:
+// an error, in errno.
+bool read_up_to(int fd, std::size_t most, std::size_t size, std::vector<std::uint8_t>& bytes) {
+  std::size_t used = bytes.size();
+  while (used < most) {
+    if (used == bytes.size()) bytes.resize(std::min(most, used > size ? used + used / 2 + kStep : size + 1));
+    const ssize_t got = ::read(fd, bytes.data() + used, bytes.size() - used);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Result::failure(system_error("cannot read", path));
+    if (got < 0) return false;
     if (got == 0) break;
     used += static_cast<std::size_t>(got);
   }
   bytes.resize(used);
+  return true;
+}
+
+// What may stand for a file that a link names, so that the link itself is not replaced.
+std::string link_target(const std::string& path) {
+  const std::unique_ptr<char, void (*)(void*)> resolved(::realpath(path.c_str(), nullptr), &std::free);
+  return resolved == nullptr ? path : std::string(resolved.get());
+}
+
+// A new file beside `path`, whose name nobody uses.
+int create_beside(const std::string& path, std::string* name) {
+  constexpr int kNames = 100;
+  for (int i = 0; i < kNames; ++i) {
+    *name = path + ".tmp" + std::to_string(::getpid()) + (i == 0 ? "" : "-" + std::to_string(i));
+    const int fd = ::open(name->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd >= 0 || errno != EEXIST) return fd;
+  }
+  return -1;
+}
+
+std::string write_in_place(const std::string& path, std::span<const std::uint8_t> bytes) {
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const bool written = file.get() >= 0 && write_all(file.get(), bytes);
+  return written && file.close() ? std::string() : system_error("cannot write", path);
+}
+
+}  // namespace
+
+Outcome<std::vector<std::uint8_t>> read_file(const std::string& path) {
+  using Result = Outcome<std::vector<std::uint8_t>>;
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return Result::failure(system_error("cannot open", path));
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) return Result::failure(system_error("cannot read", path));
+  Result result;
+  // The size is a hint only: the file may grow, shrink or be a pipe.
+  const std::size_t size = S_ISREG(info.st_mode) ? static_cast<std::size_t>(info.st_size) : kStep;
+  if (!read_up_to(file.get(), std::numeric_limits<std::size_t>::max(), size, result.value)) {
+    return Result::failure(system_error("cannot read", path));
+  }
+  return result;
+}
+
+Outcome<std::vector<std::uint8_t>> read_regular_file(const std::string& path, std::uint64_t most_bytes,
+                                                     std::string (*find_defect)(std::span<const std::uint8_t> start)) {
+  using Result = Outcome<std::vector<std::uint8_t>>;
+  // Asked before it is opened: some devices do things when they are opened. And of what was opened, once more.
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return Result::failure(system_error("cannot open", path));
+  if (!S_ISREG(info.st_mode)) return Result::failure("cannot read " + path + ": it is no regular file");
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file.get() < 0) return Result::failure(system_error("cannot open", path));
+  if (::fstat(file.get(), &info) != 0) return Result::failure(system_error("cannot read", path));
+  if (!S_ISREG(info.st_mode)) return Result::failure("cannot read " + path + ": it is no regular file");
+  const auto too_large = [&path] {
+    return Result::failure("cannot read " + path + ": it is too large for such a file");
+  };
+  const auto size = static_cast<std::size_t>(info.st_size);
+  if (size > most_bytes) return too_large();
+  Result result;
+  if (!read_up_to(file.get(), kStep, size, result.value)) return Result::failure(system_error("cannot read", path));
+  if (const std::string defect = find_defect(result.value); !defect.empty()) {
+    return Result::failure(path + ": " + defect);
+  }
+  if (!read_up_to(file.get(), most_bytes + 1, size, result.value))
+    return Result::failure(system_error("cannot read", path));
+  if (result.value.size() > most_bytes) return too_large();  // it has grown
   return result;
 }
 
@@ -74,20 +140,16 @@ std::string replace_file(const std::string& path, std::span<const std::uint8_t> 
   struct stat info {};
   const bool exists = ::stat(path.c_str(), &info) == 0;
   if (exists && S_ISDIR(info.st_mode)) return "cannot write " + path + ": it is a directory";
-  const bool in_place = exists && !S_ISREG(info.st_mode);
-  const std::string target = in_place ? path : path + ".tmp" + std::to_string(::getpid());
-  Descriptor file(::open(target.c_str(), O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC), 0644));
+  if (exists && !S_ISREG(info.st_mode)) return write_in_place(path, bytes);
+  const std::string target = exists ? link_target(path) : path;
+  std::string beside;
+  Descriptor file(create_beside(target, &beside));
   if (file.get() < 0) return system_error("cannot write", path);
-  bool written = write_all(file.get(), bytes);
-  const int write_errno = errno;
-  if (!file.close() && written) {
-    written = false;
-  } else if (!written) {
-    errno = write_errno;
-  }
-  if (written && (in_place || ::rename(target.c_str(), path.c_str()) == 0)) return {};
+  const bool written = write_all(file.get(), bytes) && is_on_disk(file.get()) && file.close() &&
+                       ::rename(beside.c_str(), target.c_str()) == 0;
+  if (written) return {};
   std::string error = system_error("cannot write", path);
-  if (!in_place) ::unlink(target.c_str());
+  ::unlink(beside.c_str());
   return error;
 }
 

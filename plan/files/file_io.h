@@ -13,8 +13,15 @@ namespace stalloc::plan {
 // Reads all of `path`, which may be a pipe. Thread-safe.
 Outcome<std::vector<std::uint8_t>> read_file(const std::string& path);
 
-// Writes `bytes` beside `path` and renames the result over it, so that `path` is the old file or the complete new one.
-// Something that is not a regular file (a pipe, /dev/stdout) is written in place. Returns the error; empty: done.
+// Reads all of a regular file, and never waits for anything but the file system: what is no regular file, or has more
+// than `most_bytes`, is an error and is not opened. `find_defect` is shown how the file begins (64 KiB, or all of a
+// smaller file) before the rest is read; what it returns, if not empty, is the error. Thread-safe.
+Outcome<std::vector<std::uint8_t>> read_regular_file(const std::string& path, std::uint64_t most_bytes,
+                                                     std::string (*find_defect)(std::span<const std::uint8_t> start));
+
+// Writes `bytes` beside `path` and renames the result over it, so that `path` is the old file or the complete new one,
+// also after a crash of the machine. A symbolic link stays, and the file it names is replaced. Something that is not a
+// regular file (a pipe, /dev/stdout) is written in place. Returns the error; empty: done.
 std::string replace_file(const std::string& path, std::span<const std::uint8_t> bytes);
 
 }  // namespace stalloc::plan

@@ -2,12 +2,17 @@
 
 #include <cstring>
 
+#include "plan/files/byte_checksum.h"
 #include "plan/files/checksum.h"
 #include "plan/files/file_io.h"
 #include "plan_generated.h"
 
 namespace stalloc::plan {
 namespace {
+
+constexpr RootField kByteChecksumField{0, planfb::Plan::VT_BYTE_CHECKSUM};
+constexpr std::uint16_t kByteChecksumSince = 3;                    // minor version
+constexpr std::uint64_t kMostBytes = FLATBUFFERS_MAX_BUFFER_SIZE;  // of a plan file
 
 planfb::Slot to_wire(const Slot& slot) {
   return {slot.id,           slot.size, slot.offset, slot.lower,
@@ -28,7 +33,8 @@ void add_vector(Checksum& sum, const std::vector<T>& values) {
   sum.add(values.data(), values.size() * sizeof(T));
 }
 
-// Covers every field of schemas/plan.fbs but the version and the checksum itself, in the order of the schema.
+// Covers the fields of version 1.0 but the version and the checksum itself, in the order of the schema. That is what
+// readers before 1.3 look at; the byte checksum covers everything.
 std::uint64_t checksum_of(const Plan& plan) {
   Checksum sum;
   add_text(sum, plan.writer);
@@ -128,9 +134,13 @@ std::vector<std::uint8_t> encode_plan(const Plan& plan) {
   const auto writer = builder.CreateString(plan.writer);
   const auto source = builder.CreateString(plan.source);
   const auto devices_at = builder.CreateVector(devices);
-  planfb::FinishPlanBuffer(builder, planfb::CreatePlan(builder, kPlanVersionMajor, kPlanVersionMinor, writer, source,
-                                                       plan.source_checksum, checksum_of(plan), devices_at));
-  return {builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize()};
+  constexpr std::uint64_t kToBeStored = 1;  // anything but the default, which is left out
+  planfb::FinishPlanBuffer(
+      builder, planfb::CreatePlan(builder, kPlanVersionMajor, kPlanVersionMinor, writer, source, plan.source_checksum,
+                                  checksum_of(plan), devices_at, kToBeStored));
+  std::vector<std::uint8_t> bytes(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+  store_byte_checksum(bytes, kByteChecksumField);
+  return bytes;
 }
 
 bool is_plan(std::span<const std::uint8_t> bytes) {
@@ -143,15 +153,14 @@ Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
   if (!is_plan(bytes)) return Result::failure("not a plan");
   std::vector<std::uint64_t> aligned(bytes.size() / sizeof(std::uint64_t) + 1);
   std::memcpy(aligned.data(), bytes.data(), bytes.size());
-  const auto* data = reinterpret_cast<const std::uint8_t*>(aligned.data());
-  flatbuffers::Verifier verifier(data, bytes.size());
-  if (!planfb::VerifyPlanBuffer(verifier)) return Result::failure("truncated or corrupt plan");
-  const planfb::Plan& from = *planfb::GetPlan(data);
-  if (from.version_major() != kPlanVersionMajor) {
-    return Result::failure("plan of format version " + std::to_string(from.version_major()) + "." +
-                           std::to_string(from.version_minor()) + "; this stalloc reads version " +
-                           std::to_string(kPlanVersionMajor));
+  const std::span data(reinterpret_cast<std::uint8_t*>(aligned.data()), bytes.size());
+  if (std::string other = find_other_version(data, 0, "plan", kPlanVersionMajor); !other.empty()) {
+    return Result::failure(std::move(other));
   }
+  flatbuffers::Verifier verifier(data.data(), data.size());
+  if (!planfb::VerifyPlanBuffer(verifier)) return Result::failure("truncated or corrupt plan");
+  const planfb::Plan& from = *planfb::GetPlan(data.data());
+  if (from.version_major() != kPlanVersionMajor) return Result::failure("corrupt plan: it has no version");
   Result result;
   Plan& plan = result.value;
   plan.writer = text_of(from.writer());
@@ -165,13 +174,18 @@ Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
       }
     }
   }
-  if (checksum_of(plan) != from.checksum()) return Result::failure("corrupt plan: the checksum does not match");
+  const bool sums_bytes = from.version_minor() >= kByteChecksumSince || find_root_field(data, kByteChecksumField, 8);
+  if (checksum_of(plan) != from.checksum() || (sums_bytes && !byte_checksum_matches(data, kByteChecksumField))) {
+    return Result::failure("corrupt plan: the checksum does not match");
+  }
   if (std::string defect = find_defect(plan); !defect.empty()) return Result::failure("unusable plan: " + defect);
   return result;
 }
 
 Outcome<Plan> read_plan(const std::string& path) {
-  const auto bytes = read_file(path);
+  const auto bytes = read_regular_file(path, kMostBytes, [](std::span<const std::uint8_t> start) {
+    return start.empty() || is_plan(start) ? std::string() : std::string("not a plan");
+  });
   if (!bytes.ok()) return Outcome<Plan>::failure(bytes.error);
   Outcome<Plan> plan = decode_plan(bytes.value);
   if (!plan.ok()) plan.error = path + ": " + plan.error;

@@ -12,7 +12,7 @@
 namespace stalloc::plan {
 
 inline constexpr std::uint16_t kPlanVersionMajor = 1;
-inline constexpr std::uint16_t kPlanVersionMinor = 2;
+inline constexpr std::uint16_t kPlanVersionMinor = 3;
 
 // Serialises `plan`. Never fails.
 std::vector<std::uint8_t> encode_plan(const Plan& plan);
@@ -20,9 +20,9 @@ std::vector<std::uint8_t> encode_plan(const Plan& plan);
 // True when the bytes begin as a plan does; says nothing about the rest.
 bool is_plan(std::span<const std::uint8_t> bytes);
 
-// Verifies and decodes a plan. Refuses: not a plan, truncated, a newer major version, a checksum that does not match,
-// and anything that would place a slot outside its view or a view outside the handles (see `find_defect`).
-// Pure; touches no file; allocates O(size of the input).
+// Verifies and decodes a plan. Refuses: not a plan, truncated, another major version, a checksum that does not match
+// (since version 1.3: any byte that has changed), and anything that would place a slot outside its view or a view
+// outside the handles (see `find_defect`). Pure; touches no file; allocates O(size of the input).
 Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes);
 
 // Names the first thing in `plan` that cannot be served whatever the trace: handles not multiples of the granularity,
@@ -30,7 +30,8 @@ Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes);
 // their view or are not aligned to kUnitBytes, sums that overflow. Empty when there is none.
 std::string find_defect(const Plan& plan);
 
-// File variants. Errors name the path. `write_plan` replaces the file only when the new one is complete.
+// File variants. Errors name the path. `read_plan` takes regular files only, so that it never waits, and looks at what
+// a file begins with before it reads it all. `write_plan` replaces the file only when the new one is complete.
 Outcome<Plan> read_plan(const std::string& path);
 std::string write_plan(const Plan& plan, const std::string& path);  // empty: written
 

@@ -1,12 +1,17 @@
-// The checksum of a chunk, shared by the encoder and the decoder.
+// The checksums of a chunk, shared by the encoder and the decoder.
 #pragma once
 
+#include "plan/files/byte_checksum.h"
 #include "plan/files/checksum.h"
 #include "plan/files/trace_file.h"
 
 namespace stalloc::trace {
 
-// Covers every field of schemas/trace.fbs but the version and the checksum itself, in the order of the schema.
+// Behind the size prefix. Covers every byte of a chunk since this minor version.
+inline constexpr RootField kByteChecksumField{sizeof(flatbuffers::uoffset_t), tracefb::Chunk::VT_BYTE_CHECKSUM};
+inline constexpr std::uint16_t kByteChecksumSince = 1;
+
+// Covers the fields of version 1.0 but the version and the checksum itself, in the order of the schema.
 inline std::uint64_t checksum_of(const ChunkView& chunk) {
   Checksum sum;
   const auto add_number = [&sum](std::uint64_t number) { sum.add(&number, sizeof number); };

@@ -9,6 +9,7 @@ namespace stalloc::trace {
 namespace {
 
 using Bytes = std::span<const std::uint8_t>;
+using MutableBytes = std::span<std::uint8_t>;
 constexpr std::size_t kPrefix = sizeof(flatbuffers::uoffset_t);
 constexpr std::size_t kSmallestChunk = kPrefix + 8;  // prefix, root offset, identifier
 
@@ -88,14 +89,12 @@ bool checksum_matches(const tracefb::Chunk& chunk, const Trace& trace, const Mar
 }
 
 // Appends one chunk to `trace`. `bytes` is the whole chunk, prefix included, aligned as a 64-bit word.
-std::string append_chunk(Bytes bytes, Trace& trace) {
+std::string append_chunk(MutableBytes bytes, Trace& trace) {
+  if (std::string other = find_other_version(bytes, kPrefix, "is", kTraceVersionMajor); !other.empty()) return other;
   flatbuffers::Verifier verifier(bytes.data(), bytes.size());
   if (!tracefb::VerifySizePrefixedChunkBuffer(verifier)) return "is corrupt";
   const tracefb::Chunk& chunk = *tracefb::GetSizePrefixedChunk(bytes.data());
-  if (chunk.version_major() != kTraceVersionMajor) {
-    return "is of format version " + std::to_string(chunk.version_major()) + "." +
-           std::to_string(chunk.version_minor()) + "; this stalloc reads version " + std::to_string(kTraceVersionMajor);
-  }
+  if (chunk.version_major() != kTraceVersionMajor) return "is corrupt: it has no version";
   if (chunk.sequence() != trace.chunks) return "has sequence number " + std::to_string(chunk.sequence());
   if (trace.closed) return "follows the closing chunk";
   const Marks marks{trace.devices.size(), trace.modules.size(), trace.stacks.size(), trace.events.size()};
@@ -105,11 +104,15 @@ std::string append_chunk(Bytes bytes, Trace& trace) {
   }
   Budget budget(bytes.size());
   if (!append_content(chunk, trace, budget)) return "is corrupt: more content than bytes";
-  if (!checksum_matches(chunk, trace, marks)) return "is corrupt: the checksum does not match";
+  const bool sums_bytes = chunk.version_minor() >= kByteChecksumSince || find_root_field(bytes, kByteChecksumField, 8);
+  if (!checksum_matches(chunk, trace, marks) || (sums_bytes && !byte_checksum_matches(bytes, kByteChecksumField))) {
+    return "is corrupt: the checksum does not match";
+  }
   for (std::size_t i = marks.events; i < trace.events.size(); ++i) {
     if (trace.events[i].kind() > EventKind::MAX) return "holds an event of an unknown kind";
   }
   trace.closed = chunk.last();
+  trace.limit_reached = chunk.limit_reached();
   ++trace.chunks;
   return {};
 }
@@ -146,7 +149,7 @@ Outcome<Trace> decode_trace(Bytes bytes, const ReadOptions& options) {
     if (size < kSmallestChunk || !is_trace(rest.first(size))) return Result::failure(chunk + "is not of a trace");
     aligned.resize(size / sizeof(std::uint64_t) + 1);
     std::memcpy(aligned.data(), rest.data(), size);
-    const Bytes copy(reinterpret_cast<const std::uint8_t*>(aligned.data()), size);
+    const MutableBytes copy(reinterpret_cast<std::uint8_t*>(aligned.data()), size);
     if (const std::string defect = append_chunk(copy, trace); !defect.empty()) return Result::failure(chunk + defect);
     at += size;
   }

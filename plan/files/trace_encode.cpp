@@ -32,11 +32,14 @@ std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk) {
   const auto modules_at = builder.CreateVector(modules);
   const auto stacks_at = builder.CreateVector(stacks);
   const auto events_at = builder.CreateVectorOfStructs(chunk.events.data(), chunk.events.size());
+  constexpr std::uint64_t kToBeStored = 1;  // anything but the default, which is left out
   const auto root =
       tracefb::CreateChunk(builder, kTraceVersionMajor, kTraceVersionMinor, chunk.sequence, checksum_of(chunk), process,
-                           devices_at, modules_at, stacks_at, events_at, chunk.last);
+                           devices_at, modules_at, stacks_at, events_at, chunk.last, chunk.limit_reached, kToBeStored);
   tracefb::FinishSizePrefixedChunkBuffer(builder, root);
-  return {builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize()};
+  std::vector<std::uint8_t> bytes(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+  store_byte_checksum(bytes, kByteChecksumField);
+  return bytes;
 }
 
 }  // namespace stalloc::trace

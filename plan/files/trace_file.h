@@ -17,7 +17,7 @@ namespace stalloc::trace {
 using plan::Outcome;
 
 inline constexpr std::uint16_t kTraceVersionMajor = 1;
-inline constexpr std::uint16_t kTraceVersionMinor = 0;
+inline constexpr std::uint16_t kTraceVersionMinor = 1;
 
 // Fields as in schemas/trace.fbs.
 using Event = tracefb::Event;
@@ -58,7 +58,8 @@ struct ChunkView {
   std::span<const Module> modules;
   std::span<const Stack> stacks;
   std::span<const Event> events;
-  bool last = false;  // the closing chunk of a process that ends in order
+  bool last = false;           // the closing chunk: the process ends in order, or ...
+  bool limit_reached = false;  // ... with `last`: the file has reached its largest size
 };
 
 // One chunk as it stands in a file, size prefix included. Chunks appended in the order of their sequence numbers are a
@@ -75,6 +76,7 @@ struct Trace {
   std::vector<Event> events;
   std::uint64_t chunks = 0;           // read
   bool closed = false;                // the closing chunk was seen; else the process was killed or still runs
+  bool limit_reached = false;         // the process went on behind the closing chunk: the file was at its largest size
   bool truncated = false;             // bytes behind the last whole chunk were left out (see ReadOptions)
   std::uint64_t source_checksum = 0;  // of all bytes of the file
 };
@@ -88,8 +90,9 @@ struct ReadOptions {
 // True when the bytes begin as a trace does; says nothing about the rest.
 bool is_trace(std::span<const std::uint8_t> bytes);
 
-// Verifies and decodes a trace: every buffer, identifier, major version, checksum and sequence number. Pure; touches no
-// file; allocates O(size of the input). The error is one line.
+// Verifies and decodes a trace: every buffer, identifier, major version, checksum and sequence number; since
+// version 1.1 a chunk is refused whichever of its bytes has changed. Pure; touches no file; allocates O(size of the
+// input). The error is one line.
 Outcome<Trace> decode_trace(std::span<const std::uint8_t> bytes, const ReadOptions& options = {});
 
 // The same for a file; the error names the path.

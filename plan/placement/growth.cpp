@@ -9,15 +9,17 @@ namespace stalloc::plan {
 namespace {
 
 // Chosen with tests/bench/replay_policy.py on recorded training runs.
-constexpr std::uint64_t kSmallHandlePages = 2;      // or,
-constexpr std::uint64_t kSmallHandlesHeld = 2048;   // if more, this part of what is held
-constexpr std::uint64_t kHandlesARequest = 2;       // at least so many a request
-constexpr std::uint64_t kHugePages = 256;           // requests from so many pages on get larger handles,
-constexpr std::uint64_t kHandlesAHugeRequest = 60;  // at least so many a request,
-constexpr std::uint64_t kHandlesHeld = 768;         // each at most this part of what is held,
-constexpr std::uint64_t kLargestPages = 10;         // and at most so many pages or,
-constexpr std::uint64_t kLargestHeld = 2048;        // if more, this part of what is held
-constexpr std::uint64_t kFinePages = 8;             // from this size on in steps of kStepPages, below in powers of two
+constexpr std::uint64_t kSmallHandlePages = 2;         // or,
+constexpr std::uint64_t kSmallHandlesHeld = 2048;      // if more, this part of what is held
+constexpr std::uint64_t kHandlesARequest = 2;          // at least so many a request
+constexpr std::uint64_t kHugePages = 256;              // requests from so many pages on get larger handles,
+constexpr std::uint64_t kHandlesAHugeRequest = 60;     // at least so many a request,
+constexpr std::uint64_t kHandlesHeld = 768;            // each at most this part of what is held,
+constexpr std::uint64_t kLargestPages = 10;            // and at most so many pages or,
+constexpr std::uint64_t kLargestHeld = 2048;           // if more, this part of what is held
+constexpr std::uint64_t kDevicePart = 16;              // requests of at least this part of the device's memory
+constexpr std::uint64_t kHandlesADeviceRequest = 128;  // have about so many handles
+constexpr std::uint64_t kFinePages = 8;  // from this size on in steps of kStepPages, below in powers of two
 constexpr std::uint64_t kStepPages = 2;
 
 constexpr std::uint64_t kFirstPages = 8;      // handles of the first requests, or,
@@ -53,6 +55,9 @@ std::vector<std::uint64_t> new_handle_sizes(const Growth& growth, std::uint64_t 
   if (growth.first) best = std::max(best, std::min(kFirstPages * page, held / kFirstHeld));
   if (growth.stranded > held / kStrandedHeld) best = std::max(best / kSmallerBy, page);
   std::uint64_t bytes = rounded_down(std::min(best, std::max(largest, page)), page);
+  if (growth.device > 0 && growth.request >= growth.device / kDevicePart) {
+    bytes = std::max(bytes, std::bit_floor(growth.request / kHandlesADeviceRequest));
+  }
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {
     while (bytes > left) bytes = std::bit_floor(bytes - 1);

@@ -12,6 +12,7 @@ struct Growth {
   std::uint64_t request = 0;   // all of it
   std::uint64_t held = 0;      // already
   std::uint64_t stranded = 0;  // free, but of no use to the request
+  std::uint64_t device = 0;    // all memory of the device; 0: no request is a large part of it
   bool first = false;          // nothing large was freed yet
 };
 
@@ -21,7 +22,8 @@ struct Growth {
 // about as many whatever is held: so their size follows that. Where more is lost already than can be spared, they are
 // smaller. Requests that are much larger than any handle get larger ones, and so do all the first: what a program
 // allocates first are its parameters, most likely, which stay, and nothing is lost in their handles. None exceeds
-// `largest`. The remainder is made of smaller ones.
+// `largest`, but in requests for a large part of the device: such a request probes for what can be had, or stays, and
+// the time that mapping takes is what counts. The remainder is made of smaller ones.
 std::vector<std::uint64_t> new_handle_sizes(const Growth& growth, std::uint64_t page, std::uint64_t largest);
 
 // True for a free after which requests are no longer the first.

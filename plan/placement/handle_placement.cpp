@@ -14,6 +14,7 @@ HandlePlacement::HandlePlacement(const Options& options)
 
 const HandlePlacement::Spaces& HandlePlacement::reachable(StreamIndex stream, Reach reach) const {
   static const Spaces kNothing;
+  if (reach == Reach::None) return kNothing;
   if (reach == Reach::All || (!several_ && stream == first_)) return all_;
   return stream < own_.size() && own_[stream] ? *own_[stream] : kNothing;
 }
@@ -50,7 +51,7 @@ void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, Re
   for (const Range& range : ranges) {
     part(all_, range.begin).subtract({range.begin, range.end});
     if (!several_) continue;
-    if (reach == Reach::Own) {
+    if (reach != Reach::All) {
       part(own(stream), range.begin).subtract({range.begin, range.end});
       continue;
     }

@@ -32,9 +32,10 @@ namespace stalloc::plan {
 class HandlePlacement {
  public:
   struct Options {
-    std::uint64_t page = 0;  // the device's granularity: a power of two
-    Range large;             // the part of the line for handles of large requests; before it lies the plan's
-    Range small;             // and of small ones
+    std::uint64_t page = 0;          // the device's granularity: a power of two
+    std::uint64_t device_bytes = 0;  // all of its memory; 0: no request is a large part of it
+    Range large;                     // the part of the line for handles of large requests; before it lies the plan's
+    Range small;                     // and of small ones
     std::uint64_t small_bytes = std::uint64_t{1} << 20;       // requests below this are small
     std::uint64_t largest_handle = std::uint64_t{128} << 20;  // a multiple of the page
     bool stitch = true;
@@ -67,8 +68,8 @@ class HandlePlacement {
   };
 
   // Free bytes belong to the stream that freed them or for which they were created. A request may take those of its own
-  // stream, or everybody's.
-  enum class Reach : std::uint8_t { Own, All };
+  // stream, everybody's, or none: then it is served from new memory alone.
+  enum class Reach : std::uint8_t { Own, All, None };
 
   explicit HandlePlacement(const Options& options);
 
@@ -113,7 +114,8 @@ class HandlePlacement {
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
-  [[nodiscard]] std::uint64_t free_bytes(Range range) const;  // of a range
+  [[nodiscard]] std::uint64_t free_bytes(Range range) const;                            // of a range
+  [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }  // in the plan's handles
   [[nodiscard]] std::uint64_t largest_free() const;
   // True when another stream than this one may have free bytes.
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }

@@ -34,7 +34,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   return grown(*extended) <= grown(*stitched) ? extended : stitched;
 }
 
-// New handles behind the last one, where the free bytes before them, if any, are part of the request.
+// New handles behind the last one, where the free bytes before them, if any, are part of the request; where the line
+// has no room for that, the smallest stretch without handles that is long enough.
 std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
   const bool small = bytes < options_.small_bytes;
   const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
@@ -48,9 +49,14 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
     proposal.offset = space.ranges().rbegin()->first;
     missing -= std::min(missing, tail.begin - proposal.offset);
   }
-  if (round_up(missing, options_.page) > tail.bytes()) return std::nullopt;
-  proposal.grow = new_handles(missing, bytes, 0);
   proposal.grow_at = tail.begin;
+  if (round_up(missing, options_.page) > tail.bytes()) {  // then anywhere
+    const auto room = unmapped.best_fit(round_up(bytes, options_.page));
+    if (!room) return std::nullopt;
+    missing = bytes;
+    proposal.offset = proposal.grow_at = room->begin;
+  }
+  proposal.grow = new_handles(missing, bytes, 0);
   return proposal;
 }
 
@@ -124,8 +130,8 @@ void HandlePlacement::join(Proposal* proposal) const {
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,
                                                         std::uint64_t stranded) const {
-  return new_handle_sizes({missing, request, physical_bytes_, stranded, !large_was_freed_}, options_.page,
-                          options_.largest_handle);
+  return new_handle_sizes({missing, request, physical_bytes_, stranded, options_.device_bytes, !large_was_freed_},
+                          options_.page, options_.largest_handle);
 }
 
 }  // namespace stalloc::plan

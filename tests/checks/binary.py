@@ -4,7 +4,7 @@
   binary.py library FILE HOOKS_DEF   the preloaded library: exports its hooks, dlsym and stalloc.h, nothing else
   binary.py tool FILE                the command: can be copied to a machine that has nothing but glibc
 
-Neither needs a shared library besides glibc's; the library needs no glibc newer than 2.34.
+Neither needs a shared library besides glibc's, nor a glibc newer than 2.34.
 """
 
 import re
@@ -53,6 +53,8 @@ def common_defects(path):
         yield "asks for an executable stack"
     if "(TEXTREL)" in readelf("--dynamic", path):
         yield "has relocations in its code"
+    yield from (f"asks for {version}, newer than glibc {'.'.join(map(str, NEWEST_GLIBC))}"
+                for version in too_new(required_versions(path)))
 
 
 def library_defects(path, hooks_path):
@@ -63,8 +65,6 @@ def library_defects(path, hooks_path):
     exported, expected = exported_symbols(path), hooks | {"dlsym", "stalloc_get_statistics"}
     yield from (f"exports {name}, which is no hook" for name in sorted(exported - expected))
     yield from (f"does not export the hook {name}" for name in sorted(expected - exported))
-    yield from (f"asks for {version}, newer than glibc {'.'.join(map(str, NEWEST_GLIBC))}"
-                for version in too_new(required_versions(path)))
     yield from (f"asks for {version}" for version in required_versions(path) if not version.startswith("GLIBC_"))
 
 

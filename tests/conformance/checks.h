@@ -44,4 +44,27 @@ void sharing(Machine&, Report&, std::uint64_t seed);    // IPC and peers
 void other_context(Machine&, Report&, std::uint64_t seed);  // beside the primary one
 void reset(Machine&, Report&, std::uint64_t seed);          // the end of the primary context, and a new beginning
 
+// What hostile programs do: nobody who preloads a library may be worse off for it. Each answer is a fact.
+void impossible_sizes(Machine&, Report&, std::uint64_t seed);     // more than there is, by every way to ask
+void captures(Machine&, Report&, std::uint64_t seed);             // what may be done beside a capture and within it
+void captures_global(Machine&, Report&, std::uint64_t seed);      // the same, of global captures
+void capture_races(Machine&, Report&, std::uint64_t seed);        // captures that begin and end beside requests
+void waiting(Machine&, Report&, std::uint64_t seed);              // which calls wait for a stream that is held
+void waiting_in_contexts(Machine&, Report&, std::uint64_t seed);  // the same, with created and with green contexts
+void probes(Machine&, Report&, std::uint64_t seed);               // requests for all there is, and halves of it
+void idle_memory(Machine&, Report&, std::uint64_t seed);          // freed memory is there for everybody
+void created_pools(Machine&, Report&, std::uint64_t seed);        // maximum, export, the current pool, attributes
+void peers(Machine&, Report&, std::uint64_t seed);                // pools and a second device
+void created_contexts(Machine&, Report&, std::uint64_t seed);     // memory under cuCtxCreate's contexts
+void fault_codes(Machine&, Report&, std::uint64_t seed);          // what calls answer after a kernel faulted
+void stale_context(Machine&, Report&, std::uint64_t seed);        // and after the primary context was reset
+// The first versions of functions that end streams and contexts.
+void first_stream_destroy(Machine&, Report&, std::uint64_t seed);
+void first_context_destroy(Machine&, Report&, std::uint64_t seed);
+void first_primary_reset(Machine&, Report&, std::uint64_t seed);
+void first_primary_release(Machine&, Report&, std::uint64_t seed);
+void pointer_attributes(Machine&, Report&, std::uint64_t seed);  // of live memory and of freed memory
+void leaving(Machine&, Report&, std::uint64_t seed);             // the process ends within another thread's request
+void reset_beside(Machine&, Report&, std::uint64_t seed);        // the context ends beside allocating threads
+
 }  // namespace stalloc::conformance

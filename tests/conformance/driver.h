@@ -19,30 +19,57 @@ namespace stalloc::conformance {
   apply(cuMemHostAlloc) apply(cuMemFreeHost) \
   apply(cuDeviceGetDefaultMemPool) apply(cuMemPoolCreate) apply(cuMemPoolDestroy) apply(cuMemPoolTrimTo) \
   apply(cuMemPoolGetAttribute) apply(cuMemPoolSetAttribute) apply(cuMemPoolSetAccess) \
-  apply(cuMemsetD8Async) apply(cuMemsetD32Async) \
-  apply(cuMemcpyDtoHAsync) apply(cuMemcpyDtoDAsync) \
+  apply(cuMemsetD8Async) apply(cuMemsetD32Async) apply(cuMemsetD2D32Async) \
+  apply(cuMemcpyDtoHAsync) apply(cuMemcpyDtoDAsync) apply(cuMemcpy2DAsync) \
   apply(cuStreamCreate) apply(cuStreamDestroy) apply(cuStreamSynchronize) apply(cuStreamQuery) \
   apply(cuStreamWaitEvent) apply(cuLaunchHostFunc) \
   apply(cuStreamBeginCapture) apply(cuStreamEndCapture) \
   apply(cuGraphInstantiate) apply(cuGraphLaunch) apply(cuGraphDestroy) apply(cuGraphExecDestroy) \
   apply(cuEventCreate) apply(cuEventDestroy) apply(cuEventRecord) apply(cuEventQuery) apply(cuEventSynchronize)
+
+// What not every driver has: checks ask before they call.
+#define CONFORMANCE_OPTIONAL_FUNCTIONS(apply) \
+  apply(cuDevicePrimaryCtxGetState) apply(cuCtxGetId) apply(cuDeviceGetMemPool) apply(cuDeviceSetMemPool) \
+  apply(cuMemPoolGetAccess) apply(cuMemPoolExportToShareableHandle) apply(cuMemPoolExportPointer) \
+  apply(cuMemAllocPitch) apply(cuMemAllocManaged) apply(cuArrayCreate) apply(cuArrayDestroy) \
+  apply(cuMemCreate) apply(cuMemRelease) apply(cuMemRetainAllocationHandle) apply(cuMemGetHandleForAddressRange) \
+  apply(cuPointerSetAttribute) \
+  apply(cuModuleLoadData) apply(cuModuleUnload) apply(cuModuleGetFunction) apply(cuLaunchKernel) \
+  apply(cuStreamIsCapturing) apply(cuThreadExchangeStreamCaptureMode) apply(cuGraphGetNodes) apply(cuDeviceGraphMemTrim) \
+  CONFORMANCE_GREEN_CONTEXTS(apply)
+#if CUDA_VERSION >= 12040
+#define CONFORMANCE_GREEN_CONTEXTS(apply) \
+  apply(cuGreenCtxCreate) apply(cuGreenCtxDestroy) apply(cuGreenCtxStreamCreate) apply(cuCtxFromGreenCtx) \
+  apply(cuDeviceGetDevResource) apply(cuDevResourceGenerateDesc)
+#else
+#define CONFORMANCE_GREEN_CONTEXTS(apply)
+#endif
 // clang-format on
 
 // The functions, each a member of its own name (as cuda.h's macros make it).
 struct Driver {
 #define CONFORMANCE_MEMBER(name) decltype(&::name) name = nullptr;
   CONFORMANCE_FUNCTIONS(CONFORMANCE_MEMBER)
+  CONFORMANCE_OPTIONAL_FUNCTIONS(CONFORMANCE_MEMBER)  // null when the driver has none
 #undef CONFORMANCE_MEMBER
   // This form only: later ones take more arguments.
   CUresult (*create_context)(CUcontext*, unsigned flags, CUdevice) = nullptr;
+  // First versions, which programs of long ago are linked with. Null when the driver has none.
+  CUresult (*first_primary_reset)(CUdevice) = nullptr;
+  CUresult (*first_primary_release)(CUdevice) = nullptr;
+  CUresult (*first_context_destroy)(CUcontext) = nullptr;
+  CUresult (*first_stream_destroy)(CUstream) = nullptr;
 };
 
 // How a program comes by the functions: their exported names, or cuGetProcAddress, as the CUDA runtime does, also for
 // programs that were compiled for per-thread default streams (stream 0 is then the thread's own).
 enum class Road { Symbol, ProcAddress, PerThread };
 
-// Opens libcuda.so.1 and initialises it. Throws std::runtime_error, one line, when a function is missing or CUDA
-// cannot start.
-Driver load_driver(Road road);
+// Where they are looked for: in libcuda.so.1, which is opened, or among what the program is linked with.
+enum class Origin { Opened, Linked };
+
+// Finds the driver and initialises it. Throws std::runtime_error, one line, when a function is missing or CUDA cannot
+// start.
+Driver load_driver(Road road, Origin origin = Origin::Opened);
 
 }  // namespace stalloc::conformance

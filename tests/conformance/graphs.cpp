@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/conformance/capture.h"
 #include "tests/conformance/checks.h"
 #include "tests/conformance/tensors.h"
 
@@ -11,35 +12,6 @@ namespace stalloc::conformance {
 namespace {
 
 constexpr std::size_t kBytes = 5 * kMiB;
-
-// Ends the capture of a stream whatever happens.
-class Capture {
- public:
-  Capture(const Machine& machine, CUstream stream, CUstreamCaptureMode mode) : machine_(machine), stream_(stream) {
-    machine.must(machine.cuda.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture");
-  }
-  ~Capture() {
-    CUgraph unwanted = nullptr;
-    if (!ended_) machine_.cuda.cuStreamEndCapture(stream_, &unwanted);
-  }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
-
-  CUgraph end() {
-    CUgraph graph = nullptr;
-    machine_.must(end(&graph), "cuStreamEndCapture");
-    return graph;
-  }
-  CUresult end(CUgraph* graph) {
-    ended_ = true;
-    return machine_.cuda.cuStreamEndCapture(stream_, graph);
-  }
-
- private:
-  const Machine& machine_;
-  const CUstream stream_;
-  bool ended_ = false;
-};
 
 // A graph with two allocations: one it frees itself, and one that is freed on a stream after each launch. What both
 // held is copied to `results`, two times kBytes.

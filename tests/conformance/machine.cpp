@@ -2,22 +2,30 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <exception>
 #include <stdexcept>
+#include <thread>
 
 namespace stalloc::conformance {
 
-Machine::Machine(const Driver& driver) : cuda(driver) { enter(); }
+Machine::Machine(const Driver& driver, CUdevice of) : cuda(driver), device(of) { enter(); }
 
 void Machine::enter() {
-  must(cuda.cuDevicePrimaryCtxRetain(&context_, 0), "cuDevicePrimaryCtxRetain");
+  must(cuda.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
   must(cuda.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
 }
 
 void Machine::join() const { must(cuda.cuCtxSetCurrent(context_), "cuCtxSetCurrent"); }
 
+void Machine::leave() {
+  must(cuda.cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
+  must(cuda.cuDevicePrimaryCtxRelease(device), "cuDevicePrimaryCtxRelease");
+}
+
 void Machine::reset() {
-  must(cuda.cuDevicePrimaryCtxReset(0), "cuDevicePrimaryCtxReset");
-  must(cuda.cuDevicePrimaryCtxRelease(0), "cuDevicePrimaryCtxRelease");
+  must(cuda.cuDevicePrimaryCtxReset(device), "cuDevicePrimaryCtxReset");
+  must(cuda.cuDevicePrimaryCtxRelease(device), "cuDevicePrimaryCtxRelease");
   enter();
 }
 
@@ -93,8 +101,33 @@ std::size_t Machine::total_bytes() const {
 
 CUmemoryPool Machine::default_pool() const {
   CUmemoryPool pool = nullptr;
-  must(cuda.cuDeviceGetDefaultMemPool(&pool, 0), "cuDeviceGetDefaultMemPool");
+  must(cuda.cuDeviceGetDefaultMemPool(&pool, device), "cuDeviceGetDefaultMemPool");
   return pool;
+}
+
+CUmemoryPool Machine::make_pool(CUmemAllocationHandleType handles, std::size_t most) const {
+  CUmemPoolProps wanted{};
+  wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  wanted.handleTypes = handles;
+#if CUDA_VERSION >= 12020
+  wanted.maxSize = most;
+#else
+  std::memcpy(wanted.reserved, &most, sizeof most);  // its later place
+#endif
+  CUmemoryPool pool = nullptr;
+  must(cuda.cuMemPoolCreate(&pool, &wanted), "cuMemPoolCreate");
+  return pool;
+}
+
+void Machine::keep_all(CUmemoryPool pool, bool keep) const {
+  cuuint64_t threshold = keep ? UINT64_MAX : 0;
+  must(cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold), "cuMemPoolSetAttribute");
+}
+
+void Machine::settle() const {
+  must(cuda.cuCtxSynchronize(), "cuCtxSynchronize");
+  must(cuda.cuMemPoolTrimTo(default_pool(), 0), "cuMemPoolTrimTo");
 }
 
 cuuint64_t Machine::ask(CUmemoryPool pool, CUmemPool_attribute attribute) const {
@@ -111,6 +144,19 @@ bool holds(const void* bytes, std::size_t count, std::uint32_t pattern) {
   const auto* const each = static_cast<const unsigned char*>(bytes);
   return std::all_of(each, each + count,
                      [=](unsigned char byte) { return byte == static_cast<unsigned char>(pattern); });
+}
+
+void in_thread(const Machine& machine, const std::function<void()>& work) {
+  std::exception_ptr thrown;
+  std::thread([&] {
+    try {
+      machine.join();
+      work();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  }).join();
+  if (thrown != nullptr) std::rethrow_exception(thrown);
 }
 
 std::uint32_t pattern_of(std::uint64_t tensor) {

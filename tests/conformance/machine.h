@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,17 +17,20 @@ namespace stalloc::conformance {
 inline constexpr std::size_t kMiB = 1 << 20;
 inline constexpr std::size_t kPage = 2 * kMiB;  // the driver maps memory in pages of this size
 
-// Device 0 and its primary context. Everything throws std::runtime_error, one line, where CUDA refuses. Thread-safe.
+// A device and its primary context. Everything throws std::runtime_error, one line, where CUDA refuses. Thread-safe.
 class Machine {
  public:
-  explicit Machine(const Driver& driver);
+  explicit Machine(const Driver& driver, CUdevice device = 0);
 
   const Driver& cuda;
+  const CUdevice device;
 
   // Retains the primary context and makes it current in this thread. Each call once more.
   void enter();
   // Makes it current in another thread of the program.
   void join() const;
+  // Takes `enter` back: with the last of them the primary context ends. None is current in this thread then.
+  void leave();
   // Ends the primary context, with all that is in it, and begins it again.
   void reset();
 
@@ -51,6 +55,13 @@ class Machine {
   [[nodiscard]] std::size_t free_bytes() const;
   [[nodiscard]] std::size_t total_bytes() const;
   [[nodiscard]] CUmemoryPool default_pool() const;
+  // At most `most` bytes; 0: no limit.
+  [[nodiscard]] CUmemoryPool make_pool(CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE,
+                                       std::size_t most = 0) const;
+  // How much free memory a pool keeps at synchronisations: all or nothing.
+  void keep_all(CUmemoryPool pool, bool keep) const;
+  // Waits for everything, and gives back all that the default pool keeps.
+  void settle() const;
   [[nodiscard]] cuuint64_t ask(CUmemoryPool pool, CUmemPool_attribute attribute) const;
 
  private:
@@ -59,6 +70,10 @@ class Machine {
 
 // Whether all of it is what `fill` wrote.
 bool holds(const void* bytes, std::size_t count, std::uint32_t pattern);
+
+// Runs `work` in a thread of its own, with the primary context current there, and waits for its end. What it throws is
+// thrown here.
+void in_thread(const Machine& machine, const std::function<void()>& work);
 
 // Different for each tensor, never 0, in every byte.
 std::uint32_t pattern_of(std::uint64_t tensor);

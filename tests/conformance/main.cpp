@@ -5,20 +5,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/conformance/checks.h"
+#include "tests/conformance/leaving.h"
+#include "tests/conformance/watchdog.h"
 
 namespace {
 
@@ -31,6 +28,7 @@ struct Arguments {
   std::uint64_t rounds = 1;
   int limit_seconds = 120;
   bool list = false;
+  std::string leave;
 };
 
 int parse(int argc, char** argv, Arguments& to) {
@@ -43,39 +41,11 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_option("--seed", to.seed, "of the random programs");
   app.add_option("--rounds", to.rounds, "how often all but the last check are made, each time with another seed");
   app.add_option("--limit", to.limit_seconds, "seconds that a check may take");
-  app.add_flag("--list", to.list, "names the checks");
+  app.add_flag("--list", to.list, "names the checks; \"own process\" behind those that want one");
+  app.add_option("--leave", to.leave, "ends within a request, as the check of leaving wants it")->group("");
   CLI11_PARSE(app, argc, argv);
   return -1;
 }
-
-// Ends the program when a check takes too long: a call into CUDA that hangs can be ended in no other way.
-class Watchdog {
- public:
-  Watchdog(std::string check, int seconds)
-      : thread_([this, check = std::move(check), seconds] {
-          std::unique_lock lock(mutex_);
-          if (changed_.wait_for(lock, std::chrono::seconds(seconds), [this] { return over_; })) return;
-          fmt::print("{}: hung for {} s\n", check, seconds);
-          std::fflush(stdout);
-          std::_Exit(3);
-        }) {}
-  ~Watchdog() {
-    {
-      const std::scoped_lock lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread thread_;  // last: it uses the others
-};
 
 // A driver may crash, and on a machine where no debugger is at hand.
 void print_stack(int signal) {
@@ -121,12 +91,13 @@ int main(int argc, char** argv) {
   Arguments arguments;
   if (const int status = parse(argc, argv, arguments); status >= 0) return status;
   if (arguments.list) {
-    for (const Check& check : all_checks()) fmt::print("{}\n", check.name);
+    for (const Check& check : all_checks()) fmt::print("{}{}\n", check.name, check.own_process ? ": own process" : "");
     return 0;
   }
   std::signal(SIGSEGV, print_stack);
   try {
     const Driver driver = load_driver(arguments.road);
+    if (!arguments.leave.empty()) leave_beside(driver, arguments.leave);
     Machine machine(driver);
     Report report;
     run_all(arguments, machine, report);

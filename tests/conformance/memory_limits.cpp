@@ -11,22 +11,6 @@ namespace {
 
 constexpr std::size_t kSlack = 128 * kMiB;  // what a driver, or a plan, may keep for itself
 
-void keep_all(const Machine& machine, CUmemoryPool pool, bool keep) {
-  cuuint64_t threshold = keep ? UINT64_MAX : 0;
-  machine.must(machine.cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold),
-               "cuMemPoolSetAttribute");
-}
-
-CUmemoryPool make_pool(const Machine& machine, CUmemAllocationHandleType handles) {
-  CUmemPoolProps wanted{};
-  wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-  wanted.handleTypes = handles;
-  CUmemoryPool pool = nullptr;
-  machine.must(machine.cuda.cuMemPoolCreate(&pool, &wanted), "cuMemPoolCreate");
-  return pool;
-}
-
 // Everything there is, in pieces of one size; each is stamped so that two in one place are noticed.
 class Everything {
  public:
@@ -101,7 +85,7 @@ void pools(Machine& machine, Report& report, std::uint64_t) {
   const CUstream stream = machine.make_stream();
   const Pinned host(machine, kBytes);
   for (const CUmemAllocationHandleType handles : {CU_MEM_HANDLE_TYPE_NONE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}) {
-    const CUmemoryPool pool = make_pool(machine, handles);
+    const CUmemoryPool pool = machine.make_pool(handles);
     const cuuint64_t used = machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     CUdeviceptr at = 0;
     machine.must(machine.cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream), "cuMemAllocFromPoolAsync");
@@ -131,7 +115,7 @@ void trim(Machine& machine, Report& report, std::uint64_t) {
   const CUmemoryPool pool = machine.default_pool();
   const CUstream stream = machine.make_stream();
   const std::size_t piece = machine.total_bytes() / 256 / kPage * kPage;
-  keep_all(machine, pool, true);
+  machine.keep_all(pool, true);
   machine.must(machine.cuda.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo");
   const std::size_t before = machine.free_bytes();
   const cuuint64_t reserved = machine.ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
@@ -145,7 +129,7 @@ void trim(Machine& machine, Report& report, std::uint64_t) {
   report.expect(machine.free_bytes() + kSlack >= before, "trimming gives no memory back");
   report.expect(machine.ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= reserved + kSlack,
                 "a trimmed pool says that it holds memory");
-  keep_all(machine, pool, false);
+  machine.keep_all(pool, false);
   machine.destroy(stream);
 }
 

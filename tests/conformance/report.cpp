@@ -46,6 +46,12 @@ void Report::fact(const std::string& what, const std::string& answer) {
   facts_[current_ + ": " + what] = answer;
 }
 
+void Report::fact_at_least(const std::string& what, const std::string& answer) {
+  fact(what, answer);
+  const std::scoped_lock lock(mutex_);
+  at_least_.insert(current_ + ": " + what);
+}
+
 void Report::figure(const std::string& what, std::uint64_t value) {
   const std::scoped_lock lock(mutex_);
   figures_[current_ + ": " + what] = value;
@@ -59,8 +65,8 @@ std::string Report::json() const {
     for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + quoted(text);
     return "[" + all + "]";
   };
-  return fmt::format("{{\"checks\": {}, \"facts\": {}, \"figures\": {}}}", object(failures_, list),
-                     object(facts_, quoted),
+  return fmt::format("{{\"checks\": {}, \"facts\": {}, \"at_least\": {}, \"figures\": {}}}", object(failures_, list),
+                     object(facts_, quoted), list(at_least_),
                      object(figures_, [](std::uint64_t value) { return std::to_string(value); }));
 }
 

@@ -21,10 +21,13 @@ class Report {
   // What this driver did where CUDA leaves a choice, such as an error code: whatever is preloaded, it is to be the
   // same.
   void fact(const std::string& what, const std::string& answer);
+  // The same for requests that CUDA may refuse for want of memory in one piece: whatever is preloaded may serve them.
+  void fact_at_least(const std::string& what, const std::string& answer);
   // A number worth knowing, which may differ from run to run.
   void figure(const std::string& what, std::uint64_t value);
 
-  // The run as JSON: {"checks": {name: [failures...]}, "facts": {...}, "figures": {...}}.
+  // The run as JSON: {"checks": {name: [failures...]}, "facts": {...}, "at_least": [names of facts...],
+  // "figures": {...}}.
   [[nodiscard]] std::string json() const;
   [[nodiscard]] bool passed() const;
 
@@ -34,6 +37,7 @@ class Report {
   std::chrono::steady_clock::time_point began_;
   std::map<std::string, std::set<std::string>> failures_;  // by check; empty: it passed
   std::map<std::string, std::string> facts_;
+  std::set<std::string> at_least_;
   std::map<std::string, std::uint64_t> figures_;
 };
 

@@ -2,49 +2,56 @@
 """Runs stalloc-conformance alone and under the preloaded library, on this machine's GPU or on simcuda.
 
   run.py --program stalloc-conformance --library libstalloc_interpose.so --tool stalloc-plan --out DIR
-         [--driver FOLDER_OF_LIBCUDA] [--modes LIST] [--rounds N] [--seed N] [--road symbol|proc-address|per-thread]
+         [--driver FOLDER_OF_LIBCUDA] [--modes LIST] [--checks all|ordinary|hostile|NAMES] [--rounds N] [--seed N]
+         [--road symbol|proc-address|per-thread] [--gpus DEVICES...]
 
 Alone, every check must hold: that proves the checks to be true of CUDA. Under the library every check must hold too,
 what the driver does where CUDA leaves a choice must be the same (but for KNOWN_DIFFERENCES), and the library must have
-served. DIR receives the output of every run and conformance.json. Exit status: 0 all of this holds, 1 not.
+served. Hostile checks have a process of their own each, which a driver may be unwell in afterwards. Processes run one
+after the other, or one on each of several GPUs: `--gpus 0 1` has two, `--gpus 0,1 2,3` two that see two devices each.
+DIR receives the output of every process and conformance.json. Exit status: 0 all of this holds, 1 not.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
+import queue
 import re
 import subprocess
 import sys
 
-# mode: what the library is told. "plan" is served from a plan of one check's training steps, and must get along with
-# all that comes after them.
-MODES = {
-    "trace": {"STALLOC_MODE": "trace"},
-    "record-only": {"STALLOC_MODE": "trace", "STALLOC_DYNAMIC": "off"},
-    "dynamic": {"STALLOC_MODE": "dynamic"},
-    "grow": {"STALLOC_MODE": "dynamic", "STALLOC_CROSS_STREAM": "grow"},
-    "plan": {"STALLOC_MODE": "alloc"},
-    "plan-only": {"STALLOC_MODE": "alloc", "STALLOC_DYNAMIC": "off"},
-    "off": {"STALLOC_MODE": "off"},
-}
-OWN_PROCESS = ("global-capture",)
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from modes import MODES, mode_list  # noqa: E402
+
+HOSTILE = "hostile-"
+# CUDA forbids what these do, and may crash itself. Then nothing can be compared.
+FORBIDDEN = ("hostile-reset",)
+OWN_PROCESS_LIMIT = "120"  # seconds: a check that waits where it must not does so often
+RECORDED = "recorded-steps"
 SERVED = re.compile(r"requests (\d+) planned .* (\d+) dynamic requests")
-# Facts that may be so under the library, whatever they are alone, by how their names begin.
+# Facts that may be so under the library, whatever they are alone, by how their names begin. docs/compatibility.md names
+# each with its reason.
 KNOWN_DIFFERENCES = {
-    # The library calls the driver in relaxed mode: it serves what the driver refuses.
-    "global-capture: another thread's requests during a global capture": ("served",),
     # Misuse: drivers differ in whether a pool's memory outlives the context. The library's never does.
     "reset: freed after the end of its context, stream-ordered": ("CUDA_ERROR_INVALID_VALUE",),
+    "hostile-stale-context: after a reset, cuPointerGetAttribute": ("CUDA_ERROR_INVALID_VALUE",),
+    "hostile-stale-context: after a reset, cuMemGetAddressRange": ("CUDA_ERROR_NOT_FOUND",),
+    "hostile-first-primary-reset: after a reset by the first version, cuPointerGetAttribute":
+        ("CUDA_ERROR_INVALID_VALUE",),
+    "hostile-first-primary-reset: after a reset by the first version, cuMemGetAddressRange": ("CUDA_ERROR_NOT_FOUND",),
+    # Mapped memory has no handle of the old interprocess kind, and is made for GPUDirect RDMA only where something on the
+    # machine could use that: who asks before is told the truth.
+    "hostile-pointers: IS_LEGACY_CUDA_IPC_CAPABLE of cuMemAlloc's memory": ("0",),
+    "hostile-pointers: IS_GPU_DIRECT_RDMA_CAPABLE of cuMemAlloc's memory": ("0",),
+    # A plan holds its memory as long as it is served.
+    "hostile-idle-memory: three quarters used by":
+        ("20/20 free, 1/20 kept by the pool", "6/20 free, 15/20 kept by the pool"),
+    # The library keeps some pages of its own.
+    "hostile-sizes: cuMemCreate of all that the device has": ("CUDA_ERROR_OUT_OF_MEMORY",),
 }
-
-
-def mode_list(text):
-    names = text.split(",")
-    for name in names:
-        if name not in MODES:
-            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(MODES)}")
-    return names
 
 
 def parse_arguments():
@@ -53,11 +60,18 @@ def parse_arguments():
         parser.add_argument(f"--{name}", required=True, type=pathlib.Path)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--driver", type=pathlib.Path, help="folder with the libcuda.so.1 to use; default: the system's")
-    parser.add_argument("--modes", type=mode_list, default=list(MODES), metavar="LIST", help="default: all")
+    parser.add_argument("--modes", type=mode_list(MODES), default=list(MODES), metavar="LIST", help="default: all")
+    parser.add_argument("--checks", default="all", metavar="LIST",
+                        help="all, ordinary, hostile, or names; default: all")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--road", default="symbol", help="how the program finds CUDA's functions")
+    parser.add_argument("--gpus", nargs="+", metavar="DEVICES",
+                        help="a value of CUDA_VISIBLE_DEVICES for each process at the same time; default: one process")
     arguments = parser.parse_args()
+    arguments.free_gpus = queue.SimpleQueue()
+    for devices in arguments.gpus or [None]:
+        arguments.free_gpus.put(devices)
     for name in ("program", "library", "tool"):
         setattr(arguments, name, getattr(arguments, name).resolve(strict=True))
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -71,30 +85,79 @@ def run(arguments, name, settings, *options):
                    if not key.startswith("STALLOC_") and key != "LD_PRELOAD"}
     if arguments.driver:
         environment["LD_LIBRARY_PATH"] = str(arguments.driver.resolve())
+    trace = arguments.out / f"{name}.trace.fb"
     if settings is not None:
+        trace.unlink(missing_ok=True)  # the library leaves one that is there alone
         environment.update({"LD_PRELOAD": str(arguments.library), "STALLOC_LOG_LEVEL": "info",
-                            "STALLOC_TRACE": str(arguments.out / "trace.fb"),
-                            "STALLOC_PLAN": str(arguments.out / "plan.fb"), **settings})
+                            "STALLOC_TRACE": str(trace), "STALLOC_PLAN": str(arguments.out / "plan.fb"), **settings})
     command = [str(arguments.program), "--road", arguments.road, "--seed", str(arguments.seed), *options]
+    devices = arguments.free_gpus.get()
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
     done = subprocess.run(command, env=environment, cwd=arguments.out, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, errors="replace", check=False)
+    arguments.free_gpus.put(devices)
+    if name != RECORDED:
+        trace.unlink(missing_ok=True)
     (arguments.out / f"{name}.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
     lines = done.stdout.splitlines()
-    result = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {"checks": {}, "facts": {}, "figures": {}}
+    result = {"checks": {}, "facts": {}, "at_least": [], "figures": {}}
+    if lines and lines[-1].startswith("{"):
+        result = json.loads(lines[-1])
     return {"status": done.returncode, "last": (lines or ["nothing printed"])[-1][:200],
             "says": done.stderr.splitlines(), **result}
 
 
-def run_all_checks(arguments, name, settings):
-    """All checks; those that want a process of their own get one."""
-    result = run(arguments, name, settings, "--rounds", str(arguments.rounds))
-    for check in OWN_PROCESS:
-        own = run(arguments, f"{name}-{check}", settings, "--only", check)
-        result["checks"].update(own["checks"])
-        result["facts"].update(own["facts"])
+def list_checks(arguments):
+    """The names of the wanted checks: those that are made together, and those that want a process of their own."""
+    listed = subprocess.run([str(arguments.program), "--list"], stdout=subprocess.PIPE, text=True, check=True)
+    together, own = [], []
+    for line in listed.stdout.splitlines():
+        name, _, kind = line.partition(": ")
+        (own if kind == "own process" else together).append(name)
+    if arguments.checks == "all":
+        return together, own
+    if arguments.checks == "ordinary":
+        return together, [name for name in own if not name.startswith(HOSTILE)]
+    if arguments.checks == "hostile":
+        return [], [name for name in own if name.startswith(HOSTILE)]
+    names = arguments.checks.split(",")
+    unknown = [name for name in names if name not in together + own]
+    if unknown:
+        sys.exit(f"run.py: no such check: {', '.join(unknown)}")
+    return [name for name in together if name in names], [name for name in own if name in names]
+
+
+def start_all_checks(arguments, executor, name, settings):
+    """Starts all wanted checks; those that want a process of their own get one. They come behind the training steps
+    where there is a plan for these, so that the plan is in force. Returns the futures, by check; the checks that are
+    made together have the name None."""
+    together, alone = arguments.wanted
+    started = {}
+    if together:
+        started[None] = executor.submit(run, arguments, name, settings, "--rounds", str(arguments.rounds),
+                                        "--only", ",".join(together))
+    for check in alone:
+        first = "steps," if name.startswith("plan") else ""
+        started[check] = executor.submit(run, arguments, f"{name}-{check}", settings, "--limit", OWN_PROCESS_LIMIT,
+                                         "--only", first + check)
+    return started
+
+
+def joined(started):
+    """The results of all checks in one."""
+    result = {"status": 0, "last": "", "says": [], "checks": {}, "facts": {}, "at_least": [], "figures": {},
+              "crashed": {}}
+    for check, future in started.items():
+        own = future.result()
+        for part in ("checks", "facts", "figures"):
+            result[part].update(own[part])
+        result["at_least"] += own["at_least"]
         result["says"] += own["says"]
-        if own["status"] not in (0, 1):
-            result.update(status=own["status"], last=f"{check}: {own['last']}")
+        if check is None:
+            result.update(status=own["status"], last=own["last"])
+        elif own["status"] not in (0, 1):
+            result["crashed"][check] = f"status {own['status']}: {own['last']}"
     return result
 
 
@@ -104,8 +167,9 @@ def served(result):
 
 
 def make_plan(arguments):
-    recorded = run(arguments, "recorded-steps", MODES["trace"], "--only", "steps")
-    command = [str(arguments.tool), str(arguments.out / "trace.fb"), "-o", str(arguments.out / "plan.fb")]
+    """Of one check's training steps: "plan" is served from it, and must get along with all that comes after them."""
+    recorded = run(arguments, RECORDED, MODES["trace"], "--only", "steps")
+    command = [str(arguments.tool), str(arguments.out / f"{RECORDED}.trace.fb"), "-o", str(arguments.out / "plan.fb")]
     planned = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
     return planned and recorded["status"] == 0
 
@@ -114,34 +178,68 @@ def may_differ(fact, answer):
     return any(fact.startswith(name) and answer in answers for name, answers in KNOWN_DIFFERENCES.items())
 
 
+def is_quicker(answer, alone):
+    """Whether nothing differs but that a call did not wait, which waits alone."""
+    return answer != alone and answer == alone.replace("after waiting", "without waiting")
+
+
+def is_better(fact, answer, alone):
+    """Whether memory was found where there was none alone, by no call that waits for it. Memory whose frees are pending can
+    be used only when they are over: what is done with it waits, as it does alone where CUDA has such memory used."""
+    waits = "after waiting"
+    may_wait = waits in alone or "the frees pending" in fact
+    return "CUDA_ERROR_OUT_OF_MEMORY" in alone and "CUDA_ERROR" not in answer and (waits not in answer or may_wait)
+
+
+def facts_that_differ(result, alone):
+    """Of the checks that were made to their end in both runs: what is said, and what is said alone."""
+    crashed = {**alone["crashed"], **result["crashed"]}
+    for fact, expected in alone["facts"].items():
+        if fact.partition(":")[0] in crashed or fact not in result["facts"]:
+            continue
+        answer = result["facts"][fact]
+        better = is_quicker(answer, expected) or (fact in alone["at_least"] and is_better(fact, answer, expected))
+        if answer != expected and not better and not may_differ(fact, answer):
+            yield fact, answer, expected
+
+
+def facts_not_reached(result, alone):
+    """How many facts of each check that ended nothing is said of: the check broke off."""
+    missing = [fact.partition(":")[0] for fact in alone["facts"] if fact not in result["facts"]]
+    return {check: missing.count(check) for check in missing if check not in result["crashed"]}
+
+
 def problems_of(result, alone):
     """Why a run under the library is not as it must be; empty when it is."""
     problems = [f"{check}: {failure}" for check, failures in result["checks"].items() for failure in failures]
     if result["status"] not in (0, 1):
         problems.append(f"status {result['status']}: {result['last']}")
-    for fact, answer in alone["facts"].items():
-        now = result["facts"].get(fact, "nothing")
-        if now != answer and not may_differ(fact, now):
-            problems.append(f"{fact}: {now}, alone {answer}")
+    problems += [f"{check}: {reason}" for check, reason in result["crashed"].items()
+                 if check not in FORBIDDEN or check not in alone["crashed"]]
+    problems += [f"{check}: {count} facts were not reached" for check, count in facts_not_reached(result, alone).items()]
+    problems += [f"{fact}: {answer}, alone {expected}" for fact, answer, expected in facts_that_differ(result, alone)]
     problems += [line for line in result["says"] if line.startswith("stalloc: error")]
     return problems
 
 
 def main():
     arguments = parse_arguments()
-    results = {"alone": run_all_checks(arguments, "alone", None)}
-    problems = {"alone": problems_of(results["alone"], results["alone"])}
+    arguments.wanted = list_checks(arguments)
     if any(mode.startswith("plan") for mode in arguments.modes) and not make_plan(arguments):
         sys.exit("run.py: the training steps could not be recorded and planned")
-    for mode in arguments.modes:
-        settings = MODES[mode]
-        results[mode] = run_all_checks(arguments, mode, settings)
-        problems[mode] = problems_of(results[mode], results["alone"])
-        if mode not in ("off", "record-only"):
-            steps = run(arguments, f"{mode}-steps", settings, "--only", "steps")
-            results[mode]["served"] = served(steps)
-            if results[mode]["served"] == 0:
-                problems[mode].append("the library served nothing: the run proves nothing")
+    with concurrent.futures.ThreadPoolExecutor(max_workers=len(arguments.gpus or [None])) as executor:
+        started = {"alone": start_all_checks(arguments, executor, "alone", None)}
+        steps = {}
+        for mode in arguments.modes:
+            started[mode] = start_all_checks(arguments, executor, mode, MODES[mode])
+            if mode not in ("off", "record-only"):
+                steps[mode] = executor.submit(run, arguments, f"{mode}-steps", MODES[mode], "--only", "steps")
+        results = {name: joined(checks) for name, checks in started.items()}
+    problems = {name: problems_of(result, results["alone"]) for name, result in results.items()}
+    for mode, future in steps.items():
+        results[mode]["served"] = served(future.result())
+        if results[mode]["served"] == 0:
+            problems[mode].append("the library served nothing: the run proves nothing")
     for name, found in problems.items():
         print(f"{name}: {'ok' if not found else 'FAILED'}")
         for problem in found:

@@ -1,5 +1,7 @@
 #include "tests/e2e/events.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +29,7 @@ void require(bool condition, const char* what) {
 }
 
 void print_error(const char* what, cudaError_t error) { std::printf("%s: %s\n", what, cudaGetErrorName(error)); }
+void print_error(const char* what, CUresult error) { print_error(what, static_cast<cudaError_t>(error)); }
 
 StepChange evaluate(Host&, Training& training) {
   training.evaluate();
@@ -138,6 +141,30 @@ StepChange kill_self(Host& host, Training&) {
   return {};
 }
 
+// The program closes all descriptors but standard input and output that it does not know (the driver's stay), and opens
+// files of its own, theirs.0, theirs.1, ..., which get these numbers.
+StepChange reuse_descriptors(Host&, Training&) {
+  constexpr int kLargest = 256;
+  for (int descriptor = STDERR_FILENO; descriptor < kLargest; ++descriptor) {
+    std::array<char, 256> name{};
+    const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+    const bool open = readlink(link.c_str(), name.data(), name.size() - 1) > 0;
+    if (open && std::string(name.data()).find("memfd:") == std::string::npos) close(descriptor);
+  }
+  for (int i = 0; i < 8; ++i) {
+    const int file = ::open(("theirs." + std::to_string(i)).c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600);
+    require(file >= 0 && write(file, "theirs", 6) == 6, "a file of the program's own");
+  }
+  return {};
+}
+
+// From now on no file may grow beyond 20 KB: by default the process is killed.
+StepChange limit_files(Host&, Training&) {
+  const rlimit limit{20'000, RLIM_INFINITY};
+  require(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit failed");
+  return {};
+}
+
 // Memory shared with another process, and memory of a stream-ordered pool, which cannot be.
 StepChange share(Host& host, Training& training) {
   const Host::Id plain = host.allocate_sync(6 * kMiB);
@@ -153,6 +180,53 @@ StepChange share(Host& host, Training& training) {
 
 StepChange communicate(Host&, Training&) {
   std::printf("a communication library shares a buffer: %s\n", share_a_buffer(6 * kMiB));
+  return {};
+}
+
+// What functions say that are for memory which the program itself mapped: a library that registers a buffer asks for
+// its range and its handle, and they must be of the same memory, or there is no handle.
+void ask_as_mapped(const char* kind, CUdeviceptr at) {
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  std::printf("--- %s\n", kind);
+  print_error("address range", cuMemGetAddressRange(&base, &bytes, at + 700));
+  std::printf("it is the allocation's: %s\n", base == at && bytes == 6 * kMiB ? "yes" : "no");
+  print_error("handle", cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)));
+  print_error("access set", cuMemSetAccess(at, 2 * kMiB, &access, 1));
+  print_error("unmapped", cuMemUnmap(at, 2 * kMiB));
+  print_error("addresses freed", cuMemAddressFree(at, 2 * kMiB));
+}
+
+// Questions about memory while it is live and after its free, and what must not end it.
+StepChange ownership(Host& host, Training& training) {
+  const Host::Id plain = host.allocate_sync(6 * kMiB);
+  const Host::Id pooled = host.allocate(6 * kMiB, training.main_stream());
+  const auto plain_at = reinterpret_cast<CUdeviceptr>(host.address(plain));
+  const auto pooled_at = reinterpret_cast<CUdeviceptr>(host.address(pooled));
+  ask_as_mapped("cudaMalloc", plain_at);
+  ask_as_mapped("cudaMallocAsync", pooled_at);
+  CUcontext current = nullptr;
+  CUcontext context = nullptr;
+  CUmemoryPool pool = nullptr;
+  CUmemoryPool own_pool = nullptr;
+  cuCtxGetCurrent(&current);
+  cuDeviceGetDefaultMemPool(&own_pool, 0);
+  print_error("its context", cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, plain_at + 700));
+  print_error("its pool", cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, pooled_at + 700));
+  std::printf("they are right: %s\n", context == current && pool == own_pool ? "yes" : "no");
+  print_error("the primary context destroyed", cuCtxDestroy(current));
+  host.free_sync(plain);
+  host.free(pooled);
+  must(cudaStreamSynchronize(training.main_stream()), "cudaStreamSynchronize");
+  for (const CUdeviceptr at : {plain_at, pooled_at}) {
+    print_error("address range of freed memory", cuMemGetAddressRange(nullptr, nullptr, at));
+  }
+  print_error("attribute of it", cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, plain_at));
+  void* none = nullptr;
+  print_error("from no pool", cudaMallocFromPoolAsync(&none, 512, nullptr, training.main_stream()));
+  cudaGetLastError();
   return {};
 }
 
@@ -279,14 +353,17 @@ constexpr std::array kEvents{
     Named{"kill", kill_self},
     Named{"larger", larger},
     Named{"late-frees", late_frees},
+    Named{"limit-files", limit_files},
     Named{"other-stream", other_stream},
     Named{"misuse", misuse},
     Named{"missing", missing},
     Named{"nothing", nothing},
     Named{"out-of-memory", out_of_memory},
     Named{"own-context", own_context},
+    Named{"ownership", ownership},
     Named{"peer", peer},
     Named{"pool-figures", pool_figures},
+    Named{"reuse-descriptors", reuse_descriptors},
     Named{"share", share},
     Named{"signal", signal_self},
     Named{"smaller", smaller},

@@ -83,8 +83,11 @@ class Bench:
         return self.run([self.host_program, *options], **variables)
 
     def record(self, *options, trace="trace.fb", **variables):
-        return self.run([self.host_program, *options], library=True, STALLOC_MODE="trace",
-                        STALLOC_TRACE=self.path(trace), **variables)
+        """A trace recorded before goes: the library leaves files that are there alone."""
+        if os.path.exists(self.path(trace)):
+            os.remove(self.path(trace))
+        return self.run([self.host_program, *options], library=True, STALLOC_MODE="trace", STALLOC_TRACE=trace,
+                        **variables)
 
     def plan(self, *options, trace="trace.fb", plan="plan.fb"):
         done = self.run([self.tool, self.path(trace), "-o", self.path(plan), *options])

@@ -39,19 +39,19 @@ Host::Host(const replay::Api& api) : verifier_(api, replay::Verify::Stamps), phy
 Host::Id Host::allocate(std::size_t bytes, cudaStream_t stream) {
   void* address = nullptr;
   must(cudaMallocAsync(&address, bytes, stream), "cudaMallocAsync");
-  return admit(address, bytes, stream);
+  return admit(address, bytes, stream, false);
 }
 
 Host::Id Host::allocate_sync(std::size_t bytes) {
   void* address = nullptr;
   must(cudaMalloc(&address, bytes), "cudaMalloc");
-  return admit(address, bytes, nullptr);
+  return admit(address, bytes, nullptr, true);
 }
 
-Host::Id Host::admit(void* address, std::size_t bytes, cudaStream_t stream) {
+Host::Id Host::admit(void* address, std::size_t bytes, cudaStream_t stream, bool plain) {
   const std::scoped_lock lock(mutex_);
   const Id id = next_++;
-  live_[id] = {address, bytes, stream, current_device()};
+  live_[id] = {address, bytes, stream, current_device(), plain};
   if (physical_.add(id, number(address), bytes)) ++figures_.overlaps;
   ++figures_.requests;
   figures_.live_bytes += bytes;
@@ -95,7 +95,12 @@ void Host::free_on(Id tensor, cudaStream_t stream) {
   must(cudaFreeAsync(what.address, stream), "cudaFreeAsync");
 }
 
-void Host::free_sync(Id tensor) { must(cudaFree(dismiss(tensor).address), "cudaFree"); }
+// CUDA waits for nothing when a pool's memory is freed so: it takes the program's word that nothing uses it any more.
+void Host::free_sync(Id tensor) {
+  const Tensor what = dismiss(tensor);
+  if (!what.plain) must(cudaStreamSynchronize(what.stream), "cudaStreamSynchronize");
+  must(cudaFree(what.address), "cudaFree");
+}
 
 void* Host::address(Id tensor) const {
   const std::scoped_lock lock(mutex_);

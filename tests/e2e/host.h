@@ -54,9 +54,10 @@ class Host {
     std::size_t bytes = 0;
     cudaStream_t stream = nullptr;
     int device = 0;
+    bool plain = false;  // by cudaMalloc
   };
 
-  Id admit(void* address, std::size_t bytes, cudaStream_t stream);
+  Id admit(void* address, std::size_t bytes, cudaStream_t stream, bool plain);
   Tensor dismiss(Id tensor);
   void check(Id tensor, const Tensor& what, cudaStream_t stream);
 

@@ -1,13 +1,19 @@
 // e2e_host: the training program that the end-to-end tests run, alone, recorded and served. Ends with one line of JSON
 // on standard output; exit status 1 when any tensor held wrong data or shared memory with another.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/e2e/events.h"
+#include "tests/e2e/leave.h"
 #include "tests/e2e/loader.h"
 #include "tests/e2e/stress.h"
 
@@ -23,6 +29,9 @@ struct Arguments {
   std::string event = "nothing";
   std::size_t event_step = 3;
   std::uint64_t loader = 0;
+  bool forget_start = false;
+  std::vector<std::string> variables;
+  bool is_leave = false;
   bool is_stress = false;
   Stress stress;
 };
@@ -41,6 +50,9 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_option("--event", to.event, "what happens in the middle")->check(CLI::IsMember(event_names()));
   app.add_option("--event-step", to.event_step, "before which step");
   app.add_option("--loader", to.loader, "a thread prepares batches; seed of when in the step, 0: there is none");
+  app.add_option("--print-variable", to.variables, "of the environment, as the program finds it");
+  app.add_flag("--forget-start", to.forget_start,
+               "write over the arguments and the environment, as setproctitle does, and leave the working folder");
   CLI::App* const stress = app.add_subcommand("stress", "random requests instead of a training run");
   stress->add_option("--seed", to.stress.seed, "of what is requested");
   stress->add_option("--lives", to.stress.lives, "of what happens to it");
@@ -48,8 +60,28 @@ int parse(int argc, char** argv, Arguments& to) {
   stress->add_option("--threads", to.stress.threads, "threads");
   stress->add_option("--streams", to.stress.streams, "streams, the legacy stream among them");
   stress->callback([&to] { to.is_stress = true; });
+  app.add_subcommand("leave", "ends while a thread maps memory")->callback([&to] { to.is_leave = true; });
   CLI11_PARSE(app, argc, argv);
   return -1;
+}
+
+// The arguments and the environment lie one behind the other. Of the variables, what simcuda reads later is kept.
+void forget_start(int argc, char** argv, char** envp) {
+  std::vector<char*> strings(argv, argv + argc);
+  while (*envp != nullptr) strings.push_back(*envp++);
+  char* const begin = strings.front();
+  char* end = begin;
+  std::vector<char*> kept;
+  for (char* const string : strings) {
+    if (string != end) break;
+    end += std::strlen(string) + 1;
+    if (std::string_view(string).starts_with("SIMCUDA_")) kept.push_back(strdup(string));
+  }
+  clearenv();
+  for (char* const variable : kept) putenv(variable);
+  std::memset(begin, 'x', static_cast<std::size_t>(end - begin));
+  std::memcpy(begin, "RANK=77", sizeof "RANK=77");
+  if (chdir("/") != 0) std::exit(3);
 }
 
 void train(const Arguments& arguments, Host& host) {
@@ -87,9 +119,15 @@ Host::Figures run(const Arguments& arguments, const replay::Api& api) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv, char** envp) {
   Arguments arguments;
   if (const int status = parse(argc, argv, arguments); status >= 0) return status;
+  for (const std::string& name : arguments.variables) {
+    const char* value = std::getenv(name.c_str());
+    fmt::print("{}={}\n", name, value == nullptr ? "" : value);
+  }
+  if (arguments.forget_start) forget_start(argc, argv, envp);
+  if (arguments.is_leave) leave_while_mapping();
   const auto api = replay::Api::load(replay::Api::Road::Runtime);
   if (!api.ok()) {
     fmt::print(stderr, "e2e_host: {}\n", api.error);

@@ -246,6 +246,19 @@ def memory_shared_by_ipc(bench):
 
 
 @scenario
+def ownership(bench):
+    """Memory that is served is not memory that the program mapped itself: all answers are CUDA's own."""
+    options = ["--event", "ownership", "--event-step", "2"]
+    alone = expect_sound(bench.alone(*options))
+    expect(len(alone.other_lines) >= 20, "the scenario tests nothing", alone)
+    expect_sound(bench.record())
+    bench.plan()
+    for run in (bench.record(*options), bench.dynamic(*options), bench.serve(*options, STALLOC_DYNAMIC="on")):
+        expect_sound(run)
+        expect(alone.other_lines == run.other_lines, "answers differ", alone, run)
+
+
+@scenario
 def communication_libraries(bench):
     """They share memory in every mode, also when no plan says so."""
     options = ["--event", "communicate", "--event-step", "2"]
@@ -427,7 +440,11 @@ def spoiled_plans(bench):
         expect(shown.status != 0 and one_line(shown), f"show of a plan that is {name}", shown)
         checked = bench.run([bench.tool, "check", bench.path("trace.fb"), bench.path(name)])
         expect(checked.status != 0 and one_line(checked), f"check of a plan that is {name}", checked)
-    expect_dropped(bench, bench.serve(plan="no such file"))
+    os.mkfifo(bench.path("pipe"))
+    with open(bench.path("huge"), "wb") as huge:
+        huge.truncate(1 << 40)
+    for name in ("no such file", "pipe", "huge", "."):
+        expect_dropped(bench, bench.serve(plan=name))
     expect_dropped(bench, bench.serve(plan="trace.fb"))
 
 
@@ -450,6 +467,134 @@ def trace_cannot_be_written(bench):
     expect(len(recorded.warnings) == 1, "not exactly one warning", recorded)
 
 
+def expect_trace(bench, name, events):
+    """The trace can be read and planned, and holds as many events."""
+    shown = bench.run([bench.tool, "show", "--json", bench.path(name)])
+    expect(shown.status == 0 and shown.result["events"] == events, f"{name} does not hold {events} events", shown)
+    bench.plan(trace=name)
+
+
+def events_of(bench, *options, **variables):
+    """How many events a run makes."""
+    expect_sound(bench.record(*options, trace="plain.fb", **variables))
+    return bench.run([bench.tool, "show", "--json", bench.path("plain.fb")]).result["events"]
+
+
+def record_over(bench, *options, **variables):
+    return expect_sound(bench.run([bench.host_program, *options], True, STALLOC_MODE="trace", **variables))
+
+
+@scenario
+def trace_names_that_are_taken(bench):
+    """What is there is left alone; regular files make the library choose another name, anything else is refused."""
+    events = events_of(bench)
+    write(bench.path("precious"), b"precious")
+    ways = {
+        "file": lambda path: write(path, b"precious"),
+        "link": lambda path: os.symlink(bench.path("precious"), path),
+        "link-to-nothing": lambda path: os.symlink(bench.path("nothing"), path),
+    }
+    for name, make in ways.items():
+        make(bench.path(name + ".fb"))
+        before = set(os.listdir(bench.folder))
+        recorded = record_over(bench, STALLOC_TRACE=name + ".fb")
+        new = set(os.listdir(bench.folder)) - before
+        expect(len(new) == 1 and re.fullmatch(rf"{name}\.\d+\.fb", min(new)), f"new files: {new}", recorded)
+        expect(len(recorded.warnings) == 1 and bench.path(name + ".fb") in recorded.warnings[0] and
+               min(new) in recorded.warnings[0], "not one warning that names both files", recorded)
+        expect_trace(bench, min(new), events)
+    for name in ("file.fb", "link.fb", "precious"):
+        expect(read(bench.path(name)) == b"precious", f"{name} was changed")
+    expect(not os.path.exists(bench.path("nothing")), "a link that leads nowhere was followed")
+    os.mkfifo(bench.path("pipe"))
+    os.mkdir(bench.path("folder"))
+    before = os.listdir(bench.folder)
+    for name in ("pipe", "folder", "/dev/null"):
+        recorded = record_over(bench, STALLOC_TRACE=name)
+        expect(len(recorded.warnings) == 1 and "regular file" in recorded.warnings[0], "not one warning", recorded)
+    expect(sorted(os.listdir(bench.folder)) == sorted(before), "something was written")
+
+
+@scenario
+def two_recordings_of_a_rank(bench):
+    """The second one has a file of its own, and the planner says when it is given both."""
+    traces = set()
+    for _ in range(2):
+        record_over(bench, STALLOC_TRACE="trace.fb", RANK="5")
+        traces = {name for name in os.listdir(bench.folder) if name.startswith("trace.")}
+    expect(len(traces) == 2 and "trace.5.fb" in traces, f"traces: {traces}")
+    planned = bench.run([bench.tool, *sorted(bench.path(name) for name in traces), "--summary", "text"])
+    expect(planned.status == 0 and "are both of rank 5" in planned.stdout, "the planner does not notice", planned)
+
+
+@scenario
+def reused_descriptors(bench):
+    """Descriptors that the program closes and opens again are its own: no chunk and no line goes there."""
+    events = events_of(bench)
+    for library in (False, True):
+        run = bench.run([bench.host_program, "--event", "reuse-descriptors"], library, STALLOC_MODE="trace",
+                        STALLOC_TRACE_CHUNK="64")
+        expect_sound(run)
+        for i in range(8):
+            expect(read(bench.path(f"theirs.{i}")) == b"theirs", f"theirs.{i} was written to", run)
+            os.remove(bench.path(f"theirs.{i}"))
+    expect_trace(bench, "trace.fb", events)
+
+
+@scenario
+def limited_file_size(bench):
+    """RLIMIT_FSIZE ends the recording, not the program."""
+    recorded = expect_sound(bench.record("--event", "limit-files", "--event-step", "4", STALLOC_TRACE_CHUNK="64"))
+    expect(len(recorded.warnings) == 1 and "File too large" in recorded.warnings[0], "not one warning", recorded)
+    shown = bench.run([bench.tool, "show", "--json", bench.path("trace.fb")])
+    expect(shown.status == 0 and not shown.result["truncated"], "the trace is not whole", shown)
+    bench.plan()
+    expect_sound(bench.serve())
+
+
+@scenario
+def limited_trace(bench):
+    """STALLOC_TRACE_LIMIT closes the trace; it can be planned, and the plan serves the run that went on."""
+    options = ["--steps", "12"]
+    chunks = {"STALLOC_TRACE_CHUNK": "64"}
+    events = events_of(bench, *options, **chunks)
+    limit = os.path.getsize(bench.path("plain.fb")) * 2 // 3
+    recorded = expect_sound(bench.record(*options, STALLOC_TRACE_LIMIT=str(limit), **chunks))
+    expect(len(recorded.warnings) == 1 and "STALLOC_TRACE_LIMIT" in recorded.warnings[0], "not one warning", recorded)
+    expect(os.path.getsize(bench.path("trace.fb")) <= limit, "the trace is larger than its limit", recorded)
+    shown = bench.run([bench.tool, "show", "--json", bench.path("trace.fb")])
+    expect(shown.result["closed"] and shown.result["limit_reached"] and events / 2 < shown.result["events"] < events,
+           "the trace does not end as it must", shown)
+    expect("STALLOC_TRACE_LIMIT" in bench.plan().stdout, "the planner does not say that the trace ends early")
+    served = expect_sound(bench.serve(*options))
+    figures = served.figures[0]
+    expect(figures["planned"] >= 0.9 * (figures["planned"] + figures["unplanned"]), "the plan does not serve", served)
+
+
+@scenario
+def exit_while_mapping(bench):
+    """A process ends while another thread has the heap's lock and will not give it back: nobody waits for it."""
+    an_hour = str(3600 * 1000 * 1000)
+    run = bench.dynamic("leave", STALLOC_DYNAMIC="on", SIMCUDA_SLOW_MAP_US=an_hour)
+    expect(run.status == 0 and run.stdout == "", "the process did not end in order", run)
+    expect(not run.figures, "there are figures although they were being changed", run)
+
+
+@scenario
+def forgotten_start(bench):
+    """The program writes over its arguments and variables and leaves its folder before it uses CUDA."""
+    start = {"RANK": "3", "fragLimit": "5"}
+    recorded = expect_sound(bench.record("--forget-start", **start))
+    shown = bench.run([bench.tool, "show", "--json", bench.path("trace.3.fb")])
+    expect(shown.result["rank"] == "3" and shown.result["command"].endswith("e2e_host --forget-start"),
+           "the trace does not say how the program was started", shown)
+    bench.plan(trace="trace.3.fb", plan="plan.3.fb")
+    served = expect_sound(bench.run([bench.host_program, "--forget-start"], True, STALLOC_PLAN="plan.%r.fb", **start))
+    expect_served_whole(served)
+    for run in (recorded, served):
+        expect(len(run.warnings) == 1 and "fragLimit=5 is GMLake's" in run.warnings[0], "not the expected warning", run)
+
+
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 @scenario
@@ -470,6 +615,36 @@ def one_trace_a_process(bench):
     expect(recorded.result["requests"] == plain.result["requests"], "the runs differ", recorded, plain)
     bench.plan()
     expect_served_whole(expect_sound(bench.serve("--event", "fork")))
+
+
+FRAMEWORKS = {
+    "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
+    "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
+    "XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TF_GPU_ALLOCATOR": "cuda_malloc_async",
+}
+
+
+@scenario
+def framework_variables(bench):
+    """They are set in Python and in programs loaded with CUDA, where the user has not set them, and nowhere else."""
+    unset = {name: "" for name in FRAMEWORKS}
+    script = "import os\nfor name in " + repr(list(FRAMEWORKS)) + ": print(name + '=' + os.environ.get(name, ''))"
+    python = [sys.executable, "-c", script]
+    program = [bench.host_program, "--steps", "1", *(f"--print-variable={name}" for name in FRAMEWORKS)]
+    shell = ["sh", "-c", "".join(f"echo {name}=${name}\n" for name in FRAMEWORKS)]
+    for command, settings, expected in (
+            (python, {}, FRAMEWORKS),
+            (program, {}, FRAMEWORKS),
+            (shell, {}, unset),
+            (python, {"STALLOC_MODE": "off"}, unset),
+            (program, {"STALLOC_FRAMEWORKS": "off"}, unset),
+            (python, {"PYTORCH_CUDA_ALLOC_CONF": "a", "TF_GPU_ALLOCATOR": "b"},
+             {**FRAMEWORKS, "PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": "a", "TF_GPU_ALLOCATOR": "b"})):
+        run = bench.run(command, True, **{"STALLOC_MODE": "dynamic", **settings})
+        found = dict(line.split("=", 1) for line in run.other_lines)
+        expect(found == expected, f"{settings}: {found}", run)
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------

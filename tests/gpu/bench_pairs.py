@@ -54,6 +54,7 @@ def measure(arguments, case):
     preload = {"LD_PRELOAD": str(arguments.library.resolve()), "STALLOC_LOG_LEVEL": "info"}
     trace, plan = arguments.out / "pairs.trace.fb", arguments.out / "pairs.plan.fb"
     record = {**preload, "STALLOC_TRACE": str(trace)}
+    trace.unlink(missing_ok=True)  # the library leaves one that is there alone and writes another
     run(arguments, case, record, batches=2)
     subprocess.run([str(arguments.tool.resolve()), str(trace), "-o", str(plan)], stdout=subprocess.DEVNULL, check=True)
     runs = []
@@ -61,6 +62,8 @@ def measure(arguments, case):
         for variant, settings, batches in (("bare", {}, arguments.batches), ("record", record, 2),
                                            ("serve", {**preload, "STALLOC_PLAN": str(plan)}, arguments.batches),
                                            ("dynamic", {**preload, "STALLOC_MODE": "dynamic"}, arguments.batches)):
+            if variant == "record":
+                trace.unlink(missing_ok=True)
             runs.append({"variant": variant, **run(arguments, case, settings, batches)})
     return runs
 

@@ -40,6 +40,9 @@ def run_training(variant, arguments):
     reports = arguments.out / variant
     environment = bench_train.environment_for(variant, arguments.library, arguments.out / "trace.%r.fb",
                                               arguments.out / "plans" / "plan.%r.fb")
+    if variant == "record":  # of an earlier call: the library leaves them alone and writes others
+        for trace in arguments.out.glob("trace.*.fb"):
+            trace.unlink()
     # torchrun itself is not preloaded: it is no rank, and would only hand the library on.
     preload = environment.pop("LD_PRELOAD", "")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks),

@@ -96,6 +96,8 @@ def run_training(variant, round_number, arguments):
     report_path = arguments.out / f"{name}.json"
     environment = environment_for(variant, arguments.library, trace, arguments.plan or arguments.out / "plan.fb")
     print(f"{name} ...", flush=True)
+    if variant == "record":
+        trace.unlink(missing_ok=True)  # of an earlier call: the library leaves it alone and writes another
     command = [sys.executable, str(TRAIN), "--figures", "--json", str(report_path), *arguments.train]
     with open(arguments.out / f"{name}.stderr", "w+", encoding="utf-8", errors="replace") as log:
         status = subprocess.run(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,

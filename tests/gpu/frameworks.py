@@ -132,6 +132,8 @@ def run(name, mode, arguments):
                                   str(arguments.out / f"{name}.plan.fb")], capture_output=True, text=True, check=False)
         if planned.returncode != 0:
             return None, f"planning: {planned.stderr.strip()}"
+    if mode == "record":  # of an earlier call: the library leaves it alone and writes another
+        (arguments.out / f"{name}.trace.fb").unlink(missing_ok=True)
     done = subprocess.run([sys.executable, __file__, "--child", name], env=environment_of(mode, arguments, name),
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     (arguments.out / f"{name}-{mode}.txt").write_text(done.stdout + done.stderr, encoding="utf-8")

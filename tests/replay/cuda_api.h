@@ -17,8 +17,9 @@ namespace stalloc::replay {
       apply(cuMemAlloc) apply(cuMemFree) apply(cuMemAllocAsync) apply(cuMemAllocFromPoolAsync) apply(cuMemFreeAsync)   \
           apply(cuMemGetInfo) apply(cuMemHostAlloc) apply(cuMemsetD8Async) apply(cuMemsetD32Async)                     \
               apply(cuMemsetD2D32Async) apply(cuMemcpyDtoHAsync) apply(cuMemcpy2DAsync) apply(cuLaunchHostFunc)        \
-                  apply(cuStreamCreate) apply(cuStreamWaitEvent) apply(cuEventCreate) apply(cuEventRecord)             \
-                      apply(cuGetErrorName) apply(cuDeviceGetDefaultMemPool) apply(cuMemPoolSetAttribute)
+                  apply(cuStreamCreate) apply(cuStreamSynchronize) apply(cuStreamWaitEvent) apply(cuEventCreate)       \
+                      apply(cuEventRecord) apply(cuGetErrorName) apply(cuDeviceGetDefaultMemPool)                      \
+                          apply(cuMemPoolSetAttribute)
 
 struct Driver {
 #define REPLAY_MEMBER(name) decltype(&::name) name = nullptr;

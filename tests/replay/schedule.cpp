@@ -67,7 +67,8 @@ class Builder {
       return true;
     }
     live_[event.address()] = static_cast<std::uint32_t>(schedule_.tensors.size());
-    schedule_.tensors.push_back({event.size(), ordinal, event.device(), event.stream()});
+    schedule_.tensors.push_back(
+        {event.size(), ordinal, event.device(), event.stream(), event.kind() == EventKind::Alloc});
     add_call(event, static_cast<std::uint32_t>(schedule_.tensors.size() - 1));
     return true;
   }

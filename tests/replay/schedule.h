@@ -14,6 +14,7 @@ struct Tensor {
   std::uint64_t request = 0;  // ordinal on its device, as in a plan
   std::uint32_t device = 0;
   std::uint32_t stream = 0;  // ordinal, of the allocation
+  bool plain = false;        // by cuMemAlloc
 };
 
 struct Call {

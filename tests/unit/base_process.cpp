@@ -1,11 +1,15 @@
 #include "interpose/base/process.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <functional>
 
 #include "catch.h"
 
+using stalloc::absolute_path;
 using stalloc::expand_path;
 
 namespace {
@@ -14,6 +18,14 @@ struct RankVariable {
   explicit RankVariable(const char* value) { setenv("RANK", value, 1); }
   ~RankVariable() { unsetenv("RANK"); }
 };
+
+// What is remembered stays: so in a process of its own.
+bool holds_in_child(const std::function<bool()>& check) {
+  const pid_t child = fork();
+  if (child == 0) _exit(check() ? 0 : 1);
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 }  // namespace
 
@@ -42,4 +54,50 @@ TEST_CASE("a rank that is no number is no rank") {
   const RankVariable rank("../../etc");
   CHECK(stalloc::launcher_rank().empty());
   CHECK(expand_path("trace.fb") == "trace.fb");
+}
+
+TEST_CASE("the start is remembered, whatever the program does to its variables later") {
+  CHECK(holds_in_child([] {
+    setenv("SLURM_PROCID", "4", 1);
+    stalloc::remember_start();
+    setenv("SLURM_PROCID", "overwritten", 1);
+    return stalloc::launcher_rank() == "4";
+  }));
+  CHECK(holds_in_child([] {
+    setenv("SLURM_PROCID", "4", 1);
+    stalloc::remember_start();
+    setenv("RANK", "7", 1);  // a program that gives ranks to its own processes
+    return stalloc::launcher_rank() == "7";
+  }));
+}
+
+TEST_CASE("relative paths are seen from the folder in which the process was started") {
+  CHECK(absolute_path("trace.fb") == "trace.fb");  // not remembered
+  CHECK(holds_in_child([] {
+    const std::string folder = std::filesystem::current_path();
+    stalloc::remember_start();
+    if (chdir("/") != 0) return false;
+    return absolute_path("a/trace.fb") == folder + "/a/trace.fb" && absolute_path("/trace.fb") == "/trace.fb" &&
+           absolute_path("").empty();
+  }));
+  CHECK(holds_in_child([] {
+    if (chdir("/") != 0) return false;
+    stalloc::remember_start();
+    return absolute_path("trace.fb") == "/trace.fb";
+  }));
+}
+
+TEST_CASE("arguments are remembered, joined by spaces") {
+  CHECK(holds_in_child([] {
+    const char* arguments[] = {"python", "train.py", "--name=a b"};
+    stalloc::remember_arguments(3, arguments);
+    return stalloc::command_line() == "python train.py --name=a b";
+  }));
+  CHECK(holds_in_child([] {
+    const std::string many(1 << 20, 'x');
+    const char* arguments[] = {"cc", many.c_str(), "last"};
+    stalloc::remember_arguments(3, arguments);
+    return stalloc::command_line() == "cc " + many.substr(0, (64 << 10) - 3);
+  }));
+  CHECK(stalloc::command_line().find("test_base") != std::string::npos);  // not remembered
 }

@@ -1,6 +1,7 @@
 #include "fake_driver.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stalloc::test {
 namespace {
@@ -40,7 +41,7 @@ bool FakeDriver::holds_nothing() {
 
 bool FakeDriver::is_clean() {
   const Lock lock(mutex_);
-  return holds_nothing() && events_.empty();
+  return holds_nothing() && events_.empty() && plain_.empty();
 }
 
 // --- virtual memory
@@ -145,6 +146,19 @@ CUresult FakeDriver::memory_info(std::size_t* free, std::size_t* total) {
   if (fails()) return error_;
   *free = memory_bytes_ - memory_used_;
   *total = memory_bytes_;
+  return CUDA_SUCCESS;
+}
+
+void FakeDriver::keep_in_pool(std::uint64_t bytes) {
+  const Lock lock(mutex_);
+  kept_in_pool_ += bytes;
+  memory_used_ += bytes;
+}
+
+CUresult FakeDriver::trim_pool(int) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  memory_used_ -= std::exchange(kept_in_pool_, 0);
   return CUDA_SUCCESS;
 }
 
@@ -316,13 +330,14 @@ CUresult FakeDriver::record_event(CUevent event, CUstream stream) {
   const Lock lock(mutex_);
   Event& recorded = known(event);
   const std::size_t recorder = index(stream);
-  require(!streams_[recorder].capturing, "record no event of ours into a capture");
   ++order_calls_;
   if (fails()) return error_;
+  if (streams_[recorder].capturing || blocked_by_capture(streams_[recorder])) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   if (streams_[recorder].context != recorded.context) return CUDA_ERROR_INVALID_HANDLE;
   recorded.recorded = true;
-  advance(recorder);
-  recorded.clock = streams_[recorder].clock;
+  recorded.clock = streams_[recorder].clock;  // complete as soon as what was there before it is
   return CUDA_SUCCESS;
 }
 
@@ -330,9 +345,9 @@ CUresult FakeDriver::wait_event(CUstream stream, CUevent event) {
   const Lock lock(mutex_);
   const Event& awaited = known(event);
   Stream& waiter = usable(stream);
-  require(!waiter.capturing, "capture no wait of ours");
   ++order_calls_;
   if (fails()) return error_;
+  if (waiter.capturing || blocked_by_capture(waiter)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   join(waiter.clock, awaited.clock);
   return CUDA_SUCCESS;
 }
@@ -345,17 +360,20 @@ CUresult FakeDriver::query_event(CUevent event) {
   return is_finished(asked.clock) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult FakeDriver::synchronize_context() {
+CUresult FakeDriver::synchronize_context() { return wait_for_context(true); }
+
+CUresult FakeDriver::wait_for_context(bool breaks_captures) {
   Clock awaited;
   {
     const Lock lock(mutex_);
     for (const Stream& stream : streams_) {
       if (stream.context != context_stack.back()) continue;
-      require(!stream.capturing, "do not break a capture by synchronising");
+      require(!breaks_captures || !stream.capturing, "do not break a capture by synchronising");
       join(awaited, stream.clock);
     }
     ++order_calls_;
     if (fails()) return error_;
+    if (!breaks_captures && captures_globally) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   if (const auto meanwhile = while_synchronizing) meanwhile();
   const Lock lock(mutex_);
@@ -363,14 +381,24 @@ CUresult FakeDriver::synchronize_context() {
   return CUDA_SUCCESS;
 }
 
-CUresult FakeDriver::synchronize_stream(CUstream stream) {
+CUresult FakeDriver::allocate_plain(CUdeviceptr* at, std::size_t) {
   const Lock lock(mutex_);
-  Stream& awaited = usable(stream);
-  require(!awaited.capturing, "do not break a capture by synchronising");
-  ++order_calls_;
   if (fails()) return error_;
-  join(finished_, awaited.clock);
+  *at = next_address_;
+  next_address_ += page_bytes_;
+  plain_[*at] = context_stack.back();
   return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::free_plain(CUdeviceptr at) {
+  {
+    const Lock lock(mutex_);
+    require(plain_.count(at) == 1 && plain_[at] == context_stack.back(), "free what was allocated, in its context");
+  }
+  const CUresult result = wait_for_context(false);
+  const Lock lock(mutex_);
+  if (result == CUDA_SUCCESS) plain_.erase(at);
+  return result;
 }
 
 }  // namespace stalloc::test

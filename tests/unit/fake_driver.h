@@ -53,11 +53,16 @@ class FakeDriver final : public serve::Driver {
   // Physical bytes behind an address, as handle number << 40 | offset; each must be mapped and accessible.
   std::uint64_t physical(CUdeviceptr address, int device = 0);
 
+  // CUDA's default pool keeps so much that nobody uses, until it is trimmed.
+  void keep_in_pool(std::uint64_t bytes);
+
   // The call that makes the counter `calls` reach `count` fails with `error`; 0: none does.
   void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY);
   std::uint64_t calls() const { return calls_; }
   std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
-  std::function<void()> while_synchronizing;  // called inside synchronize_context, if set, when the wait has begun
+  std::function<void()> while_synchronizing;  // called inside a wait for the context, if set, when it has begun
+  // As long as it is set, another thread captures in global mode: frees that wait are refused.
+  std::atomic<bool> captures_globally{false};
   // Called when `bytes` at an address are about to be unmapped, if set.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;
   bool is_over(Moment moment);  // true when the work up to then is complete
@@ -73,6 +78,9 @@ class FakeDriver final : public serve::Driver {
   CUresult unmap(CUdeviceptr at, std::size_t bytes) override;
   CUresult set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) override;
   CUresult memory_info(std::size_t* free, std::size_t* total) override;
+  CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
+  CUresult free_plain(CUdeviceptr at) override;
+  CUresult trim_pool(int device) override;
   CUresult current_context(CUcontext* context) override;
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
@@ -84,7 +92,6 @@ class FakeDriver final : public serve::Driver {
   CUresult wait_event(CUstream stream, CUevent event) override;
   CUresult query_event(CUevent event) override;
   CUresult synchronize_context() override;
-  CUresult synchronize_stream(CUstream stream) override;
 
  private:
   // steps[T]: ordered behind T's work up to that step.
@@ -121,11 +128,13 @@ class FakeDriver final : public serve::Driver {
   bool is_finished(const Clock& clock) const;
   void advance(std::size_t stream);
   static void join(Clock& into, const Clock& from);
+  CUresult wait_for_context(bool breaks_captures);
 
   std::recursive_mutex mutex_;
   std::size_t page_bytes_;
   std::uint64_t memory_bytes_;
   std::uint64_t memory_used_ = 0;
+  std::uint64_t kept_in_pool_ = 0;  // of it
   CUdeviceptr next_address_ = CUdeviceptr{1} << 44;
   std::map<CUdeviceptr, std::size_t> reservations_;
   std::map<CUdeviceptr, Mapping> mappings_;
@@ -137,6 +146,7 @@ class FakeDriver final : public serve::Driver {
   std::unordered_map<CUevent, Event> events_;
   std::uintptr_t next_object_ = 0x10000;
   Clock finished_;
+  std::map<CUdeviceptr, CUcontext> plain_;
 
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> order_calls_{0};

@@ -30,7 +30,7 @@ says() {
 }
 
 expect 0 0 --help
-says out "STALLOC_PLAN=plan.fb"
+says out "stalloc run --plan plan.fb"
 expect 0 0 --version
 says out "stalloc-plan "
 
@@ -42,7 +42,7 @@ expect 0 0 check loop.fb loop.plan
 says out "sound"
 expect 0 0 show loop.plan
 says out "in stitched views"
-for class in "static: the same size in every repetition" "one-off: before or behind" "persistent: lives through"; do says out "$class"; done
+for class in "static: the same size in each repetition" "one-off: before or behind" "persistent: lives through"; do says out "$class"; done
 expect 0 0 show loop.plan --json
 for key in granularity handles views placements '"view"' '"offset"' '"lower"' '"upper"'; do says out "$key"; done
 expect 0 0 show loop.fb
@@ -74,7 +74,7 @@ cp loop.fb trace.0.fb
 cp loop.fb trace.1.fb
 cp two_devices.fb trace.2.fb
 expect 0 0 trace.0.fb trace.1.fb trace.2.fb -o plans
-says out "same as rank 0"
+says out " like 0"
 says out "different from all others: rank 2"
 says out "worst rank: "
 says out "saved: native less"

@@ -46,7 +46,7 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and none is larg
   const bool first = GENERATE(false, true);
   CAPTURE(missing, held, largest, stranded, first);
   std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : new_handle_sizes({missing, missing, held, stranded, first}, kPage, largest)) {
+  for (const std::uint64_t bytes : new_handle_sizes({missing, missing, held, stranded, 0, first}, kPage, largest)) {
     REQUIRE(bytes % kPage == 0);
     REQUIRE(bytes > 0);
     REQUIRE(bytes <= largest);
@@ -64,6 +64,16 @@ TEST_CASE("handles grow with what is held, for requests much larger than they ar
   REQUIRE(largest_of(100 * kPage, 10000 * kPage) == 4 * kPage);
   REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
   REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
+}
+
+TEST_CASE("a request for a large part of the device has some hundred handles, whatever the largest may be otherwise") {
+  constexpr std::uint64_t kDevice = 64000 * kPage;
+  for (const std::uint64_t request : {kDevice / 16, kDevice / 2, kDevice}) {
+    const auto handles = new_handle_sizes({request, request, 0, 0, kDevice}, kPage, 8 * kPage);
+    REQUIRE(handles.size() >= 64);
+    REQUIRE(handles.size() <= 300);
+  }
+  REQUIRE(new_handle_sizes({4000 * kPage, 4000 * kPage, 0, 0, 64064 * kPage}, kPage, 8 * kPage).size() > 300);
 }
 
 TEST_CASE("where much of what is held is stranded, handles are half as large, but no smaller than a page") {

@@ -24,6 +24,7 @@ std::vector<std::uint8_t> encode_trace(const trace::Trace& trace, std::size_t ev
     at += count;
     ++sequence;
     chunk.last = trace.closed && at == trace.events.size();
+    chunk.limit_reached = chunk.last && trace.limit_reached;
     const std::vector<std::uint8_t> bytes = trace::encode_chunk(chunk);
     file.insert(file.end(), bytes.begin(), bytes.end());
   } while (at < trace.events.size());
@@ -41,7 +42,8 @@ bool same_content(const trace::Trace& a, const trace::Trace& b) {
     return std::equal(x.begin(), x.end(), y.begin(), y.end(),
                       [&fields](const auto& p, const auto& q) { return fields(p) == fields(q); });
   };
-  return process(a.process) == process(b.process) && a.closed == b.closed && same_bytes(a.events, b.events) &&
+  return process(a.process) == process(b.process) && a.closed == b.closed && a.limit_reached == b.limit_reached &&
+         same_bytes(a.events, b.events) &&
          equal(a.devices, b.devices,
                [](const trace::Device& d) { return std::tie(d.ordinal, d.name, d.total_bytes, d.granularity); }) &&
          equal(a.modules, b.modules, [](const trace::Module& m) { return std::tie(m.id, m.path); }) &&

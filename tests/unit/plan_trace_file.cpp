@@ -94,24 +94,35 @@ TEST_CASE("a trace cut short anywhere is an error that counts its whole chunks")
   CHECK(whole == 2);
 }
 
-TEST_CASE("a trace with any byte changed is refused or means the same") {
-  const trace::Trace trace = small_trace();
+TEST_CASE("a trace with any byte changed is refused") {
+  trace::Trace trace = small_trace();
+  trace.limit_reached = true;
   const Bytes bytes = test::encode_trace(trace, 3);
-  std::size_t refused = 0;
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     for (const std::uint8_t flip : {0x01, 0x80, 0xff}) {
       Bytes changed = bytes;
       changed[at] = static_cast<std::uint8_t>(changed[at] ^ flip);
       const auto decoded = trace::decode_trace(changed);
-      if (!decoded.ok()) {
-        ++refused;
-        CHECK(decoded.error.find('\n') == std::string::npos);
-      } else if (!test::same_content(decoded.value, trace)) {
-        FAIL_CHECK("byte " << at << " changed the trace and was not noticed");
-      }
+      if (decoded.ok()) FAIL_CHECK("byte " << at << " was changed and nobody noticed");
+      CHECK(decoded.error.find('\n') == std::string::npos);
     }
   }
-  CHECK(refused > bytes.size());
+}
+
+TEST_CASE("a trace of version 1.0 is read") {
+  const auto trace = trace::read_trace(TEST_DATA "/trace-1.0.fb");
+  REQUIRE(trace.error.empty());
+  CHECK(trace.value.events.size() == 20);
+  CHECK(trace.value.modules.front().path == "/usr/lib/libnccl.so.2");
+}
+
+TEST_CASE("a trace that ended at its largest size says so") {
+  trace::Trace trace = small_trace();
+  trace.limit_reached = true;
+  const auto decoded = trace::decode_trace(test::encode_trace(trace, 3));
+  REQUIRE(decoded.error.empty());
+  CHECK(decoded.value.closed);
+  CHECK(decoded.value.limit_reached);
 }
 
 TEST_CASE("chunks out of order, doubled or behind the end are refused") {

@@ -1,31 +1,24 @@
 #include "interpose/record/recorder.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <thread>
 
 #include "catch.h"
+#include "folder.h"
 
 using stalloc::record::Call;
 using stalloc::record::Recorder;
+using stalloc::test::Folder;
 using stalloc::trace::EventKind;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Folder {
-  Folder() : path(fs::temp_directory_path() / ("stalloc-record-" + std::to_string(getpid()))) {
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path path;
-};
 
 stalloc::trace::Device describe(int device) { return {static_cast<std::uint32_t>(device), "Fake", 1 << 30, 2 << 20}; }
 
@@ -57,7 +50,7 @@ CUstream stream_handle(std::uintptr_t value) { return reinterpret_cast<CUstream>
 
 TEST_CASE("events come back as they were recorded") {
   const Folder folder;
-  const Settings settings(folder.path / "trace.fb");
+  const Settings settings(folder.path() / "trace.fb");
   Recorder recorder(settings.options, describe);
   for (std::uint64_t i = 1; i <= 10; ++i) recorder.record(alloc(i << 20, i * 100, stream_handle(i % 3 * 0x1000)));
   Call failed = alloc(0, 7);
@@ -87,7 +80,7 @@ TEST_CASE("events come back as they were recorded") {
 
 TEST_CASE("a process that dies leaves the chunks it had written") {
   const Folder folder;
-  const Settings settings(folder.path / "trace.fb");
+  const Settings settings(folder.path() / "trace.fb");
   Recorder recorder(settings.options, describe);
   for (std::uint64_t i = 1; i <= 10; ++i) recorder.record(alloc(i << 20, 512));
   const auto trace = stalloc::trace::read_trace(settings.trace);  // never closed
@@ -98,7 +91,7 @@ TEST_CASE("a process that dies leaves the chunks it had written") {
 
 TEST_CASE("nothing recorded leaves no file") {
   const Folder folder;
-  const Settings settings(folder.path / "trace.fb");
+  const Settings settings(folder.path() / "trace.fb");
   Recorder recorder(settings.options, describe);
   recorder.close();
   CHECK_FALSE(fs::exists(settings.trace));
@@ -106,7 +99,7 @@ TEST_CASE("nothing recorded leaves no file") {
 
 TEST_CASE("a destroyed stream's handle given to a new stream is a new stream") {
   const Folder folder;
-  const Settings settings(folder.path / "trace.fb");
+  const Settings settings(folder.path() / "trace.fb");
   Recorder recorder(settings.options, describe);
   recorder.record(alloc(1 << 20, 512, stream_handle(0x5000)));
   recorder.stream_destroyed(stream_handle(0x5000));
@@ -119,7 +112,7 @@ TEST_CASE("a destroyed stream's handle given to a new stream is a new stream") {
 
 TEST_CASE("threads lose no event") {
   const Folder folder;
-  Settings settings(folder.path / "trace.fb", 64);
+  Settings settings(folder.path() / "trace.fb", 64);
   // libunwind locks a mutex when a thread ends, after ThreadSanitizer has forgotten the thread.
   settings.options.stacks = false;
   Recorder recorder(settings.options, describe);
@@ -139,31 +132,75 @@ TEST_CASE("threads lose no event") {
   CHECK(by_thread.size() == 4);
 }
 
-TEST_CASE("a file that cannot be written stops the recording and nothing else") {
-  const Settings full("/dev/full");
-  Recorder recorder(full.options, describe);
-  for (std::uint64_t i = 1; i <= 100; ++i) recorder.record(alloc(i << 20, 512));
-  recorder.close();
-  const Settings nowhere("/nonexistent/folder/trace.fb");
-  Recorder other(nowhere.options, describe);
-  for (std::uint64_t i = 1; i <= 100; ++i) other.record(alloc(i << 20, 512));
-  other.close();
+TEST_CASE("a file that cannot be made stops the recording and nothing else") {
+  for (const char* path : {"/nonexistent/folder/trace.fb", "/dev/full"}) {
+    const Settings settings(path);
+    Recorder recorder(settings.options, describe);
+    for (std::uint64_t i = 1; i <= 100; ++i) recorder.record(alloc(i << 20, 512));
+    recorder.close();
+  }
   CHECK_FALSE(fs::exists("/nonexistent"));
 }
 
-TEST_CASE("a file that another process records into is left alone") {
+TEST_CASE("a trace that reaches its largest size is whole, and no larger") {
+  for (const std::uint64_t limit : {4'000, 10'000, 10'001, 11'111}) {
+    const Folder folder;
+    Settings settings(folder.path() / "trace.fb");
+    settings.options.trace_limit = limit;
+    Recorder recorder(settings.options, describe);
+    for (std::uint64_t i = 1; i <= 1000; ++i) recorder.record(alloc(i << 20, 512));
+    recorder.close();
+    const std::uint64_t bytes = fs::file_size(settings.trace);
+    CHECK(bytes <= limit);
+    CHECK(bytes > limit - 2000);
+    const auto trace = stalloc::trace::read_trace(settings.trace);
+    REQUIRE(trace.error.empty());
+    CHECK(trace.value.closed);
+    CHECK(trace.value.limit_reached);
+    REQUIRE(trace.value.events.size() > 4);
+    REQUIRE(trace.value.events.size() < 1000);
+    CHECK(trace.value.events.back().address() == trace.value.events.size() << 20);
+  }
+}
+
+TEST_CASE("a trace below its largest size ends in order") {
+  for (const std::uint64_t limit : {std::uint64_t{0}, std::uint64_t{1} << 20}) {
+    const Folder folder;
+    Settings settings(folder.path() / "trace.fb");
+    settings.options.trace_limit = limit;
+    Recorder recorder(settings.options, describe);
+    for (std::uint64_t i = 1; i <= 1000; ++i) recorder.record(alloc(i << 20, 512));
+    recorder.close();
+    const auto trace = stalloc::trace::read_trace(settings.trace);
+    CHECK(trace.value.events.size() == 1000);
+    CHECK(trace.value.closed);
+    CHECK_FALSE(trace.value.limit_reached);
+  }
+}
+
+namespace {
+
+std::atomic<int> describing{0};
+std::atomic<bool> may_describe{false};
+
+stalloc::trace::Device describe_slowly(int device) {
+  ++describing;
+  while (!may_describe) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return describe(device);
+}
+
+}  // namespace
+
+TEST_CASE("closing does not wait for good for a thread that is stuck in an event") {
   const Folder folder;
-  const Settings settings(folder.path / "trace.fb");
-  std::ofstream(settings.trace) << "theirs";
-  const int theirs = open(settings.trace.c_str(), O_RDONLY);
-  REQUIRE(flock(theirs, LOCK_EX) == 0);
-  Recorder recorder(settings.options, describe);
-  recorder.record(alloc(1 << 20, 512));
+  const Settings settings(folder.path() / "trace.fb");
+  Recorder recorder(settings.options, describe_slowly);
+  std::thread stuck([&recorder] { recorder.record(alloc(1 << 20, 512)); });
+  while (describing == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   recorder.close();
-  close(theirs);
-  std::string text;
-  std::ifstream(settings.trace) >> text;
-  CHECK(text == "theirs");
-  const auto ours = folder.path / ("trace." + std::to_string(getpid()) + ".fb");
-  CHECK(stalloc::trace::read_trace(ours.string()).value.events.size() == 1);
+  CHECK_FALSE(fs::exists(settings.trace));
+  may_describe = true;
+  stuck.join();
+  recorder.close();
+  CHECK(stalloc::trace::read_trace(settings.trace).value.events.size() == 1);
 }

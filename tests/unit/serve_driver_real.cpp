@@ -4,6 +4,7 @@
 
 #include "catch.h"
 
+using stalloc::serve::CaptureGate;
 using stalloc::serve::ContextScope;
 using stalloc::serve::DriverFunctions;
 using stalloc::serve::RealDriver;
@@ -64,6 +65,10 @@ DriverFunctions stand_ins() {
     seen.grants.assign(grants, grants + count);
     return noted();
   };
+  f.cuMemAlloc = [](CUdeviceptr*, std::size_t) { return noted(); };
+  f.cuMemFree = [](CUdeviceptr) { return noted(); };
+  f.cuDeviceGetDefaultMemPool = [](CUmemoryPool*, CUdevice) { return CUDA_SUCCESS; };
+  f.cuMemPoolTrimTo = [](CUmemoryPool, std::size_t) { return noted(); };
   f.cuMemGetInfo = [](std::size_t*, std::size_t*) { return noted(); };
   f.cuCtxGetCurrent = [](CUcontext* context) { return *context = seen.contexts.back(), CUDA_SUCCESS; };
   f.cuCtxPushCurrent = [](CUcontext context) { return seen.contexts.push_back(context), CUDA_SUCCESS; };
@@ -78,7 +83,6 @@ DriverFunctions stand_ins() {
     return seen.capture_result;
   };
   f.cuStreamWaitEvent = [](CUstream, CUevent, unsigned) { return noted(); };
-  f.cuStreamSynchronize = [](CUstream) { return noted(); };
   f.cuEventCreate = [](CUevent*, unsigned flags) {
     seen.event_flags = flags;
     return noted();
@@ -92,7 +96,8 @@ DriverFunctions stand_ins() {
 }  // namespace
 
 TEST_CASE("calls into the driver leave the program's capture mode as it was", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
   seen.result = GENERATE(CUDA_SUCCESS, CUDA_ERROR_UNKNOWN);
   const int device = 0;
   std::size_t bytes = 0;
@@ -120,12 +125,14 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.wait_event(nullptr, nullptr));
   check(driver.query_event(nullptr));
   check(driver.synchronize_context());
-  check(driver.synchronize_stream(nullptr));
+  check(driver.allocate_plain(&base, 1));
+  check(driver.trim_pool(0));
 }
 
 TEST_CASE("memory is asked for as CUDA's own, for RDMA where it is wanted and the device can", "[serve][driver]") {
   const bool wanted = GENERATE(false, true);
-  RealDriver driver(stand_ins(), wanted);
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate, wanted);
   seen.rdma = GENERATE(0, 1);
   CUmemGenericAllocationHandle handle = 0;
   REQUIRE(driver.create(&handle, 2 << 20, 3) == CUDA_SUCCESS);
@@ -136,7 +143,8 @@ TEST_CASE("memory is asked for as CUDA's own, for RDMA where it is wanted and th
 }
 
 TEST_CASE("access is given for reading and writing to every device named", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
   const std::vector<int> devices{0, 5};
   REQUIRE(driver.set_access(0, 2 << 20, devices) == CUDA_SUCCESS);
   REQUIRE(seen.grants.size() == 2);
@@ -146,14 +154,17 @@ TEST_CASE("access is given for reading and writing to every device named", "[ser
 }
 
 TEST_CASE("events carry no timing", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
   CUevent event = nullptr;
   REQUIRE(driver.create_event(&event) == CUDA_SUCCESS);
   REQUIRE(seen.event_flags == CU_EVENT_DISABLE_TIMING);
 }
 
 TEST_CASE("a stream counts as captured even when its capture has failed", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
+  gate.began();
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
@@ -164,8 +175,46 @@ TEST_CASE("a stream counts as captured even when its capture has failed", "[serv
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 }
 
+TEST_CASE("the driver is asked about captures only while there may be one", "[serve][driver]") {
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
+  seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  bool capturing = true;
+  REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
+  REQUIRE_FALSE(capturing);
+  gate.began();
+  REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
+  REQUIRE(capturing);
+  gate.ended();
+  REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
+  REQUIRE_FALSE(capturing);
+}
+
+TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
+  gate.began();
+  REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_SUCCESS);
+  seen.mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  REQUIRE(driver.wait_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  seen.capture_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;  // the legacy stream beside a captured blocking one
+  REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  REQUIRE(seen.mode_in_call == CU_STREAM_CAPTURE_MODE_GLOBAL);  // none of them was called
+}
+
+TEST_CASE("a free of CUDA's own memory keeps the program's capture mode", "[serve][driver]") {
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
+  seen.mode_in_call = CU_STREAM_CAPTURE_MODE_RELAXED;
+  REQUIRE(driver.free_plain(0) == CUDA_SUCCESS);
+  REQUIRE(seen.mode_in_call == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
 TEST_CASE("default streams belong to the current context", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
   const auto context = reinterpret_cast<CUcontext>(0x33);
   seen.contexts = {context};
   CUcontext found = nullptr;
@@ -176,7 +225,8 @@ TEST_CASE("default streams belong to the current context", "[serve][driver]") {
 }
 
 TEST_CASE("a context scope changes the context only when it has to, and back", "[serve][driver]") {
-  RealDriver driver(stand_ins());
+  CaptureGate gate;
+  RealDriver driver(stand_ins(), gate);
   const auto one = reinterpret_cast<CUcontext>(0x10);
   const auto two = reinterpret_cast<CUcontext>(0x20);
   seen.contexts = {one};

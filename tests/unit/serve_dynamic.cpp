@@ -275,6 +275,7 @@ TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dyn
   options.cross_stream = choice;
   Fixture fixture(options);
   const CUdeviceptr first = fixture.take(4);
+  fixture.driver.work(fixture.stream);
   fixture.give(first);
   fixture.take_on(fixture.other, 1);  // known from now on
   fixture.driver.work(fixture.stream);
@@ -311,7 +312,10 @@ TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]"
   Fixture fixture;
   const CUdeviceptr kept = fixture.take(2);
   const CUdeviceptr given = fixture.take(6);
+  fixture.driver.work(fixture.stream);
   fixture.give(given);
+  REQUIRE(fixture.heap->trim(0) == 0);  // its work is pending, and nothing waits for it
+  fixture.driver.finish_all_work();
   REQUIRE(fixture.heap->trim(0) == 6 * kPage);
   REQUIRE(fixture.physical() == 2 * kPage);
   REQUIRE(fixture.driver.physical(kept) != 0);
@@ -396,9 +400,88 @@ TEST_CASE("memory for every stream at once has nothing pending", "[serve][dynami
   const auto pending = fixture.heap->allocate_sync(4 * kPage);
   REQUIRE(pending);
   REQUIRE(*pending != first);
-  REQUIRE(fixture.heap->free_sync(*pending) == CUDA_SUCCESS);
-  REQUIRE(fixture.heap->allocate_sync(4 * kPage));
   REQUIRE(fixture.physical() == 8 * kPage);
+  REQUIRE(fixture.heap->free_sync(*pending) == CUDA_SUCCESS);
+  REQUIRE(fixture.physical() == 4 * kPage);  // what cuMemFree gives back is free for everybody
+  REQUIRE(fixture.heap->allocate_sync(4 * kPage) == first);
+  REQUIRE(fixture.physical() == 4 * kPage);
+}
+
+TEST_CASE("a request for every stream grows beside the free bytes of a page that work is pending in",
+          "[serve][dynamic]") {
+  Fixture fixture;
+  const auto part = fixture.heap->allocate(kPage / 2, fixture.stream, nullptr);
+  fixture.driver.work(fixture.stream);
+  REQUIRE(fixture.heap->free_async(*part, fixture.stream) == CUDA_SUCCESS);
+  const std::uint64_t calls = fixture.driver.order_calls();
+  REQUIRE(fixture.heap->allocate_sync(8 * kPage));
+  REQUIRE(fixture.statistics().misses == 0);
+  REQUIRE(fixture.driver.order_calls() <= calls + 4);  // asked, never waited
+}
+
+TEST_CASE("memory above the release threshold goes back at a synchronisation", "[serve][dynamic]") {
+  Fixture fixture;
+  fixture.heap->set_release_threshold(nullptr, 4 * kPage);
+  const CUdeviceptr first = fixture.take(4);
+  const CUdeviceptr second = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  fixture.give(second);
+  REQUIRE(fixture.physical() == 8 * kPage);
+  fixture.heap->before_synchronization();
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 8 * kPage);  // of another stream: the work is still pending
+  fixture.heap->before_synchronization();
+  fixture.driver.finish_all_work();
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 4 * kPage);
+}
+
+TEST_CASE("the most generous pool says what is kept", "[serve][dynamic]") {
+  Fixture fixture;
+  const auto pool = reinterpret_cast<CUmemoryPool>(0x10);
+  fixture.heap->set_release_threshold(nullptr, 0);
+  fixture.heap->set_release_threshold(pool, ~std::uint64_t{0});
+  fixture.give(fixture.take(4));
+  fixture.driver.finish_all_work();
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 4 * kPage);
+  fixture.heap->pool_destroyed(pool);
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 0);
+}
+
+TEST_CASE("a request for a large part of the device comes in few handles", "[serve][dynamic]") {
+  constexpr std::uint64_t kMemory = 65536 * kPage;
+  Fixture fixture(small_options(), kMemory);
+  fixture.take(kMemory / kPage / 2);
+  const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
+  REQUIRE(calls <= 2 * 128 + 1);
+}
+
+TEST_CASE("what cannot be had costs a question and leaves views and handles alone", "[serve][dynamic]") {
+  constexpr std::uint64_t kMemory = 64;
+  Fixture fixture(small_options(), kMemory * kPage);
+  fixture.scatter(12);
+  fixture.give(fixture.take(8));
+  fixture.driver.finish_all_work();
+  const serve::Statistics before = fixture.statistics();
+  REQUIRE_FALSE(fixture.heap->allocate(kMemory * kPage, fixture.stream, nullptr));
+  REQUIRE_FALSE(fixture.heap->allocate_sync(kMemory * kPage));
+  REQUIRE(fixture.heap->make_room(kMemory * kPage) == 0);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == before.mapping_calls_after_start);
+  REQUIRE(fixture.statistics().views == before.views);
+  REQUIRE(fixture.heap->make_room(16 * kPage) > 0);
+}
+
+TEST_CASE("memory that CUDA's own pool keeps idle serves requests here", "[serve][dynamic]") {
+  Fixture f(small_options(), 128 * kPage);
+  f.take(2);
+  f.driver.keep_in_pool(120 * kPage);
+  f.take(16);
+  REQUIRE(last_notice.empty());
+  REQUIRE_FALSE(f.heap->allocate(128 * kPage, f.stream, nullptr));  // what is not there is not had by it
+  REQUIRE_FALSE(last_notice.empty());
 }
 
 TEST_CASE("a dropped plan's memory serves dynamic requests", "[serve][dynamic]") {

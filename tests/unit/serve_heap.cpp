@@ -129,14 +129,14 @@ TEST_CASE("addresses of the arena are known as such", "[serve][heap]") {
   REQUIRE_FALSE(f.heap->owns(f.base() + 2 * kPage));
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
-  REQUIRE_FALSE(f.heap->find_range(f.base() + 64 * kKiB, &base, &bytes));
+  REQUIRE_FALSE(find_range(*f.heap, f.base() + 64 * kKiB, &base, &bytes));
   f.ask(4 * kKiB, f.s);
   f.ask(8 * kKiB, f.s);
   REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
-  REQUIRE(f.heap->find_range(f.base() + 64 * kKiB + 999, &base, &bytes));
+  REQUIRE(find_range(*f.heap, f.base() + 64 * kKiB + 999, &base, &bytes));
   REQUIRE(base == f.base() + 64 * kKiB);
   REQUIRE(bytes == 1000);
-  REQUIRE_FALSE(f.heap->find_range(f.base() + 64 * kKiB + 1000, &base, &bytes));
+  REQUIRE_FALSE(find_range(*f.heap, f.base() + 64 * kKiB + 1000, &base, &bytes));
 }
 
 TEST_CASE("bytes freed on one stream are served on another behind the free", "[serve][heap]") {
@@ -179,7 +179,7 @@ TEST_CASE("when the driver refuses the order, the slot is refused", "[serve][hea
 
 TEST_CASE("a synchronous free makes the bytes usable everywhere", "[serve][heap]") {
   Fixture f(overlapping_plan());
-  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
   const Moment use = f.driver.work(f.s);
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
   REQUIRE(f.ask(8 * kKiB, f.t) == 0);
@@ -189,7 +189,7 @@ TEST_CASE("a synchronous free makes the bytes usable everywhere", "[serve][heap]
 
 TEST_CASE("a synchronous free under another context waits for the heap's", "[serve][heap]") {
   Fixture f(overlapping_plan());
-  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
   const Moment use = f.driver.work(f.s);
   f.driver.push_context(FakeDriver::other_context());
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
@@ -197,46 +197,86 @@ TEST_CASE("a synchronous free under another context waits for the heap's", "[ser
   REQUIRE(f.driver.is_ordered(f.t, use));
 }
 
-TEST_CASE("a synchronous free during a capture holds the bytes back", "[serve][heap]") {
+TEST_CASE("a synchronous free of what came from a pool waits for nothing", "[serve][heap]") {
   Fixture f(overlapping_plan());
-  f.ask(4 * kKiB, f.s);
-  f.driver.set_capturing(f.s.handle, true);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  const std::uint64_t calls = f.driver.order_calls();
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
-  REQUIRE(f.ask(8 * kKiB, f.t) == -1);
-  REQUIRE(f.ask(1000, f.t) == 64 * kKiB);
+  REQUIRE(f.driver.order_calls() == calls);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+}
+
+TEST_CASE("a synchronous free leaves captures alone", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  f.driver.set_capturing(f.s.handle, true);  // the fake driver throws when its context is synchronised now
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
   f.driver.set_capturing(f.s.handle, false);
-  REQUIRE(f.heap->free_sync(f.base() + 64 * kKiB) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a synchronous free that CUDA refuses during a capture changes nothing", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  f.driver.captures_globally = true;
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  f.driver.captures_globally = false;
+  REQUIRE(f.ask(8 * kKiB, f.t) == -1);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.ask(1000, f.t) == 64 * kKiB);
   REQUIRE(f.ask(4 * kKiB, f.t) == 0);
 }
 
-TEST_CASE("bytes freed while another free waits are not released with it", "[serve][heap]") {
+TEST_CASE("work that is given while a free waits is not taken to be over", "[serve][heap]") {
   Fixture f(overlapping_plan());
-  f.ask(4 * kKiB, f.s);
-  f.ask(8 * kKiB, f.s);
-  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.ask(8 * kKiB, f.s) == -1);
+  REQUIRE(f.heap->allocate_sync(1000) == f.base() + 64 * kKiB);
+  Moment use;
   f.driver.while_synchronizing = [&] {
     f.driver.while_synchronizing = nullptr;
-    f.driver.work(f.s);
-    f.driver.set_capturing(f.t.handle, true);  // so that its own wait is refused
-    REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
-    f.driver.set_capturing(f.t.handle, false);
+    use = f.driver.work(f.s);
+    REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
   };
   REQUIRE(f.heap->free_sync(f.base() + 64 * kKiB) == CUDA_SUCCESS);
-  REQUIRE(f.ask(4 * kKiB, f.s) == -1);
-  REQUIRE(f.ask(8 * kKiB, f.s) == -1);
-  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
-  REQUIRE(f.heap->free_sync(f.base() + 64 * kKiB) == CUDA_SUCCESS);
-  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.ask(4 * kKiB, f.t) == 0);
+  REQUIRE(f.driver.is_ordered(f.t, use));
 }
 
 TEST_CASE("a synchronous free that the driver fails keeps the bytes and tells", "[serve][heap]") {
   Fixture f(overlapping_plan());
-  f.ask(4 * kKiB, f.s);
-  const auto call = static_cast<std::uint64_t>(GENERATE(1, 4));  // current context; synchronise
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  const auto call = static_cast<std::uint64_t>(GENERATE(1, 2, 3));  // current context; allocate; free
   f.driver.fail_at(call, CUDA_ERROR_ILLEGAL_ADDRESS);
   REQUIRE(f.heap->free_sync(f.base()) != CUDA_SUCCESS);
   f.driver.fail_at(0);
   REQUIRE(f.ask(8 * kKiB, f.s) == -1);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a synchronous free on a full device uses the block that was kept for it", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  f.driver.fail_at(2);  // allocate
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+}
+
+TEST_CASE("more than the device has is refused before anything is rounded", "[serve][heap]") {
+  FakeDriver driver(kPage, 64 * kPage);
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), {}, &why, count_notice);
+  REQUIRE(heap);
+  const StreamKey s{driver.new_stream(), 0};
+  REQUIRE(heap->allocate(kPage, s, nullptr));
+  notices = 0;
+  const std::uint64_t calls = driver.calls();
+  const std::uint64_t bytes =
+      GENERATE(~std::uint64_t{0}, ~std::uint64_t{0} - 4095, ~std::uint64_t{0} - (1 << 20), 64 * kPage + 1);
+  REQUIRE_FALSE(heap->allocate(bytes, s, nullptr));
+  REQUIRE_FALSE(heap->allocate_sync(bytes));
+  REQUIRE(heap->make_room(bytes) == 0);
+  REQUIRE(notices == 0);
+  REQUIRE(driver.calls() <= calls + 4);  // asked how much is free, at most
 }
 
 TEST_CASE("bytes for every stream are served only when nothing is pending", "[serve][heap]") {
@@ -265,18 +305,19 @@ TEST_CASE("under capture nothing is served, freed or counted as a deviation", "[
   REQUIRE(f.heap->statistics().refused_slots == 0);
 }
 
-TEST_CASE("a free on a stream of another context waits for that stream", "[serve][heap]") {
+TEST_CASE("bytes freed on a stream of another context are free when that stream is done", "[serve][heap]") {
   Fixture f(overlapping_plan());
   const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
   REQUIRE(f.ask(4 * kKiB, foreign) == -1);
-  f.ask(8 * kKiB, f.s);
-  f.ask(1000, f.s);
-  REQUIRE(f.ask(4 * kKiB, f.s) == -1);
-  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
   const Moment use = f.driver.work(foreign);
   REQUIRE(f.give(0, foreign) == CUDA_SUCCESS);
-  REQUIRE(f.driver.is_ordered(f.s, use));
+  REQUIRE_FALSE(f.driver.is_over(use));  // nobody waited
+  REQUIRE(f.give(0, foreign) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.s) == -1);
+  f.driver.finish_all_work();
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
 }
 
 TEST_CASE("a stream destroyed with work pending leaves its bytes ordered", "[serve][heap]") {
@@ -304,9 +345,10 @@ TEST_CASE("pools are told what is live in their name", "[serve][heap]") {
   serve::PoolUse own = f.heap->pool_use(nullptr);
   REQUIRE(own.known);
   REQUIRE(own.used == 1500);
-  REQUIRE(own.reserved == kPage);
+  REQUIRE(own.reserved == kPage - 2000 - 3000);  // all that nobody else lives in
   REQUIRE(f.heap->pool_use(pool_named(0x10)).used == 2000);
-  f.heap->note_original_freed(0x7000);
+  REQUIRE(f.heap->pool_use(pool_named(0x10)).reserved == 2000);
+  f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
   f.heap->free_async(*one, f.s);
   own = f.heap->pool_use(nullptr);
   REQUIRE(own.used == 0);
@@ -314,10 +356,19 @@ TEST_CASE("pools are told what is live in their name", "[serve][heap]") {
   f.heap->reset_pool_high(nullptr, true, false);
   REQUIRE(f.heap->pool_use(nullptr).used_high == 0);
   REQUIRE(f.heap->pool_use(pool_named(0x10)).used_high == 2000);
+  f.heap->free_async(*two, f.s);
+  own = f.heap->pool_use(nullptr);
+  REQUIRE(own.reserved == kPage - 3000);
+  REQUIRE(own.reserved_high == kPage - 3000);
+  serve::PoolUse other = f.heap->pool_use(pool_named(0x10));
+  REQUIRE(other.reserved == 0);
+  REQUIRE(other.reserved_high == 2000);
+  f.heap->reset_pool_high(pool_named(0x10), false, true);
+  REQUIRE(f.heap->pool_use(pool_named(0x10)).reserved_high == 0);
 
   const serve::Statistics figures = f.heap->statistics();
   REQUIRE(figures.unplanned_live_bytes == 700);
-  REQUIRE(figures.planned_live_bytes == 5000);
+  REQUIRE(figures.planned_live_bytes == 3000);
   REQUIRE(figures.live_peak_bytes == 7200);
   REQUIRE(figures.served_live_peak_bytes == 6000);
   REQUIRE(figures.unplanned_requests == 2);
@@ -330,10 +381,19 @@ TEST_CASE("an address noted twice counts once; unknown ones not at all", "[serve
   f.heap->note_unplanned(0x7000, 2 << 20, nullptr);
   REQUIRE(f.heap->statistics().unplanned_live_bytes == 2 << 20);
   REQUIRE(f.heap->statistics().unplanned_large_requests == 1);
-  f.heap->note_original_freed(0x9000);
-  f.heap->note_original_freed(0x7000);
-  f.heap->note_original_freed(0x7000);
+  f.heap->note_original_freed(0x9000, f.heap->find_unplanned(0x9000));
+  f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
+  f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
   REQUIRE(f.heap->statistics().unplanned_live_bytes == 0);
+}
+
+TEST_CASE("the free of an address that is in use again leaves the new request alone", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  f.heap->note_unplanned(0x7000, 500, nullptr);
+  const std::uint64_t number = f.heap->find_unplanned(0x7000);
+  f.heap->note_unplanned(0x7000, 700, nullptr);
+  f.heap->note_original_freed(0x7000, number);
+  REQUIRE(f.heap->statistics().unplanned_live_bytes == 700);
 }
 
 TEST_CASE("a plan of another program is dropped once, with what lives kept", "[serve][heap]") {
@@ -348,14 +408,15 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   REQUIRE(f.ask(3000, f.s) == -1);
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
-  REQUIRE(f.heap->find_range(f.base(), &base, &bytes));
+  REQUIRE(find_range(*f.heap, f.base(), &base, &bytes));
   REQUIRE(f.heap->trim() == kPage);
   REQUIRE(f.heap->statistics().physical_bytes == kPage);
   REQUIRE_NOTHROW(f.driver.physical(f.base()));
-  const Moment use = f.driver.work(f.s);
+  f.driver.work(f.s);
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.heap->trim() == 0);  // nothing is unmapped under work, and nothing waits for it
+  f.driver.finish_all_work();
   REQUIRE(f.heap->trim() == kPage);
-  REQUIRE(f.driver.is_ordered(f.t, use));  // nothing is unmapped under work
   REQUIRE(f.heap->statistics().physical_bytes == 0);
   REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
 }
@@ -397,4 +458,27 @@ TEST_CASE("stream keys tell default streams apart", "[serve][heap]") {
   REQUIRE(make_stream_key(nullptr, false) == make_stream_key(CU_STREAM_LEGACY, true));
   REQUIRE(make_stream_key(nullptr, true) == make_stream_key(CU_STREAM_PER_THREAD, false));
   REQUIRE_FALSE(make_stream_key(nullptr, true) == make_stream_key(nullptr, false));
+}
+
+TEST_CASE("figures are had without waiting, or not at all", "[serve][heap]") {
+  FakeDriver driver{kPage};
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+  REQUIRE(heap);
+  const StreamKey s{driver.new_stream(), 0};
+  const auto address = heap->allocate(4 * kPage, s, nullptr);
+  REQUIRE(address);
+  serve::Statistics figures;
+  REQUIRE(heap->try_statistics(&figures));
+  CHECK(figures.dynamic_requests == 1);
+  REQUIRE(heap->free_async(*address, s) == CUDA_SUCCESS);
+  bool tried = false;
+  driver.before_unmap = [&](CUdeviceptr, std::size_t) {  // with the heap's lock taken
+    CHECK_FALSE(heap->try_statistics(&figures));
+    tried = true;
+  };
+  heap->trim(0);
+  driver.before_unmap = nullptr;
+  CHECK(tried);
+  CHECK(heap->try_statistics(&figures));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "fake_driver.h"
@@ -15,6 +16,15 @@ inline std::unique_ptr<serve::Heap> plan_only_heap(serve::Driver& driver, const 
   serve::HeapOptions options;
   options.dynamic = false;
   return serve::Heap::create(driver, 0, &plan, FakeDriver::context(), options, why, notice);
+}
+
+// The live range that holds an address; false when there is none.
+inline bool find_range(serve::Heap& heap, CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) {
+  const std::optional<serve::LiveRange> range = heap.find_live(address);
+  if (!range) return false;
+  *base = range->base;
+  *bytes = range->bytes;
+  return true;
 }
 
 // As the defaults, in proportion to the small pages and requests of the tests.

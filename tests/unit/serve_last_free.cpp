@@ -61,7 +61,7 @@ TEST_CASE("the block freed last serves the next request of its size on its strea
   REQUIRE(f.heap->pool_use(nullptr).used == 3 * kSize + 20);
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
-  REQUIRE(f.heap->find_range(last, &base, &bytes));
+  REQUIRE(find_range(*f.heap, last, &base, &bytes));
   REQUIRE(bytes == kSize + 20);
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("the block freed last cannot be freed or found", "[serve][last_free]")
   const CUdeviceptr last = f.free_last_of_three(f.stream);
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
-  REQUIRE_FALSE(f.heap->find_range(last, &base, &bytes));
+  REQUIRE_FALSE(find_range(*f.heap, last, &base, &bytes));
   REQUIRE(f.heap->free_async(last, f.stream) == CUDA_ERROR_INVALID_VALUE);
   REQUIRE(f.heap->free_sync(last) == CUDA_ERROR_INVALID_VALUE);
 }

@@ -55,6 +55,7 @@ struct Live {
   std::uint64_t bytes = 0;
   StreamKey stream;
   std::uint64_t until = 0;
+  bool for_all = false;  // cuMemAlloc
 };
 
 // One thread's part of a program: requests, work, frees on its streams.
@@ -96,7 +97,7 @@ class Program {
     ++served_;
     shadow_->take(*address, wanted.bytes, for_all ? streams_ : std::vector<StreamKey>{stream});
     const std::uint64_t late = random_() % 10 == 0 ? random_() % 30 : 0;
-    live_.push_back({*address, wanted.bytes, stream, now_ + wanted.lifetime + late});
+    live_.push_back({*address, wanted.bytes, stream, now_ + wanted.lifetime + late, for_all});
     driver_->work(stream);
   }
 
@@ -133,6 +134,7 @@ class Program {
   bool give_back_synchronously(const Live& live) {
     moments_.emplace_back();
     for (const StreamKey& stream : streams_) moments_.back().push_back(driver_->work(stream));
+    if (!live.for_all) driver_->finish_all_work();  // CUDA takes the program's word that nothing uses a pool's memory
     shadow_->give(live.address, live.bytes, &moments_.back());
     heap_->free_sync(live.address);
     return true;

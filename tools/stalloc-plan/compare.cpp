@@ -8,6 +8,7 @@
 #include "plan/planner.h"
 #include "plan/simulate/simulate.h"
 #include "tools/stalloc-plan/answer.h"
+#include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/summary.h"
 
 namespace stalloc::tool {
@@ -66,8 +67,10 @@ std::string text_of(const std::string& source, const Comparison& comparison) {
                         gib(row.held.held_bytes), ratio(row.held), 100 * lost_share(row.held));
   }
   if (comparison.outside_requests > 0) {
-    text += fmt::format("  note: {} requests ({} at most) pass a framework's allocator by and are counted nowhere\n",
-                        comparison.outside_requests, bytes_text(comparison.outside_bytes));
+    text += fmt::format(
+        "  note: {} requests ({} at most) pass a framework's allocator by\n"
+        "  and are counted nowhere\n",
+        comparison.outside_requests, bytes_text(comparison.outside_bytes));
   }
   return text;
 }
@@ -87,16 +90,19 @@ std::string json_of(const Comparison& comparison) {
       comparison.device, comparison.requests, comparison.outside_requests, comparison.outside_bytes, rows);
 }
 
-}  // namespace
-
-int run(const CompareCommand& command) {
+// The answer's text.
+plan::Outcome<std::string> answer(const CompareCommand& command) {
+  using Result = plan::Outcome<std::string>;
+  Progress progress;
+  progress.begin("reading " + command.input);
   const auto source = read_source(command.input, command.read);
-  if (!source.ok()) return fail(source.error);
+  if (!source.ok()) return Result::failure(source.error);
   std::string text;
   std::string devices;
   for (const plan::Problem& problem : source.value.lifetimes.devices) {
+    progress.begin(fmt::format("simulating other allocators on device {}", problem.device));
     const auto comparison = compare(problem, command.granularity);
-    if (!comparison.ok()) return fail(command.input + ": " + comparison.error);
+    if (!comparison.ok()) return Result::failure(command.input + ": " + comparison.error);
     text += text_of(source.value.name, comparison.value);
     devices += (devices.empty() ? "" : ", ") + json_of(comparison.value);
   }
@@ -104,7 +110,14 @@ int run(const CompareCommand& command) {
   if (command.json) {
     text = fmt::format("{{\"source\": {}, \"devices\": [{}]}}\n", json_text(source.value.name), devices);
   }
-  return print(text);
+  return {text, {}};
+}
+
+}  // namespace
+
+int run(const CompareCommand& command) {
+  const auto answered = answer(command);
+  return answered.ok() ? print(answered.value) : fail(answered.error);
 }
 
 }  // namespace stalloc::tool

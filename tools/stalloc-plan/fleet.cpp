@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +9,6 @@
 #include <exception>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -21,39 +19,10 @@
 #include "plan/layout/startup_cost.h"
 #include "plan/simulate/simulate.h"
 #include "tools/stalloc-plan/answer.h"
+#include "tools/stalloc-plan/progress.h"
 
 namespace stalloc::tool {
 namespace {
-
-// A bar on a terminal; nothing when stderr is none. Thread-safe.
-class Bar {
- public:
-  explicit Bar(std::size_t steps) : steps_(steps), terminal_(::isatty(STDERR_FILENO) == 1) {}
-  ~Bar() {
-    if (shown_) std::fputs("\r\033[K", stderr);
-  }
-  Bar(const Bar&) = delete;
-  Bar& operator=(const Bar&) = delete;
-
-  void step() {
-    const std::lock_guard lock(mutex_);
-    ++done_;
-    if (!terminal_) return;
-    constexpr std::size_t kWidth = 40;
-    const std::size_t full = kWidth * done_ / steps_;
-    fmt::print(stderr, "\r[{}{}] {:3} %", std::string(full, '#'), std::string(kWidth - full, '.'),
-               100 * done_ / steps_);
-    std::fflush(stderr);
-    shown_ = true;
-  }
-
- private:
-  const std::size_t steps_;
-  const bool terminal_;
-  std::mutex mutex_;
-  std::size_t done_ = 0;
-  bool shown_ = false;
-};
 
 // Calls `work(0)` ... `work(count - 1)` from as many threads as there are cores. `work` must not throw.
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
@@ -73,7 +42,8 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
 class Fleet {
  public:
   explicit Fleet(const PlanCommand& command)
-      : command_(command), hashes_(command.inputs.size()), plans_(command.inputs.size()), bar_(2 * hashes_.size()) {
+      : command_(command), hashes_(command.inputs.size()), plans_(command.inputs.size()) {
+    progress_.begin(fmt::format("planning {} traces", command.inputs.size()));
     for (const std::string& input : command.inputs) {
       RankResult& rank = result_.ranks.emplace_back();
       rank.input = input;
@@ -124,16 +94,20 @@ class Fleet {
     });
   }
 
+  // Of two for each input.
+  void step() { progress_.at(static_cast<double>(++steps_) / static_cast<double>(2 * hashes_.size())); }
+
   // Reads an input for what tells it from others. It is not kept: many ranks need not fit into memory at once.
   void look(std::size_t i) {
     RankResult& rank = result_.ranks[i];
     const auto source = read_source(rank.input, command_.read);
-    bar_.step();
+    step();
     if (!source.ok()) {
       rank.error = source.error;
       return;
     }
-    if (rank.rank.empty()) rank.rank = source.value.trace.process.rank;
+    rank.recorded_rank = source.value.trace.process.rank;
+    if (rank.rank.empty()) rank.rank = rank.recorded_rank;
     for (const plan::Problem& problem : source.value.lifetimes.devices) {
       hashes_[i].push_back(plan::content_hash(problem));
       rank.requests += problem.requests.size();
@@ -156,7 +130,7 @@ class Fleet {
       rank.error = source.error;
       return;
     }
-    auto planned = plan_source(source.value, command_.options, {});
+    auto planned = plan_source(source.value, command_.options, nullptr);
     if (planned.ok()) {
       plans_[i] = std::move(planned.value.plan);
       for (const plan::DevicePlan& device : plans_[i]->devices) add_savings(source.value, device, rank);
@@ -164,7 +138,7 @@ class Fleet {
     } else {
       rank.error = rank.input + ": " + planned.error;
     }
-    bar_.step();
+    step();
   }
 
   // Takes the plan of an equal rank, on this one's devices, if the checker agrees; plans by itself where it does not.
@@ -187,7 +161,7 @@ class Fleet {
         rank.held_bytes = result_.ranks[rank.same_as].held_bytes;
         rank.native_bytes = result_.ranks[rank.same_as].native_bytes;
         finish(i, plan);
-        bar_.step();
+        step();
         return;
       }
     }
@@ -223,7 +197,8 @@ class Fleet {
   FleetResult result_;
   std::vector<std::vector<std::uint64_t>> hashes_;  // of each input's devices
   std::vector<std::optional<plan::Plan>> plans_;    // of those that are not the same as another
-  Bar bar_;
+  std::atomic<std::size_t> steps_{0};
+  Progress progress_;
 };
 
 // Two inputs whose plans would be one file; empty: none.

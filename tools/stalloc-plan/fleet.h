@@ -16,6 +16,7 @@ struct RankResult {
 
   std::string input;
   std::string rank;               // the number in the file's name, else as recorded, else that name
+  std::string recorded_rank;      // by the launcher's variables; empty: none
   std::string written;            // path of the plan; empty: not written
   std::string error;              // empty: planned
   std::size_t same_as = kItself;  // index of the input whose plan this one shares

@@ -75,16 +75,30 @@ std::string groups_text(const FleetResult& fleet) {
   return text;
 }
 
+// Traces of one rank: a glob that takes in an older recording, or one that was made beside it.
+std::string repeated_text(const FleetResult& fleet) {
+  std::map<std::string, std::string> first;
+  std::string text;
+  for (const RankResult& rank : fleet.ranks) {
+    if (rank.recorded_rank.empty()) continue;
+    const auto [at, is_new] = first.emplace(rank.recorded_rank, rank.input);
+    if (is_new) continue;
+    text += fmt::format("note: {} and {} are both of rank {}: one of them is of another recording\n", at->second,
+                        rank.input, rank.recorded_rank);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string fleet_text(const FleetResult& fleet) {
   std::size_t width = 4;
   for (const RankResult& rank : fleet.ranks) width = std::max(width, rank.rank.size());
-  std::string text = fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>11}  {:>11}  {:>11}\n", "rank", width, "requests",
+  std::string text = fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10}\n", "rank", width, "requests",
                                  "peak live", "plan", "utilisation", "native", "saved");
   // Of a rank, or of all.
   const auto row = [&](const std::string& name, const auto& of) {
-    text += fmt::format("{:<{}}  {:>9}  {:>11}  {:>11}  {:>9.2f} %  {:>11}  {:>11}", name, width, of.requests,
+    text += fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>9.2f} % {:>10} {:>10}", name, width, of.requests,
                         bytes_text(of.peak_live_bytes), bytes_text(of.physical_bytes),
                         100 * utilisation(of.peak_live_bytes, of.physical_bytes), bytes_text(of.native_bytes),
                         saved_text(of.native_bytes, of.held_bytes));
@@ -95,20 +109,22 @@ std::string fleet_text(const FleetResult& fleet) {
       continue;
     }
     row(rank.rank, rank);
-    if (rank.same_as != RankResult::kItself) text += "  same as rank " + fleet.ranks[rank.same_as].rank;
+    if (rank.same_as != RankResult::kItself) text += " like " + fleet.ranks[rank.same_as].rank;
     text += "\n";
   }
   const Totals totals = totals_of(fleet);
   row("all", totals);
   text += "\n";
   text +=
-      "native: what PyTorch's native allocator would hold for the same requests, simulated; saved: native less what "
-      "stalloc holds, the plan's memory and what is served beside it\n";
+      "native: what PyTorch's native allocator would hold for the same requests,\n"
+      "simulated; saved: native less what stalloc holds, the plan's memory and what is\n"
+      "served beside it; like 0: shares the plan of rank 0\n";
   if (totals.worst != nullptr) {
     text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", totals.worst->rank,
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
   }
   text += groups_text(fleet);
+  text += repeated_text(fleet);
   text += fmt::format("{} of {} ranks planned in {:.3f} s: sound\n", totals.planned, fleet.ranks.size(), fleet.seconds);
   return text;
 }

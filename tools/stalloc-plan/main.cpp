@@ -1,34 +1,38 @@
 // stalloc-plan: turns a recorded run into a memory plan.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 
 #include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
+#include "tools/stalloc-plan/help.h"
 
 namespace stalloc::tool {
 namespace {
 
 constexpr const char* kDescription =
     "Plans the device memory of a recorded run.\n\n"
-    "  LD_PRELOAD=libstalloc_interpose.so python train.py                          # records trace.fb\n"
+    "  stalloc record -- python train.py                # records trace.fb\n"
     "  stalloc-plan trace.fb -o plan.fb\n"
-    "  STALLOC_PLAN=plan.fb LD_PRELOAD=libstalloc_interpose.so python train.py     # serves from the plan\n\n"
-    "Many ranks: stalloc-plan trace.*.fb -o plans, then STALLOC_PLAN=plans/plan.%r.fb.\n\n"
-    "TRACE may also be a CSV of requests with the columns id,lower,upper,size (MiniMalloc's format): it is planned "
-    "over\n"
-    "its whole range. Every plan is checked before it is written.";
+    "  stalloc run --plan plan.fb -- python train.py    # serves from the plan\n\n"
+    "Many ranks: stalloc-plan trace.*.fb -o plans, then stalloc run --plan plans.\n\n"
+    "TRACE may also be a CSV of requests with the columns id,lower,upper,size\n"
+    "(MiniMalloc's format): it is planned over its whole range. Every plan is checked\n"
+    "before it is written.\n";
 
 constexpr std::uint64_t kLargestPage = std::uint64_t{1} << 40;
 
 constexpr const char* kExitCodes =
-    "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says why), 2 wrong usage.";
+    "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
 
 int parse_and_run(int argc, char** argv) {
   CLI::App app{kDescription, "stalloc-plan"};
   app.footer(kExitCodes);
+  app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", "stalloc-plan " STALLOC_VERSION);
   app.require_subcommand(0, 1);
 
@@ -134,6 +138,7 @@ int parse_and_run(int argc, char** argv) {
 }  // namespace stalloc::tool
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a plan that may not be written is an error in one line, and leaves nothing behind
   try {
     return stalloc::tool::parse_and_run(argc, argv);
   } catch (const std::bad_alloc&) {

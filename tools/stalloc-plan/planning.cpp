@@ -36,8 +36,7 @@ std::string find_fault(const Source& source, const plan::Plan& plan) {
   return {};
 }
 
-plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options,
-                                   const DeviceProgress& progress) {
+plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress) {
   using Result = plan::Outcome<Planned>;
   Result result;
   plan::Plan& plan = result.value.plan;
@@ -50,13 +49,17 @@ plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions
   const auto start = Clock::now();
   for (const plan::Problem& problem : source.lifetimes.devices) {
     plan::PlanOptions with_progress = options;
-    if (progress) with_progress.progress = [&](double share) { progress(problem.device, share); };
+    if (progress != nullptr) {
+      progress->begin(fmt::format("planning device {}", problem.device));
+      with_progress.progress = [progress](double share) { progress->at(share); };
+    }
     auto planned = plan::plan_device(problem, with_progress);
     if (!planned.ok()) return Result::failure(planned.error);
     plan.devices.push_back(planned.value.plan);
     summary.devices.push_back(std::move(planned.value));
   }
   summary.plan_seconds = seconds_since(start);
+  if (progress != nullptr) progress->begin("checking the plan");
   const auto check_start = Clock::now();
   const std::string fault = find_fault(source, plan);
   if (!fault.empty()) return Result::failure("the plan made is not sound and was not written: " + fault);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "plan/plan.h"
 #include "plan/planner.h"
 #include "tools/stalloc-plan/input.h"
+#include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/summary.h"
 
 namespace stalloc::tool {
@@ -25,17 +25,14 @@ struct PlanCommand {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start);
 
-// Told which device is being planned and how far it is, 0 to 1.
-using DeviceProgress = std::function<void(std::uint32_t device, double share)>;
-
 struct Planned {
   plan::Plan plan;
   Summary summary;
 };
 
-// Plans every device of `source`, which must outlive the summary, and checks the result. Thread-safe.
-plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options,
-                                   const DeviceProgress& progress);
+// Plans every device of `source`, which must outlive the summary, and checks the result. `progress` may be null.
+// Thread-safe.
+plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress);
 
 // Names what is wrong with `plan` for `source`, or empty: everything that must hold before a plan is written or called
 // sound. Thread-safe.

@@ -95,9 +95,9 @@ std::string lanes_text(const DevicePlan& device) {
 // What a slot is taken for, and what in the recorded run says so.
 enum class Class : std::uint8_t { Static, OneOff, Persistent, Dynamic, PassThrough };
 constexpr std::array<const char*, 5> kClasses = {
-    "static: the same size in every repetition of the body", "one-off: before or behind the body",
-    "persistent: lives through the body", "dynamic: sizes vary between repetitions, the largest has room",
-    "passed through: left to CUDA, or to be served dynamically"};
+    "static: the same size in each repetition", "one-off: before or behind the body",
+    "persistent: lives through the body", "dynamic: sizes vary, the largest has room",
+    "passed through: left to CUDA or run time"};
 
 Class class_of(const DevicePlan& device, std::size_t index) {
   switch (device.slots[index].kind) {
@@ -140,7 +140,7 @@ std::string device_text(const DevicePlan& device) {
     line("threads", fmt::format("each in its own order, with so many slots of the body: {}", lanes));
   }
   for (std::size_t of = 0; of < slots.size(); ++of) {
-    if (slots[of] > 0) line("", fmt::format("{} {}; at most {}", slots[of], kClasses[of], bytes_text(largest[of])));
+    if (slots[of] > 0) line("", fmt::format("{} {}; up to {}", slots[of], kClasses[of], bytes_text(largest[of])));
   }
   if (!device.varying.empty()) line("", fmt::format("{} of the last served dynamically", device.varying.size()));
   line("", fmt::format("{} in stitched views", stitched));

@@ -148,6 +148,12 @@ std::string device_json(const DeviceFacts& facts) {
       !facts.steady().sizes.empty(), facts.steps.threads.has_value(), varying, sites);
 }
 
+const char* ending_text(const trace::Trace& trace) {
+  if (trace.truncated) return "cut off inside the next";
+  if (trace.limit_reached) return "up to the largest size of the file; the process went on";
+  return trace.closed ? "ended in order" : "the process was killed or still runs";
+}
+
 }  // namespace
 
 std::string source_text(const Source& source) {
@@ -158,9 +164,7 @@ std::string source_text(const Source& source) {
                        process.rank.empty() ? "" : ", rank " + process.rank);
     out += fmt::format("  {:<14}{}\n", "command", process.command);
     out += fmt::format("  {:<14}{} in {} chunks, {}\n", "events", source.trace.events.size(), source.trace.chunks,
-                       source.trace.truncated ? "cut off inside the next"
-                       : source.trace.closed  ? "ended in order"
-                                              : "the process was killed or still runs");
+                       ending_text(source.trace));
     out += fmt::format("  {:<14}{} stacks, {} modules\n", "call sites", source.trace.stacks.size(),
                        source.trace.modules.size());
   } else {
@@ -179,13 +183,14 @@ std::string source_json(const Source& source) {
   }
   return fmt::format(
       "{{\"kind\": \"{}\", \"source\": {}, \"writer\": {}, \"pid\": {}, \"rank\": {}, \"host\": {}, \"command\": {}, "
-      "\"start_unix_ns\": {}, \"chunks\": {}, \"closed\": {}, \"truncated\": {}, \"events\": {}, \"stacks\": {}, "
-      "\"modules\": {}, \"unknown_frees\": {}, \"lost_frees\": {}, \"devices\": [{}]}}\n",
+      "\"start_unix_ns\": {}, \"chunks\": {}, \"closed\": {}, \"limit_reached\": {}, \"truncated\": {}, \"events\": "
+      "{}, "
+      "\"stacks\": {}, \"modules\": {}, \"unknown_frees\": {}, \"lost_frees\": {}, \"devices\": [{}]}}\n",
       source.recorded ? "trace" : "csv", json_text(source.name), json_text(process.writer), process.pid,
       json_text(process.rank), json_text(process.host), json_text(process.command), process.start_unix_ns,
-      source.trace.chunks, source.trace.closed, source.trace.truncated, source.trace.events.size(),
-      source.trace.stacks.size(), source.trace.modules.size(), source.lifetimes.unknown_frees,
-      source.lifetimes.lost_frees, devices);
+      source.trace.chunks, source.trace.closed, source.trace.limit_reached, source.trace.truncated,
+      source.trace.events.size(), source.trace.stacks.size(), source.trace.modules.size(),
+      source.lifetimes.unknown_frees, source.lifetimes.lost_frees, devices);
 }
 
 }  // namespace stalloc::tool

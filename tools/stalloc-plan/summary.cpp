@@ -112,6 +112,8 @@ std::string notes_text(const Source& source) {
   std::string text;
   if (source.recorded && source.trace.truncated) {
     text += fmt::format("  note: the trace stops inside a chunk; the {} whole ones were taken\n", source.trace.chunks);
+  } else if (source.recorded && source.trace.limit_reached) {
+    text += "  note: the trace ends where it had reached its largest size (STALLOC_TRACE_LIMIT); the process went on\n";
   } else if (source.recorded && !source.trace.closed) {
     text += "  note: the recorded process was killed, or still runs (no closing chunk)\n";
   }

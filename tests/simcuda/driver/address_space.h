@@ -15,6 +15,7 @@ struct Mapping {
   Extent* extent = nullptr;
   unsigned access = 0;        // bit per device that may read and write
   bool from_program = false;  // by cuMemMap
+  bool sync_memops = false;   // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
 };
 
 using Mappings = std::map<CUdeviceptr, Mapping>;

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <mutex>
 
-#include "tests/simcuda/driver/allocation.h"
 #include "tests/simcuda/driver/stream.h"
 
 namespace simcuda {
@@ -17,33 +15,6 @@ thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 std::vector<std::shared_ptr<Capture>>& active() {
   static auto* const all = new std::vector<std::shared_ptr<Capture>>;
   return *all;
-}
-
-// Graphs and executables share what was captured.
-template <class Handle>
-std::map<Handle, std::shared_ptr<Graph>>& held() {
-  static auto* const all = new std::map<Handle, std::shared_ptr<Graph>>;
-  return *all;
-}
-
-template <class Handle>
-Handle hold(std::shared_ptr<Graph> graph) {
-  static std::uintptr_t next = 1;
-  auto handle = reinterpret_cast<Handle>(16 * next++);
-  held<Handle>()[handle] = std::move(graph);
-  return handle;
-}
-
-// The owner is let go outside the lock: a graph's end takes the memory lock.
-template <class Handle>
-CUresult let_go(Handle handle) {
-  std::shared_ptr<Graph> last;
-  const std::scoped_lock lock(stream_mutex());
-  const auto found = held<Handle>().find(handle);
-  if (found == held<Handle>().end()) return CUDA_ERROR_INVALID_VALUE;
-  last = std::move(found->second);
-  held<Handle>().erase(found);
-  return CUDA_SUCCESS;
 }
 
 // As cudaThreadExchangeStreamCaptureMode documents the three modes.
@@ -64,25 +35,96 @@ CUresult refuse(Concerns concerns, CUresult error) {
   return result;
 }
 
+// Takes every stream out of the capture.
+void end(const std::shared_ptr<Capture>& capture) {
+  std::erase(active(), capture);
+  capture->ended = true;
+  for (Stream* stream : capture->members) {
+    if (stream == nullptr) continue;
+    stream->capture.reset();
+    stream->frontier.clear();
+  }
+  capture->members.clear();
+}
+
+void join(Stream& stream, const std::shared_ptr<Capture>& capture) {
+  stream.capture = capture;
+  stream.frontier.clear();
+  capture->members.push_back(&stream);
+  capture->last.push_back(0);
+}
+
+void merge(Frontier& into, const Frontier& from) {
+  if (into.size() < from.size()) into.resize(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
+}
+
+// Whether the stream is ordered behind every node of the capture. Not whether each fork was joined: what counts, as the
+// reference of cuStreamUpdateCaptureDependencies says, are nodes that cannot be reached from the stream.
+bool has_joined_all(const Stream& stream) {
+  const Frontier& last = stream.capture->last;
+  for (std::size_t i = 0; i < last.size(); ++i) {
+    if (last[i] > (i < stream.frontier.size() ? stream.frontier[i] : 0)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-Graph::~Graph() {
-  const std::scoped_lock lock(memory_mutex());
-  for (const CUdeviceptr address : memory) {
-    const auto allocation = allocations().find(address);
-    if (allocation != allocations().end()) end_allocation(allocation, {});
+void add_node(Stream& stream, std::function<void()> run) {
+  Capture& capture = *stream.capture;
+  const auto place = std::find(capture.members.begin(), capture.members.end(), &stream) - capture.members.begin();
+  const auto index = static_cast<std::size_t>(place);
+  if (stream.frontier.size() <= index) stream.frontier.resize(index + 1);
+  stream.frontier[index] = capture.last[index] = ++capture.nodes;
+  if (run) capture.graph->nodes.push_back(std::move(run));
+}
+
+// The codes of what goes wrong: the programming guide (cross-stream dependencies) for a merge, which loses both
+// captures; by observation, reported of CUDA elsewhere, for an invalidated capture that a stream without one would
+// join.
+CUresult wait_for_captured(Stream& stream, const std::shared_ptr<Capture>& capture, const Frontier& frontier) {
+  if (stream.capture != nullptr && stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (capture->invalid) return CUDA_ERROR_INVALID_VALUE;
+  if (stream.capture != nullptr && stream.capture != capture) {
+    stream.capture->invalid = capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_MERGE;
   }
+  if (stream.capture == nullptr && &stream == stream.context->legacy.get()) {
+    capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  }
+  if (stream.capture == nullptr) join(stream, capture);
+  merge(stream.frontier, frontier);
+  return CUDA_SUCCESS;
 }
 
 CUresult check_safe_during_capture() {
   const std::scoped_lock lock(stream_mutex());
-  return refuse(forbids, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  return check_safe_during_capture_locked();
 }
+
+CUresult check_safe_during_capture_locked() { return refuse(forbids, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); }
 
 CUresult check_no_capture(Context& context) {
   const std::scoped_lock lock(stream_mutex());
-  return refuse([&](const Capture& capture) { return capture.context == &context || forbids(capture); },
+  const auto is_within = [&](const Capture& capture) {
+    return capture.context == &context || capture.context->parent == &context;
+  };
+  return refuse([&](const Capture& capture) { return is_within(capture) || forbids(capture); },
                 CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+}
+
+void leave_capture(Stream& stream) {
+  if (stream.capture == nullptr) return;
+  const std::shared_ptr<Capture> capture = std::move(stream.capture);
+  stream.capture.reset();
+  capture->invalid = true;
+  const bool began_it = capture->members.front() == &stream;
+  std::replace(capture->members.begin(), capture->members.end(), &stream, static_cast<Stream*>(nullptr));
+  if (!began_it) return;
+  end(capture);
+  forget_graph(capture->handle);
 }
 
 CUresult check_implicit_capture(const Context& context) {
@@ -102,17 +144,17 @@ CUresult capture_begin(CUstream handle, CUstreamCaptureMode mode) {
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
   const std::scoped_lock lock(stream_mutex());
-  if (stream == context->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (const CUresult result = check_open(*stream)) return result;
+  if (stream == stream->context->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream->capture != nullptr) return CUDA_ERROR_ILLEGAL_STATE;
   auto capture = std::make_shared<Capture>();
   capture->id = next_id++;
-  capture->context = context;
+  capture->context = stream->context;
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
-  capture->origin = stream.get();
-  capture->graph->device = context->device;
+  capture->handle = hold_graph(capture->graph);
   active().push_back(capture);
-  stream->capture = std::move(capture);
+  join(*stream, capture);
   return CUDA_SUCCESS;
 }
 
@@ -121,24 +163,22 @@ CUresult capture_end(CUstream handle, CUgraph* graph) {
   std::shared_ptr<Stream> stream;
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
-  std::shared_ptr<Capture> capture;  // let go outside the lock
   const std::scoped_lock lock(stream_mutex());
-  capture = stream->capture;
+  const std::shared_ptr<Capture> capture = stream->capture;
   if (capture == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
-  if (capture->origin != stream.get()) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  if (capture->members.front() != stream.get()) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id()) {
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
-  std::erase(active(), capture);
-  for (const auto& other : context->streams) {
-    if (other->capture == capture) other->capture.reset();
+  const bool joined = has_joined_all(*stream);
+  end(capture);
+  if (!capture->invalid && joined) {
+    *graph = capture->handle;
+    return CUDA_SUCCESS;
   }
-  if (capture->invalid) {
-    if (graph != nullptr) *graph = nullptr;
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  }
-  *graph = hold<CUgraph>(capture->graph);
-  return CUDA_SUCCESS;
+  forget_graph(capture->handle);
+  if (graph != nullptr) *graph = nullptr;
+  return capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
 }
 
 CUresult capture_status(CUstream handle, CUstreamCaptureStatus* status) {
@@ -152,20 +192,22 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
   const std::scoped_lock lock(stream_mutex());
-  // Asking about the legacy stream is refused while another stream's capture could depend on the answer.
+  // As cuStreamIsCapturing documents: of the legacy stream it is not said while a blocking stream is captured, in
+  // whatever mode, and asking leaves that capture as it is.
   if (stream == context->legacy && stream->capture == nullptr) {
-    const auto forbidden = std::any_of(active().begin(), active().end(), [&](const auto& capture) {
-      return capture->context == context && forbids(*capture);
+    const auto captured = std::any_of(context->streams.begin(), context->streams.end(), [](const auto& other) {
+      return other->capture != nullptr && other->flags != CU_STREAM_NON_BLOCKING;
     });
-    if (forbidden) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (captured) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
   const auto& capture = stream->capture;
   *status = capture == nullptr ? CU_STREAM_CAPTURE_STATUS_NONE
             : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  if (id != nullptr) *id = capture == nullptr ? 0 : capture->id;
-  if (graph != nullptr) *graph = nullptr;  // nodes of a graph under construction cannot be edited here
-  if (nodes != nullptr) *nodes = nullptr;
+  const bool captures = *status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  if (id != nullptr) *id = captures ? capture->id : 0;
+  if (graph != nullptr) *graph = captures ? capture->handle : nullptr;
+  if (nodes != nullptr) *nodes = nullptr;  // nodes have no handles here
   if (count != nullptr) *count = 0;
   return CUDA_SUCCESS;
 }
@@ -180,42 +222,6 @@ CUresult capture_exchange_mode(CUstreamCaptureMode* mode) {
   if (mode == nullptr || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, thread_mode);
   return CUDA_SUCCESS;
-}
-
-CUresult graph_instantiate(CUgraphExec* executable, CUgraph graph, unsigned long long) {
-  if (const CUresult result = check_initialized()) return result;
-  const std::scoped_lock lock(stream_mutex());
-  const auto found = held<CUgraph>().find(graph);
-  if (found == held<CUgraph>().end()) return CUDA_ERROR_INVALID_VALUE;
-  *executable = hold<CUgraphExec>(found->second);
-  return CUDA_SUCCESS;
-}
-
-CUresult graph_launch(CUgraphExec executable, CUstream handle) {
-  Context* context = nullptr;
-  std::shared_ptr<Stream> stream;
-  if (const CUresult result = enter(&context)) return result;
-  if (const CUresult result = find_stream(*context, handle, &stream)) return result;
-  std::shared_ptr<Graph> graph;
-  {
-    const std::scoped_lock lock(stream_mutex());
-    const auto found = held<CUgraphExec>().find(executable);
-    if (found == held<CUgraphExec>().end()) return CUDA_ERROR_INVALID_VALUE;
-    graph = found->second;
-  }
-  return submit(*stream, [graph = std::move(graph)] {
-    for (const auto& node : graph->nodes) node();
-  });
-}
-
-CUresult graph_destroy(CUgraph graph) {
-  if (const CUresult result = check_initialized()) return result;
-  return let_go(graph);
-}
-
-CUresult graph_exec_destroy(CUgraphExec executable) {
-  if (const CUresult result = check_initialized()) return result;
-  return let_go(executable);
 }
 
 }  // namespace simcuda

@@ -4,10 +4,13 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "tests/simcuda/driver/allocation.h"
+#include "tests/simcuda/driver/array.h"
 #include "tests/simcuda/driver/capture.h"
 #include "tests/simcuda/driver/device.h"
+#include "tests/simcuda/driver/module.h"
 #include "tests/simcuda/driver/pool.h"
 #include "tests/simcuda/driver/stream.h"
 
@@ -24,30 +27,37 @@ std::map<CUcontext, Context*>& contexts() {
 
 thread_local std::vector<Context*> stack;
 
-void activate(Context& context, int device) {
+// pre: stream_mutex() held.
+void activate_locked(Context& context, int device) {
   static std::uint64_t next_id = 1;
-  const std::scoped_lock lock(stream_mutex());
   context.id = next_id++;
-  context.device = device;
-  context.active = true;
+  if (context.device != device) context.device = device;
   context.error = CUDA_SUCCESS;
   context.legacy = make_stream(context, CU_STREAM_DEFAULT, 0);
+  context.active = true;
 }
 
-// All work done first, as the real driver does; then nothing of the context is left.
-void destroy(Context& context, bool pools) {
-  for (const Point& point : pending(context)) point.wait();
-  close_streams(context);
-  drop_allocations(context.id, context.device, pools);
+void activate(Context& context, int device) {
+  const std::scoped_lock lock(stream_mutex());
+  activate_locked(context, device);
+}
+
+// Takes the context out of use; the ends of its work are added to `points`. pre: stream_mutex() held.
+void retire(Context& context, std::vector<Point>* points) {
   context.active = false;
-  trim_to_threshold(context.device);
+  for (Point& point : close_streams(context)) points->push_back(std::move(point));
 }
 
-// The heap of cuMemAlloc is open to every device whose current contexts asked for it.
+// The heap of cuMemAlloc, and memory of graphs, is open to every device whose current contexts asked for it.
 void open_to_peer(int owner, int peer, bool open) {
   const std::scoped_lock lock(memory_mutex());
   ChunkHeap& heap = *find_device(owner)->plain;
   heap.set_access(open ? heap.access() | 1U << peer : heap.access() & ~(1U << peer));
+  for (const auto& [address, allocation] : allocations()) {
+    if (allocation.kind != Allocation::Kind::Graph || allocation.device != owner) continue;
+    const auto mapping = mappings().find(address);
+    if (mapping != mappings().end()) set_access(mapping, heap.access());
+  }
 }
 
 }  // namespace
@@ -59,14 +69,48 @@ CUresult enter(Context** context) {
   if (on_stream_thread()) return CUDA_ERROR_NOT_PERMITTED;
   if (stack.empty() || stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   *context = stack.back();
-  if (!(*context)->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  return (*context)->error;
+  if (const CUresult result = check_active(**context)) return result;
+  return error_of(**context);
+}
+
+CUresult check_active(const Context& context) {
+  return context.active ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 Context* find_context(CUcontext handle) {
   const std::scoped_lock lock(contexts_mutex);
   const auto found = contexts().find(handle);
   return found == contexts().end() ? nullptr : found->second;
+}
+
+void activate_green(Context& context, Context& primary) {
+  {
+    const std::scoped_lock lock(contexts_mutex);
+    contexts()[handle_of(&context)] = &context;
+  }
+  const std::scoped_lock lock(stream_mutex());
+  context.parent = &primary;
+  activate_locked(context, primary.device);
+  primary.greens.push_back(&context);
+}
+
+bool destroy_context(Context& context) {
+  std::uint64_t id = 0;
+  std::vector<Point> points;
+  {
+    const std::scoped_lock lock(stream_mutex());
+    if (!context.active) return false;
+    id = context.id;
+    if (context.parent != nullptr) std::erase(context.parent->greens, &context);
+    for (Context* green : std::exchange(context.greens, {})) retire(*green, &points);
+    retire(context, &points);
+  }
+  for (const Point& point : points) point.wait();
+  drop_allocations(id);
+  drop_arrays(id);
+  drop_modules(id);
+  trim_to_threshold(context.device);
+  return true;
 }
 
 void synchronize(Context& context) {
@@ -116,7 +160,7 @@ CUresult primary_release_v2(CUdevice ordinal) {
     if (context.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
     last = --context.retained == 0 && context.active;
   }
-  if (last) destroy(context, false);
+  if (last) destroy_context(context);
   return CUDA_SUCCESS;
 }
 
@@ -126,7 +170,7 @@ CUresult primary_reset_v2(CUdevice ordinal) {
   if (const CUresult result = check_initialized()) return result;
   Device* const device = find_device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  if (device->primary.active) destroy(device->primary, true);
+  destroy_context(device->primary);
   return CUDA_SUCCESS;
 }
 
@@ -162,9 +206,9 @@ CUresult context_create_v4(CUcontext* context, void*, unsigned flags, CUdevice d
 CUresult context_destroy(CUcontext handle) {
   if (const CUresult result = check_initialized()) return result;
   Context* const context = find_context(handle);
-  if (context == nullptr || !context->active) return CUDA_ERROR_INVALID_CONTEXT;
-  if (context == &find_device(context->device)->primary) return CUDA_ERROR_INVALID_CONTEXT;
-  destroy(*context, false);
+  if (context == nullptr || context->parent != nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == &find_device(context->device)->primary || !destroy_context(*context))
+    return CUDA_ERROR_INVALID_CONTEXT;
   if (!stack.empty() && stack.back() == context) stack.pop_back();
   return CUDA_SUCCESS;
 }
@@ -215,12 +259,20 @@ CUresult context_id(CUcontext handle, unsigned long long* id) {
   return CUDA_SUCCESS;
 }
 
+CUresult context_priority_range(int* least, int* greatest) {
+  Context* context = nullptr;
+  if (const CUresult result = enter(&context)) return result;
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = -5;  // an H200's
+  return CUDA_SUCCESS;
+}
+
 CUresult context_synchronize() {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = check_no_capture(*context)) return result;
   synchronize(*context);
-  return context->error;
+  return error_of(*context);
 }
 
 CUresult context_enable_peer(CUcontext peer_handle, unsigned flags) {
@@ -229,8 +281,8 @@ CUresult context_enable_peer(CUcontext peer_handle, unsigned flags) {
   Context* const peer = find_context(peer_handle);
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if (peer->device == context->device) return CUDA_ERROR_INVALID_DEVICE;
-  if ((context->peers.fetch_or(1U << peer->device) >> peer->device & 1) != 0) {
+  if (peer->device == context->device) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;  // as an H200's driver says
+  if ((root_of(*context).peers.fetch_or(1U << peer->device) >> peer->device & 1) != 0) {
     return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
   }
   open_to_peer(peer->device, context->device, true);
@@ -242,7 +294,7 @@ CUresult context_disable_peer(CUcontext peer_handle) {
   if (const CUresult result = enter(&context)) return result;
   Context* const peer = find_context(peer_handle);
   if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if ((context->peers.fetch_and(~(1U << peer->device)) >> peer->device & 1) == 0) {
+  if ((root_of(*context).peers.fetch_and(~(1U << peer->device)) >> peer->device & 1) == 0) {
     return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   }
   open_to_peer(peer->device, context->device, false);

@@ -19,12 +19,20 @@ std::vector<std::unique_ptr<Device>>& devices() {
   return *all;
 }
 
-std::uint64_t next_extent = 1;
-
 constexpr std::uint64_t kFileBytes = 1ULL << 60;  // sparse: only touched pages exist
 
 void give_back_unused(Device& device) {
   for (ChunkHeap* heap : device.heaps) heap->trim(0);
+}
+
+Extent* make_extent(Device& device, std::uint64_t bytes) {
+  auto* fresh = new Extent;
+  fresh->id = next_memory_id();
+  fresh->device = device.ordinal;
+  fresh->bytes = bytes;
+  fresh->offset = device.next_offset;
+  device.next_offset += bytes;
+  return fresh;
 }
 
 }  // namespace
@@ -32,6 +40,11 @@ void give_back_unused(Device& device) {
 std::mutex& memory_mutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
+}
+
+std::uint64_t next_memory_id() {
+  static std::uint64_t next = 1;
+  return next++;
 }
 
 int devices_present() { return static_cast<int>(devices().size()); }
@@ -56,20 +69,21 @@ void create_devices() {
 
 CUresult create_extent(Device& device, std::uint64_t bytes, Extent** extent) {
   const std::uint64_t total = config().device_bytes;
-  const auto fits = [&] { return bytes <= total && device.physical_bytes <= total - bytes; };
+  const auto fits = [&] { return device.physical_bytes <= total - bytes; };
+  if (bytes > total) return CUDA_ERROR_OUT_OF_MEMORY;  // what cannot fit costs nobody their cache
   if (!fits()) give_back_unused(device);
   if (!fits()) return CUDA_ERROR_OUT_OF_MEMORY;
-  auto* fresh = new Extent;
-  fresh->id = next_extent++;
-  fresh->device = device.ordinal;
-  fresh->bytes = bytes;
-  fresh->offset = device.next_offset;
-  device.next_offset += bytes;
+  *extent = make_extent(device, bytes);
   device.physical_bytes += bytes;
   device.counters.physical_bytes = device.physical_bytes;
   device.counters.physical_peak_bytes = std::max(device.counters.physical_peak_bytes, device.physical_bytes);
-  *extent = fresh;
   return CUDA_SUCCESS;
+}
+
+Extent* create_host_extent(Device& device, std::uint64_t bytes) {
+  Extent* const extent = make_extent(device, bytes);
+  extent->on_host = true;
+  return extent;
 }
 
 void drop_if_unused(Extent* extent) {
@@ -77,7 +91,7 @@ void drop_if_unused(Extent* extent) {
   Device& device = *find_device(extent->device);
   fallocate(device.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
             static_cast<off_t>(extent->bytes));
-  device.physical_bytes -= extent->bytes;
+  if (!extent->on_host) device.physical_bytes -= extent->bytes;
   device.counters.physical_bytes = device.physical_bytes;
   if (extent->from_program) device.counters.handle_bytes -= extent->bytes;
   delete extent;
@@ -126,6 +140,8 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
   if (find_device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
@@ -135,7 +151,7 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
       *value = 9;
       break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = 132;
+      *value = kDeviceMultiprocessors;
       break;
     default:  // among them: no fabric handles
       *value = 0;

@@ -12,6 +12,8 @@
 
 namespace simcuda {
 
+inline constexpr unsigned kDeviceMultiprocessors = 132;
+
 class ChunkHeap;
 struct Pool;
 
@@ -24,6 +26,7 @@ struct Extent {
   int references = 0;        // of the program's handle
   int mappings = 0;
   bool from_program = false;  // by cuMemCreate
+  bool on_host = false;       // takes no device memory
   CUmemAllocationProp properties{};
 };
 
@@ -48,9 +51,17 @@ int devices_present();
 Device* find_device(int ordinal);  // null when there is no such device
 void create_devices();             // by cuInit, once
 
+// Of extents and allocations: never given out twice. pre: memory_mutex() held.
+std::uint64_t next_memory_id();
+
 // Takes physical memory; heaps give back what they do not use before it fails with CUDA_ERROR_OUT_OF_MEMORY.
 // pre: memory_mutex() held, bytes a multiple of kPageBytes.
 CUresult create_extent(Device& device, std::uint64_t bytes, Extent** extent);
+
+// The same for memory on the host that devices may touch: takes no device memory and never fails.
+Extent* create_host_extent(Device& device, std::uint64_t bytes);
+
+inline std::uint64_t round_to_pages(std::uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 // Gives the memory back once neither handle nor mapping holds it. pre: memory_mutex() held.
 void drop_if_unused(Extent* extent);

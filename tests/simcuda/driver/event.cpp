@@ -21,10 +21,49 @@ std::shared_ptr<Event> find_event(CUevent handle) {
   return found == events().end() ? nullptr : found->second;
 }
 
-Point point_of(Event& event, bool* captured) {
+// The moment of the last record. One within a capture is no moment: to ask for it is an error, and loses the capture
+// (the programming guide, prohibited operations).
+CUresult find_point(Event& event, Point* point) {
+  const std::scoped_lock streams(stream_mutex());
   const std::scoped_lock lock(event.mutex);
-  *captured = event.capture != nullptr;
-  return event.point;
+  if (event.capture != nullptr) {
+    event.capture->invalid = true;
+    return CUDA_ERROR_CAPTURED_EVENT;
+  }
+  *point = event.point;
+  return CUDA_SUCCESS;
+}
+
+// Events end with their context, and share its sticky error.
+CUresult check_event(const Event& event) {
+  const Context& context = *event.context;
+  if (const CUresult result = check_active(context)) return result;
+  if (context.id != event.context_id) return CUDA_ERROR_INVALID_HANDLE;
+  return error_of(context);
+}
+
+// When the last record ran.
+CUresult find_time(Event& event, Event::Clock::rep* time) {
+  const std::scoped_lock lock(event.mutex);
+  if (!event.timed || !event.recorded) return CUDA_ERROR_INVALID_HANDLE;
+  *time = *event.stamp;
+  return *time == 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+// CU_EVENT_WAIT_EXTERNAL: a node that waits for the last record at the time of each launch. Of captures only.
+// pre: stream_mutex() held.
+CUresult wait_from_graph(Stream& stream, const std::shared_ptr<Event>& event, unsigned flags) {
+  if (flags != CU_EVENT_WAIT_EXTERNAL || stream.capture == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  add_node(stream, [event] {
+    Point point;
+    {
+      const std::scoped_lock lock(event->mutex);
+      point = event->point;
+    }
+    point.wait();
+  });
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -35,6 +74,7 @@ CUresult event_create(CUevent* event, unsigned flags) {
   if (event == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto fresh = std::make_shared<Event>();
   fresh->context = context;
+  fresh->context_id = context->id;
   fresh->timed = (flags & CU_EVENT_DISABLE_TIMING) == 0;
   *event = reinterpret_cast<CUevent>(fresh.get());
   const std::scoped_lock lock(events_mutex);
@@ -45,7 +85,11 @@ CUresult event_create(CUevent* event, unsigned flags) {
 CUresult event_destroy(CUevent event) {
   if (const CUresult result = check_initialized()) return result;
   const std::scoped_lock lock(events_mutex);
-  return events().erase(event) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  const auto found = events().find(event);
+  if (found == events().end()) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = error_of(*found->second->context);
+  events().erase(found);
+  return result;
 }
 
 CUresult event_record(CUevent handle, CUstream stream_handle) {
@@ -54,21 +98,27 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
   const std::shared_ptr<Event> event = find_event(handle);
-  if (event == nullptr || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
+  // Of one context; a green one's stream and an event of its primary context are documented to be
+  // (cuGreenCtxRecordEvent).
+  if (event == nullptr || &root_of(*event->context) != &root_of(*stream->context)) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult result = check_event(*event)) return result;
   auto stamp = std::make_shared<std::atomic<Event::Clock::rep>>(0);
-  std::shared_ptr<Capture> capture;
-  {
-    const std::scoped_lock lock(stream_mutex());
-    capture = stream->capture;
-  }
+  // One step against captures that other threads begin: the record is within one or it is not.
+  const std::scoped_lock streams(stream_mutex());
+  if (const CUresult result = check_open(*stream)) return result;
+  std::shared_ptr<Capture> capture = stream->capture;
   Point point;
-  const CUresult result = submit(
-      *stream, [stamp] { *stamp = Event::Clock::now().time_since_epoch().count(); }, {}, &point);
-  if (result != CUDA_SUCCESS) return result;
+  if (capture != nullptr && capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (capture == nullptr) {
+    const CUresult result = submit_locked(
+        *stream, [stamp] { *stamp = Event::Clock::now().time_since_epoch().count(); }, {}, &point, true);
+    if (result != CUDA_SUCCESS) return result;
+  }
   const std::scoped_lock lock(event->mutex);
   event->recorded = true;
   event->point = std::move(point);
   event->capture = std::move(capture);
+  event->frontier = stream->frontier;
   event->stamp = std::move(stamp);
   return CUDA_SUCCESS;
 }
@@ -79,57 +129,49 @@ CUresult event_query(CUevent handle) {
   if (const CUresult result = check_initialized()) return result;
   const std::shared_ptr<Event> event = find_event(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult result = check_event(*event)) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
-  bool captured = false;
-  const Point point = point_of(*event, &captured);
-  if (captured) return CUDA_ERROR_CAPTURED_EVENT;
-  return point.passed() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  Point point;
+  if (const CUresult result = find_point(*event, &point)) return result;
+  if (!point.passed()) return CUDA_ERROR_NOT_READY;
+  return error_of(*event->context);
 }
 
 CUresult event_synchronize(CUevent handle) {
   if (const CUresult result = check_initialized()) return result;
   const std::shared_ptr<Event> event = find_event(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult result = check_event(*event)) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
-  bool captured = false;
-  const Point point = point_of(*event, &captured);
-  if (captured) return CUDA_ERROR_CAPTURED_EVENT;
+  Point point;
+  if (const CUresult result = find_point(*event, &point)) return result;
   point.wait();
   trim_to_threshold(event->context->device);
-  return event->context->error;
+  return error_of(*event->context);
 }
 
-// Waiting for an event recorded in a capture joins the waiting stream to that capture.
-CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned) {
+// Waiting for an event that was recorded in a capture pulls the waiting stream into it.
+CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned flags) {
   Context* context = nullptr;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
   const std::shared_ptr<Event> event = find_event(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Point point;
-  std::shared_ptr<Capture> capture;
-  bool recorded = false;
-  {
-    const std::scoped_lock lock(event->mutex);
-    point = event->point;
-    capture = event->capture;
-    recorded = event->recorded;
+  if (const CUresult result = check_event(*event)) return result;
+  const std::scoped_lock streams(stream_mutex());
+  if (const CUresult result = check_open(*stream)) return result;
+  if (flags != 0) return wait_from_graph(*stream, event, flags);
+  const std::scoped_lock lock(event->mutex);
+  if (event->capture != nullptr && event->capture->ended) return CUDA_ERROR_CAPTURED_EVENT;
+  if (event->capture != nullptr) return wait_for_captured(*stream, event->capture, event->frontier);
+  if (stream->capture != nullptr) {
+    if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!event->recorded) return CUDA_SUCCESS;
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
-  {
-    const std::scoped_lock lock(stream_mutex());
-    if (capture != nullptr) {
-      if (stream->capture == nullptr) stream->capture = capture;
-      return stream->capture == capture ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_MERGE;
-    }
-    if (stream->capture != nullptr) {
-      if (!recorded) return CUDA_SUCCESS;
-      stream->capture->invalid = true;
-      return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-    }
-  }
-  if (point.passed()) return CUDA_SUCCESS;
-  return submit(*stream, {}, {std::move(point)});
+  return event->point.passed() ? CUDA_SUCCESS : submit_locked(*stream, {}, {event->point}, nullptr);
 }
 
 CUresult event_elapsed(float* milliseconds, CUevent start, CUevent end) {
@@ -137,10 +179,12 @@ CUresult event_elapsed(float* milliseconds, CUevent start, CUevent end) {
   const std::shared_ptr<Event> first = find_event(start);
   const std::shared_ptr<Event> second = find_event(end);
   if (first == nullptr || second == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (!first->timed || !second->timed || !first->recorded || !second->recorded) return CUDA_ERROR_INVALID_HANDLE;
-  const Event::Clock::rep from = *first->stamp;
-  const Event::Clock::rep to = *second->stamp;
-  if (from == 0 || to == 0) return CUDA_ERROR_NOT_READY;
+  if (const CUresult result = check_event(*first)) return result;
+  if (const CUresult result = check_event(*second)) return result;
+  Event::Clock::rep from = 0;
+  Event::Clock::rep to = 0;
+  if (const CUresult result = find_time(*first, &from)) return result;
+  if (const CUresult result = find_time(*second, &to)) return result;
   *milliseconds = std::chrono::duration<float, std::milli>(Event::Clock::duration(to - from)).count();
   return CUDA_SUCCESS;
 }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 
@@ -16,10 +17,12 @@ struct Event {
 
   std::mutex mutex;
   Context* context = nullptr;
+  std::uint64_t context_id = 0;
   bool timed = true;
   bool recorded = false;
   Point point;                       // of the last record
-  std::shared_ptr<Capture> capture;  // when the last record was captured
+  std::shared_ptr<Capture> capture;  // when the last record was captured, and
+  Frontier frontier;                 // what the stream was ordered behind then
   std::shared_ptr<std::atomic<Clock::rep>> stamp;
 };
 

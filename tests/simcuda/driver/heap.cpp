@@ -14,19 +14,24 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value 
 ChunkHeap::ChunkHeap(Device& device, std::uint64_t chunk_bytes, unsigned access)
     : device_(device), chunk_bytes_(chunk_bytes), access_(access) {}
 
-CUresult ChunkHeap::allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address) {
-  if (bytes > config().device_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+CUresult ChunkHeap::allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address, Point* wait) {
+  *address = 0;                                                        // an H200 leaves this where memory runs out
+  if (bytes > config().device_bytes) return CUDA_ERROR_OUT_OF_MEMORY;  // before it is rounded: sizes near 2^64 wrap
+  const std::uint64_t requested = bytes;
   bytes = round_up(bytes, kUnit);
-  auto range = best_fit(bytes, on);
+  auto range = best_fit(bytes, on, false);
   if (range == free_.end()) {
-    if (const CUresult result = grow(bytes)) return result;
-    range = best_fit(bytes, on);
+    const CUresult result = grow(bytes);
+    if (result != CUDA_SUCCESS && wait == nullptr) return result;
+    range = best_fit(bytes, on, result != CUDA_SUCCESS);
+    if (range == free_.end()) return result;
+    if (result != CUDA_SUCCESS) *wait = range->second.after;
   }
   auto [at, free] = *range;
   free_.erase(range);
-  live_[at] = {bytes, free.chunk};
+  live_[at] = {bytes, requested, free.chunk};
   if (free.bytes > bytes) free_[at + bytes] = {free.bytes - bytes, free.chunk, std::move(free.after)};
-  used.add(bytes);
+  used.add(requested);
   *address = at;
   return CUDA_SUCCESS;
 }
@@ -34,7 +39,7 @@ CUresult ChunkHeap::allocate(std::uint64_t bytes, const Timeline* on, CUdevicept
 void ChunkHeap::free(CUdeviceptr address, Point after) {
   const auto live = live_.find(address);
   free_[address] = {live->second.bytes, live->second.chunk, std::move(after)};
-  used.now -= live->second.bytes;
+  used.now -= live->second.requested;
   live_.erase(live);
 }
 
@@ -60,13 +65,19 @@ void ChunkHeap::set_access(unsigned access) {
   for (const auto& [base, bytes] : chunks_) simcuda::set_access(mappings().find(base), access);
 }
 
+CUresult ChunkHeap::reserve_chunk(std::uint64_t bytes, Extent** extent) {
+  if (bytes > limit_ || reserved.now > limit_ - bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  return create_extent(device_, bytes, extent);
+}
+
 CUresult ChunkHeap::grow(std::uint64_t bytes) {
   Extent* extent = nullptr;
-  std::uint64_t chunk = round_up(bytes, chunk_bytes_);
-  CUresult result = create_extent(device_, chunk, &extent);
-  if (result != CUDA_SUCCESS) {  // near the end of memory, no more than is asked for
+  std::uint64_t chunk = round_up(bytes, limit_ == UINT64_MAX ? chunk_bytes_ : kPageBytes);  // a limit is used up
+  CUresult result = reserve_chunk(chunk, &extent);
+  if (result != CUDA_SUCCESS) {  // near the end of memory, no more than is asked for, and in place of what is idle
     chunk = round_up(bytes, kPageBytes);
-    result = create_extent(device_, chunk, &extent);
+    if (chunk <= limit_ && reserved.now > limit_ - chunk) trim(limit_ - chunk);
+    result = reserve_chunk(chunk, &extent);
   }
   if (result != CUDA_SUCCESS) return result;
   const CUdeviceptr base = reserve(chunk, kPageBytes, 0);
@@ -81,12 +92,12 @@ CUresult ChunkHeap::grow(std::uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-ChunkHeap::FreeRanges::iterator ChunkHeap::best_fit(std::uint64_t bytes, const Timeline* on) {
+ChunkHeap::FreeRanges::iterator ChunkHeap::best_fit(std::uint64_t bytes, const Timeline* on, bool pending) {
   merge();
   auto best = free_.end();
   for (auto range = free_.begin(); range != free_.end(); ++range) {
     const Free& free = range->second;
-    const bool usable = free.after.timeline == nullptr || free.after.timeline.get() == on;
+    const bool usable = pending || free.after.timeline == nullptr || free.after.timeline.get() == on;
     if (usable && free.bytes >= bytes && (best == free_.end() || free.bytes < best->second.bytes)) best = range;
   }
   return best;

@@ -16,13 +16,17 @@ class ChunkHeap {
   // Chunks are multiples of `chunk_bytes`; the devices in `access` may touch them.
   ChunkHeap(Device& device, std::uint64_t chunk_bytes, unsigned access);
 
-  // `on`: the stream that will use the memory first; null when it must be free for all.
-  CUresult allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address);
+  // `on`: the stream that will use the memory first; null when it must be free for all. When there is no more memory
+  // and `wait` is not null, a range that another stream still has to free is taken: the new owner's work must come
+  // behind `*wait`, which is empty otherwise.
+  CUresult allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address, Point* wait = nullptr);
   // `after`: when the range is free for all; empty for now. pre: `address` is a live allocation of this heap.
   void free(CUdeviceptr address, Point after);
   // Gives back chunks in which nothing is allocated or awaited, as long as more than `keep` bytes are reserved.
   void trim(std::uint64_t keep);
   void set_access(unsigned access);
+  // No more than this is reserved from now on; multiples of kPageBytes.
+  void set_limit(std::uint64_t bytes) { limit_ = bytes; }
   [[nodiscard]] unsigned access() const { return access_; }
 
   struct Use {
@@ -33,7 +37,7 @@ class ChunkHeap {
       if (now > high) high = now;
     }
   };
-  Use used;      // allocated, rounded to kUnit
+  Use used;      // as it was asked for (seen on an H200: a request of 513 bytes counts as 513)
   Use reserved;  // chunks
 
  private:
@@ -44,12 +48,14 @@ class ChunkHeap {
   };
   struct Live {
     std::uint64_t bytes = 0;
+    std::uint64_t requested = 0;
     CUdeviceptr chunk = 0;
   };
   using FreeRanges = std::map<CUdeviceptr, Free>;
 
   CUresult grow(std::uint64_t bytes);
-  FreeRanges::iterator best_fit(std::uint64_t bytes, const Timeline* on);
+  CUresult reserve_chunk(std::uint64_t bytes, Extent** extent);
+  FreeRanges::iterator best_fit(std::uint64_t bytes, const Timeline* on, bool pending);
   void merge();
 
   static constexpr std::uint64_t kUnit = 512;
@@ -57,6 +63,7 @@ class ChunkHeap {
   Device& device_;
   const std::uint64_t chunk_bytes_;
   unsigned access_;
+  std::uint64_t limit_ = UINT64_MAX;
   FreeRanges free_;
   std::map<CUdeviceptr, Live> live_;
   std::map<CUdeviceptr, std::uint64_t> chunks_;

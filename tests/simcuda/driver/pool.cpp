@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <vector>
 
 #include "tests/simcuda/driver/capture.h"
+#include "tests/simcuda/driver/mapped_allocation.h"
+#include "tests/simcuda/driver/pool_sharing.h"
 
 namespace simcuda {
 namespace {
@@ -16,12 +19,40 @@ std::set<Pool*>& pools() {
   return *all;
 }
 
-CUmemoryPool handle_of(Pool* pool) { return reinterpret_cast<CUmemoryPool>(pool); }
+std::map<CUmemoryPool, Pool*>& by_handle() {
+  static auto* const all = new std::map<CUmemoryPool, Pool*>;
+  return *all;
+}
+
+// A destroyed pool's handle is the next one given out, even while its memory is in use: the worst that a driver may do.
+std::vector<CUmemoryPool>& spare_handles() {
+  static auto* const handles = new std::vector<CUmemoryPool>;
+  return *handles;
+}
+
+CUmemoryPool new_handle() {
+  static std::uintptr_t next = 0x20000;
+  if (spare_handles().empty()) return reinterpret_cast<CUmemoryPool>(next += 16);
+  const CUmemoryPool handle = spare_handles().back();
+  spare_handles().pop_back();
+  return handle;
+}
 
 CUresult with_device(CUdevice ordinal, Device** device) {
   if (const CUresult result = check_initialized()) return result;
   *device = find_device(ordinal);
   return *device == nullptr ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+// CUmemPoolProps::maxSize; 0 for none. That it counts whole pages is this driver's choice: CUDA does not say.
+std::uint64_t maximum_size(const CUmemPoolProps& properties) {
+#if CUDA_VERSION >= 12020
+  const std::uint64_t most = std::min<std::uint64_t>(properties.maxSize, config().device_bytes);
+  return (most + kPageBytes - 1) / kPageBytes * kPageBytes;
+#else
+  (void)properties;
+  return 0;
+#endif
 }
 
 // Where a reuse attribute is kept, or null.
@@ -46,16 +77,19 @@ Pool* make_pool(Device& device) {
   pool->heap = std::make_unique<ChunkHeap>(device, kPoolChunkBytes, 1U << device.ordinal);
   device.heaps.push_back(pool->heap.get());
   pools().insert(pool);
+  pool->handle = new_handle();
+  by_handle()[pool->handle] = pool;
   return pool;
 }
 
 Pool* find_pool(CUmemoryPool handle) {
-  auto* const pool = reinterpret_cast<Pool*>(handle);
-  return pools().contains(pool) && !pool->destroyed ? pool : nullptr;
+  const auto found = by_handle().find(handle);
+  return found == by_handle().end() ? nullptr : found->second;
 }
 
 void trim_to_threshold(int device) {
   const std::scoped_lock lock(memory_mutex());
+  finish_mapped();
   for (Pool* pool : pools()) {
     if (pool->device->ordinal == device) pool->heap->trim(pool->destroyed ? 0 : pool->release_threshold);
   }
@@ -81,38 +115,51 @@ CUresult device_set_pool(CUdevice ordinal, CUmemoryPool handle) {
   if (const CUresult result = with_device(ordinal, &device)) return result;
   const std::scoped_lock lock(memory_mutex());
   Pool* const pool = find_pool(handle);
-  if (pool == nullptr || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
+  if (pool == nullptr || pool->device != device || pool->source != nullptr) return CUDA_ERROR_INVALID_VALUE;
   device->current_pool = pool;
   return CUDA_SUCCESS;
 }
 
 CUresult pool_create(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   if (const CUresult result = check_initialized()) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
   if (pool == nullptr || properties == nullptr || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const CUmemAllocationHandleType handles = properties->handleTypes;
+  if (handles != CU_MEM_HANDLE_TYPE_NONE && handles != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Device* const device = find_device(properties->location.id);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   const std::scoped_lock lock(memory_mutex());
-  *pool = handle_of(make_pool(*device));
+  Pool* const fresh = make_pool(*device);
+  fresh->handle_types = handles;
+  if (const std::uint64_t most = maximum_size(*properties)) fresh->heap->set_limit(most);
+  *pool = handle_of(fresh);
   return CUDA_SUCCESS;
 }
 
 // Memory still allocated from the pool stays valid; it goes back as it is freed.
 CUresult pool_destroy(CUmemoryPool handle) {
   if (const CUresult result = check_initialized()) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
   const std::scoped_lock lock(memory_mutex());
   Pool* const pool = find_pool(handle);
   if (pool == nullptr || pool == pool->device->default_pool) return CUDA_ERROR_INVALID_VALUE;
   if (pool->device->current_pool == pool) pool->device->current_pool = pool->device->default_pool;
   pool->destroyed = true;
+  by_handle().erase(handle);
+  spare_handles().push_back(handle);
   pool->heap->trim(0);
   return CUDA_SUCCESS;
 }
 
+// Refused during a capture that forbids it, but answered by a broken context (both seen on an H200).
 CUresult pool_trim(CUmemoryPool handle, size_t keep) {
   if (const CUresult result = check_initialized()) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
   const std::scoped_lock lock(memory_mutex());
   Pool* const pool = find_pool(handle);
   if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -122,6 +169,7 @@ CUresult pool_trim(CUmemoryPool handle, size_t keep) {
 
 CUresult pool_get_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
   if (const CUresult result = check_initialized()) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
   const std::scoped_lock lock(memory_mutex());
   Pool* const pool = find_pool(handle);
   if (pool == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -153,6 +201,7 @@ CUresult pool_get_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, 
 
 CUresult pool_set_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
   if (const CUresult result = check_initialized()) return result;
+  if (const CUresult result = check_safe_during_capture()) return result;
   const std::scoped_lock lock(memory_mutex());
   Pool* const pool = find_pool(handle);
   if (pool == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -185,6 +234,7 @@ CUresult pool_set_access(CUmemoryPool handle, const CUmemAccessDesc* access, siz
   unsigned mask = pool->heap->access();
   for (size_t i = 0; i < count; ++i) {
     const int device = access[i].location.id;
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (find_device(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     const bool own = device == pool->device->ordinal;
     if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
@@ -196,6 +246,7 @@ CUresult pool_set_access(CUmemoryPool handle, const CUmemAccessDesc* access, siz
     }
   }
   pool->heap->set_access(mask);
+  if (pool->source != nullptr) set_imported_access(*pool);
   return CUDA_SUCCESS;
 }
 

@@ -68,16 +68,6 @@ void add_implicit_order(const Stream& stream, std::vector<Point>& after) {
   }
 }
 
-CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point) {
-  if (&stream == stream.context->legacy.get()) {
-    if (const CUresult result = check_implicit_capture(*stream.context)) return result;
-  }
-  add_implicit_order(stream, after);
-  const std::uint64_t sequence = stream.timeline->submit(std::move(run), std::move(after));
-  if (point != nullptr) *point = {stream.timeline, sequence};
-  return CUDA_SUCCESS;
-}
-
 }  // namespace
 
 std::mutex& stream_mutex() {
@@ -90,13 +80,14 @@ std::shared_ptr<Stream> make_stream(Context& context, unsigned flags, int priori
   stream->context = &context;
   stream->flags = flags;
   stream->priority = priority;
-  stream->timeline = std::make_shared<Timeline>(next_id++);
+  stream->timeline = std::make_shared<Timeline>(next_id++, root_of(context).error);
   context.streams.push_back(stream);
   return stream;
 }
 
 CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>* stream) {
   const std::scoped_lock lock(stream_mutex());
+  if (const CUresult result = check_active(context)) return result;
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     *stream = context.legacy;
   } else if (handle == CU_STREAM_PER_THREAD) {
@@ -106,6 +97,24 @@ CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>*
     if (found == created().end()) return CUDA_ERROR_INVALID_HANDLE;
     *stream = found->second;
   }
+  if ((*stream)->orphaned) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return error_of(*(*stream)->context);
+}
+
+CUresult check_open(const Stream& stream) {
+  if (stream.orphaned) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return stream.closed ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+}
+
+CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point,
+                       bool takes_no_time) {
+  if (const CUresult result = check_open(stream)) return result;
+  if (&stream == stream.context->legacy.get()) {
+    if (const CUresult result = check_implicit_capture(*stream.context)) return result;
+  }
+  add_implicit_order(stream, after);
+  const std::uint64_t sequence = stream.timeline->submit(std::move(run), std::move(after), takes_no_time);
+  if (point != nullptr) *point = {stream.timeline, sequence};
   return CUDA_SUCCESS;
 }
 
@@ -113,7 +122,7 @@ CUresult submit(Stream& stream, std::function<void()> run, std::vector<Point> af
   const std::scoped_lock lock(stream_mutex());
   if (stream.capture != nullptr) {
     if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (run) stream.capture->graph->nodes.push_back(std::move(run));
+    if (run) add_node(stream, std::move(run));
     return CUDA_SUCCESS;
   }
   return submit_locked(stream, std::move(run), std::move(after), point);
@@ -128,30 +137,48 @@ CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point) {
   return submit_locked(stream, std::move(run), {}, point);
 }
 
-void close_streams(Context& context) {
-  const std::scoped_lock lock(stream_mutex());
-  for (const auto& stream : context.streams) stream->timeline->close();
-  std::erase_if(created(), [&](const auto& stream) { return stream.second->context == &context; });
+std::vector<Point> close_streams(Context& context) {
+  std::vector<Point> points;
+  for (const auto& stream : context.streams) {
+    leave_capture(*stream);
+    points.push_back(stream->timeline->now());
+    stream->timeline->close();
+    stream->orphaned = true;
+  }
+  // The streams of a green context are not destroyed with it, as cuGreenCtxDestroy says: their handles are known, and
+  // every use of them is refused.
+  if (context.parent == nullptr) {
+    std::erase_if(created(), [&](const auto& stream) { return stream.second->context == &context; });
+  }
   context.streams.clear();
   context.legacy.reset();
+  return points;
 }
 
 std::vector<Point> pending(Context& context) {
   const std::scoped_lock lock(stream_mutex());
   std::vector<Point> points;
   for (const auto& stream : context.streams) points.push_back(stream->timeline->now());
+  for (const Context* green : context.greens) {
+    for (const auto& stream : green->streams) points.push_back(stream->timeline->now());
+  }
   return points;
+}
+
+CUresult create_stream(Context& context, CUstream* stream, unsigned flags, int priority) {
+  const std::scoped_lock lock(stream_mutex());
+  if (const CUresult result = check_active(context)) return result;
+  auto fresh = make_stream(context, flags, priority);
+  *stream = new_handle(spare_handles());
+  created()[*stream] = std::move(fresh);
+  return CUDA_SUCCESS;
 }
 
 CUresult stream_create_priority(CUstream* stream, unsigned flags, int priority) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
   if (stream == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  const std::scoped_lock lock(stream_mutex());
-  auto fresh = make_stream(*context, flags, priority);
-  *stream = new_handle(spare_handles());
-  created()[*stream] = std::move(fresh);
-  return CUDA_SUCCESS;
+  return create_stream(*context, stream, flags, priority);
 }
 
 CUresult stream_create(CUstream* stream, unsigned flags) { return stream_create_priority(stream, flags, 0); }
@@ -164,7 +191,8 @@ CUresult stream_destroy(CUstream handle) {
   const auto found = created().find(handle);
   if (found == created().end()) return CUDA_ERROR_INVALID_HANDLE;
   Stream& stream = *found->second;
-  if (stream.capture != nullptr) stream.capture->invalid = true;
+  if (stream.orphaned) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  leave_capture(stream);
   stream.timeline->close();
   stream.closed = true;  // its context still waits for what is queued
   Context& owner = *stream.context;
@@ -184,7 +212,7 @@ CUresult stream_synchronize(CUstream handle) {
   if (const CUresult result = submit_eager(*stream, {}, &end)) return result;
   end.wait();
   trim_to_threshold(stream->context->device);
-  return stream->context->error;
+  return error_of(*stream->context);
 }
 
 CUresult stream_query(CUstream handle) {
@@ -194,11 +222,12 @@ CUresult stream_query(CUstream handle) {
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
   const std::scoped_lock lock(stream_mutex());
+  if (const CUresult result = check_open(*stream)) return result;
   if (stream->capture != nullptr) {
     stream->capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  return stream->timeline->now().passed() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return stream->timeline->now().passed() ? error_of(*stream->context) : CUDA_ERROR_NOT_READY;
 }
 
 CUresult stream_flags(CUstream handle, unsigned* flags) {

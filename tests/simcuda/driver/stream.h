@@ -1,6 +1,7 @@
 // Streams: handles, the default streams and their implicit order, and how work gets onto a timeline.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,30 +18,45 @@ struct Stream {
   Context* context = nullptr;
   unsigned flags = CU_STREAM_DEFAULT;
   int priority = 0;
-  bool closed = false;  // destroyed by the program
+  bool closed = false;    // destroyed by the program
+  bool orphaned = false;  // its context is destroyed
   std::shared_ptr<Timeline> timeline;
-  std::shared_ptr<Capture> capture;  // null unless capturing; guarded by stream_mutex()
+  std::shared_ptr<Capture> capture;     // null unless captured; guarded by stream_mutex()
+  std::vector<std::uint64_t> frontier;  // what it is ordered behind in its capture (capture.h); guarded likewise
 };
 
 // Guards the set of streams and makes submission one order over all streams of the process.
 std::mutex& stream_mutex();
 
 // The stream a handle names in the calling thread: the context's legacy stream, the thread's own, or a created one.
+// Fails with the sticky error of the stream's context when it has one.
 CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>* stream);
+
+// Whether the stream still takes work: another thread may have ended it, or its context. pre: stream_mutex() held.
+CUresult check_open(const Stream& stream);
 
 // Puts work onto the stream, or into the graph that the stream is capturing. Blocking streams and the legacy stream
 // wait for each other as CUDA says. `point`, when wanted, is the moment the work is done; empty while capturing.
 CUresult submit(Stream& stream, std::function<void()> run, std::vector<Point> after = {}, Point* point = nullptr);
 
+// `submit` for a stream that is not captured; Timeline::submit says what takes no time. pre: stream_mutex() held.
+CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point,
+                       bool takes_no_time = false);
+
 // `submit` for what cannot be captured.
 CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point);
 
+// A stream of the context, without a handle. pre: stream_mutex() held.
 std::shared_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
 
-// Ends every stream of the context; queued work still runs.
-void close_streams(Context& context);
+// The same with a handle. pre: stream_mutex() not held.
+CUresult create_stream(Context& context, CUstream* stream, unsigned flags, int priority);
 
-// The end of all work queued so far on the context's streams.
+// Ends every stream of the context, with their captures; queued work still runs. Returns the ends of that.
+// pre: stream_mutex() held.
+std::vector<Point> close_streams(Context& context);
+
+// The end of all work queued so far on the context's streams, and on those of its green contexts.
 std::vector<Point> pending(Context& context);
 
 }  // namespace simcuda

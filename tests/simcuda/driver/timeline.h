@@ -1,6 +1,8 @@
 // The order of work on one stream: a queue and the thread that runs it, later and one piece after the other.
 #pragma once
 
+#include <cuda.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -25,13 +27,18 @@ struct Point {
 
 class Timeline : public std::enable_shared_from_this<Timeline> {
  public:
-  explicit Timeline(std::uint64_t id) : id_(id) {}
+  // Once `*error` says that the context is broken, what is queued passes by and is not run: the documentation of
+  // cuLaunchHostFunc says so of host functions, and a broken device runs no kernel either. `error` outlives the work.
+  Timeline(std::uint64_t id, const std::atomic<CUresult>& error) : id_(id), error_(error) {}
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
   // Queues `run` (may be empty) behind everything before it and behind the points in `after`. Returns its number,
   // from 1 on. The thread is started by the first piece.
-  std::uint64_t submit(std::function<void()> run, std::vector<Point> after);
+  //
+  // What takes no time, as the record of an event does, is done at once on an idle timeline, and together with the
+  // work that it stands behind: a device passes it long before the host hears of that work's end. It must not wait.
+  std::uint64_t submit(std::function<void()> run, std::vector<Point> after, bool takes_no_time = false);
 
   [[nodiscard]] std::uint64_t id() const { return id_; }
   [[nodiscard]] std::uint64_t submitted() const { return submitted_.load(std::memory_order_acquire); }
@@ -45,12 +52,16 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   struct Work {
     std::function<void()> run;
     std::vector<Point> after;
+    bool takes_no_time = false;
   };
 
+  [[nodiscard]] bool can_pass(const Work& work) const;
+  void perform(Work& work);
   void start();
   void work();
 
   const std::uint64_t id_;
+  const std::atomic<CUresult>& error_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::condition_variable finished_;

@@ -1,6 +1,5 @@
 // Virtual memory management. As measured on the real driver: a handle is mapped whole or not at all, and neither
 // mapping nor unmapping waits for work.
-// mapping nor unmapping waits for work.
 #include <algorithm>
 
 #include "tests/simcuda/driver/address_space.h"

@@ -1,3 +1,5 @@
+#include <dlfcn.h>
+
 #include <thread>
 
 #include "tests/simcuda/test/machine.h"
@@ -29,7 +31,7 @@ TEST_CASE("captured work runs when the graph is launched, on memory the graph ow
   CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_NONE);
   CUgraphExec executable = nullptr;
   REQUIRE(cuGraphInstantiate(&executable, graph, 0) == CUDA_SUCCESS);
-  CHECK(read_word(at) == 0);
+  CHECK(free_bytes() == free_before);  // a graph's memory is there from the first launch on
   REQUIRE(cuGraphLaunch(executable, stream) == CUDA_SUCCESS);
   REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
   CHECK(read_word(at) == 9);
@@ -142,4 +144,224 @@ TEST_CASE("the legacy stream may not be used beside a blocking stream's capture"
   CHECK(cuMemsetD32Async(at, 1, 1, nullptr) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   CUgraph graph = nullptr;
   CHECK(cuStreamEndCapture(blocking, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+namespace {
+
+// In a thread of its own, in the context of this one.
+template <class Call>
+CUresult in_another_thread(Call call) {
+  CUcontext context = nullptr;
+  REQUIRE(cuCtxGetCurrent(&context) == CUDA_SUCCESS);
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  std::thread([&] {
+    cuCtxSetCurrent(context);
+    result = call();
+  }).join();
+  return result;
+}
+
+// Ends a capture that is whole.
+void end_whole(CUstream stream) {
+  CUgraph graph = nullptr;
+  REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+  CHECK(graph != nullptr);
+  REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+}
+
+CUresult end(CUstream stream) {
+  auto graph = reinterpret_cast<CUgraph>(16);
+  const CUresult result = cuStreamEndCapture(stream, &graph);
+  CHECK((graph != nullptr) == (result == CUDA_SUCCESS));
+  return result;
+}
+
+CUdeviceptr plain_memory() {
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAlloc(&at, 4096) == CUDA_SUCCESS);
+  return at;
+}
+
+// `to` is ordered behind `from`.
+void order(CUstream from, CUstream to) {
+  const CUevent event = make_event();
+  REQUIRE(cuEventRecord(event, from) == CUDA_SUCCESS);
+  REQUIRE(cuStreamWaitEvent(to, event, 0) == CUDA_SUCCESS);
+  REQUIRE(cuEventDestroy(event) == CUDA_SUCCESS);
+}
+
+}  // namespace
+
+TEST_CASE("waiting for a context whose stream is captured fails in every mode, and loses the capture") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const auto mode =
+      GENERATE(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED);
+  REQUIRE(cuStreamBeginCapture(stream, mode) == CUDA_SUCCESS);
+  CHECK(in_another_thread([] { return cuCtxSynchronize(); }) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+}
+
+TEST_CASE("another thread's free leaves a capture whole, and waits for the work beside it") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const CUstream beside = make_stream();
+  const CUdeviceptr at = plain_memory();
+  const auto mode = GENERATE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED);
+  REQUIRE(cuStreamBeginCapture(stream, mode) == CUDA_SUCCESS);
+  REQUIRE(cuMemsetD32Async(at, 1, 1, stream) == CUDA_SUCCESS);
+  std::thread opener;
+  {
+    Gate gate(beside);
+    opener = std::thread([&] { gate.open(); });
+    CHECK(in_another_thread([&] { return cuMemFree(at); }) == CUDA_SUCCESS);
+    opener.join();
+  }
+  CHECK(in_another_thread([&] { return cuStreamQuery(beside); }) == CUDA_SUCCESS);
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+  CHECK(in_another_thread([&] { return cuMemPoolTrimTo(pool, 0); }) == CUDA_SUCCESS);
+  end_whole(stream);
+}
+
+TEST_CASE("memory from outside cannot be freed in a capture, which goes on") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const CUdeviceptr plain = plain_memory();
+  CUdeviceptr pooled = 0;
+  REQUIRE(cuMemAllocAsync(&pooled, 4096, stream) == CUDA_SUCCESS);
+  const auto mode = GENERATE(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED);
+  REQUIRE(cuStreamBeginCapture(stream, mode) == CUDA_SUCCESS);
+  CHECK(cuMemFreeAsync(plain, stream) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemFreeAsync(pooled, stream) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemFreeAsync(0x7654321000, stream) == CUDA_ERROR_INVALID_VALUE);
+  CUdeviceptr within = 0;
+  REQUIRE(cuMemAllocAsync(&within, 4096, stream) == CUDA_SUCCESS);
+  REQUIRE(cuMemFreeAsync(within, stream) == CUDA_SUCCESS);
+  CHECK(cuMemFreeAsync(within, stream) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  end_whole(stream);
+  REQUIRE(cuMemFreeAsync(pooled, stream) == CUDA_SUCCESS);
+  REQUIRE(cuMemFree(plain) == CUDA_SUCCESS);
+}
+
+TEST_CASE("work on a stream that was pulled in must be joined") {
+  const Machine machine;
+  const CUstream first = make_stream();
+  const CUstream second = make_stream();
+  const CUstream third = make_stream();
+  const CUdeviceptr at = plain_memory();
+  REQUIRE(cuStreamBeginCapture(first, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(cuMemsetD32Async(at, 1, 1, first) == CUDA_SUCCESS);
+  order(first, second);
+  REQUIRE(cuMemsetD32Async(at, 2, 1, second) == CUDA_SUCCESS);
+  SECTION("it is not") { CHECK(end(first) == CUDA_ERROR_STREAM_CAPTURE_UNJOINED); }
+  SECTION("it is") {
+    order(second, first);
+    end_whole(first);
+  }
+  SECTION("it is, by way of a third stream") {
+    order(second, third);
+    order(third, first);
+    end_whole(first);
+  }
+  SECTION("it was, before its last work") {
+    order(second, first);
+    REQUIRE(cuMemsetD32Async(at, 3, 1, second) == CUDA_SUCCESS);
+    CHECK(end(first) == CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+  }
+  SECTION("only a third stream's is not") {
+    order(second, third);
+    REQUIRE(cuMemsetD32Async(at, 4, 1, third) == CUDA_SUCCESS);
+    order(second, first);
+    CHECK(end(first) == CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+  }
+  for (const CUstream stream : {first, second, third}) CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_NONE);
+  REQUIRE(cuMemFree(at) == CUDA_SUCCESS);
+}
+
+TEST_CASE("an event of one's own on a captured stream is part of the graph, and of no time") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const CUevent event = make_event();
+  REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(in_another_thread([&] { return cuEventRecord(event, stream); }) == CUDA_SUCCESS);
+  const bool asked = GENERATE(false, true);
+  if (asked) {
+    CHECK(in_another_thread([&] { return cuEventQuery(event); }) == CUDA_ERROR_CAPTURED_EVENT);
+    CHECK(end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  } else {
+    end_whole(stream);
+  }
+  // It stays an event of that capture until it is recorded again.
+  CHECK(cuEventQuery(event) == CUDA_ERROR_CAPTURED_EVENT);
+  CHECK(cuEventSynchronize(event) == CUDA_ERROR_CAPTURED_EVENT);
+  CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_ERROR_CAPTURED_EVENT);
+  CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_NONE);
+  REQUIRE(cuEventRecord(event, stream) == CUDA_SUCCESS);
+  CHECK(cuEventSynchronize(event) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a capture may not wait for an event from outside, unless it says so") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const CUevent event = make_event();
+  REQUIRE(cuEventRecord(event, stream) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  const bool external = GENERATE(true, false);
+  if (external) {
+    CHECK(cuStreamWaitEvent(stream, event, CU_EVENT_WAIT_EXTERNAL) == CUDA_SUCCESS);
+    end_whole(stream);
+  } else {
+    CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    CHECK(end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  }
+  CHECK(cuStreamWaitEvent(stream, event, CU_EVENT_WAIT_EXTERNAL) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("captures cannot be merged, and nobody joins one that is lost") {
+  const Machine machine;
+  const CUstream first = make_stream();
+  const CUstream second = make_stream();
+  const CUstream third = make_stream();
+  const CUevent event = make_event();
+  REQUIRE(cuStreamBeginCapture(first, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture(second, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(cuEventRecord(event, first) == CUDA_SUCCESS);
+  CHECK(cuStreamWaitEvent(second, event, 0) == CUDA_ERROR_STREAM_CAPTURE_MERGE);
+  CHECK(cuStreamWaitEvent(third, event, 0) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(status(third) == CU_STREAM_CAPTURE_STATUS_NONE);
+  CHECK(cuEventRecord(event, first) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK(end(first) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK(end(second) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
+TEST_CASE("a capture is known by its number and its graph") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  const CUstream pulled = make_stream();
+  // By name: cuda.h gives the plain one other parameters from one release to the next.
+  using Info = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, std::size_t*);
+  auto* const info = reinterpret_cast<Info*>(dlsym(RTLD_DEFAULT, "cuStreamGetCaptureInfo_v2"));
+  REQUIRE(info != nullptr);
+  CUstreamCaptureStatus answer{};
+  cuuint64_t ids[3]{};
+  CUgraph graphs[3]{};
+  REQUIRE(info(stream, &answer, &ids[0], &graphs[0], nullptr, nullptr) == CUDA_SUCCESS);
+  CHECK(answer == CU_STREAM_CAPTURE_STATUS_NONE);
+  REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  order(stream, pulled);
+  REQUIRE(info(stream, &answer, &ids[1], &graphs[1], nullptr, nullptr) == CUDA_SUCCESS);
+  CHECK(answer == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  REQUIRE(info(pulled, &answer, &ids[2], &graphs[2], nullptr, nullptr) == CUDA_SUCCESS);
+  CHECK(ids[1] != 0);
+  CHECK(ids[1] == ids[2]);
+  CHECK(graphs[1] == graphs[2]);
+  CUgraph graph = nullptr;
+  REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+  CHECK(graph == graphs[1]);
+  REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
+  CHECK(cuGraphDestroy(graph) == CUDA_ERROR_INVALID_VALUE);
 }

@@ -1,5 +1,7 @@
 #include "tests/simcuda/test/machine.h"
 
+#include <dlfcn.h>
+
 namespace simcuda_test {
 
 Machine::Machine() {
@@ -11,7 +13,7 @@ Machine::Machine() {
 
 Machine::~Machine() {
   cuDevicePrimaryCtxReset(0);
-  cuDevicePrimaryCtxRelease(0);
+  while (cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS) continue;  // as often as the test retained it
   cuCtxSetCurrent(nullptr);
 }
 
@@ -30,6 +32,15 @@ void CUDA_CB Gate::wait(void* self) {
   gate.opened_.wait(lock, [&] { return gate.open_; });
   gate.passed_ = true;
   gate.opened_.notify_all();
+}
+
+CUcontext make_context(int device) {
+  using Create = CUresult(CUcontext*, unsigned, CUdevice);
+  auto* const create = reinterpret_cast<Create*>(dlsym(RTLD_DEFAULT, "cuCtxCreate_v2"));
+  REQUIRE(create != nullptr);
+  CUcontext context = nullptr;
+  REQUIRE(create(&context, 0, device) == CUDA_SUCCESS);
+  return context;
 }
 
 CUstream make_stream(unsigned flags) {
@@ -73,6 +84,34 @@ CUdeviceptr map(CUmemGenericAllocationHandle handle, std::size_t bytes, const st
 void unmap(CUdeviceptr at, std::size_t bytes) {
   REQUIRE(cuMemUnmap(at, bytes) == CUDA_SUCCESS);
   REQUIRE(cuMemAddressFree(at, bytes) == CUDA_SUCCESS);
+}
+
+CUmemoryPool make_pool(CUmemAllocationHandleType handles) {
+  CUmemPoolProps wanted{};
+  wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  wanted.handleTypes = handles;
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuMemPoolCreate(&pool, &wanted) == CUDA_SUCCESS);
+  return pool;
+}
+
+CUdeviceptr allocate_from(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocFromPoolAsync(&at, bytes, pool, stream) == CUDA_SUCCESS);
+  return at;
+}
+
+Peer::Peer() {
+  CUcontext context = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&context, 1) == CUDA_SUCCESS);
+  REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
+}
+
+Peer::~Peer() {
+  cuCtxPopCurrent(nullptr);
+  cuDevicePrimaryCtxReset(1);
+  cuDevicePrimaryCtxRelease(1);
 }
 
 unsigned read_word(CUdeviceptr at) {

@@ -43,6 +43,9 @@ class Gate {
   bool passed_ = false;
 };
 
+// By cuCtxCreate: current in this thread. (The function has other parameters in each cuda.h.)
+CUcontext make_context(int device = 0);
+
 CUstream make_stream(unsigned flags = CU_STREAM_NON_BLOCKING);
 CUevent make_event();
 
@@ -51,6 +54,19 @@ CUmemGenericAllocationHandle create(std::size_t bytes, int device = 0);
 CUdeviceptr map(CUmemGenericAllocationHandle handle, std::size_t bytes, const std::vector<int>& access = {0});
 void unmap(CUdeviceptr at, std::size_t bytes);
 CUmemAllocationProp properties(int device = 0);
+
+// A pool of device 0, and memory of a pool.
+CUmemoryPool make_pool(CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE);
+CUdeviceptr allocate_from(CUmemoryPool pool, std::size_t bytes, CUstream stream);
+
+// A context of the second device, current while this lives; reset at the end.
+class Peer {
+ public:
+  Peer();
+  ~Peer();
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+};
 
 unsigned read_word(CUdeviceptr at);
 SimcudaPhysical physical(CUdeviceptr at);

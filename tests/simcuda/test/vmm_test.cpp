@@ -164,40 +164,6 @@ TEST_CASE("calls fail when they are told to") {
   REQUIRE(cuMemRelease(second) == CUDA_SUCCESS);
 }
 
-TEST_CASE("only memory of cuMemAlloc can be shared between processes") {
-  const Machine machine;
-  CUipcMemHandle ipc{};
-  CUdeviceptr plain = 0;
-  CUdeviceptr pooled = 0;
-  REQUIRE(cuMemAlloc(&plain, 4096) == CUDA_SUCCESS);
-  REQUIRE(cuMemAllocAsync(&pooled, 4096, nullptr) == CUDA_SUCCESS);
-  const auto handle = create(kPage);
-  const CUdeviceptr mapped = map(handle, kPage);
-  CHECK(cuIpcGetMemHandle(&ipc, plain) == CUDA_SUCCESS);
-  CHECK(cuIpcGetMemHandle(&ipc, pooled) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(cuIpcGetMemHandle(&ipc, mapped) == CUDA_ERROR_INVALID_VALUE);
-  unmap(mapped, kPage);
-  REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
-}
-
-TEST_CASE("pointers are known by their allocation") {
-  const Machine machine;
-  CUdeviceptr at = 0;
-  REQUIRE(cuMemAlloc(&at, 3000) == CUDA_SUCCESS);
-  CUdeviceptr base = 0;
-  std::size_t bytes = 0;
-  REQUIRE(cuMemGetAddressRange(&base, &bytes, at + 2999) == CUDA_SUCCESS);
-  CHECK(base == at);
-  CHECK(bytes == 3000);
-  unsigned type = 0;
-  REQUIRE(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS);
-  CHECK(type == CU_MEMORYTYPE_DEVICE);
-  CHECK(cuMemFree(at + 512) == CUDA_ERROR_INVALID_VALUE);
-  REQUIRE(cuMemFree(at) == CUDA_SUCCESS);
-  CHECK(cuMemFree(at) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 4096) == CUDA_ERROR_INVALID_VALUE);
-}
-
 TEST_CASE("a child of fork has no CUDA") {
   const Machine machine;
   const pid_t child = fork();

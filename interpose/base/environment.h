@@ -1,0 +1,10 @@
+// Variables of the environment, copied: a program that changes its title (setproctitle) writes over the originals.
+#pragma once
+
+namespace stalloc::environment {
+
+// A copy of what the variable is set to now, never freed; null when it is not set, or host memory is exhausted.
+// To be called while the library is loaded, before the program can change anything.
+const char* keep(const char* name) noexcept;
+
+}  // namespace stalloc::environment

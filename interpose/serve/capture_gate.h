@@ -1,0 +1,54 @@
+// Stream captures of the program's, and the library's own work on streams: neither may come in between the other's
+// question and answer.
+//
+// An event that the library records on a stream under capture becomes part of the program's graph, and a wait may pull
+// a stream into it. So the library asks whether a stream is being captured before it gives the stream work. The answer
+// holds only as long as no capture begins, and no stream joins one (by waiting for an event recorded in it), in another
+// thread: the hooks of the functions that do so hold the gate alone, the library's own calls hold it together.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <shared_mutex>
+
+namespace stalloc::serve {
+
+// Thread-safe. Nobody who holds the gate waits for work on the device, for another lock of the library's, or for the
+// program.
+class CaptureGate {
+ public:
+  // False only when no stream is under capture: asking the driver for each request would cost as much as serving it,
+  // and most programs never capture anything. A thread that uses a captured stream knows of the capture by the
+  // program's own synchronisation, so that relaxed order is enough.
+  [[nodiscard]] bool may_be_capturing() const noexcept { return captures_.load(std::memory_order_relaxed) != 0; }
+
+  // A capture is about to begin; call it before it does. One that did not begin, or that is over, has `ended`. What
+  // begins unseen never ends: then the driver is asked for each request.
+  void began() noexcept { captures_.fetch_add(1, std::memory_order_relaxed); }
+  void ended() noexcept { captures_.fetch_sub(1, std::memory_order_relaxed); }
+
+  // While it lives, no capture begins and no stream joins one.
+  class Work {
+   public:
+    explicit Work(CaptureGate& gate) : lock_(gate.mutex_) {}
+
+   private:
+    std::shared_lock<std::shared_mutex> lock_;
+  };
+
+  // While it lives, the library gives no stream any work. Hold it around what begins a capture or joins one.
+  class Change {
+   public:
+    explicit Change(CaptureGate& gate) : lock_(gate.mutex_) {}
+
+   private:
+    std::unique_lock<std::shared_mutex> lock_;
+  };
+
+ private:
+  std::atomic<std::uint64_t> captures_{0};  // begun and not known to be over
+  std::shared_mutex mutex_;
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,80 @@
+#include "interpose/session/pools.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+
+namespace stalloc {
+namespace {
+
+// Whatever lies behind the fields of the first CUDA that had pools (a maximum size, a usage, what is to come) makes a
+// pool special unless it is 0.
+bool is_ordinary(const CUmemPoolProps& properties) noexcept {
+  constexpr std::size_t kKnown = offsetof(CUmemPoolProps, win32SecurityAttributes) + sizeof(void*);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&properties);
+  return properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+         std::all_of(bytes + kKnown, bytes + sizeof properties, [](unsigned char byte) { return byte == 0; });
+}
+
+std::uint64_t new_version() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+// The pool that the calling thread asked about last. Programs that name pools name one at a time.
+struct Asked {
+  CUmemoryPool pool = nullptr;
+  std::uint64_t version = 0;
+  int device = Pools::kNone;
+};
+thread_local Asked asked;
+
+}  // namespace
+
+Pools::Pools() noexcept : version_(new_version()) {}
+
+void Pools::created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
+  set(pool, is_ordinary(properties) ? properties.location.id : kNone);
+}
+
+void Pools::found_default(CUmemoryPool pool, int device) noexcept {
+  if (pool != nullptr && !find(pool)) set(pool, device);
+}
+
+void Pools::refuse(CUmemoryPool pool) noexcept { set(pool, kNone); }
+
+std::optional<int> Pools::find(CUmemoryPool pool) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(pool);
+  return found == devices_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<int> Pools::forget(CUmemoryPool pool) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(pool);
+  if (found == devices_.end()) return std::nullopt;
+  const int device = found->second;
+  devices_.erase(found);
+  version_.store(new_version(), std::memory_order_release);
+  return device;
+}
+
+void Pools::set(CUmemoryPool pool, int device) noexcept {
+  const std::lock_guard lock(mutex_);
+  version_.store(new_version(), std::memory_order_release);
+  try {
+    devices_[pool] = device;
+  } catch (const std::exception&) {
+    devices_.erase(pool);
+  }
+}
+
+int Pools::device_of(CUmemoryPool pool) noexcept {
+  const std::uint64_t version = version_.load(std::memory_order_acquire);
+  if (asked.pool == pool && asked.version == version) return asked.device;
+  asked = {pool, version, find(pool).value_or(kNone)};
+  return asked.device;
+}
+
+}  // namespace stalloc

@@ -1,0 +1,48 @@
+// The program's memory pools: which of them may be served, of which device, and which is a device's current one.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+namespace stalloc {
+
+// What is served in a pool's name must be what the pool would give: private memory of one device, as much as there is.
+// So pools of a limited size, of memory that may leave the process or is special in another way, and pools that the
+// program did not make itself (imported ones) are not served. Thread-safe; never throws: what cannot be remembered is
+// not served.
+class Pools {
+ public:
+  Pools() noexcept;
+
+  // No device: not to be served.
+  static constexpr int kNone = -1;
+
+  void created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
+  // A pool that is the device's own, as soon as it is known.
+  void found_default(CUmemoryPool pool, int device) noexcept;
+  // Never served from now on, also where it is a device's own.
+  void refuse(CUmemoryPool pool) noexcept;
+  // Call before the original destroys the pool, since its handle may come back at once: what was known of it; hand that
+  // to `restore` if the original fails.
+  std::optional<int> forget(CUmemoryPool pool) noexcept;
+  void restore(CUmemoryPool pool, int device) noexcept { set(pool, device); }
+
+  // What is known of the pool: nothing, kNone, or its device.
+  [[nodiscard]] std::optional<int> find(CUmemoryPool pool) noexcept;
+  // The device that may serve requests from `pool`, or kNone. Lock-free when the thread asked about it before.
+  [[nodiscard]] int device_of(CUmemoryPool pool) noexcept;
+
+ private:
+  void set(CUmemoryPool pool, int device) noexcept;
+
+  std::mutex mutex_;
+  std::unordered_map<CUmemoryPool, int> devices_;
+  std::atomic<std::uint64_t> version_;  // of devices_, unlike that of any other
+};
+
+}  // namespace stalloc

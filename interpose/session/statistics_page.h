@@ -1,0 +1,62 @@
+// A small file in which other processes of the same user read this one's figures while it runs: `stalloc top`, and the
+// report that `stalloc run` ends with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "interpose/serve/shown_figures.h"
+
+namespace stalloc {
+
+// The file's beginning, in this machine's byte order. Texts end with a zero byte and are cut where they are too long.
+// Part of a file format (docs/formats.md, "Statistics page").
+struct StatisticsHeader {
+  char magic[8];  // "stalloc" and a zero byte, written last
+  std::uint32_t version;
+  std::uint32_t header_bytes;
+  std::uint32_t device_bytes;  // of one device's figures, which follow one behind the other
+  std::uint32_t devices;
+  // The process: its id, its start in clock ticks since the boot, and whose names these are.
+  std::uint64_t process;
+  std::uint64_t process_start;
+  std::uint64_t process_namespace;  // of ids: the inode of /proc/self/ns/pid; 0: unknown
+  char boot[40];                    // /proc/sys/kernel/random/boot_id
+  std::int64_t rank;                // -1: no launcher
+  std::uint64_t began;              // nanoseconds since 1970
+  std::uint64_t ended;              // 0: still running, or killed
+  char mode[16];                    // of STALLOC_MODE
+  char host[64];
+  char command[832];
+};
+static_assert(sizeof(StatisticsHeader) == 1024);
+
+class StatisticsPage {
+ public:
+  static constexpr std::size_t kDevices = 64;
+  // The name of a file in the page's folder that keeps pages there when their processes end.
+  static constexpr const char* kKeep = "keep";
+
+  // Makes a file of this process's own in `folder`, which is made (for this user alone) if it is not there. Null when
+  // that cannot be, and `why` says in one line what is in the way: a folder that is not the user's or that others may
+  // write to, no space, a limit on the size of files. No descriptor stays open. May throw std::bad_alloc.
+  static StatisticsPage* create(std::string_view folder, std::string_view mode, std::string* why);
+
+  // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid for ever.
+  serve::ShownFigures* device(int device) noexcept;
+
+  // The process ends: says so in the file, and removes it where nobody asked for it to be kept. Call once.
+  void finish() noexcept;
+
+ private:
+  struct Content;
+  StatisticsPage(Content* content, std::string folder, std::string path);
+
+  Content* content_;  // mapped, never unmapped
+  std::string folder_;
+  std::string path_;
+};
+
+}  // namespace stalloc

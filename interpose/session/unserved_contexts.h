@@ -1,0 +1,32 @@
+// Contexts that no heap serves: those that are not their device's primary one, and all of a device whose heap is gone
+// or was refused. To find that out takes several questions to the driver and a lock, so it is remembered.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace stalloc {
+
+// By the driver's ids, for handles come back as other contexts (cuda_query::current_context_id). Thread-safe,
+// lock-free, never fails: of very many contexts the oldest is forgotten, and found out anew.
+class UnservedContexts {
+ public:
+  // False for id 0, which stands for any context that the driver gives no id.
+  [[nodiscard]] bool holds(std::uint64_t id) const noexcept {
+    for (const std::atomic<std::uint64_t>& known : ids_) {
+      if (known.load(std::memory_order_relaxed) == id) return id != 0;
+    }
+    return false;
+  }
+  void add(std::uint64_t id) noexcept {
+    if (!holds(id)) ids_[added_.fetch_add(1, std::memory_order_relaxed) % ids_.size()].store(id);
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, 64> ids_{};
+  std::atomic<std::size_t> added_{0};
+};
+
+}  // namespace stalloc

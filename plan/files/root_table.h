@@ -1,0 +1,29 @@
+// The root table of a FlatBuffer, as far as it can be read before the buffer was verified.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace stalloc {
+
+// Where the root table of a FlatBuffer keeps a field.
+struct RootField {
+  std::size_t root = 0;      // where the offset of the root table lies: 0, or 4 behind a size prefix
+  std::uint16_t vtable = 0;  // the field's number in generated code: Table::VT_FIELD
+};
+
+// Where `field`, of `bytes` bytes, begins in `buffer`. Nothing when it is not stored, or when the buffer is too damaged
+// to say. Pure.
+std::optional<std::size_t> find_root_field(std::span<const std::uint8_t> buffer, RootField field, std::size_t bytes);
+
+// Both formats begin with `version_major` and `version_minor`, 16 bits each. Says in one line which version the buffer
+// is of when that is another major one than `major`; empty when it is not, or when the buffer is too damaged to say.
+// `kind` begins the line. Another major version may be laid out so that it does not pass for one of ours at all, so ask
+// before anything else is looked at. Pure.
+std::string find_other_version(std::span<const std::uint8_t> buffer, std::size_t root, const std::string& kind,
+                               std::uint16_t major);
+
+}  // namespace stalloc

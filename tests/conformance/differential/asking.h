@@ -1,0 +1,23 @@
+// Requests that no driver can serve, misuse, and questions about memory: by one actor, beside the others.
+#pragma once
+
+#include "tests/conformance/differential/actor.h"
+
+namespace stalloc::conformance {
+
+class Asking {
+ public:
+  explicit Asking(Actor& actor) : actor_(actor) {}
+
+  // One of them.
+  void ask();
+
+ private:
+  void impossible();
+  void misuse();
+  void questions();
+
+  Actor& actor_;
+};
+
+}  // namespace stalloc::conformance

@@ -1,0 +1,34 @@
+// A green context: part of a device's multiprocessors, under the primary context.
+#pragma once
+
+#include <string>
+
+#include "tests/conformance/machine.h"
+
+namespace stalloc::conformance {
+
+// Thread-compatible. Without a driver that knows them, or without a device that can be split, none is made.
+class GreenContext {
+ public:
+  explicit GreenContext(const Machine& machine);
+  ~GreenContext();
+  GreenContext(const GreenContext&) = delete;
+  GreenContext& operator=(const GreenContext&) = delete;
+
+  [[nodiscard]] bool made() const { return context_ != nullptr; }
+  // In words: "made", or what stood in the way.
+  [[nodiscard]] const std::string& answer() const { return answer_; }
+  [[nodiscard]] CUcontext context() const { return context_; }
+  // pre: made(). Non-blocking, as such streams have to be. The caller destroys it, before the context ends.
+  [[nodiscard]] CUstream make_stream() const;
+
+ private:
+  const Machine& machine_;
+  std::string answer_ = "not there";
+  CUcontext context_ = nullptr;
+#if CUDA_VERSION >= 12040
+  CUgreenCtx green_ = nullptr;
+#endif
+};
+
+}  // namespace stalloc::conformance

@@ -1,0 +1,368 @@
+// Calls beside a stream that is held, by a gate: what does not wait for it alone waits under no library either, since
+// the stream may itself be waiting for this thread.
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/answers.h"
+#include "tests/conformance/capture.h"
+#include "tests/conformance/checks.h"
+#include "tests/conformance/green_context.h"
+
+namespace stalloc::conformance {
+namespace {
+
+constexpr int kHeldMs = 2'000;  // a call that waits for the gate waits so long: no other takes nearly that
+constexpr int kBriefMs = 200;   // for calls that are known to wait
+constexpr std::size_t kSmall = 20'000;
+constexpr std::size_t kBig = 16 * kMiB;
+
+// A stream to be held, others, and memory that was there before.
+class Scene {
+ public:
+  explicit Scene(const Machine& from)
+      : machine(from), cuda(from.cuda), held(from.make_stream()), other(from.make_stream()) {
+    for (CUdeviceptr& at : blocks) at = machine.allocate(kSmall, held);
+    plain = machine.allocate_plain(kSmall);
+    machine.wait(held);
+  }
+  ~Scene() {
+    for (const CUdeviceptr at : blocks) {
+      if (at != 0) cuda.cuMemFreeAsync(at, other);
+    }
+    for (const CUdeviceptr at : extra) cuda.cuMemFreeAsync(at, other);
+    if (plain != 0) cuda.cuMemFree(plain);
+    for (const CUstream stream : {held, other}) {
+      cuda.cuStreamSynchronize(stream);
+      cuda.cuStreamDestroy(stream);
+    }
+    cuda.cuMemPoolTrimTo(machine.default_pool(), 0);
+  }
+  Scene(const Scene&) = delete;
+  Scene& operator=(const Scene&) = delete;
+
+  CUresult allocate(std::size_t bytes, CUstream stream) {
+    CUdeviceptr at = 0;
+    const CUresult result = cuda.cuMemAllocAsync(&at, bytes, stream);
+    if (result == CUDA_SUCCESS) extra.push_back(at);
+    return result;
+  }
+  CUresult allocate_plain(std::size_t bytes) {
+    CUdeviceptr at = 0;
+    const CUresult result = cuda.cuMemAlloc(&at, bytes);
+    if (result == CUDA_SUCCESS) extra.push_back(at);
+    return result;
+  }
+  // Half of the blocks, so that what is freed lies between what is live.
+  CUresult free_every_other(CUstream stream) {
+    CUresult result = CUDA_SUCCESS;
+    for (std::size_t i = 0; i < blocks.size() && result == CUDA_SUCCESS; i += 2) {
+      result = cuda.cuMemFreeAsync(blocks[i], stream);
+      blocks[i] = 0;
+    }
+    return result;
+  }
+
+  const Machine& machine;
+  const Driver& cuda;
+  const CUstream held;
+  const CUstream other;
+  std::array<CUdeviceptr, 16> blocks{};
+  CUdeviceptr plain = 0;
+  std::vector<CUdeviceptr> extra;
+};
+
+struct Call {
+  const char* name;
+  std::function<void(Scene&, Answers&)> make;
+  int held_ms = kHeldMs;
+};
+
+// In which state the held stream's memory is.
+struct Setting {
+  const char* name;
+  std::function<void(Scene&)> before;  // the gate
+  std::function<void(Scene&)> behind;
+};
+
+std::vector<Setting> settings() {
+  return {
+      {"beside a held stream", nullptr, nullptr},
+      {"beside a held stream that freed memory before", [](Scene& s) { s.free_every_other(s.held); }, nullptr},
+      {"beside a held stream with frees pending", nullptr, [](Scene& s) { s.free_every_other(s.held); }},
+  };
+}
+
+std::vector<Call> calls() {
+  return {
+      {"cuMemAlloc of 20 kB", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kSmall)); }},
+      {"cuMemAlloc of 16 MiB", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kBig)); }},
+      {"cuMemAlloc of 16 MiB, three times",
+       [](Scene& s, Answers& a) {
+         for (int i = 0; i < 3; ++i) a.add(s.allocate_plain(kBig));
+       }},
+      {"cuMemAlloc of more than there is",
+       [](Scene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes() + 1)); }},
+      {"cuMemAlloc of SIZE_MAX bytes", [](Scene& s, Answers& a) { a.add(s.allocate_plain(SIZE_MAX)); }},
+      {"cuMemAlloc of all that the device has",
+       [](Scene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes())); }},
+      {"cuMemAlloc of half of the device twice, and again",
+       [](Scene& s, Answers& a) {
+         for (int i = 0; i < 3; ++i) a.add(s.allocate_plain(s.machine.total_bytes() / 2 - 64 * kMiB));
+       }},
+      {"cuMemAllocAsync of 20 kB on another stream", [](Scene& s, Answers& a) { a.add(s.allocate(kSmall, s.other)); }},
+      {"cuMemAllocAsync of 16 MiB on another stream", [](Scene& s, Answers& a) { a.add(s.allocate(kBig, s.other)); }},
+      {"cuMemAllocAsync of 16 MiB on the held stream", [](Scene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }},
+      {"cuMemAllocAsync of more than there is",
+       [](Scene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.other)); }},
+      {"cuMemAllocAsync of all that the device has",
+       [](Scene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes(), s.other)); }},
+      {"cuMemAllocAsync of half of the device twice, and again",
+       [](Scene& s, Answers& a) {
+         for (int i = 0; i < 3; ++i) a.add(s.allocate(s.machine.total_bytes() / 2 - 64 * kMiB, s.other));
+       }},
+      {"cuMemFreeAsync on the held stream",
+       [](Scene& s, Answers& a) {
+         a.add(s.cuda.cuMemFreeAsync(s.blocks[1], s.held));
+         s.blocks[1] = 0;
+       }},
+      {"cuMemFreeAsync on another stream",
+       [](Scene& s, Answers& a) {
+         a.add(s.cuda.cuMemFreeAsync(s.blocks[1], s.other));
+         s.blocks[1] = 0;
+       }},
+      {"cuMemFreeAsync of cuMemAlloc's memory on another stream",
+       [](Scene& s, Answers& a) {
+         a.add(s.cuda.cuMemFreeAsync(s.plain, s.other));
+         s.plain = 0;
+       }},
+      {"cuMemFree of cuMemAlloc's memory",
+       [](Scene& s, Answers& a) {
+         a.add(s.cuda.cuMemFree(s.plain));
+         s.plain = 0;
+       },
+       kBriefMs},
+      {"cuMemFree of stream-ordered memory",
+       [](Scene& s, Answers& a) {
+         a.add(s.cuda.cuMemFree(s.blocks[1]));
+         s.blocks[1] = 0;
+       },
+       kBriefMs},
+      {"cuMemFree of null", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFree(0)); }},
+      {"cuMemFree of no such address", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFree(0x7654321000)); }},
+      {"cuMemFreeAsync of no such address",
+       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(0x7654321000, s.other)); }},
+  };
+}
+
+std::vector<Call> calls_of_pools_and_streams() {
+  return {
+      {"cuMemPoolTrimTo", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); }},
+      {"cuMemPoolCreate, a request, its free and cuMemPoolDestroy",
+       [](Scene& s, Answers& a) {
+         const CUmemoryPool pool = s.machine.make_pool();
+         CUdeviceptr at = 0;
+         a.add(s.cuda.cuMemAllocFromPoolAsync(&at, kBig, pool, s.held));
+         a.add(s.cuda.cuMemFreeAsync(at, s.held));
+         a.add(s.cuda.cuMemPoolTrimTo(pool, 0));
+         a.add(s.cuda.cuMemPoolDestroy(pool));
+       }},
+      {"setting the release threshold",
+       [](Scene& s, Answers& a) {
+         cuuint64_t nothing = 0;
+         a.add(s.cuda.cuMemPoolSetAttribute(s.machine.default_pool(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing));
+       }},
+      {"cuMemGetInfo",
+       [](Scene& s, Answers& a) {
+         std::size_t free = 0;
+         std::size_t total = 0;
+         a.add(s.cuda.cuMemGetInfo(&free, &total));
+       }},
+      {"cuStreamSynchronize of another stream",
+       [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.other)); }},
+      {"cuStreamCreate, a request, its free and cuStreamDestroy",
+       [](Scene& s, Answers& a) {
+         CUstream made = nullptr;
+         a.add(s.cuda.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
+         CUdeviceptr at = 0;
+         a.add(s.cuda.cuMemAllocAsync(&at, kSmall, made));
+         a.add(s.cuda.cuMemFreeAsync(at, made));
+         a.add(s.cuda.cuStreamDestroy(made));
+       }},
+      {"cuMemCreate of half of the device",
+       [](Scene& s, Answers& a) {
+         if (s.cuda.cuMemCreate == nullptr) return a.add_word("not there");
+         CUmemAllocationProp wanted{};
+         wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+         wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+         CUmemGenericAllocationHandle handle = 0;
+         const std::size_t bytes = s.machine.total_bytes() / 2 / kPage * kPage;
+         if (a.add(s.cuda.cuMemCreate(&handle, bytes, &wanted, 0)) == CUDA_SUCCESS) a.add(s.cuda.cuMemRelease(handle));
+       }},
+      {"a capture with a request",
+       [](Scene& s, Answers& a) {
+         Capture capture(s.machine, s.other, CU_STREAM_CAPTURE_MODE_RELAXED);
+         CUdeviceptr at = 0;
+         a.add(s.cuda.cuMemAllocAsync(&at, kSmall, s.other));
+         a.add(s.cuda.cuMemFreeAsync(at, s.other));
+         CUgraph graph = nullptr;
+         a.add(capture.end(&graph));
+         a.add(s.cuda.cuGraphDestroy(graph));
+       }},
+  };
+}
+
+template <class Make>
+std::string answers_beside_gate(const Machine& machine, CUstream held, const std::function<void()>& behind, Make make,
+                                int held_ms = kHeldMs) {
+  Answers answers(machine);
+  Gate gate(machine, held, held_ms);
+  if (behind) behind();
+  make(answers);
+  gate.open();
+  return answers.text() + (gate.timed_out() ? ", after waiting" : ", without waiting");
+}
+
+void try_all(const Machine& machine, Report& report, const std::vector<Call>& all) {
+  for (const Setting& setting : settings()) {
+    for (const Call& call : all) {
+      Scene scene(machine);
+      if (setting.before) setting.before(scene);
+      const std::function<void()> behind = [&] {
+        if (setting.behind) setting.behind(scene);
+      };
+      report.fact(std::string(setting.name) + ", " + call.name,
+                  answers_beside_gate(
+                      machine, scene.held, behind, [&](Answers& a) { call.make(scene, a); }, call.held_ms));
+    }
+  }
+}
+
+// More streams than anybody keeps track of, all waiting for the held one, all with frees pending.
+void try_many_streams(const Machine& machine, Report& report) {
+  constexpr std::size_t kMany = 300;
+  const Driver& cuda = machine.cuda;
+  const CUstream held = machine.make_stream();
+  const CUstream last = machine.make_stream();
+  std::vector<CUstream> many(kMany);
+  std::vector<CUdeviceptr> blocks(kMany);
+  for (std::size_t i = 0; i < kMany; ++i) {
+    many[i] = machine.make_stream();
+    blocks[i] = machine.allocate(kSmall, many[i]);
+  }
+  CUdeviceptr at = 0;
+  const auto behind = [&] {
+    for (const CUstream stream : many) machine.order(held, stream);
+  };
+  report.fact("with 300 streams that wait for a held one, their frees and a request on one more",
+              answers_beside_gate(machine, held, behind, [&](Answers& answers) {
+                CUresult freed = CUDA_SUCCESS;
+                for (std::size_t i = 0; i < kMany; ++i) {
+                  const CUresult result = cuda.cuMemFreeAsync(blocks[i], many[i]);
+                  if (freed == CUDA_SUCCESS) freed = result;
+                }
+                answers.add(freed);
+                answers.add(cuda.cuMemAllocAsync(&at, kBig, last));
+              }));
+  machine.free(at, last);
+  machine.must(cuda.cuCtxSynchronize(), "cuCtxSynchronize");
+  for (const CUstream stream : many) machine.destroy(stream);
+  machine.destroy(held);
+  machine.destroy(last);
+}
+
+// Memory of the primary context, freed on a held stream of another one.
+void try_other_context(const Machine& machine, Report& report) {
+  const Driver& cuda = machine.cuda;
+  const CUstream own = machine.make_stream();
+  const CUdeviceptr ordered = machine.allocate(kSmall, own);
+  const CUdeviceptr plain = machine.allocate_plain(kSmall);
+  machine.wait(own);
+  CUcontext other = nullptr;
+  machine.must(cuda.create_context(&other, 0, 0), "cuCtxCreate");
+  const CUstream held = machine.make_stream();
+  CUdeviceptr at = 0;
+  const auto nothing = std::function<void()>();
+  report.fact("cuMemFreeAsync on a held stream of another context",
+              answers_beside_gate(machine, held, nothing,
+                                  [&](Answers& answers) { answers.add(cuda.cuMemFreeAsync(ordered, held)); }));
+  report.fact("cuMemFreeAsync of cuMemAlloc's memory on a held stream of another context",
+              answers_beside_gate(machine, held, nothing,
+                                  [&](Answers& answers) { answers.add(cuda.cuMemFreeAsync(plain, held)); }));
+  report.fact("requests on a held stream of another context",
+              answers_beside_gate(machine, held, nothing, [&](Answers& answers) {
+                answers.add(cuda.cuMemAllocAsync(&at, kBig, held));
+                answers.add(cuda.cuMemFreeAsync(at, held));
+                answers.add(cuda.cuMemAlloc(&at, kBig));
+              }));
+  machine.free_plain(at);
+  report.fact("under the primary context, requests beside a held stream of another context",
+              answers_beside_gate(machine, held, nothing, [&](Answers& answers) {
+                machine.join();
+                answers.add(cuda.cuMemAllocAsync(&at, kBig, own));
+                answers.add(cuda.cuMemFreeAsync(at, own));
+                answers.add(cuda.cuMemAlloc(&at, kBig));
+                answers.add(cuda.cuMemPoolTrimTo(machine.default_pool(), 0));
+                answers.add(cuda.cuStreamSynchronize(own));
+              }));
+  machine.free_plain(at);
+  machine.must(cuda.cuCtxDestroy(other), "cuCtxDestroy");
+  machine.join();
+  machine.destroy(own);
+}
+
+void try_green_context(const Machine& machine, Report& report) {
+  GreenContext green(machine);
+  report.fact("a green context", green.answer());
+  if (!green.made()) return;
+  const Driver& cuda = machine.cuda;
+  const CUstream stream = green.make_stream();
+  const CUstream held = machine.make_stream();
+  const CUdeviceptr before = machine.allocate(kSmall, held);
+  machine.wait(held);
+  for (const bool current : {false, true}) {
+    if (current) machine.must(cuda.cuCtxSetCurrent(green.context()), "cuCtxSetCurrent");
+    const std::string where = current ? "with a green context current" : "on a green context's stream";
+    for (const CUstream gated : {held, stream}) {
+      const std::string what =
+          where + ", beside a held stream of " + (gated == stream ? "the green context" : "the primary context");
+      const auto nothing = std::function<void()>();
+      CUdeviceptr at = 0;
+      CUdeviceptr plain = 0;
+      report.fact(what + ", a request and its free",
+                  answers_beside_gate(machine, gated, nothing, [&](Answers& answers) {
+                    answers.add(cuda.cuMemAllocAsync(&at, kBig, stream));
+                    answers.add(cuda.cuMemFreeAsync(at, stream));
+                  }));
+      report.fact(what + ", cuMemAlloc", answers_beside_gate(machine, gated, nothing, [&](Answers& answers) {
+                    answers.add(cuda.cuMemAlloc(&plain, kBig));
+                  }));
+      if (plain != 0) machine.free_plain(plain);
+    }
+    machine.join();
+  }
+  const auto free_there = [&](Answers& answers) { answers.add(cuda.cuMemFreeAsync(before, stream)); };
+  report.fact("memory of the primary context, freed on a held stream of a green context",
+              answers_beside_gate(machine, stream, {}, free_there));
+  machine.must(cuda.cuStreamSynchronize(stream), "cuStreamSynchronize");
+  machine.destroy(stream);
+  machine.destroy(held);
+}
+
+}  // namespace
+
+void waiting(Machine& machine, Report& report, std::uint64_t) {
+  try_all(machine, report, calls());
+  try_all(machine, report, calls_of_pools_and_streams());
+  try_many_streams(machine, report);
+  machine.settle();
+}
+
+void waiting_in_contexts(Machine& machine, Report& report, std::uint64_t) {
+  try_other_context(machine, report);
+  try_green_context(machine, report);
+  machine.settle();
+}
+
+}  // namespace stalloc::conformance

@@ -1,0 +1,27 @@
+// CUDA arrays, as plain rows: an array takes the device memory that its elements need.
+#pragma once
+
+#include <cstdint>
+
+#include "tests/simcuda/driver/device.h"
+
+namespace simcuda {
+
+class ChunkHeap;
+
+struct Array {
+  CUdeviceptr at = 0;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t rows = 0;  // of all layers
+  ChunkHeap* heap = nullptr;
+  std::uint64_t context_id = 0;
+  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
+};
+
+// Null when there is no such array. pre: memory_mutex() held.
+const Array* find_array(CUarray handle);
+
+// What a reset or destroyed context leaves behind.
+void drop_arrays(std::uint64_t context_id);
+
+}  // namespace simcuda
