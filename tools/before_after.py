@@ -17,8 +17,8 @@ ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch, expandable seg
 FIGURES = re.compile(r"device (\d+): live peak (\d+) bytes, physical (\d+) bytes")
 
 
-def row(name, live, held, where):
-    return f"{name:34} {live / GIB:9.3f} {held / GIB:9.3f} {100 * (1 - live / held):7.1f} %   {where}"
+def row(name, live, held, when):
+    return f"{name:34} {live / GIB:9.3f} {held / GIB:9.3f} {100 * (1 - live / held):7.1f} %   {when}"
 
 
 def main():
@@ -30,15 +30,16 @@ def main():
     if not figures:
         sys.exit(f"before_after: the library served nothing; see {log_path}")
     print(f"{measured['command']}, PyTorch {measured['torch']}\n")
-    print(f"{'allocator':34} {'live GiB':>9} {'held GiB':>9} {'lost':>9}")
+    print(f"{'allocator':34} {'live GiB':>9} {'held GiB':>9} {'lost':>9}   measured")
     for key, name in ALLOCATORS.items():
         if key in measured["allocators"]:
             result = measured["allocators"][key]
             print(row(name, result["max_memory_allocated"], result["max_memory_reserved"],
-                      f"measured on one {measured['gpu']} when the trace was recorded"))
+                      "then"))
     for device, live, held in figures:
         print(row("stalloc" if len(figures) == 1 else f"stalloc, device {device}", int(live), int(held),
-                  "measured now: the same requests, replayed"))
+                  "now"))
+    print(f"\nthen: on one {measured['gpu']}, when the trace was recorded\nnow: the same requests, replayed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-# How tools/test and tools/demo configure and build: sourced by them, with `root` set to the checkout.
+# How tools/test, tools/demo and others configure and build: sourced by them, with `root` set to the checkout.
 export LC_ALL=C.UTF-8
 
 say() { echo "== $*"; }
@@ -27,4 +27,23 @@ build() {
   shift
   say "building $preset"
   (cd "$root" && cmake --build --preset "$preset" --parallel "$(jobs_that_fit)" ${@+--target "$@"})
+}
+
+# build_quietly PRESET [targets...]: the compiler's output goes to build/PRESET/build.log and is shown only on failure;
+# meanwhile, on a terminal, one line says how far it is.
+build_quietly() {
+  local log=$root/build/$1/build.log line
+  if ! build "$@" 2>&1 | tee "$log" |
+       while IFS= read -r line; do
+         case $line in
+           "== "*) echo "$line" ;;
+           "["*) [ ! -t 1 ] || printf '\r\033[K%s' "${line%%]*}]" ;;
+         esac
+       done; then
+    [ ! -t 1 ] || printf '\r\033[K'
+    cat "$log" >&2
+    echo "the build failed; its output is above and in $log" >&2
+    return 1
+  fi
+  [ ! -t 1 ] || printf '\r\033[K'
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the commands that README.md and docs/ show in blocks marked ```sh test.
+"""Runs the commands that README.md and docs/ show in blocks marked ```sh test or ```python test.
 
-The blocks of one file run in order, in one shell that stops at the first failure, in an empty folder. There,
-libstalloc_interpose.so and stalloc-plan are found as after installation, and `python train.py` stands for any program
-that allocates device memory: it is pair_bench on simcuda.
+The blocks of one file run in order, in one shell that stops at the first failure, in a folder that holds nothing but a
+link `stalloc` to the sources. There, the library and the commands are found as after installation, and the rest are
+stand-ins: `python train.py` is a program that allocates device memory (pair_bench) on simcuda; torchrun, mpirun, srun,
+docker and the module ray start what they are given, with the variables that the real ones set.
 """
 
 import argparse
@@ -14,10 +15,50 @@ import subprocess
 import sys
 import tempfile
 
-BLOCK = re.compile(r"^```sh test\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PYTHON = """#!/bin/sh
-[ "$1" = train.py ] || exit 2
+BLOCK = re.compile(r"^```(sh|python) test\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Starts the ranks $1 of the program behind, each with its number in the variable $2.
+RANKS = """ranks=$1 variable=$2; shift 2
+for rank in $(seq 0 $((ranks - 1))); do
+  env "$variable=$rank" "$@" & jobs="$jobs $!"
+done
+for job in $jobs; do wait "$job" || exit; done
+"""
+STAND_INS = {
+    "python": """[ "$1" = train.py ] || exec "{python}" "$@"
 exec "{program}" --library "{driver}" --bytes 65536 --pairs 50 --batches 4
+""",
+    "torchrun": """[ "$1" = --nproc-per-node ] || exit 2
+ranks=$2; shift 2
+set -- "$ranks" RANK python "$@"
+""" + RANKS,
+    "mpirun": """exports=
+while [ "$1" = -x ]; do exports="$exports $2"; shift 2; done
+[ "$1" = -np ] || exit 2
+ranks=$2; shift 2
+set -- "$ranks" OMPI_COMM_WORLD_RANK env $exports "$@"
+""" + RANKS,
+    "srun": """[ "$1" = --ntasks ] || exit 2
+ranks=$2; shift 2
+exports=
+case $1 in
+  --export=ALL,*) exports=$(echo "${{1#--export=ALL,}}" | tr , ' '); shift ;;
+  --export=*) exit 2 ;;
+esac
+set -- "$ranks" SLURM_PROCID env $exports "$@"
+""" + RANKS,
+    "docker": """[ "$1 $2 $3" = "run --gpus all" ] || exit 2
+shift 3
+exports=
+if [ "$1" = --env-file ]; then exports=$(cat "$2"); shift 2; fi
+[ "$1" = IMAGE ] || exit 2
+shift
+exec env $exports "$@"
+""",
+    "stalloc": """exec "{python}" "{source}/tools/stalloc/bin/stalloc" "$@"
+""",
+}
+RAY = """def init(runtime_env):
+    assert runtime_env["env_vars"]["LD_PRELOAD"], runtime_env
 """
 
 
@@ -29,17 +70,26 @@ def parse_arguments():
 
 
 def environment_for(arguments, folder):
-    """PATH and the loader's path as after installation, with a `python` of our own in front."""
-    tools = folder / "bin"
-    tools.mkdir()
-    python = tools / "python"
-    python.write_text(PYTHON.format(program=arguments.program, driver=arguments.driver), encoding="utf-8")
-    python.chmod(0o755)
+    """PATH, Python's and the loader's paths as after installation, with the stand-ins in front."""
+    tools, modules, runtime = (folder / name for name in ("bin", "modules", "runtime"))
+    for made in (tools, modules, runtime):
+        made.mkdir(mode=0o700)
+    for name, script in STAND_INS.items():
+        path = tools / name
+        path.write_text("#!/bin/sh\n" + script.format(python=sys.executable, **vars(arguments)), encoding="utf-8")
+        path.chmod(0o755)
     (tools / "stalloc-plan").symlink_to(arguments.tool)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STALLOC_")}
-    environment["PATH"] = f"{tools}:{environment['PATH']}"
-    environment["LD_LIBRARY_PATH"] = str(arguments.library.parent)
+    (modules / "ray.py").write_text(RAY, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("STALLOC_", "PYTHON"))}
+    environment.update(PATH=f"{tools}:{environment['PATH']}", XDG_RUNTIME_DIR=str(runtime), PYTHONDONTWRITEBYTECODE="1",
+                       PYTHONPATH=f"{modules}:{arguments.source / 'tools' / 'stalloc'}",
+                       LD_LIBRARY_PATH=f"{arguments.library.parent}:{arguments.driver.parent}",
+                       STALLOC_LIBRARY=str(arguments.library))
     return environment
+
+
+def as_shell(language, block):
+    return block if language == "sh" else f"python - << 'END_OF_BLOCK'\n{block}END_OF_BLOCK\n"
 
 
 def run_blocks(document, arguments):
@@ -52,7 +102,9 @@ def run_blocks(document, arguments):
         environment = environment_for(arguments, folder)
         work = folder / "work"
         work.mkdir()
-        result = subprocess.run(["bash", "-euxo", "pipefail", "-c", "".join(blocks)], cwd=work, env=environment,
+        (work / "stalloc").symlink_to(arguments.source)
+        script = "".join(as_shell(language, block) for language, block in blocks)
+        result = subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=work, env=environment,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 check=False)
         if result.returncode != 0:

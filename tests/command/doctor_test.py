@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""`stalloc doctor`: what it says of a machine, on simcuda, without a driver, and of machines made up here."""
+
+import json
+import os
+import resource
+import shlex
+import sys
+import types
+
+import bench
+from bench import LIBRARY, CommandTest
+
+from stalloc.checkup import driver, frameworks, preload, served, surroundings  # noqa: E402  (bench sets the path)
+from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING  # noqa: E402
+
+# An H200 as a probe describes it.
+DEVICE = {"name": "NVIDIA H200", "bytes": 150109880320, "vmm": 1, "pools": 1, "rdma_with_vmm": 1, "major": 9, "minor": 0,
+          "compute_mode": 0}
+SERVED = {"live": 0, "live_peak": 0, "pool_live_peak": 0, "physical": 0, "planned": 0, "dynamic": 4, "unplanned": 0}
+
+
+def levels(findings):
+    return [finding.level for finding in findings]
+
+
+class OnSimcuda(CommandTest):
+    def examined(self, *arguments, status=0, **options):
+        done = self.run_command("doctor", "--json", *arguments, status=status, **options)
+        report = json.loads(done.stdout)
+        self.assertEqual(report["works"], status == 0)
+        by_topic = {}
+        for finding in report["findings"]:
+            by_topic.setdefault(finding["topic"], []).append(finding)
+        return by_topic
+
+    def test_all_is_well(self):
+        found = self.examined()
+        self.assertIn("CUDA 13.0", found["driver"][0]["text"])
+        self.assertEqual([finding["text"] for finding in found["probe"]],
+                         ["requests through the driver: 8 made, seen and served",
+                          "requests through the CUDA runtime: 4 made, seen and served"])
+
+    def test_no_device_is_touched_when_not_asked_to(self):
+        self.assertNotIn("probe", self.examined("--no-probe"))
+
+    def test_text_fits_a_terminal(self):
+        done = self.run_command("doctor", variables={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+        for line in done.stdout.splitlines():
+            self.assertTrue(len(line) <= 80 or len(line.split()) <= 3, line)  # a path is not divided
+            self.assertNotIn("\033", line)
+        self.assertIn("expandable_segments:True hides", done.stdout)
+        self.assertIn("stalloc will work here", done.stdout)
+
+    def test_no_driver(self):
+        found = self.examined(status=1, variables={"LD_LIBRARY_PATH": ""})
+        if os.path.exists("/proc/driver/nvidia/version"):
+            self.skipTest("a driver is installed")
+        self.assertIn("no NVIDIA driver here", found["driver"][0]["text"])
+        self.assertIn("docker run --gpus all", found["driver"][0]["advice"])
+
+    def test_no_device(self):
+        self.assertIn("no device", self.examined(status=1, variables={"SIMCUDA_DEVICES": "0"})["driver"][-1]["text"])
+
+    def test_program_that_drops_the_preload(self):
+        python = self.folder / "python"
+        python.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+        python.chmod(0o755)
+        found = self.examined("--python", python, status=1)
+        self.assertIn("stalloc was not in the process", found["probe"][0]["text"])
+
+    def test_library_that_cannot_be_loaded(self):
+        fake = self.folder / LIBRARY.name
+        fake.write_text("no library", encoding="utf-8")
+        found = self.examined(status=1, variables={"STALLOC_LIBRARY": str(fake)})
+        self.assertIn("it is not loaded", found["library"][-1]["text"])
+
+    def test_no_memory_left(self):
+        found = self.examined(status=1, variables={"SIMCUDA_DEVICE_BYTES": str(4 << 20)})
+        self.assertIn("returned 2", found["probe"][0]["text"])
+
+    def test_no_such_python(self):
+        found = self.examined("--python", "/nonexistent/python", status=1)
+        self.assertIn("--python /path/to/python", found["python"][0]["advice"])
+
+    def test_limits(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+        # simcuda keeps its devices' memory in a file: under the limit it has none.
+        self.assertEqual(self.examined(preexec_fn=limit, status=1)["limits"][0]["level"], WARNING)
+
+
+class Driver(bench.unittest.TestCase):
+    def found(self, *devices, version=12080, variables=()):
+        return list(driver.findings({"version": version, "devices": list(devices)}, dict(variables), "/nonexistent"))
+
+    def test_good(self):
+        self.assertEqual(levels(self.found(DEVICE)), [GOOD, GOOD])
+
+    def test_old(self):
+        self.assertEqual(levels(self.found(DEVICE, version=11080)), [PROBLEM, GOOD])
+
+    def test_no_virtual_memory_management(self):
+        finding = self.found(dict(DEVICE, vmm=0))[1]
+        self.assertEqual(finding.level, PROBLEM)
+        self.assertIn("--contiguous", finding.advice)
+
+    def test_mig(self):
+        self.assertIn("mig", [finding.topic for finding in self.found(dict(DEVICE, name="NVIDIA H200 MIG 1g.18gb"))])
+
+    def test_errors(self):
+        for error, words in (({"call": "cuInit", "code": 803}, "different versions"),
+                             ({"call": "cuInit", "code": 805}, "MPS server"),
+                             ({"call": "cuInit", "code": 42}, "cuInit returned 42"),
+                             ({"why": "ended by SIGSEGV"}, "ended by SIGSEGV")):
+            found = list(driver.findings({"error": error}, {}))
+            self.assertEqual(levels(found), [PROBLEM])
+            self.assertIn(words, found[0].text)
+            self.assertTrue(found[0].advice)
+
+
+class Mps(CommandTest):
+    def test_server(self):
+        (self.folder / "tmp/nvidia-mps").mkdir(parents=True)
+        (self.folder / "tmp/nvidia-mps/control").touch()
+        found = list(driver.of_sharing([DEVICE], {}, str(self.folder)))
+        self.assertEqual([finding.topic for finding in found], ["mps"])
+
+
+class Frameworks(bench.unittest.TestCase):
+    def found(self, variables=(), **packages):
+        names = {name.replace("_", "-"): version for name, version in packages.items()}
+        answer = {"packages": names, "version": "3.11.7", "executable": "/usr/bin/python"}
+        return list(frameworks.findings(answer, dict(variables)))
+
+    def test_pytorch(self):
+        self.assertIn("PYTORCH_ALLOC_CONF selects", self.found(torch="2.11.0+cu130")[1].text)
+        self.assertIn("PYTORCH_CUDA_ALLOC_CONF selects", self.found(torch="2.8.0")[1].text)
+        self.assertEqual(self.found(torch="2.8.0+cpu")[1].level, WARNING)
+        self.assertEqual(self.found(torch="1.9.0")[1].level, WARNING)
+
+    def test_others(self):
+        found = self.found(jax="0.6.0", tensorflow="2.19.0", cupy="13.4.0", vllm="0.9.0", torch_memory_saver="0.0.8")
+        text = "\n".join(finding.text for finding in found)
+        for words in ("cuda_async", "cuda_malloc_async", "segments of its pools", "vllm 0.9.0", "torch_memory_saver"):
+            self.assertIn(words, text)
+
+    def test_none(self):
+        self.assertEqual(levels(self.found()), [NOTE])
+
+    def test_settings(self):
+        found = self.found({"TF_GPU_ALLOCATOR": "bfc"}, torch="2.11.0")
+        self.assertEqual((found[-1].topic, found[-1].level), ("settings", NOTE))
+
+
+class Preload(CommandTest):
+    def found(self, *entries, **variables):
+        variables["LD_PRELOAD"] = ":".join(map(str, entries))
+        return list(preload.findings(variables, "/nonexistent"))
+
+    def test_each_kind(self):
+        hooks, plain = self.folder / "libhooks.so", self.folder / "libplain.so"
+        hooks.write_bytes(b"\0cuMemAlloc_v2\0")
+        plain.write_bytes(b"\0malloc\0")
+        for entry, level in (("libasan.so.8", GOOD), ("libjemalloc.so.2", GOOD), ("/usr/lib/libvgpu.so", WARNING),
+                             ("/nonexistent/lib.so", WARNING), (hooks, WARNING), (plain, GOOD), (LIBRARY, GOOD)):
+            if str(entry).startswith("/usr/lib/") and not os.path.exists(entry):
+                entry = self.folder / os.path.basename(entry)
+                entry.touch()
+            self.assertEqual(levels(self.found(entry)), [level], entry)
+
+    def test_sanitizer_behind_another(self):
+        self.assertEqual(levels(self.found("libjemalloc.so.2", "libasan.so.8")), [GOOD, PROBLEM])
+
+    def test_none(self):
+        self.assertEqual(levels(self.found()), [GOOD])
+
+    def test_everywhere(self):
+        (self.folder / "etc").mkdir()
+        (self.folder / "etc/ld.so.preload").write_text("/nonexistent/lib.so\n", encoding="utf-8")
+        found = list(preload.findings({}, str(self.folder)))
+        self.assertIn("(/etc/ld.so.preload)", found[0].text)
+
+    def test_profiler(self):
+        self.assertEqual(levels(self.found(CUDA_INJECTION64_PATH="/opt/nsys.so")), [GOOD, NOTE])
+
+
+class Surroundings(CommandTest):
+    def test_rdma(self):
+        for path in ("dev/infiniband", "sys/module/nvidia/holders"):
+            (self.folder / path).mkdir(parents=True)
+        self.assertIn("without it", surroundings.rdma({}, str(self.folder)).text)
+        (self.folder / "sys/module/nvidia/holders/nvidia_uvm").touch()
+        self.assertIn("without it", surroundings.rdma({}, str(self.folder)).text)
+        (self.folder / "dev/infiniband/uverbs0").touch()
+        self.assertIn("/dev/infiniband/uverbs0", surroundings.rdma({}, str(self.folder)).text)
+        self.assertIn("STALLOC_RDMA=off", surroundings.rdma({"STALLOC_RDMA": "off"}, str(self.folder)).text)
+
+    def test_disk(self):
+        self.assertEqual(surroundings.disk(str(self.folder / "none" / "trace.fb")).level, WARNING)
+        self.assertIn(str(self.folder), surroundings.disk(str(self.folder / "trace.fb")).text)
+
+    def test_privileges(self):
+        program = self.folder / "python"
+        program.touch()
+        self.assertEqual(list(surroundings.privileges(str(program))), [])
+        program.chmod(0o4755)
+        self.assertEqual(levels(surroundings.privileges(str(program))), [PROBLEM])
+
+
+class Probes(bench.unittest.TestCase):
+    def found(self, what="torch", **answer):
+        return list(served.findings(what, answer))[0]
+
+    def test_each_outcome(self):
+        self.assertEqual(self.found(requests=4, statistics=SERVED).level, GOOD)
+        self.assertEqual(self.found(requests=4, statistics=dict(SERVED, dynamic=0)).level, PROBLEM)
+        self.assertEqual(self.found(requests=4, statistics=dict(SERVED, dynamic=1, unplanned=3)).level, WARNING)
+        self.assertEqual(self.found(requests=4, statistics=None).level, PROBLEM)
+        self.assertEqual(self.found("runtime", error={"missing": "libcudart.so"}).level, NOTE)
+        self.assertEqual(self.found("torch", error={"why": "RuntimeError: x"}).level, WARNING)
+
+    def test_settings_of_pytorch(self):
+        """The probe that a user without PyTorch cannot run, against a stand-in for it."""
+        module = types.ModuleType("torch")
+        module.__version__, module.uint8 = "2.11.0", None
+        module.version = types.SimpleNamespace(cuda="13.0")
+        module.cuda = types.SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync")
+        module.empty = lambda *_, **__: object()
+        from stalloc.checkup import probe
+        sys.modules["torch"] = module
+        self.addCleanup(sys.modules.pop, "torch")
+        self.assertEqual(probe.torch(), {"requests": 4, "statistics": None, "version": "2.11.0", "cuda": "13.0",
+                                         "backend": "cudaMallocAsync"})
+
+
+if __name__ == "__main__":
+    bench.main()

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""How `stalloc run` stands between the program and whoever started it: signals, jobs of a terminal, pipes; and the report
+at the end."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import bench
+from bench import HOST, CommandTest
+
+PROGRAM = pathlib.Path(__file__).with_name("program.py")
+# Counts the signals that it gets; ends by SIGTERM's handler, with status 7.
+COUNTER = """
+import collections, signal, sys, time
+counts = collections.Counter()
+def count(number, frame):
+    counts[number] += 1
+    print(signal.Signals(number).name, counts[number], flush=True)
+    if number == signal.SIGTERM: sys.exit(7)
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(number, count)
+print('ready', flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+def members(group):
+    """The processes of a process group."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(name))
+    return found
+
+
+def wait_for(condition, what):
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(what)
+
+
+class Signals(CommandTest):
+    def test_each_is_forwarded_once(self):
+        process = self.start("run", "--", sys.executable, "-c", COUNTER)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
+            process.send_signal(number)
+            self.assertEqual(process.stdout.readline(), f"{signal.Signals(number).name} 1\n")
+        process.terminate()
+        self.assertEqual(process.stdout.readline(), "SIGTERM 1\n")
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 7)
+        self.assertIn("exit status 7", said)
+
+    def test_a_signal_to_all_of_the_job_arrives_once(self):
+        """As mpirun, a shell's `kill %1` and Slurm send them."""
+        process = self.start("run", "--", sys.executable, "-c", COUNTER, start_new_session=True)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        for count in (1, 2):
+            os.killpg(process.pid, signal.SIGUSR1)
+            self.assertEqual(process.stdout.readline(), f"SIGUSR1 {count}\n")
+            time.sleep(0.5)  # a second one would have come
+        process.send_signal(signal.SIGUSR1)  # to the command alone
+        self.assertEqual(process.stdout.readline(), "SIGUSR1 3\n")
+        process.terminate()
+        self.assertEqual(process.stdout.readline(), "SIGTERM 1\n")
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 7)
+
+    def test_nobody_is_left(self):
+        process = self.start("run", "--", "sleep", "0.2", start_new_session=True)
+        process.communicate(timeout=60)
+        self.assertRaises(ProcessLookupError, os.killpg, process.pid, 0)
+        process = self.start("run", "--", "sleep", "300", start_new_session=True, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+        wait_for(lambda: len(members(process.pid)) == 3, "the job was not there")
+        process.kill()
+        process.wait()
+        wait_for(lambda: len(members(process.pid)) == 1, "the sentinel outlives the command")
+        os.killpg(process.pid, signal.SIGKILL)
+
+    def test_death_by_signal(self):
+        for name in ("TERM", "KILL", "SEGV", "ABRT", "PIPE", "INT"):
+            number = getattr(signal, f"SIG{name}")
+            script = f"import os, signal; signal.signal({int(number)}, signal.SIG_DFL) if {int(number)} != 9 else 0; " \
+                     f"os.kill(os.getpid(), {int(number)})"
+            done = self.run_command("run", "--", sys.executable, "-c", script, status=128 + number)
+            self.assertIn(f"ended by signal {int(number)}", done.stderr)
+
+    def test_ignored_children(self):
+        """Who started the command ignores ended children: the status is known all the same, and so it is inherited."""
+        done = self.run_command("run", "--", sys.executable, "-c",
+                                "import signal, sys; sys.exit(5 if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN "
+                                "else 6)", status=5, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertIn("exit status 5", done.stderr)
+
+    def test_pipes_end_when_the_program_closes_them(self):
+        process = self.start("run", "--", "sh", "-c", "exec >&-; read line; exit 4", stdin=-1)
+        self.assertEqual(process.stdout.read(), "")  # the end, while the program still runs
+        self.assertIsNone(process.poll())
+        process.communicate("go\n", timeout=60)
+        self.assertEqual(process.returncode, 4)
+
+
+class Terminal(CommandTest):
+    """The command as the foreground job of a terminal."""
+
+    def setUp(self):
+        super().setUp()
+        # pty.fork gives the child a session and a controlling terminal of its own.
+        self.job, self.terminal = None, None
+
+    def start_job(self, *command):
+        environment = self.environment(TERM="xterm")
+        self.job, self.terminal = pty.fork()
+        if self.job == 0:
+            os.chdir(self.folder)
+            os.execve(sys.executable, [sys.executable, str(bench.COMMAND), *command], environment)
+        self.output = ""
+
+    def read_until(self, pattern):
+        deadline = time.monotonic() + 60
+        while not re.search(pattern, self.output):
+            if not select.select([self.terminal], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise AssertionError(f"no {pattern} in {self.output}")
+            try:
+                self.output += os.read(self.terminal, 4096).decode()
+            except OSError:  # the terminal is gone: the job has ended
+                break
+        self.assertRegex(self.output, pattern)
+
+    def test_interrupt_arrives_once(self):
+        self.start_job("run", "--", sys.executable, "-c", COUNTER)
+        self.read_until("ready")
+        os.write(self.terminal, b"\x03")
+        self.read_until("SIGINT 1")
+        os.write(self.terminal, b"\x1c")
+        self.read_until("SIGQUIT 1")
+        os.kill(self.job, signal.SIGTERM)
+        self.read_until("exit status 7")
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(self.job, 0)[1]), 7)
+        self.assertNotIn("SIGINT 2", self.output)
+        self.assertNotIn("SIGQUIT 2", self.output)
+
+    def test_stop_and_continue(self):
+        # A shell between them: the session's leader itself cannot be stopped.
+        script = f"{sys.executable} {bench.COMMAND} run -- sh -c 'echo up; read line; echo got $line'; echo end $?"
+        environment = self.environment(TERM="xterm", PS1="")
+        self.job, self.terminal = pty.fork()
+        if self.job == 0:
+            os.chdir(self.folder)
+            os.execve("/bin/bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], environment)
+        self.output = ""
+        os.write(self.terminal, f"set -m; {script}\n".encode())
+        self.read_until(r"up\r\n")
+        os.write(self.terminal, b"\x1a")
+        self.read_until("Stopped")
+        os.write(self.terminal, b"fg\nword\n")
+        self.read_until("got word")
+        os.write(self.terminal, b"exit\n")
+        os.close(self.terminal)
+        os.waitpid(self.job, 0)
+
+
+class Report(CommandTest):
+    def figures(self, *arguments, **options):
+        done = self.run_command(*arguments, **options)
+        return json.loads((self.folder / "r.json").read_text(encoding="utf-8")), done.stderr
+
+    def test_figures(self):
+        report, said = self.figures("run", "--report", "r.json", "--", HOST)
+        (row,) = report["processes"]
+        self.assertEqual((report["status"], row["mode"], row["device"], row["misses"]), (0, "dynamic", 0, 0))
+        self.assertGreaterEqual(row["physical_peak"], row["live_peak"])
+        self.assertEqual(len([line for line in said.splitlines() if "MiB" in line]), 1)
+        self.assertTrue(all(len(line) <= 80 for line in said.splitlines()), said)
+
+    def test_same_as_the_library_says(self):
+        report, said = self.figures("run", "--report", "r.json", "--", HOST, variables={"STALLOC_LOG_LEVEL": "info"})
+        match = re.search(r"live peak (\d+) bytes, physical (\d+) bytes", said)
+        self.assertEqual([report["processes"][0][name] for name in ("live_peak", "physical_peak")],
+                         [int(number) for number in match.groups()])
+
+    def test_ranks(self):
+        script = f"for rank in 1 0; do RANK=$rank WORLD_SIZE=2 {HOST} --seed 1$rank & done; wait"
+        report, said = self.figures("run", "--report", "r.json", "--", "sh", "-c", script)
+        self.assertEqual([row["rank"] for row in report["processes"]], [0, 1])
+        self.assertIn("    rank", said)
+
+    def test_comparison(self):
+        report, said = self.figures("record", "--report", "r.json", "--", HOST)
+        held = {row["allocator"]: row["held_bytes"] for row in report["compared"]["devices"][0]["allocators"]}
+        self.assertGreater(held["native"], held["planned"])
+        self.assertIn("wrote trace.fb; next: stalloc plan trace.fb -o plan.fb", said)
+        report, said = self.figures("run", "--compare", "--report", "r.json", "--", HOST)
+        self.assertEqual({row["allocator"]: row["held_bytes"] for row in
+                          report["compared"]["devices"][0]["allocators"]}, held)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["r.json", "runtime", "trace.fb"])
+
+    def test_out_of_memory(self):
+        report, said = self.figures("run", "--report", "r.json", "--", sys.executable, PROGRAM, "3", str(900 << 20),
+                                    status=3)
+        self.assertEqual(report["processes"][0]["misses"], 1)
+        self.assertIn("1 request found no memory", said)
+
+    def test_killed_program(self):
+        script = f"import os, sys; sys.argv = ['p']; sys.stdin = open('/dev/null'); " \
+                 f"exec(open({str(PROGRAM)!r}).read().replace('sys.exit', 'os.abort() #'))"
+        report, said = self.figures("run", "--report", "r.json", "--", sys.executable, "-c", script, status=134)
+        self.assertEqual(report["processes"][0]["live_peak"], 12 << 20)
+        self.assertIn("ended by signal 6", said)
+
+    def test_a_plan_of_another_program(self):
+        self.run_command("record", "--", HOST)
+        self.run_command("plan", "trace.fb", "-o", "plan.fb")
+        done = self.run_command("run", "--plan", "plan.fb", "--", sys.executable, PROGRAM, "50", str(1 << 20))
+        self.assertIn("was it made from this program?", done.stderr)
+
+    def test_nothing_was_used(self):
+        self.assertIn("stalloc doctor", self.run_command("run", "--", "true").stderr)
+
+    def test_run_within_run_reports_once(self):
+        done = self.run_command("run", "--", sys.executable, bench.COMMAND, "run", "--", HOST)
+        self.assertEqual(done.stderr.count("served without a plan"), 1)
+        self.assertIn("MiB", done.stderr)
+
+    def test_no_report(self):
+        done = self.run_command("run", "--no-report", "--", HOST)
+        self.assertEqual(done.stderr, "")
+
+    def test_nothing_is_left(self):
+        self.run_command("run", "--", HOST)
+        self.run_command("run", "--no-report", "--", HOST)
+        self.assertEqual(list((self.folder / "runtime" / "stalloc").iterdir()), [])
+
+    def test_a_killed_command_is_tidied_up_after(self):
+        process = self.start("run", "--", "sh", "-c", "echo up; read line", stdin=-1)
+        process.stdout.readline()
+        runs = self.folder / "runtime" / "stalloc"
+        self.assertEqual(len(list(runs.iterdir())), 1)
+        process.kill()
+        process.communicate()
+        self.run_command("run", "--no-report", "--", "true")
+        self.assertEqual(list(runs.iterdir()), [])
+
+
+if __name__ == "__main__":
+    bench.main()

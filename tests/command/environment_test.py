@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""The variables that `stalloc env` prints, the module's functions, and the tables they go by."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import bench
+from bench import HOST, LIBRARY, SOURCE, CommandTest
+
+import stalloc  # noqa: E402  (bench puts it on the path)
+from stalloc import environment  # noqa: E402
+
+
+class Env(CommandTest):
+    def bash(self, script, **variables):
+        done = subprocess.run(["bash", "-eu", "-c", script, "bash", sys.executable, str(bench.COMMAND)],
+                              env=self.environment(**variables), cwd=self.folder, stdout=subprocess.PIPE, text=True,
+                              check=True)
+        return done.stdout
+
+    def test_shell(self):
+        script = ('before=$(env | sort); eval "$("$1" "$2" env)"; echo "$LD_PRELOAD $STALLOC_MODE"; '
+                  'eval "$("$1" "$2" env --unset)"; [ "$before" = "$(env | sort)" ]')
+        self.assertEqual(self.bash(script), f"{LIBRARY} dynamic\n")
+
+    def test_unset_keeps_others(self):
+        other = self.folder / "libother.so"
+        other.symlink_to(LIBRARY)
+        self.assertEqual(self.bash('eval "$("$1" "$2" env)"; eval "$("$1" "$2" env --unset)"; echo "$LD_PRELOAD"',
+                                   LD_PRELOAD=str(other)), f"{other}\n")
+
+    def test_formats(self):
+        expected = {"LD_PRELOAD": str(LIBRARY), "STALLOC_MODE": "trace", "STALLOC_TRACE": str(self.folder / "t,1.fb")}
+        printed = {form: self.run_command("env", "--record", "t,1.fb", "--format", form).stdout
+                   for form in ("json", "docker", "kubernetes", "mpirun")}
+        self.assertEqual(json.loads(printed["json"]), expected)
+        self.assertEqual(dict(line.split("=", 1) for line in printed["docker"].splitlines()), expected)
+        self.assertEqual(re.findall(r'^- name: (\w+)\n  value: "(.*)"$', printed["kubernetes"], re.MULTILINE),
+                         list(expected.items()))
+        self.assertEqual(printed["mpirun"].count("-x "), 3)
+        # Slurm divides its list at commas.
+        self.assertIn("has a comma", self.run_command("env", "--record", "t,1.fb", "--format", "slurm",
+                                                      status=1).stderr)
+        self.assertEqual(self.run_command("env", "--format", "slurm").stdout,
+                         f"ALL,LD_PRELOAD={LIBRARY},STALLOC_MODE=dynamic\n")
+
+    def test_hiding_settings_are_named(self):
+        done = self.run_command("env", variables={"TF_GPU_ALLOCATOR": "bfc"})
+        self.assertIn("TF_GPU_ALLOCATOR=bfc hides tensors", done.stderr)
+
+
+class Preload(bench.unittest.TestCase):
+    def test_separators(self):
+        self.assertEqual(environment.with_preload("a.so b.so:c.so", "/l.so"), ("a.so:b.so:c.so:/l.so", False))
+        self.assertEqual(environment.with_preload("", "/l.so"), ("/l.so", False))
+        self.assertEqual(environment.with_preload(" : ", "/l.so"), ("/l.so", False))
+
+    def test_present_already(self):
+        mine = "/x/libstalloc_interpose.so"
+        self.assertEqual(environment.with_preload(f"{mine}:b.so", mine), (f"{mine}:b.so", False))
+        self.assertEqual(environment.with_preload(f"libstalloc_interpose.so:b.so:{mine}", mine), (f"b.so:{mine}", True))
+
+
+class Documentation(bench.unittest.TestCase):
+    def test_variables_that_the_library_sets(self):
+        text = (SOURCE / "docs" / "environment.md").read_text(encoding="utf-8")
+        rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (?:PyTorch|JAX|TensorFlow)", text, re.MULTILINE)
+        self.assertEqual(dict(rows), environment.SEEN_WITH)
+
+
+class Module(CommandTest):
+    def python(self, script, **variables):
+        variables["PYTHONPATH"] = str(SOURCE / "tools" / "stalloc")
+        done = subprocess.run([sys.executable, "-c", script], env=self.environment(**variables), cwd=self.folder,
+                              stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout
+
+    def test_nothing_preloaded(self):
+        self.assertEqual(self.python("import stalloc; print(stalloc.statistics(), stalloc.library_path())"),
+                         f"{{}} {LIBRARY}\n")
+
+    def test_subprocess_environment(self):
+        script = f"""
+import os, stalloc, subprocess, json
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"
+before = dict(os.environ)
+with stalloc.subprocess_environment() as made:
+    assert made == dict(os.environ) and "XLA_PYTHON_CLIENT_PREALLOCATE" not in made
+    print(subprocess.run([{str(HOST)!r}], stdout=subprocess.PIPE, check=True).stdout.decode())
+assert dict(os.environ) == before
+"""
+        self.assertEqual(json.loads(self.python(script))["pool_allocs"], 0)
+
+    def test_statistics(self):
+        script = f"""
+import ctypes, json, stalloc
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(3 << 20), None) == 0
+print(json.dumps(stalloc.statistics()))
+"""
+        figures = json.loads(self.python(script, LD_PRELOAD=str(LIBRARY), STALLOC_MODE="dynamic"))
+        self.assertEqual((figures["0"]["live"], figures["0"]["dynamic_requests"]), (3 << 20, 1))
+        self.assertGreaterEqual(figures["0"]["physical"], 3 << 20)
+
+    def test_fields_are_those_of_the_header(self):
+        header = (SOURCE / "interpose" / "stalloc.h").read_text(encoding="utf-8")
+        fields = re.findall(r"^  (?:size_t|uint64_t) (\w+);", header, re.MULTILINE)
+        self.assertEqual([name for name, _ in stalloc.api._Statistics._fields_], fields)
+
+    def test_version(self):
+        cmake = (SOURCE / "CMakeLists.txt").read_text(encoding="utf-8")
+        self.assertIn(f"project(stalloc VERSION {stalloc.__version__} ", cmake)
+
+
+if __name__ == "__main__":
+    bench.main()

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""`stalloc run`, `record` and the forwarded commands: what the program is given, and what becomes of its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import bench
+from bench import HOST, LIBRARY, CommandTest
+
+SHOW = ("import os, json; print(json.dumps({name: os.environ.get(name) for name in "
+        "('LD_PRELOAD', 'STALLOC_MODE', 'STALLOC_PLAN', 'STALLOC_TRACE', 'PYTORCH_CUDA_ALLOC_CONF', "
+        "'PYTORCH_ALLOC_CONF', 'XLA_PYTHON_CLIENT_PREALLOCATE')}))")
+# Waited for, with a report at the end; and replacing the command.
+ROADS = ([], ["--no-report"])
+# How the program sees its signals.
+DISPOSITIONS = "import re; print(*(line for line in open('/proc/self/status') if line.startswith('Sig')), end='')"
+
+
+class WhatTheProgramGets(CommandTest):
+    def shown(self, *arguments, **variables):
+        done = self.run_command(*arguments, "--no-report", "--", sys.executable, "-c", SHOW, variables=variables)
+        return json.loads(done.stdout), done.stderr
+
+    def test_no_plan(self):
+        environment, said = self.shown("run", STALLOC_FRAMEWORKS="off")
+        self.assertEqual(environment["LD_PRELOAD"], str(LIBRARY))
+        self.assertEqual(environment["STALLOC_MODE"], "dynamic")
+        self.assertEqual(said, "")
+
+    def test_plan_is_absolute(self):
+        (self.folder / "plan.fb").write_bytes(b"x")
+        environment, _ = self.shown("run", "--plan", "plan.fb")
+        self.assertEqual((environment["STALLOC_MODE"], environment["STALLOC_PLAN"]),
+                         ("alloc", str(self.folder / "plan.fb")))
+
+    def test_folder_of_plans(self):
+        (self.folder / "plans").mkdir()
+        environment, _ = self.shown("run", "--plan", "plans")
+        self.assertEqual(environment["STALLOC_PLAN"], str(self.folder / "plans" / "plan.%r.fb"))
+
+    def test_plans_of_ranks(self):
+        (self.folder / "plan.0.fb").write_bytes(b"x")
+        environment, _ = self.shown("run", "--plan", "plan.fb")
+        self.assertEqual(environment["STALLOC_PLAN"], str(self.folder / "plan.fb"))
+
+    def test_plan_of_the_environment(self):
+        (self.folder / "plan.fb").write_bytes(b"x")
+        environment, _ = self.shown("run", STALLOC_PLAN="plan.fb")
+        self.assertEqual(environment["STALLOC_MODE"], "alloc")
+
+    def test_no_such_plan(self):
+        done = self.run_command("run", "--plan", "none.fb", "--", "true", status=1)
+        self.assertIn("stalloc plan trace.fb -o none.fb", done.stderr)
+
+    def test_record(self):
+        environment, _ = self.shown("record", "-o", "a.%r.fb", STALLOC_PLAN="other.fb")
+        self.assertEqual(environment["STALLOC_MODE"], "trace")
+        self.assertEqual(environment["STALLOC_TRACE"], str(self.folder / "a.%r.fb"))
+        self.assertIsNone(environment["STALLOC_PLAN"])
+
+    def test_other_preloads_stay_in_front(self):
+        other = str(self.folder / "libother.so")
+        (self.folder / "libother.so").symlink_to(LIBRARY)
+        environment, _ = self.shown("run", LD_PRELOAD=other)
+        self.assertEqual(environment["LD_PRELOAD"], f"{other}:{LIBRARY}")
+
+    def test_run_within_run(self):
+        done = self.run_command("run", "--", sys.executable, bench.COMMAND, "run", "--", sys.executable, "-c", SHOW)
+        self.assertEqual(json.loads(done.stdout)["LD_PRELOAD"], str(LIBRARY))
+
+    def test_another_stalloc_is_replaced(self):
+        environment, said = self.shown("run", LD_PRELOAD="/elsewhere/libstalloc_interpose.so")
+        self.assertEqual(environment["LD_PRELOAD"], str(LIBRARY))
+        self.assertIn("LD_PRELOAD named another", said)
+
+    def test_settings_that_hide_tensors(self):
+        hiding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+        environment, said = self.shown("run", **hiding)
+        self.assertEqual(environment["PYTORCH_CUDA_ALLOC_CONF"], "backend:cudaMallocAsync")  # the library's
+        self.assertEqual(environment["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")
+        self.assertEqual(len(said.splitlines()), 2, said)
+        environment, said = self.shown("run", "--keep-settings", **hiding)
+        self.assertEqual(environment["PYTORCH_CUDA_ALLOC_CONF"], "expandable_segments:True")
+        self.assertEqual(said, "")
+        environment, said = self.shown("run", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64,backend:cudaMallocAsync")
+        self.assertEqual(environment["PYTORCH_CUDA_ALLOC_CONF"], "max_split_size_mb:64,backend:cudaMallocAsync")
+        self.assertEqual(said, "")
+
+    def test_standard_streams_and_arguments(self):
+        (self.folder / "input").write_text("some\nlines\n", encoding="utf-8")
+        for road in ROADS:
+            with open(self.folder / "input", encoding="utf-8") as lines:
+                done = self.run_command("run", *road, "sh", "-c", "cat; echo \"$@\" >&2", "sh", "--plan", "--", "a  b",
+                                        stdin=lines)
+            self.assertEqual(done.stdout, "some\nlines\n")
+            self.assertEqual(done.stderr.splitlines()[0], "--plan -- a  b")
+
+    def test_descriptors_are_inherited(self):
+        for road in ROADS:
+            reading, writing = os.pipe()
+            with os.fdopen(reading) as read:
+                self.run_command("run", *road, "--", "sh", "-c", f"echo through >&{writing}", pass_fds=[writing])
+                os.close(writing)
+                self.assertEqual(read.read(), "through\n")
+
+    def test_signals_are_as_without(self):
+        expected = subprocess.run([sys.executable, "-c", DISPOSITIONS], stdout=subprocess.PIPE, text=True, check=True)
+        for road in ROADS:
+            done = self.run_command("run", *road, "--", sys.executable, "-c", DISPOSITIONS)
+            for wanted in ("SigBlk", "SigIgn"):
+                self.assertEqual([line for line in done.stdout.splitlines() if wanted in line],
+                                 [line for line in expected.stdout.splitlines() if wanted in line])
+
+
+class HowItEnds(CommandTest):
+    def test_exit_statuses(self):
+        for status in (0, 1, 3, 255):
+            for road in ROADS:
+                self.run_command("run", *road, "--", "sh", "-c", f"exit {status}", status=status)
+
+    def test_no_such_program(self):
+        self.assertIn("no such program", self.run_command("run", "no-such-program", status=127).stderr)
+        (self.folder / "script.py").write_text("", encoding="utf-8")
+        self.assertIn("python ./script.py", self.run_command("run", "--", "./script.py", status=126).stderr)
+        self.assertIn("python script.py", self.run_command("run", "--", "script.py", status=127).stderr)
+
+    def test_usage(self):
+        for arguments in ([], ["run"], ["run", "--"], ["frobnicate"], ["run", "--frobnicate", "--", "true"]):
+            done = self.run_command(*arguments, status=2)
+            self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+            self.assertIn("--help explains", done.stderr)
+
+    def test_no_library(self):
+        done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/nonexistent.so"})
+        self.assertIn("STALLOC_LIBRARY names /nonexistent.so", done.stderr)
+
+    def test_library_that_no_preload_can_name(self):
+        (self.folder / "a b").mkdir()
+        link = self.folder / "a b" / LIBRARY.name
+        link.symlink_to(LIBRARY)
+        done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": str(link)})
+        self.assertIn("has a space or a colon", done.stderr)
+
+
+class Main(CommandTest):
+    """Record, plan, run: the main job, on simcuda."""
+
+    def test_three_steps(self):
+        recorded = self.run_command("record", "--", HOST)
+        self.run_command("plan", "trace.fb", "-o", "plan.fb")
+        self.assertIn("sound", self.run_command("check", "trace.fb", "plan.fb").stdout)
+        self.assertIn("PyTorch native", self.run_command("compare", "trace.fb").stdout)
+        self.assertIn("peak live", self.run_command("show", "plan.fb").stdout)
+        served = self.run_command("run", "--plan", "plan.fb", "--", HOST)
+        for done in (recorded, served):
+            self.assertEqual(json.loads(done.stdout)["wrong"], 0)
+        self.assertEqual(json.loads(served.stdout)["pool_allocs"], 0)
+
+    def test_ranks(self):
+        script = f"for rank in 0 1; do RANK=$rank WORLD_SIZE=2 {HOST} --seed 1$rank & done; wait"
+        self.run_command("record", "-o", "trace.fb", "--", "sh", "-c", script)
+        self.assertEqual(sorted(path.name for path in self.folder.glob("trace*")), ["trace.0.fb", "trace.1.fb"])
+        self.run_command("plan", "trace.0.fb", "trace.1.fb", "-o", "plans")
+        self.run_command("run", "--plan", "plans", "--", "sh", "-c", script)
+
+    def test_without_a_plan(self):
+        self.assertEqual(json.loads(self.run_command("run", "--", HOST).stdout)["pool_allocs"], 0)
+
+    def test_recording_to_nowhere(self):
+        done = self.run_command("record", "-o", "none/trace.fb", "--", "true", status=1)
+        self.assertIn("mkdir -p", done.stderr)
+
+    def test_planner_errors_come_through(self):
+        self.assertIn("none.fb", self.run_command("plan", "none.fb", "-o", "plan.fb", status=1).stderr)
+        self.run_command("plan", status=2)
+        self.assertIn("stalloc-plan", self.run_command("plan", "--help").stdout)
+
+    def test_terminated(self):
+        process = self.start("run", "--no-report", "--", sys.executable, "-c",
+                             "import time; print('up', flush=True); time.sleep(60)")
+        self.assertEqual(process.stdout.readline(), "up\n")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=30), -signal.SIGTERM)  # the program's own end
+        process.communicate()
+
+
+if __name__ == "__main__":
+    bench.main()

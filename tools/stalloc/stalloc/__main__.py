@@ -1,0 +1,7 @@
+"""`python -m stalloc` is the `stalloc` command."""
+
+import sys
+
+from stalloc.cli import main
+
+sys.exit(main())

@@ -1,0 +1,62 @@
+"""What programs in Python may call."""
+
+import contextlib
+import ctypes
+import os
+
+from stalloc import environment, installation
+from stalloc.installation import library_path
+
+__all__ = ["library_path", "statistics", "subprocess_environment"]
+
+DEVICES = 64
+
+
+class _Statistics(ctypes.Structure):
+    """struct stalloc_statistics of interpose/stalloc.h."""
+
+    _fields_ = [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
+        "live", "live_peak", "pool_live_peak", "physical", "planned_requests", "dynamic_requests",
+        "unplanned_requests", "refused_slots", "stitches", "borrows", "waits", "grows", "mapping_calls_at_start",
+        "mapping_calls_after_start", "views", "view_hits", "misses", "physical_peak")]
+
+
+def statistics():
+    """The figures of this process so far, by CUDA device ordinal: a dictionary of the fields of struct
+    stalloc_statistics (interpose/stalloc.h; bytes and counts). Empty where nothing is served: stalloc is not preloaded,
+    only records, or no memory has been asked for. Never calls CUDA; may be called on any thread."""
+    function = getattr(ctypes.CDLL(None), "stalloc_get_statistics", None)
+    if function is None:
+        return {}
+    figures = {}
+    for device in range(DEVICES):
+        answer = _Statistics(struct_bytes=ctypes.sizeof(_Statistics))
+        if function(device, ctypes.byref(answer)) == 0:
+            figures[device] = {name: getattr(answer, name) for name, _ in _Statistics._fields_[1:]}
+    return figures
+
+
+@contextlib.contextmanager
+def subprocess_environment(plan=None, trace=None, keep_settings=False):
+    """Within this context, os.environ puts every process that is started under stalloc: served from `plan` (a path),
+    recorded to `trace`, or, with neither, served without a plan. The dictionary it yields is that environment.
+
+    This process itself is not served: the loader preloads libraries only at a start. The variables are those of the
+    whole process, so other threads should start nothing meanwhile that is not meant. Raises installation.NotInstalled
+    and environment.BadPath.
+    """
+    mode = "trace" if trace else "alloc" if plan else "dynamic"
+    made, _ = environment.stalloc_environment(os.environ, installation.library_path(), mode=mode, plan=plan,
+                                              trace=trace, keep_settings=keep_settings)
+    before = dict(os.environ)
+    os.environ.update(made)
+    for name in before.keys() - made.keys():
+        del os.environ[name]
+    try:
+        yield made
+    finally:
+        for name in made.keys() | before.keys():
+            if name not in before:
+                os.environ.pop(name, None)
+            elif os.environ.get(name) != before[name]:
+                os.environ[name] = before[name]

@@ -1,0 +1,69 @@
+"""Which frameworks are installed for the user's Python, and by which road their tensors reach stalloc."""
+
+import re
+
+from stalloc import environment
+from stalloc.checkup.finding import GOOD, NOTE, WARNING, Finding
+
+NAMES = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "rmm": "RMM"}
+OLDEST_PYTORCH = (1, 12)  # with backend:cudaMallocAsync
+NEW_NAME = (2, 9)  # reads PYTORCH_ALLOC_CONF
+
+
+def findings(answer, variables):
+    """`answer` is of the probe `packages`; `variables`: the environment that the user's program would get."""
+    if "error" in answer:
+        yield Finding("python", WARNING, f"the program's Python could not be asked: {answer['error']['why']}",
+                      "Name it: stalloc doctor --python /path/to/python")
+        return
+    packages = answer["packages"]
+    python = f"Python {answer['version']}, {answer['executable']}"
+    if not any(name in packages for name in NAMES):
+        yield Finding("frameworks", NOTE, f"none of {', '.join(NAMES.values())} is installed for {python}",
+                      "If the program runs with another one: stalloc doctor --python /path/to/python")
+    else:
+        yield Finding("python", GOOD, python)
+    for name in NAMES:
+        if name in packages:
+            yield road(name, packages[name])
+    if "torch-memory-saver" in packages:
+        yield Finding("frameworks", NOTE, "torch_memory_saver preloads a library of its own while it is in use: which "
+                      "of the two sees a call first, the order in LD_PRELOAD says")
+    others = [f"{name} {version}" for name, version in sorted(packages.items())
+              if name not in NAMES and name not in ("jaxlib", "torch-memory-saver")]
+    if others:
+        yield Finding("frameworks", GOOD, "also installed: " + ", ".join(others))
+    yield from settings(variables)
+
+
+def release(version):
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def road(name, version):
+    title = f"{NAMES[name]} {version}"
+    if name == "torch":
+        return pytorch(title, version)
+    if name == "jax":
+        return Finding("frameworks", GOOD, f"{title}: each buffer, by its allocator cuda_async")
+    if name == "tensorflow":
+        return Finding("frameworks", GOOD, f"{title}: each tensor, by its allocator cuda_malloc_async")
+    return Finding("frameworks", GOOD, f"{title}: the segments of its pools; each array where the program selects its "
+                   "asynchronous allocator")
+
+
+def pytorch(title, version):
+    if "+cpu" in version or "+rocm" in version:
+        return Finding("frameworks", WARNING, f"{title}: a build without CUDA", "Install a CUDA build: pytorch.org")
+    if release(version) < OLDEST_PYTORCH:
+        return Finding("frameworks", WARNING, f"{title}: whole segments only, it cannot allocate each tensor by CUDA",
+                       "Use PyTorch 1.12 or newer")
+    variable = environment.PYTORCH[0] if release(version) >= NEW_NAME else environment.PYTORCH[1]
+    return Finding("frameworks", GOOD, f"{title}: each tensor, by its backend cudaMallocAsync, which {variable} "
+                   "selects")
+
+
+def settings(variables):
+    for name in environment.hiding_settings(variables):
+        yield Finding("settings", NOTE, f"{name}={variables[name]} hides tensors: `stalloc run` leaves it out",
+                      "With --keep-settings it stays, and stalloc sees whole segments only")

@@ -1,0 +1,49 @@
+"""The short programs under stalloc: were their requests seen, and served?"""
+
+from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
+from stalloc.checkup.start import reason
+
+TITLES = {"driver": "through the driver", "runtime": "through the CUDA runtime", "torch": "by PyTorch"}
+LOADER = ("cannot be preloaded", "ERROR: ld.so")
+
+
+def loads(answer):
+    """`answer` is of the probe `packages`, run under stalloc: is the library loaded into programs at all?"""
+    complaints = [line for line in answer["stderr"].splitlines() if any(word in line for word in LOADER)]
+    if complaints:
+        return Finding("library", PROBLEM, f"it is not loaded: {complaints[0]}",
+                       "It needs glibc 2.34 or newer, and a program of the same architecture")
+    return Finding("library", GOOD, "it is loaded into programs")
+
+
+def findings(what, answer):
+    """`what` is the probe, `answer` what it said under stalloc."""
+    title = TITLES[what]
+    if "error" in answer:
+        yield of_error(what, answer["error"])
+        return
+    figures = answer["statistics"]
+    if figures is None:
+        yield Finding("probe", PROBLEM, f"requests {title}: stalloc was not in the process",
+                      "Does the program remove LD_PRELOAD, or is it linked statically?")
+        return
+    asked, served = answer["requests"], figures["planned"] + figures["dynamic"]
+    seen = served + figures["unplanned"]
+    if seen < asked:
+        yield Finding("probe", PROBLEM, f"requests {title}: {asked} made, {seen} seen",
+                      "Look at the lines on preload and settings above")
+    elif served < asked:
+        yield Finding("probe", WARNING, f"requests {title}: {asked} made and seen, {served} served by stalloc",
+                      "With STALLOC_LOG_LEVEL=debug the library says why")
+    else:
+        yield Finding("probe", GOOD, f"requests {title}: {asked} made, seen and served")
+
+
+def of_error(what, error):
+    if what == "runtime" and error.get("missing"):
+        return Finding("probe", NOTE, "requests through the CUDA runtime were not tried: no libcudart.so is found")
+    why = reason(error)
+    if what == "torch":
+        return Finding("probe", WARNING, f"PyTorch could not be tried: {why}",
+                       "Does it run without stalloc? python -c \"import torch; torch.ones(1, device='cuda')\"")
+    return Finding("probe", PROBLEM, f"requests {TITLES[what]} failed: {why}", "Does the card have free memory?")

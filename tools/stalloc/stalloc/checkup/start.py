@@ -1,0 +1,38 @@
+"""Starting a probe (probe.py) and reading its answer."""
+
+import json
+import pathlib
+import signal
+import subprocess
+
+PROBE = pathlib.Path(__file__).resolve().parent / "probe.py"
+SECONDS = 120  # a driver without persistence takes a while to start
+
+
+def start(python, what, environment):
+    """The answer of `probe.py WHAT`: a dictionary, with "error" in it where it could not be given. What the process
+    wrote to standard error is in "stderr"."""
+    try:
+        done = subprocess.run([python, str(PROBE), what], env=environment, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+                              timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": {"why": f"no answer within {SECONDS} seconds"}, "stderr": ""}
+    except OSError as error:
+        return {"error": {"why": f"{python}: {error.strerror}"}, "stderr": ""}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if lines:
+        answer = json.loads(lines[-1])
+    elif done.returncode < 0:
+        answer = {"error": {"why": f"ended by {signal.Signals(-done.returncode).name}"}}
+    else:
+        answer = {"error": {"why": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}}
+    answer["stderr"] = done.stderr
+    return answer
+
+
+def reason(error):
+    """One of probe.py's errors in words."""
+    if "code" in error:
+        return f"{error['call']} returned {error['code']}"
+    return error.get("why") or f"{error['missing']} is not found"

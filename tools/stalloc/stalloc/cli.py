@@ -1,0 +1,121 @@
+"""The command line: one module a subcommand, listed here."""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+
+from stalloc import environment, installation, planner, process, terminal
+
+# Modules with `register(subparsers)`, which adds the module's subcommands, and `run(arguments)`, which returns the exit
+# status. Imported only if present.
+MODULES = ("run", "record", "report", "export", "snapshot", "top", "doctor", "env")
+USAGE = 2
+
+DESCRIPTION = """\
+Device memory without fragmentation, for programs that use CUDA.
+
+  stalloc run -- python train.py                  # served without a plan
+
+  stalloc record -- python train.py               # or: record a few steps,
+  stalloc plan trace.fb -o plan.fb                # plan,
+  stalloc run --plan plan.fb -- python train.py   # and run from the plan"""
+EPILOG = "`stalloc COMMAND --help` explains a command. Settings: docs/environment.md."
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps to 80 columns, on wider terminals too."""
+
+    def __init__(self, prog):
+        super().__init__(prog, width=terminal.WIDTH, max_help_position=24)
+
+    def _fill_text(self, text, width, indent):
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(part if "\n  " in "\n" + part else terminal.wrapped(part) for part in paragraphs)
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in the project's manner: one line that says what to do."""
+
+    def __init__(self, **options):
+        options.setdefault("formatter_class", Formatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+    def error(self, message):
+        terminal.say(f"{message} ({self.prog} --help explains)")
+        self.exit(USAGE)
+
+
+def is_present(name):
+    return importlib.util.find_spec(f"stalloc.{name}") is not None
+
+
+def present_modules():
+    return [importlib.import_module(f"stalloc.{name}") for name in MODULES if is_present(name)]
+
+
+def plan(name, arguments):
+    """The planner's commands. `compare` takes what PyTorch dumps, too: the module that reads it answers then."""
+    if name == "compare" and is_present("snapshot"):
+        return importlib.import_module("stalloc.snapshot").compare(arguments)
+    return planner.forward(name, arguments)
+
+
+def make_parser(modules):
+    """The parser, and the module of each subcommand."""
+    parser = Parser(prog="stalloc", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"stalloc {installation.version()}")
+    subparsers = parser.add_subparsers(dest="subcommand", metavar="COMMAND", title="commands", parser_class=Parser)
+    planner.register(subparsers)
+    module_of = {}
+    for module in modules:
+        known = set(subparsers.choices)
+        module.register(subparsers)
+        module_of.update({name: module for name in subparsers.choices if name not in known})
+    return parser, module_of
+
+
+def split_program(arguments):
+    """The arguments before the first `--`, and the program behind it."""
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1:]
+
+
+def parse(parser, arguments):
+    own, program = split_program(arguments)
+    parsed = parser.parse_args(own)
+    if parsed.subcommand is None:
+        parser.error("no command given")
+    if hasattr(parsed, "command"):
+        # `stalloc run program -- argument`: the program began before the dashes, which are its own.
+        parsed.command = parsed.command + (["--"] if parsed.command and "--" in arguments else []) + program
+        if not parsed.command:
+            parser.error(f"no program given: stalloc {parsed.subcommand} -- python train.py")
+    elif "--" in arguments:
+        parsed = parser.parse_args(arguments)
+    return parsed
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments and arguments[0] in planner.COMMANDS:
+            return plan(arguments[0], arguments[1:])
+        parser, module_of = make_parser(present_modules())
+        parsed = parse(parser, arguments)
+        return module_of[parsed.subcommand].run(parsed)
+    except process.CannotRun as error:
+        terminal.say(str(error))
+        return error.status
+    except (installation.NotInstalled, environment.BadPath) as error:
+        terminal.say(str(error))
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough: end as others do.
+        sys.stderr.close()
+        return process.BY_SIGNAL + 13
+    except KeyboardInterrupt:
+        return process.BY_SIGNAL + 2

@@ -1,0 +1,111 @@
+"""`stalloc doctor`: says before a run what will work."""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+
+from stalloc import environment, installation, terminal
+from stalloc.checkup import driver, frameworks, preload, served, start, surroundings
+from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
+
+HELP = "say what will work here: driver, devices, frameworks, limits"
+DESCRIPTION = """\
+Looks at the driver, the devices, the frameworks, other preloaded libraries and limits, then runs short programs under
+stalloc and says whether their requests were seen and served.
+
+Exit status: 0 stalloc will work here; 1 something is in its way, and a line says what."""
+COLOUR = {GOOD: "good", NOTE: "note", WARNING: "warning", PROBLEM: "bad"}
+TOPIC_WIDTH = 12
+
+
+def register(subparsers):
+    parser = subparsers.add_parser("doctor", help=HELP, description=DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    parser.add_argument("--probe-torch", action="store_true", help="try PyTorch too, if it is installed (it takes "
+                        "seconds to load)")
+    parser.add_argument("--python", metavar="PROGRAM", help="the Python that runs the program (default: `python` on "
+                        "PATH, else `python3`)")
+    parser.add_argument("--no-probe", action="store_true", help="run nothing on a device")
+
+
+def users_python(given):
+    return given or shutil.which("python") or shutil.which("python3") or sys.executable
+
+
+def library_findings():
+    """Where the parts are. The last value says whether a program can be run under the library."""
+    found = []
+    for topic, find in (("library", installation.library_path), ("planner", installation.tool_path)):
+        try:
+            found.append(Finding(topic, GOOD, find()))
+        except installation.NotInstalled as error:
+            found.append(Finding(topic, PROBLEM, str(error)))
+    return found, found[0].level == GOOD
+
+
+def run_probes(python, made, packages, wanted):
+    """Findings of the programs under stalloc; `made`: their environment."""
+    yield served.loads(start.start(python, "packages", made))
+    if not wanted["probe"]:
+        return
+    for what in ("driver", "runtime"):
+        yield from served.findings(what, start.start(python, what, made))
+    if not wanted["torch"]:
+        return
+    if "torch" in packages.get("packages", {}):
+        yield from served.findings("torch", start.start(python, "torch", made))
+    else:
+        yield Finding("probe", NOTE, "PyTorch was not tried: it is not installed for this Python")
+
+
+def examine(arguments, variables):
+    """All findings, in the order in which they are shown."""
+    python = users_python(arguments.python)
+    found, usable = library_findings()
+    without = dict(variables, LD_PRELOAD=environment.without_preload(variables.get("LD_PRELOAD", "")))
+    devices = start.start(python, "devices", without)
+    packages = start.start(python, "packages", without)
+    found += driver.findings(devices, variables)
+    found += frameworks.findings(packages, variables)
+    found += preload.findings(variables)
+    found += surroundings.findings("trace.fb", python, variables)
+    if usable:
+        made, _ = environment.stalloc_environment(variables, installation.library_path(), mode="dynamic")
+        has_device = bool(devices.get("devices"))
+        wanted = {"probe": has_device and not arguments.no_probe, "torch": arguments.probe_torch}
+        found += run_probes(python, made, packages, wanted)
+    return found
+
+
+def verdict(found):
+    problems = sum(finding.level == PROBLEM for finding in found)
+    if problems:
+        return f"{problems} thing{'s' * (problems > 1)} in the way: see `fail` above"
+    return "stalloc will work here: stalloc run -- python train.py"
+
+
+def show(found, out):
+    print(terminal.painted(f"stalloc {installation.version()}", "strong", out), file=out)
+    indent = " " * (2 + 6 + TOPIC_WIDTH)
+    for finding in found:
+        head = f"  {finding.level:<6}{finding.topic:<{TOPIC_WIDTH}}"
+        lines = terminal.wrapped(head + finding.text, indent)
+        print(lines.replace(finding.level, terminal.painted(finding.level, COLOUR[finding.level], out), 1), file=out)
+        if finding.advice:
+            print(terminal.wrapped(indent + finding.advice, indent), file=out)
+    works = all(finding.level != PROBLEM for finding in found)
+    print(terminal.painted(verdict(found), "good" if works else "bad", out), file=out)
+
+
+def run(arguments):
+    found = examine(arguments, dict(os.environ))
+    works = all(finding.level != PROBLEM for finding in found)
+    if arguments.json:
+        report = {"version": installation.version(), "works": works,
+                  "findings": [dataclasses.asdict(finding) for finding in found]}
+        print(json.dumps(report, indent=2))
+    else:
+        show(found, sys.stdout)
+    return 0 if works else 1

@@ -1,0 +1,87 @@
+"""`stalloc env`: the environment variables of `stalloc run`, for launchers and recipes that set them themselves."""
+
+import json
+import os
+import shlex
+import sys
+
+from stalloc import environment, installation, terminal
+
+HELP = "print the environment variables that put a program under stalloc"
+DESCRIPTION = """\
+Prints the environment variables that put a program under stalloc, for launchers that set them themselves. Paths are of
+this machine: where the program runs elsewhere, stalloc must lie at the same place there."""
+EPILOG = """\
+examples:
+  eval "$(stalloc env)"; python train.py; eval "$(stalloc env --unset)"
+  srun --export="$(stalloc env --format slurm)" python train.py
+  mpirun $(stalloc env --format mpirun) -np 8 python train.py
+  stalloc env --format json            # Ray: runtime_env={"env_vars": ...}
+  stalloc env --format kubernetes      # a container's env:
+  stalloc env --format docker > vars; docker run --env-file vars ..."""
+NAMES = ("LD_PRELOAD", "STALLOC_MODE", "STALLOC_PLAN", "STALLOC_TRACE")
+
+
+def as_shell(variables):
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def as_docker(variables):
+    return "".join(f"{name}={value}\n" for name, value in variables.items())
+
+
+def as_json(variables):
+    return json.dumps(variables, indent=2) + "\n"
+
+
+def as_kubernetes(variables):
+    # A JSON string is a YAML one.
+    return "".join(f"- name: {name}\n  value: {json.dumps(value)}\n" for name, value in variables.items())
+
+
+def as_slurm(variables):
+    for name, value in variables.items():
+        if "," in value:
+            raise environment.BadPath(f"{name}={value} has a comma, at which Slurm divides its list: name the file "
+                                      "otherwise, or export the variables and use --export=ALL")
+    return ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())]) + "\n"
+
+
+def as_mpirun(variables):
+    return " ".join(f"-x {shlex.quote(f'{name}={value}')}" for name, value in variables.items()) + "\n"
+
+
+FORMATS = {"shell": as_shell, "docker": as_docker, "json": as_json, "kubernetes": as_kubernetes, "slurm": as_slurm,
+           "mpirun": as_mpirun}
+
+
+def register(subparsers):
+    parser = subparsers.add_parser("env", help=HELP, description=DESCRIPTION, epilog=EPILOG)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--plan", metavar="PLAN", help="serve from this plan (default: STALLOC_PLAN, else no plan)")
+    kind.add_argument("--record", metavar="TRACE", help="record to this trace")
+    kind.add_argument("--unset", action="store_true", help="shell commands that undo what `stalloc env` set")
+    parser.add_argument("--format", choices=FORMATS, default="shell", help="how to print them (default: shell)")
+    parser.add_argument("--keep-settings", action="store_true", help="say nothing about settings that hide tensors")
+
+
+def unset():
+    """Shell commands after which the shell is as without stalloc."""
+    preload = environment.without_preload(os.environ.get("LD_PRELOAD", ""))
+    lines = [f"export LD_PRELOAD={shlex.quote(preload)}" if preload else "unset LD_PRELOAD"]
+    return "\n".join([*lines, *(f"unset {name}" for name in NAMES[1:])]) + "\n"
+
+
+def run(arguments):
+    if arguments.unset:
+        sys.stdout.write(unset())
+        return 0
+    plan = arguments.plan or (None if arguments.record else os.environ.get("STALLOC_PLAN"))
+    mode = "trace" if arguments.record else "alloc" if plan else "dynamic"
+    made, _ = environment.stalloc_environment(os.environ, installation.library_path(), mode=mode, plan=plan,
+                                              trace=arguments.record, keep_settings=True)
+    if not arguments.keep_settings:
+        for name in environment.hiding_settings(os.environ):
+            terminal.say(f"{name}={os.environ[name]} hides tensors from stalloc: unset it")
+    sys.stdout.write(FORMATS[arguments.format]({name: made[name] for name in NAMES if name in made}))
+    return 0

@@ -1,0 +1,103 @@
+"""The environment variables that put a program under stalloc."""
+
+import os
+import re
+
+from stalloc.installation import LIBRARY_NAME
+
+PYTORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# What a framework's own variable must contain for its tensors to be seen; the library sets these where the user has
+# set nothing (docs/environment.md, "What the library sets"; a test compares).
+SEEN_WITH = {
+    "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
+    "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
+    "XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TF_GPU_ALLOCATOR": "cuda_malloc_async",
+}
+OFF = ("off", "0", "false", "no")
+
+
+class BadPath(Exception):
+    """A path that cannot be used; the text says why, and what to do."""
+
+
+def preload_entries(value):
+    """The libraries that an LD_PRELOAD names: separated by colons or white space."""
+    return [entry for entry in re.split(r"[:\s]+", value) if entry]
+
+
+def with_preload(value, library):
+    """An LD_PRELOAD that holds `library` besides what `value` holds, and whether another build of it was replaced.
+
+    What is there comes first and stays first: a sanitizer's runtime insists on it, and of two libraries that hook the
+    same function only the first sees the program's calls, which the user's own choice, such as a profiler, should.
+    """
+    if re.search(r"[:\s]", library):
+        raise BadPath(f"LD_PRELOAD cannot name {library}: its path has a space or a colon. Link it elsewhere and name "
+                      "the link with STALLOC_LIBRARY")
+    entries = preload_entries(value)
+    others = [entry for entry in entries if os.path.basename(entry) != LIBRARY_NAME]
+    replaced = any(os.path.basename(entry) == LIBRARY_NAME and entry != library for entry in entries)
+    if library in entries and not replaced:
+        return ":".join(dict.fromkeys(entries)), False
+    return ":".join([*dict.fromkeys(others), library]), replaced
+
+
+def without_preload(value):
+    """An LD_PRELOAD without any stalloc; empty when nothing is left."""
+    return ":".join(entry for entry in preload_entries(value) if os.path.basename(entry) != LIBRARY_NAME)
+
+
+def hiding_settings(environment):
+    """The variables by which the user keeps a framework's tensors from being seen, in a fixed order."""
+    if environment.get("STALLOC_FRAMEWORKS", "").lower() in OFF:
+        return []
+    return [name for name, needed in SEEN_WITH.items() if environment.get(name) and needed not in environment[name]]
+
+
+def plan_path(plan):
+    """A plan as STALLOC_PLAN names it: absolute, and the plan of each rank where a folder of plans is given."""
+    if os.path.isdir(plan):
+        return os.path.join(os.path.abspath(plan), "plan.%r.fb")
+    path = os.path.abspath(plan)
+    if "%" in path or os.path.isfile(path) or has_ranks(path):
+        return path
+    raise BadPath(f"{plan}: no such plan. Record a run (stalloc record -- ...), then make it by: stalloc plan trace.fb "
+                  f"-o {plan}")
+
+
+def has_ranks(path):
+    """Whether plan.0.fb or the like lies where the library will look for it under a launcher."""
+    folder, name = os.path.split(path)
+    stem, extension = os.path.splitext(name)
+    pattern = re.compile(re.escape(stem) + r"\.\d+" + re.escape(extension))
+    return os.path.isdir(folder) and any(pattern.fullmatch(other) for other in os.listdir(folder))
+
+
+def stalloc_environment(environment, library, *, mode, plan=None, trace=None, keep_settings=False):
+    """`environment` (a mapping) as a new dictionary that runs programs under stalloc, and remarks, one line each, on
+    what of the user's was overridden. Raises BadPath.
+
+    mode: "dynamic", "alloc" (needs `plan`) or "trace"; trace: where to record to.
+    """
+    made = dict(environment)
+    remarks = []
+    made["LD_PRELOAD"], replaced = with_preload(environment.get("LD_PRELOAD", ""), library)
+    if replaced:
+        remarks.append(f"LD_PRELOAD named another {LIBRARY_NAME}: {library} is used instead")
+    earlier = environment.get("STALLOC_MODE", "")
+    if earlier and earlier.lower() not in (mode, "auto"):
+        remarks.append(f"STALLOC_MODE={earlier} is overridden: {mode}")
+    made["STALLOC_MODE"] = mode
+    made.pop("STALLOC_PLAN", None)
+    made.pop("STALLOC_TRACE", None)
+    if plan:
+        made["STALLOC_PLAN"] = plan_path(plan)
+    if trace:
+        made["STALLOC_TRACE"] = os.path.abspath(trace)
+    if not keep_settings:
+        for name in hiding_settings(environment):
+            remarks.append(f"{name}={environment[name]} is left out: it hides tensors (--keep-settings keeps it)")
+            del made[name]
+    return made, remarks

@@ -1,0 +1,79 @@
+"""Where the parts of stalloc lie: in a wheel, under an installation prefix, or in a source tree that was built."""
+
+import os
+import pathlib
+import re
+import shutil
+
+LIBRARY_NAME = "libstalloc_interpose.so"
+TOOL_NAME = "stalloc-plan"
+# Relative to a folder above this package: a wheel (the package itself) and a prefix, then a build in a source tree.
+LIBRARY_PLACES = (f"lib/{LIBRARY_NAME}", f"build/release/interpose/{LIBRARY_NAME}")
+# The planner's place, seen from the library's folder.
+TOOL_PLACES = (f"../bin/{TOOL_NAME}", f"../tools/stalloc-plan/{TOOL_NAME}")
+LEVELS = 5  # share/stalloc/python/stalloc is four below its prefix
+
+PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+class NotInstalled(Exception):
+    """A part of stalloc is missing; the text says which, and what to do."""
+
+
+def folders_above():
+    return [PACKAGE, *list(PACKAGE.parents)[:LEVELS]]
+
+
+def library_path():
+    """The full path of the library to preload. STALLOC_LIBRARY names another one. Raises NotInstalled."""
+    given = os.environ.get("STALLOC_LIBRARY")
+    if given:
+        if not os.path.isfile(given):
+            raise NotInstalled(f"STALLOC_LIBRARY names {given}, which is no file: correct it, or unset it")
+        return os.path.abspath(given)
+    for folder in folders_above():
+        for place in LIBRARY_PLACES:
+            if (folder / place).is_file():
+                return str(folder / place)
+    raise NotInstalled(f"{LIBRARY_NAME} was not found near {PACKAGE}: build it (cmake --preset release && "
+                       "cmake --build --preset release), install it, or name it with STALLOC_LIBRARY")
+
+
+def tool_path():
+    """The full path of stalloc-plan: the one that came with the library, else the one on PATH. Raises NotInstalled."""
+    try:
+        beside = os.path.dirname(os.path.realpath(library_path()))
+        candidates = [os.path.normpath(os.path.join(beside, place)) for place in TOOL_PLACES]
+    except NotInstalled:
+        candidates = []
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    found = shutil.which(TOOL_NAME)
+    # The wheel puts a script of this name on PATH that asks for this very function.
+    if found and not is_script(found):
+        return found
+    raise NotInstalled(f"{TOOL_NAME} was not found beside the library or on PATH: build it (cmake --build --preset "
+                       "release --target stalloc-plan), or install it again")
+
+
+def is_script(path):
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def version():
+    """The version of the project, as CMakeLists.txt has it."""
+    try:
+        from stalloc._version import VERSION  # written by the installation
+        return VERSION
+    except ImportError:
+        pass
+    for folder in folders_above():
+        project = folder / "CMakeLists.txt"
+        if not project.is_file():
+            continue
+        match = re.search(r"^project\(stalloc VERSION ([0-9.]+)", project.read_text(encoding="utf-8"), re.MULTILINE)
+        if match:
+            return match[1]
+    return "unknown"

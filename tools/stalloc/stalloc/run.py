@@ -1,0 +1,57 @@
+"""`stalloc run`: the user's program with its device memory served by stalloc."""
+
+import os
+import tempfile
+
+from stalloc import environment, installation, launch, terminal
+
+USAGE = 2
+HELP = "run a program with its device memory served by stalloc"
+DESCRIPTION = """\
+Runs a program with its device memory served by stalloc: from a plan, or without one.
+
+Everything that the program starts is served too: torchrun, mpirun, Ray. Under a launcher (srun stalloc run -- ...)
+every rank is served by itself. Signals and exit status are the program's own: 128+n where signal n ended it."""
+EPILOG = """\
+examples:
+  stalloc run -- python train.py
+  stalloc run --plan plan.fb -- python train.py
+  stalloc run --plan plans -- torchrun --nproc-per-node 8 train.py
+  srun stalloc run -- python train.py"""
+
+
+def register(subparsers):
+    parser = subparsers.add_parser("run", help=HELP, description=DESCRIPTION, epilog=EPILOG,
+                                   usage="stalloc run [options] -- PROGRAM ...")
+    parser.add_argument("--plan", metavar="PLAN", help="the plan to serve from, or the folder that holds plan.0.fb, "
+                        "plan.1.fb, ... for the ranks (default: STALLOC_PLAN, else no plan)")
+    parser.add_argument("--compare", action="store_true", help="say at the end what PyTorch's own allocators would "
+                        "have held (the run is recorded meanwhile; without a plan only)")
+    launch.add_options(parser)
+
+
+def run(arguments):
+    plan = arguments.plan or os.environ.get("STALLOC_PLAN")
+    if arguments.compare:
+        return run_compared(arguments, plan)
+    made, remarks = environment.stalloc_environment(
+        os.environ, installation.library_path(), mode="alloc" if plan else "dynamic", plan=plan,
+        keep_settings=arguments.keep_settings)
+    return launch.run_program(arguments, made, remarks, "served from the plan" if plan else "served without a plan")
+
+
+def run_compared(arguments, plan):
+    if plan or arguments.no_report:
+        terminal.say("--compare is for a run without a plan, and with a report at its end")
+        return USAGE
+    with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
+        made, remarks = environment.stalloc_environment(
+            os.environ, installation.library_path(), mode="trace", trace=os.path.join(folder, "run.fb"),
+            keep_settings=arguments.keep_settings)
+        made["STALLOC_STACKS"] = "off"
+        return launch.run_program(arguments, made, remarks, "served without a plan", lambda: (largest(folder), []))
+
+
+def largest(folder):
+    """The trace of the process that asked for most; None: there is none."""
+    return max((entry.path for entry in os.scandir(folder)), key=os.path.getsize, default=None)

@@ -1,0 +1,103 @@
+"""What `stalloc run` and `stalloc record` say when the program has ended."""
+
+import json
+import subprocess
+
+from stalloc import installation, terminal
+
+MOST_ROWS = 16
+COMPARE_SECONDS = 120
+
+
+def share(part, whole):
+    return 0.0 if whole == 0 else 1 - part / whole
+
+
+def rows(pages):
+    """One dictionary for each process and device, in the order of ranks."""
+    found = []
+    for page in pages:
+        for ordinal, figures in page.devices.items():
+            found.append({"process": page.process.number, "rank": None if page.rank < 0 else page.rank,
+                          "device": ordinal, "mode": page.mode, "command": page.command,
+                          "lost_share": share(figures["served_live_peak"], figures["physical_peak"]),
+                          **{name: value for name, value in figures.items() if name != "served"}})
+    return found
+
+
+def table(found):
+    """The rows as lines of at most 80 columns."""
+    ranks = any(row["rank"] is not None for row in found)
+    lines = [f"  {'rank' if ranks else 'process':>8}{'device':>8}{'live peak':>13}{'physical':>13}{'lost':>9}"
+             f"{'mapping calls':>16}{'misses':>9}"]
+    for row in found[:MOST_ROWS]:
+        name = row["rank"] if ranks and row["rank"] is not None else row["process"]
+        calls = row["mapping_calls_at_start"] + row["mapping_calls_after_start"]
+        lines.append(f"  {name:>8}{row['device']:>8}{terminal.size(row['live_peak']):>13}"
+                     f"{terminal.size(row['physical_peak']):>13}{100 * row['lost_share']:>7.1f} %{calls:>16}"
+                     f"{row['misses']:>9}")
+    if len(found) > MOST_ROWS:
+        lines.append(f"  ... and {len(found) - MOST_ROWS} more")
+    return lines
+
+
+def remarks(found):
+    """What a reader of the table should know, each with what to do."""
+    misses = sum(row["misses"] for row in found)
+    if misses:
+        yield (f"{misses} request{'s' * (misses > 1)} found no memory: the program needs more than the card has. What "
+               "lives at the peak: stalloc record -- ..., then stalloc show trace.fb")
+    by_plan = [row for row in found if row["mode"] == "alloc"]
+    planned = sum(row["planned_requests"] for row in by_plan)
+    requests = planned + sum(row["dynamic_requests"] + row["unplanned_requests"] for row in by_plan)
+    if requests > 2 * planned:
+        yield f"the plan served {planned} of {requests} requests: was it made from this program? Record it again"
+    outside = sum(row["unplanned_requests"] for row in found)
+    if outside:
+        yield f"{outside} requests were served by CUDA, beside the memory above (docs/compatibility.md says which)"
+
+
+def nothing_seen(status):
+    """For a run in which no process asked stalloc for anything."""
+    if status:
+        return "the program ended before it used CUDA"
+    return "the program used no CUDA memory that stalloc could see; `stalloc doctor` says what may be in the way"
+
+
+def ending(status):
+    if status > 128:
+        return f"; ended by signal {status - 128}" + (" (SIGKILL: out of host memory?)" if status == 137 else "")
+    return f"; exit status {status}" if status else ""
+
+
+def comparison(trace):
+    """`stalloc-plan compare --json` of a trace, or None."""
+    try:
+        done = subprocess.run([installation.tool_path(), "compare", "--json", trace], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=COMPARE_SECONDS, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+    except (installation.NotInstalled, subprocess.TimeoutExpired, ValueError):
+        return None
+
+
+NAMES = {"native": "PyTorch's allocator", "expandable": "with expandable segments", "online": "stalloc without a plan",
+         "planned": "stalloc with a plan"}
+
+
+def comparison_lines(compared):
+    if not compared:
+        return []
+    lines = [f"  what each allocator would hold for the same requests ({compared['source']}, simulated):"]
+    for device in compared["devices"]:
+        for held in device["allocators"]:
+            lines.append(f"    device {device['device']}  {NAMES[held['allocator']]:<26}"
+                         f"{terminal.size(held['held_bytes']):>12}{100 * held['lost_share']:>7.1f} % lost")
+    return lines
+
+
+def text(found, status, title):
+    """The report's lines."""
+    head = f"stalloc: {title}{ending(status)}"
+    if not found:
+        return [head, terminal.wrapped("  " + nothing_seen(status), "  ")]
+    return [head, *table(found), *(terminal.wrapped("  " + remark, "  ") for remark in remarks(found))]

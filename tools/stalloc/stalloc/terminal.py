@@ -1,0 +1,38 @@
+"""How the command speaks: in plain lines of at most 80 columns, with colours only where a person reads them."""
+
+import os
+import sys
+import textwrap
+
+WIDTH = 80
+CODES = {"good": "32", "note": "36", "warning": "33", "bad": "31", "strong": "1", "faint": "2"}
+
+
+def colours(stream):
+    """Whether `stream` shows colours: a terminal that is not dumb, and nobody set NO_COLOR (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb") and stream.isatty()
+
+
+def painted(text, kind, stream):
+    return f"\033[{CODES[kind]}m{text}\033[0m" if colours(stream) else text
+
+
+def wrapped(text, indent=""):
+    """`text` in lines of at most 80 columns, the second and later ones behind `indent`. Long words stay whole."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def say(text):
+    """One remark on standard error; one line where no person reads it."""
+    line = "stalloc: " + text
+    print(wrapped(line, "         ") if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+
+
+def size(count):
+    """"17.82 GiB", "640 B", as stalloc-plan writes sizes."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"

@@ -1,0 +1,118 @@
+"""`stalloc top`: the processes that stalloc serves now, with what they hold."""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+
+from stalloc import pages, prometheus, summary, terminal
+
+HELP = "watch running programs: live and physical memory, out-of-memory events"
+DESCRIPTION = """\
+Shows the processes that run under stalloc: those of this user, started by `stalloc run` or `record`, or with
+STALLOC_STATISTICS naming a folder that --folder names too. Reads small files that the processes keep up to date, and
+disturbs none of them."""
+EPILOG = """\
+examples:
+  stalloc top
+  stalloc top --once --json
+  stalloc top --prometheus /srv/metrics/stalloc.prom --seconds 15"""
+CLEAR = "\033[H\033[J"
+SHOWN = (pages.RUNNING, pages.ELSEWHERE)
+
+
+def register(subparsers):
+    parser = subparsers.add_parser("top", help=HELP, description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--once", action="store_true", help="once, and not again and again")
+    parser.add_argument("--seconds", metavar="N", type=float, default=2.0, help="how long to wait between two looks "
+                        "(default: 2)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON, one line for each look")
+    form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE, whole each time; -: "
+                      "to standard output")
+    parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="look in this folder "
+                        "of pages instead (may be given several times)")
+
+
+def columns(row, state):
+    device_share = f"{100 * row['physical'] / row['device_bytes']:.0f} %" if row["device_bytes"] else ""
+    lost = f"{100 * (1 - row['live'] / row['physical']):.1f} %" if row["physical"] >= row["live"] > 0 else ""
+    rank = "" if row["rank"] is None else row["rank"]
+    return (f"{row['process']:>8}{rank:>5}{row['device']:>4}  {row['mode']:<8}{terminal.size(row['live']):>11}"
+            f"{terminal.size(row['physical']):>11}{lost:>8}{device_share:>6}{row['misses']:>7}"
+            + ("  elsewhere" if state == pages.ELSEWHERE else ""))
+
+
+def as_text(found, out):
+    head = (f"{'process':>8}{'rank':>5}{'dev':>4}  {'mode':<8}{'live':>11}{'physical':>11}{'free':>8}{'card':>6}"
+            f"{'misses':>7}")
+    lines = [terminal.painted(head, "strong", out)]
+    for page in found:
+        lines += [columns(row, page.state) for row in summary.rows([page])]
+        lines.append(terminal.painted(f"{'':>8}  {page.command}"[:terminal.WIDTH], "faint", out))
+    if not found:
+        lines = ["no process runs under stalloc: stalloc run -- python train.py"]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(found):
+    processes = [{"process": page.process.number, "rank": None if page.rank < 0 else page.rank, "host": page.host,
+                  "mode": page.mode, "state": page.state, "began": page.began, "command": page.command,
+                  "devices": summary.rows([page])} for page in found]
+    return json.dumps({"time": time.time(), "processes": processes}) + "\n"
+
+
+def write_whole(path, content):
+    """Replaces the file, so that whoever reads it sees one version. Readable for others, as its readers are."""
+    folder, name = os.path.split(os.path.abspath(path))
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def look(arguments, places):
+    """What is to be shown now."""
+    found, remarks = pages.all_pages(places)
+    for remark in remarks:
+        terminal.say(remark)
+    return [page for page in found if page.state in SHOWN]
+
+
+def show(arguments, found):
+    if arguments.prometheus and arguments.prometheus != "-":
+        write_whole(arguments.prometheus, prometheus.text(found))
+        return
+    if arguments.prometheus:
+        content = prometheus.text(found)
+    else:
+        content = as_json(found) if arguments.json else as_text(found, sys.stdout)
+    again = not arguments.once and not arguments.json and sys.stdout.isatty()
+    sys.stdout.write((CLEAR if again else "") + content)
+    sys.stdout.flush()
+
+
+def run(arguments):
+    if not arguments.folder:
+        pages.tidy()
+    places = arguments.folder or pages.bases()
+    try:
+        while True:
+            show(arguments, look(arguments, places))
+            if arguments.once:
+                return 0
+            time.sleep(arguments.seconds)
+    except KeyboardInterrupt:
+        return 0
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        terminal.say(f"{error.filename or arguments.prometheus}: {error.strerror}")
+        return 1
