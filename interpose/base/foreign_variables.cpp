@@ -21,10 +21,10 @@ constexpr ForeignVariable kVariables[] = {
     {"STALLOC_STATIC_FALLBACK", "STAlloc", "a planned request whose bytes are taken is always served elsewhere"},
     {"STALLOC_TRACE_FAST_MODE", "STAlloc", "recording is always fast; STALLOC_STACKS=off leaves the call stacks out"},
     {"vmmDefragment", "GMLake", "STALLOC_STITCH=on|off"},
-    {"fragLimit", "GMLake", "STALLOC_STITCH_MIN is the smallest request that is stitched"},
-    {"reuseLimit", "GMLake", "STALLOC_VIEW_CACHE bounds the stitched views that are kept for reuse"},
+    {"fragLimit", "GMLake", "smallest_stitched in STALLOC_POLICY is the smallest request that is stitched"},
+    {"reuseLimit", "GMLake", "kept_views in STALLOC_POLICY bounds the stitched views that are kept for reuse"},
     {"defragLevel", "GMLake", "stitching is always tried before growing; there are no levels"},
-    {"autoGC", "GMLake", "STALLOC_VIEW_CACHE and STALLOC_VIEW_CACHE_BYTES bound what is kept; the rest is automatic"},
+    {"autoGC", "GMLake", "kept_views in STALLOC_POLICY bounds what is kept; the rest is automatic"},
 };
 
 std::array<const char*, std::size(kVariables)> kept_values{};  // null: not set

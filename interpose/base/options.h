@@ -13,7 +13,7 @@ enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
 // In the order of serve::CrossStream, which this layer does not know.
 enum class CrossStream : std::uint8_t { Order, Grow, Never, Share };
 enum class Rdma : std::uint8_t { Auto, On, Off };
-using Path = std::string_view;  // into what `lookup` returned
+using Path = std::string_view;  // or other text, into what `lookup` returned
 using Switch = bool;
 using Count = std::uint32_t;
 using Bytes = std::uint64_t;  // with an optional suffix K, M, G or T (powers of 1024)

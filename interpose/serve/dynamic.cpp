@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "interpose/serve/arena.h"
-#include "plan/placement/policy.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -25,10 +24,7 @@ HandlePlacement::Options placement_options(const HeapOptions& options, Range lin
   placement.device_bytes = device_bytes;
   placement.large = {line.begin, middle};
   placement.small = {middle + page, line.end};
-  placement.small_bytes = options.small_bytes;
-  placement.largest_handle = std::max(options.largest_handle / page * page, page);
-  placement.stitch = options.stitch;
-  placement.smallest_stitched = options.smallest_stitched;
+  placement.policy = options.policy;
   return placement;
 }
 
@@ -65,7 +61,8 @@ Dynamic::Dynamic(Driver& driver, const HeapOptions& options, const HandlePlaceme
       options_(options),
       placement_(placement),
       mapper_(std::move(mapper)),
-      order_(*order) {}
+      order_(*order),
+      pace_(options.policy) {}
 
 Dynamic::~Dynamic() { close(); }
 
@@ -109,7 +106,7 @@ PhysicalRanges Dynamic::ranges_of_view(Place place, std::uint64_t bytes) {
 std::optional<Place> Dynamic::allocate(std::uint64_t bytes, StreamOrdinal stream, bool last_resort) {
   ++requests_;
   const bool shares =
-      options_.cross_stream == CrossStream::Share && bytes >= options_.small_bytes && stream != kNoStream;
+      options_.cross_stream == CrossStream::Share && bytes >= options_.policy.small_bytes && stream != kNoStream;
   std::optional<Place> place = allocate_free(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
   may_stitch_ = last_resort || !pace_.spares_stitching(requests_, placement_.physical_bytes(), placement_.free_bytes());
@@ -152,7 +149,7 @@ std::optional<Place> Dynamic::allocate_complete(std::uint64_t bytes, StreamOrdin
 }
 
 std::optional<Place> Dynamic::allocate_spared(std::uint64_t bytes, StreamOrdinal stream) {
-  if (bytes > page_ || spared_pages_[stream] == plan::kSparedPages) return std::nullopt;
+  if (bytes > page_ || spared_pages_[stream] >= options_.policy.spared_pages) return std::nullopt;
   const auto place = make(bytes, stream, Reach::Own, true);
   if (place) ++spared_pages_[stream];
   return place;
@@ -238,8 +235,8 @@ bool Dynamic::can_be_ready(const HandlePlacement::Proposal& proposal, StreamOrdi
 // more.
 bool Dynamic::may_add_view(std::uint64_t bytes) {
   const auto has_room = [&] {
-    return placement_.views().count() < options_.view_cache_views &&
-           placement_.views().bytes() + bytes <= options_.view_cache_bytes && view_addresses_.largest() >= 2 * bytes;
+    return placement_.views().count() < options_.policy.kept_views &&
+           view_addresses_.largest() >= options_.policy.view_room * bytes;
   };
   for (std::size_t i = 0; i < kViewsAskedAtOnce && !has_room(); ++i) {
     const std::uint32_t oldest = placement_.views().least_recent();

@@ -166,7 +166,7 @@ class Dynamic {
   PhysicalRange at_home_;               // what `ranges` returned
   std::vector<PhysicalRange> in_view_;  // the same
   std::vector<MappedHandle> handles_;
-  std::array<std::uint8_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
+  std::array<std::uint32_t, kMaxStreams + 1> spared_pages_{};  // by stream: grown for, instead of waiting
   plan::GrowthPace pace_;
   bool may_stitch_ = true;  // the present request
   bool closed_ = false;

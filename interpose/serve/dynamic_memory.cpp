@@ -3,7 +3,6 @@
 
 #include "interpose/serve/arena.h"
 #include "interpose/serve/dynamic.h"
-#include "plan/placement/policy.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -72,7 +71,7 @@ std::optional<std::uint32_t> Dynamic::make_view(const HandlePlacement::Proposal&
   if (proposal.lent.bytes() > 0) {
     placement_.lend_line(proposal.lent);
   } else {
-    room = std::min(plan::kViewRoom * room, view_addresses_.largest());
+    room = std::min(options_.policy.view_room * room, view_addresses_.largest());
     if (room < proposal.shown()) return std::nullopt;
     at = view_addresses_.best_fit(room)->begin;
     view_addresses_.subtract({at, at + room});

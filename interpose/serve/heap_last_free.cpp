@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "interpose/serve/heap.h"
-#include "plan/placement/policy.h"
 
 namespace stalloc::serve {
 std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept {
@@ -43,7 +42,7 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   figures_.dynamic_freed(entry.bytes, entry.pool);
   book_last_free();
-  if (entry.bytes > plan::kLargestKept) {
+  if (entry.bytes > options_.policy.last_free_bytes) {
     give_back(entry, ordinal);
   } else {
     last_free_ = {entry, ordinal};

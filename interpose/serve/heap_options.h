@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "plan/placement/handle_placement.h"
+#include "plan/placement/online_policy.h"
 
 namespace stalloc::serve {
 
@@ -20,17 +20,10 @@ enum class CrossStream : std::uint8_t {
 
 struct HeapOptions {
   bool dynamic = true;  // false: what the plan does not serve belongs to the original allocator
-  bool stitch = true;   // make views of free handles; false: contiguous free ranges only
   CrossStream cross_stream = CrossStream::OrderThenGrow;
-  // As plan::HandlePlacement::Options has them.
-  std::uint64_t small_bytes = plan::HandlePlacement::Options{}.small_bytes;
-  std::uint64_t smallest_stitched = plan::HandlePlacement::Options{}.smallest_stitched;
-  std::uint64_t largest_handle = plan::HandlePlacement::Options{}.largest_handle;
+  plan::OnlinePolicy policy;
   // Dynamic requests use free bytes of the plan from where they would need more memory than this beside it.
   std::uint64_t beside_plan = std::uint64_t{16} << 20;
-  // Views kept for reuse, at most; the least recently used make room. When those are in use: no stitching.
-  std::uint64_t view_cache_views = 2048;
-  std::uint64_t view_cache_bytes = std::uint64_t{512} << 30;
 };
 
 }  // namespace stalloc::serve

@@ -25,12 +25,10 @@ namespace {
 serve::HeapOptions heap_options(const Options& options) {
   serve::HeapOptions heap;
   heap.dynamic = options.dynamic || options.mode == Mode::Dynamic;
-  heap.stitch = options.stitch;
-  heap.smallest_stitched = options.stitch_min;
-  heap.view_cache_views = options.view_cache;
-  heap.view_cache_bytes = options.view_cache_bytes;
+  const std::string wrong = plan::set_policy(options.policy, &heap.policy);
+  if (!wrong.empty()) log::warn("STALLOC_POLICY: {}; the defaults are used", wrong);
+  heap.policy.stitch = options.stitch;
   heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
-  heap.largest_handle = options.largest_handle;
   return heap;
 }
 

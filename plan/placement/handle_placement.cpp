@@ -66,7 +66,7 @@ void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
   if (large_was_freed_) return;
   std::uint64_t bytes = 0;
   for (const Range& range : ranges) bytes += range.bytes();
-  large_was_freed_ = is_large_free(bytes, options_.page);
+  large_was_freed_ = is_large_free(options_.policy, bytes, options_.page);
 }
 
 void HandlePlacement::add_free(std::span<const Range> ranges, StreamIndex stream) {

@@ -22,6 +22,7 @@
 
 #include "plan/placement/free_space.h"
 #include "plan/placement/lazy_table.h"
+#include "plan/placement/online_policy.h"
 #include "plan/placement/stitched_view.h"
 #include "plan/placement/view_cache.h"
 
@@ -36,10 +37,7 @@ class HandlePlacement {
     std::uint64_t device_bytes = 0;  // all of its memory; 0: no request is a large part of it
     Range large;                     // the part of the line for handles of large requests; before it lies the plan's
     Range small;                     // and of small ones
-    std::uint64_t small_bytes = std::uint64_t{1} << 20;       // requests below this are small
-    std::uint64_t largest_handle = std::uint64_t{128} << 20;  // a multiple of the page
-    bool stitch = true;
-    std::uint64_t smallest_stitched = std::uint64_t{2} << 20;  // requests below this are never stitched
+    OnlinePolicy policy;
   };
 
   struct Handle {
@@ -83,7 +81,8 @@ class HandlePlacement {
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
   // Not too small for a view of its own.
   [[nodiscard]] bool is_stitchable(std::uint64_t bytes) const {
-    return options_.stitch && bytes >= std::max(options_.smallest_stitched, options_.small_bytes);
+    const OnlinePolicy& policy = options_.policy;
+    return policy.stitch && bytes >= std::max(policy.smallest_stitched, policy.small_bytes);
   }
   // From free handles (`may_stitch`: wherever they lie) and, if `may_grow`, new ones for what is missing.
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
@@ -103,6 +102,7 @@ class HandlePlacement {
   void adopt_handle(std::uint64_t at, const Handle& handle);
   [[nodiscard]] bool is_free(Range range) const;
   [[nodiscard]] std::uint64_t page() const { return options_.page; }
+  [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 

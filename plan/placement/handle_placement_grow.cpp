@@ -11,10 +11,6 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::uint64_t kLentLine = 8;  // this part of the line, at most, is ever lent to views: handles need the rest
-constexpr std::uint64_t kJoinedHeld = 16;  // views of at least this part of what is held may end at home
-constexpr std::uint64_t kFreeAtEnd = 4;  // a view is lengthened if at least this part of the request is free at its end
-
 std::uint64_t grown(const HandlePlacement::Proposal& proposal) {
   return std::accumulate(proposal.grow.begin(), proposal.grow.end(), std::uint64_t{0});
 }
@@ -37,7 +33,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
 // New handles behind the last one, where the free bytes before them, if any, are part of the request; where the line
 // has no room for that, the smallest stretch without handles that is long enough.
 std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
-  const bool small = bytes < options_.small_bytes;
+  const bool small = bytes < options_.policy.small_bytes;
   const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
   if (unmapped.ranges().empty()) return std::nullopt;
   const Range tail{unmapped.ranges().rbegin()->first, unmapped.ranges().rbegin()->second};
@@ -75,7 +71,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t b
 std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t bytes, const Spaces& spaces,
                                                                    bool may_grow) const {
   Proposal proposal;
-  std::uint64_t most = round_up(bytes / kFreeAtEnd, kUnitBytes);
+  std::uint64_t most = round_up(bytes / options_.policy.request_per_free_end, kUnitBytes);
   for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
     const ViewCache::View& candidate = views_[number];
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
@@ -119,8 +115,8 @@ void HandlePlacement::join(Proposal* proposal) const {
   if (proposal->grow.empty() || proposal->pieces.size() < 2) return;
   const std::uint64_t grown = proposal->pieces.back().bytes();
   const std::uint64_t old = proposal->shown() - grown;
-  if (old + grown < physical_bytes_ / kJoinedHeld) return;
-  if (lent_bytes_ + old > options_.large.bytes() / kLentLine) return;
+  if (old + grown < physical_bytes_ / options_.policy.held_per_joined_view) return;
+  if (lent_bytes_ + old > options_.large.bytes() / options_.policy.line_per_lent) return;
   const auto room = unmapped_.large.best_fit(old + grown);
   if (!room) return;
   proposal->lent = {room->begin, room->begin + old};
@@ -130,8 +126,9 @@ void HandlePlacement::join(Proposal* proposal) const {
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,
                                                         std::uint64_t stranded) const {
-  return new_handle_sizes({missing, request, physical_bytes_, stranded, options_.device_bytes, !large_was_freed_},
-                          options_.page, options_.largest_handle);
+  return new_handle_sizes(options_.policy,
+                          {missing, request, physical_bytes_, stranded, options_.device_bytes, !large_was_freed_},
+                          options_.page);
 }
 
 }  // namespace stalloc::plan

@@ -16,7 +16,6 @@ std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at,
   const std::uint64_t bytes = stitched.bytes();
   by_bytes_.emplace(bytes, number);
   (*this)[number] = {std::move(stitched), at, room, lent};
-  bytes_ += bytes;
   unused_.pop_back();
   return number;
 }
@@ -32,12 +31,10 @@ void ViewCache::shorten(std::uint32_t number, std::size_t pieces) {
 void ViewCache::change(std::uint32_t number, auto change) {
   View& view = (*this)[number];
   const auto entry = entry_of(number);
-  const std::uint64_t before = view.bytes();
   change(view.stitched);
   auto node = by_bytes_.extract(entry);  // nothing throws from here on
   node.key() = view.bytes();
   by_bytes_.insert(std::move(node));
-  bytes_ += view.bytes() - before;
 }
 
 ViewCache::ByBytes::const_iterator ViewCache::entry_of(std::uint32_t number) const {
@@ -49,7 +46,6 @@ void ViewCache::remove(std::uint32_t number) {
   unused_.push_back(number);
   View& gone = (*this)[number];
   by_bytes_.erase(entry_of(number));
-  bytes_ -= gone.bytes();
   gone = {};
 }
 

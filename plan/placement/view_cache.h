@@ -43,7 +43,6 @@ class ViewCache {
   [[nodiscard]] const View& operator[](std::uint32_t number) const { return views_[number - 1]; }
   [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }  // the highest yet
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
-  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }  // that all of them show
   [[nodiscard]] const ByBytes& by_bytes() const { return by_bytes_; }
   // Of those that nothing lives in; 0: none.
   [[nodiscard]] std::uint32_t least_recent() const;
@@ -55,7 +54,6 @@ class ViewCache {
   std::vector<View> views_;
   std::vector<std::uint32_t> unused_;  // numbers
   ByBytes by_bytes_;                   // in use
-  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace stalloc::plan

@@ -19,7 +19,6 @@ HandlePlacement::Options OnlineAllocator::options(std::uint64_t page, std::uint6
   const std::uint64_t part = round_up(kLine * live_bytes, options.page) + kSparePages * options.page;
   options.large = {0, part};
   options.small = {part + options.page, 2 * part + options.page};
-  options.largest_handle = std::max(options.largest_handle, options.page);
   return options;
 }
 
@@ -47,7 +46,7 @@ std::optional<Place> OnlineAllocator::allocate(std::uint64_t bytes, StreamIndex 
 void OnlineAllocator::free(Place place, std::uint64_t bytes, StreamIndex stream) {
   enter_last_free();
   last_free_ = {place, bytes, stream};
-  if (bytes > kLargestKept) enter_last_free();
+  if (bytes > placement_.policy().last_free_bytes) enter_last_free();
 }
 
 void OnlineAllocator::enter_last_free() {
@@ -84,13 +83,13 @@ std::optional<Place> OnlineAllocator::make(std::uint64_t bytes, StreamIndex stre
   ++counts_.views;
   const bool lies_on_line = proposal->lent.bytes() > 0;
   if (lies_on_line) placement_.lend_line(proposal->lent);
-  const std::uint64_t room = lies_on_line ? proposal->shown() : kViewRoom * proposal->shown();
+  const std::uint64_t room = lies_on_line ? proposal->shown() : placement_.policy().view_room * proposal->shown();
   return Place{placement_.views().add(proposal->pieces, 0, room, proposal->lent), proposal->offset};
 }
 
 bool OnlineAllocator::may_spare(std::uint64_t bytes, StreamIndex stream) {
   if (spared_.size() <= stream) spared_.resize(std::size_t{stream} + 1);
-  if (bytes > placement_.page() || spared_[stream] == kSparedPages) return false;
+  if (bytes > placement_.page() || spared_[stream] >= placement_.policy().spared_pages) return false;
   ++spared_[stream];
   return true;
 }

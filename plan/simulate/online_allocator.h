@@ -7,7 +7,6 @@
 
 #include "plan/placement/growth.h"
 #include "plan/placement/handle_placement.h"
-#include "plan/placement/policy.h"
 
 namespace stalloc::plan {
 
@@ -23,7 +22,7 @@ class OnlineAllocator {
     std::uint64_t mapped = 0;      // handles in all views
   };
 
-  explicit OnlineAllocator(const HandlePlacement::Options& options) : placement_(options) {}
+  explicit OnlineAllocator(const HandlePlacement::Options& options) : placement_(options), pace_(options.policy) {}
   // The run time's options for requests of which at most `live_bytes` live at once. `page` becomes a power of two.
   static HandlePlacement::Options options(std::uint64_t page, std::uint64_t live_bytes);
 
@@ -53,7 +52,7 @@ class OnlineAllocator {
   GrowthPace pace_;
   Block last_free_;  // not in the placement yet
   std::uint64_t requests_ = 0;
-  std::vector<std::uint8_t> spared_;  // by stream: pages grown for, instead of waiting
+  std::vector<std::uint32_t> spared_;  // by stream: pages grown for, instead of waiting
   std::vector<Range> ranges_;
   Counts counts_;
 };

@@ -2,19 +2,26 @@
 // it would hold, where its free bytes lie when memory grows for the last time, and what mapping would cost, for
 // choosing its sizes. A few lines a device; is no test. Streams are taken for one, and every free for complete.
 //
-//     online_policy TRACE [largest handle in MiB [small requests in KiB [times [seed]]]]
+//     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] TRACE...
+//     online_policy --ablate [--seeds N] TRACE...
 //
-// With `times`, requests of 1 MiB and more are so many times as large: a run that fills a larger card. With a seed,
-// some blocks of random sizes lie there before: placement is chaotic, and each seed is another draw.
+// A TRACE may be a CSV of requests. With `--times`, requests of 1 MiB and more are so many times as large: a run that
+// fills a larger card. With a seed, some blocks of random sizes lie there before: placement is chaotic, and each seed
+// is another draw. `--ablate` switches each parameter of the policy off in turn and prints a table of what that costs,
+// in the mean over all runs and seeds, beside what the seeds alone change.
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
-#include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "plan/files/csv.h"
+#include "plan/files/file_io.h"
 #include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
 #include "plan/simulate/online_allocator.h"
@@ -112,19 +119,25 @@ class Run {
 
 double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
+double mapping_milliseconds(const plan::OnlineAllocator::Counts& counts) {
+  return (static_cast<double>(counts.handles) * (kCreateMicroseconds + kMapMicroseconds) +
+          static_cast<double>(counts.mapped) * kMapMicroseconds) /
+         1000;
+}
+
+double held_to_live(const Sums& sums, const plan::OnlineAllocator& allocator) {
+  return static_cast<double>(allocator.placement().physical_bytes()) / static_cast<double>(sums.peak_live);
+}
+
 void print(std::uint32_t device, const Sums& sums, const plan::OnlineAllocator& allocator) {
-  const std::uint64_t physical = allocator.placement().physical_bytes();
   const auto& [handles, views, lengthened, mapped] = allocator.counts();
-  const double milliseconds = (static_cast<double>(handles) * (kCreateMicroseconds + kMapMicroseconds) +
-                               static_cast<double>(mapped) * kMapMicroseconds) /
-                              1000;
   std::printf(
       "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views "
       "(lengthened %llu times), about %.0f ms\n",
-      device, mebibytes(sums.peak_live), mebibytes(physical),
-      static_cast<double>(physical) / static_cast<double>(sums.peak_live), static_cast<unsigned long long>(handles),
-      static_cast<unsigned long long>(mapped), static_cast<unsigned long long>(views),
-      static_cast<unsigned long long>(lengthened), milliseconds);
+      device, mebibytes(sums.peak_live), mebibytes(allocator.placement().physical_bytes()),
+      held_to_live(sums, allocator), static_cast<unsigned long long>(handles), static_cast<unsigned long long>(mapped),
+      static_cast<unsigned long long>(views), static_cast<unsigned long long>(lengthened),
+      mapping_milliseconds(allocator.counts()));
   std::printf("  handles mapped in each tenth of the run:");
   for (const std::uint64_t part : sums.mapped_in_part) std::printf(" %llu", static_cast<unsigned long long>(part));
   std::printf("\n");
@@ -135,31 +148,134 @@ void print(std::uint32_t device, const Sums& sums, const plan::OnlineAllocator& 
   }
 }
 
-std::uint64_t number(const char* text, std::uint64_t otherwise) {
-  if (text != nullptr) std::from_chars(text, text + std::strlen(text), otherwise);
-  return otherwise;
+struct Arguments {
+  std::vector<std::string> traces;
+  std::string set;
+  std::uint64_t times = 1;
+  std::uint64_t seed = 0;
+  std::uint64_t seeds = 8;
+  bool ablate = false;
+};
+
+// The requests of each device of a trace; of a CSV, of one. Ends the program when it cannot be read.
+std::vector<plan::Problem> read(const std::string& path, std::uint64_t times) {
+  const auto give_up = [&](const std::string& error) {
+    std::fprintf(stderr, "%s: %s\n", path.c_str(), error.c_str());
+    std::exit(1);
+  };
+  auto bytes = plan::read_file(path);
+  if (!bytes.ok()) give_up(bytes.error);
+  std::vector<plan::Problem> problems;
+  if (const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
+      plan::is_csv(text)) {
+    auto problem = plan::parse_csv(text);
+    if (!problem.ok()) give_up(problem.error);
+    problems.push_back(std::move(problem.value));
+  } else {
+    const auto trace = trace::read_trace(path);
+    if (!trace.ok()) give_up(trace.error);
+    problems = plan::find_lifetimes(trace.value).devices;
+  }
+  for (plan::Problem& problem : problems) {
+    for (plan::Request& request : problem.requests) {
+      if (request.size >= kMiB) request.size *= times;
+    }
+  }
+  return problems;
+}
+
+HandlePlacement::Options options_for(const plan::Problem& problem, const plan::OnlinePolicy& policy) {
+  HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, plan::peak_live_bytes(problem));
+  options.policy = policy;
+  return options;
+}
+
+// What all runs give under one policy: each number is of one run and seed.
+struct Draws {
+  std::vector<double> held_to_live;
+  std::vector<double> milliseconds;
+};
+
+Draws draw(const std::vector<plan::Problem>& problems, const plan::OnlinePolicy& policy, std::uint64_t seeds) {
+  Draws draws;
+  for (const plan::Problem& problem : problems) {
+    for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+      Run run(options_for(problem, policy));
+      run.begin_with_blocks(seed);
+      const Sums sums = run.over(problem.requests);
+      draws.held_to_live.push_back(held_to_live(sums, run.allocator()));
+      draws.milliseconds.push_back(mapping_milliseconds(run.allocator().counts()));
+    }
+  }
+  return draws;
+}
+
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+// Of the mean over the seeds, pooled over the problems, whose own means differ.
+double error_of_mean(const std::vector<double>& values, std::uint64_t seeds) {
+  double squares = 0;
+  for (std::size_t first = 0; first < values.size(); first += seeds) {
+    const std::vector<double> own(values.begin() + static_cast<std::ptrdiff_t>(first),
+                                  values.begin() + static_cast<std::ptrdiff_t>(first + seeds));
+    for (const double value : own) squares += (value - mean(own)) * (value - mean(own));
+  }
+  const double runs = static_cast<double>(values.size());
+  const double free = runs - runs / static_cast<double>(seeds);
+  return std::sqrt(squares / free / runs);
+}
+
+void ablate(const std::vector<plan::Problem>& problems, std::uint64_t seeds) {
+  const Draws usual = draw(problems, {}, seeds);
+  std::printf("%zu runs, %llu seeds each: held / live %.5f, mapping %.1f ms; of seeds alone: +-%.5f, +-%.1f ms\n\n",
+              problems.size(), static_cast<unsigned long long>(seeds), mean(usual.held_to_live),
+              mean(usual.milliseconds), error_of_mean(usual.held_to_live, seeds),
+              error_of_mean(usual.milliseconds, seeds));
+  std::printf("| switched off | held / live | worst run | mapping |\n|---|---|---|---|\n");
+  for (const plan::PolicyParameter& parameter : plan::policy_parameters()) {
+    plan::OnlinePolicy policy;
+    policy.*parameter.value = parameter.off;
+    const Draws without = draw(problems, policy, seeds);
+    std::vector<double> more(without.held_to_live);
+    for (std::size_t i = 0; i < more.size(); ++i) more[i] -= usual.held_to_live[i];
+    std::printf("| %s | %+.5f | %+.5f | %+.1f %% |\n", parameter.name, mean(more),
+                *std::max_element(more.begin(), more.end()),
+                100 * (mean(without.milliseconds) / mean(usual.milliseconds) - 1));
+    std::fflush(stdout);
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    return std::fprintf(stderr, "usage: online_policy TRACE [largest handle in MiB [small in KiB [times [seed]]]]\n"),
-           2;
+  Arguments arguments;
+  CLI::App app("Plays recorded runs through the placement without a plan, without a device.");
+  app.add_option("TRACE", arguments.traces, "recorded runs, or CSVs of requests")->required()->check(CLI::ExistingFile);
+  app.add_option("--set", arguments.set, "parameters of the policy: name=value,...");
+  app.add_option("--times", arguments.times, "requests of 1 MiB and more are so many times as large")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--seed", arguments.seed, "blocks of random sizes lie there before; 0: none");
+  app.add_option("--seeds", arguments.seeds, "beginnings, with --ablate")->check(CLI::Range(2, 1000));
+  app.add_flag("--ablate", arguments.ablate, "switch each parameter off in turn");
+  CLI11_PARSE(app, argc, argv);
+  plan::OnlinePolicy policy;
+  if (const std::string wrong = plan::set_policy(arguments.set, &policy); !wrong.empty()) {
+    return std::fprintf(stderr, "%s\n", wrong.c_str()), 2;
   }
-  const auto trace = trace::read_trace(argv[1]);
-  if (!trace.ok()) return std::fprintf(stderr, "%s\n", trace.error.c_str()), 1;
-  auto problems = plan::find_lifetimes(trace.value);
-  const std::uint64_t times = number(argc > 4 ? argv[4] : nullptr, 1);
-  for (plan::Problem& problem : problems.devices) {
-    for (plan::Request& request : problem.requests) {
-      if (request.size >= kMiB) request.size *= times;
+  std::vector<plan::Problem> all;
+  for (const std::string& path : arguments.traces) {
+    for (plan::Problem& problem : read(path, arguments.times)) {
+      if (!arguments.ablate) {
+        Run run(options_for(problem, policy));
+        if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
+        print(problem.device, run.over(problem.requests), run.allocator());
+      }
+      all.push_back(std::move(problem));
     }
-    HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, plan::peak_live_bytes(problem));
-    options.largest_handle = number(argc > 2 ? argv[2] : nullptr, options.largest_handle / kMiB) * kMiB;
-    options.small_bytes = number(argc > 3 ? argv[3] : nullptr, options.small_bytes / 1024) * 1024;
-    Run run(options);
-    if (const std::uint64_t seed = number(argc > 5 ? argv[5] : nullptr, 0)) run.begin_with_blocks(seed);
-    print(problem.device, run.over(problem.requests), run.allocator());
   }
+  if (arguments.ablate) ablate(all, arguments.seeds);
 }

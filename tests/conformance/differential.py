@@ -31,8 +31,8 @@ MODES = {
     # Once more alone, with streams that are late elsewhere: the logs must depend on nothing but the seed.
     "again": None,
     **MODES,
-    # Hardly any view is kept, and handles are small.
-    "tight": {"STALLOC_MODE": "dynamic", "STALLOC_VIEW_CACHE": "2", "STALLOC_LARGEST_HANDLE": "2M"},
+    # Hardly any view is kept, and handles are of one page.
+    "tight": {"STALLOC_MODE": "dynamic", "STALLOC_POLICY": "kept_views=2,handle_pages=1,first_pages=0"},
     # The driver has no more handles after some.
     "failing": {"STALLOC_MODE": "dynamic", "SIMCUDA_FAIL_CREATE": "30+"},
 }

@@ -164,7 +164,7 @@ def dynamic_stress(bench):
             for preference in ("order", "grow", "never", "share"):
                 expect_sound(bench.dynamic(*options, STALLOC_CROSS_STREAM=preference, SIMCUDA_SEED=lives, **late))
             expect_sound(bench.dynamic(*options, STALLOC_STITCH="off", SIMCUDA_SEED=lives, **late))
-            expect_sound(bench.dynamic(*options, STALLOC_VIEW_CACHE="2", SIMCUDA_SEED=lives, **late))
+            expect_sound(bench.dynamic(*options, STALLOC_POLICY="kept_views=2", SIMCUDA_SEED=lives, **late))
 
 
 @scenario

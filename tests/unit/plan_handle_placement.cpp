@@ -38,18 +38,16 @@ bool take(const OnlineAllocator& allocator, const Live& live, std::map<std::uint
 
 }  // namespace
 
-TEST_CASE("new handles hold what is missing, rounded to a page, and none is larger than allowed") {
+TEST_CASE("new handles hold what is missing, rounded to a page, and no more") {
   const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
   const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
-  const auto largest = GENERATE(as<std::uint64_t>{}, kPage, 3 * kPage, 8 * kPage);
   const auto stranded = GENERATE(as<std::uint64_t>{}, 0, 1000 * kPage);
   const bool first = GENERATE(false, true);
-  CAPTURE(missing, held, largest, stranded, first);
+  CAPTURE(missing, held, stranded, first);
   std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : new_handle_sizes({missing, missing, held, stranded, 0, first}, kPage, largest)) {
+  for (const std::uint64_t bytes : new_handle_sizes({}, {missing, missing, held, stranded, 0, first}, kPage)) {
     REQUIRE(bytes % kPage == 0);
     REQUIRE(bytes > 0);
-    REQUIRE(bytes <= largest);
     sum += bytes;
   }
   REQUIRE(sum == round_up(missing, kPage));
@@ -57,28 +55,28 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and none is larg
 
 TEST_CASE("handles grow with what is held, for requests much larger than they are") {
   const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
-    return new_handle_sizes({request, request, held}, kPage, 8 * kPage).front();
+    return new_handle_sizes({}, {request, request, held}, kPage).front();
   };
-  REQUIRE(largest_of(2 * kPage, 0) == kPage);
+  REQUIRE(largest_of(2 * kPage, 0) == 2 * kPage);
   REQUIRE(largest_of(100 * kPage, 5000 * kPage) == 2 * kPage);
   REQUIRE(largest_of(100 * kPage, 10000 * kPage) == 4 * kPage);
   REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 8 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 49 * kPage);
 }
 
 TEST_CASE("a request for a large part of the device has some hundred handles, whatever the largest may be otherwise") {
   constexpr std::uint64_t kDevice = 64000 * kPage;
   for (const std::uint64_t request : {kDevice / 16, kDevice / 2, kDevice}) {
-    const auto handles = new_handle_sizes({request, request, 0, 0, kDevice}, kPage, 8 * kPage);
+    const auto handles = new_handle_sizes({}, {request, request, 0, 0, kDevice}, kPage);
     REQUIRE(handles.size() >= 64);
     REQUIRE(handles.size() <= 300);
   }
-  REQUIRE(new_handle_sizes({4000 * kPage, 4000 * kPage, 0, 0, 64064 * kPage}, kPage, 8 * kPage).size() > 300);
+  REQUIRE(new_handle_sizes({}, {4000 * kPage, 4000 * kPage, 0, 0, 64064 * kPage}, kPage).size() > 300);
 }
 
 TEST_CASE("where much of what is held is stranded, handles are half as large, but no smaller than a page") {
   const auto largest_of = [](std::uint64_t held, std::uint64_t stranded) {
-    return new_handle_sizes({100 * kPage, 100 * kPage, held, stranded}, kPage, 8 * kPage).front();
+    return new_handle_sizes({}, {100 * kPage, 100 * kPage, held, stranded}, kPage).front();
   };
   REQUIRE(largest_of(10000 * kPage, 40 * kPage) == 4 * kPage);
   REQUIRE(largest_of(10000 * kPage, 41 * kPage) == 2 * kPage);
@@ -87,7 +85,7 @@ TEST_CASE("where much of what is held is stranded, handles are half as large, bu
 
 TEST_CASE("until something large is freed, handles are larger, up to eight pages") {
   HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
-  options.small_bytes = kPage / 2;
+  options.policy.small_bytes = kPage / 2;
   OnlineAllocator allocator(options);
   const auto handles_for = [&](std::uint64_t pages) {
     const std::uint64_t before = allocator.counts().handles;
@@ -106,13 +104,13 @@ TEST_CASE("until something large is freed, handles are larger, up to eight pages
 }
 
 TEST_CASE("stitching is spared while memory grows fast and little of it is free") {
-  GrowthPace pace;
+  GrowthPace pace{OnlinePolicy{}};
   REQUIRE(pace.spares_stitching(1, 1000, 20));
   REQUIRE_FALSE(pace.spares_stitching(2, 1000, 40));
   for (const std::uint64_t request : {2000, 4000}) pace.spares_stitching(request, 1000, 0);
   REQUIRE_FALSE(pace.spares_stitching(4001, 1100, 20));  // slowly
   REQUIRE_FALSE(pace.spares_stitching(4001, 1900, 40));  // not twice as much
-  REQUIRE(pace.spares_stitching(4002, 1100, 4));
+  REQUIRE_FALSE(pace.spares_stitching(4002, 1100, 0));
   REQUIRE(pace.spares_stitching(4003, 2002, 40));  // fast again
 }
 
@@ -122,9 +120,9 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   std::mt19937 random(seed);
   const StreamIndex streams = 1 + seed % 3;
   HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
-  options.small_bytes = kPage / 2;
-  options.smallest_stitched = kPage;
-  options.largest_handle = 4 * kPage;
+  options.policy.small_bytes = kPage / 2;
+  options.policy.smallest_stitched = kPage;
+  options.policy.first_pages = 4;
   OnlineAllocator allocator(options);
   std::vector<Live> live;
   std::uint64_t live_bytes = 0;

@@ -111,8 +111,8 @@ TEST_CASE("the new handles of a view are mapped once, right behind the old ones"
   fixture.give(first);
   const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
   const CUdeviceptr stitched = fixture.take(4);
-  // The new handle is created, mapped and given access to, the two old ones are mapped and given access to.
-  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 6);
+  // The new handle is created, mapped and given access to, the old one is mapped and given access to.
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 5);
   REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(first));
   fixture.give(stitched);
   REQUIRE(fixture.take(2) == first);
@@ -163,13 +163,13 @@ TEST_CASE("a view whose end is free is lengthened by the rest of a request", "[s
   REQUIRE(fixture.physical() == 16 * kPage);
   REQUIRE(fixture.statistics().views == 1);
   REQUIRE(fixture.statistics().stitches == 2);
-  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 3);  // two handles, and access
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 2);  // one handle, and access
 }
 
 TEST_CASE("a view that could not be lengthened is as it was, and the request is served elsewhere", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr view = view_with_free_end(&fixture);
-  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3, 4));  // the first one asks whether the stream is captured
+  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3));  // the first one asks whether the stream is captured
   CAPTURE(call);
   fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
   const CUdeviceptr elsewhere = fixture.take(6);
@@ -210,7 +210,7 @@ TEST_CASE("an idle end of a view that is in use is given back", "[serve][dynamic
 
 TEST_CASE("without stitching memory grows", "[serve][dynamic]") {
   HeapOptions options = small_options();
-  options.stitch = false;
+  options.policy.stitch = false;
   Fixture fixture(options);
   const CUdeviceptr first = fixture.take(2);
   fixture.take(2);
@@ -222,7 +222,7 @@ TEST_CASE("without stitching memory grows", "[serve][dynamic]") {
 
 TEST_CASE("the view cache keeps to its limit", "[serve][dynamic]") {
   HeapOptions options = small_options();
-  options.view_cache_views = 2;
+  options.policy.kept_views = 2;
   Fixture fixture(options);
   fixture.scatter(12);
   for (const std::uint64_t pages : {4, 6, 8, 10, 12}) {
@@ -235,7 +235,7 @@ TEST_CASE("the view cache keeps to its limit", "[serve][dynamic]") {
 
 TEST_CASE("a view makes room for another when its own work is over, whatever else uses its bytes", "[serve][dynamic]") {
   HeapOptions options = small_options();
-  options.view_cache_views = 1;
+  options.policy.kept_views = 1;
   Fixture fixture(options);
   fixture.scatter(8);
   const CUdeviceptr stitched = fixture.take(4);
@@ -529,9 +529,7 @@ TEST_CASE("a simulation without a device holds what the run time holds", "[serve
   const HeapOptions run_time = small_options();
   Fixture fixture(run_time, std::uint64_t{1} << 34);
   plan::HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, 4000 * kPage);
-  options.small_bytes = run_time.small_bytes;
-  options.smallest_stitched = run_time.smallest_stitched;
-  options.largest_handle = run_time.largest_handle;
+  options.policy = run_time.policy;
   plan::OnlineAllocator simulated(options);
   struct Block {
     CUdeviceptr address;
@@ -590,7 +588,7 @@ TEST_CASE("what one stream takes and another frees, again and again, is mapped o
 
 TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
-  options.stitch = false;
+  options.policy.stitch = false;
   Fixture fixture(options, 24 * kPage);
   fixture.scatter(12);
   fixture.take(4);

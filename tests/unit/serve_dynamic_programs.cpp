@@ -62,8 +62,8 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   HeapOptions options = sharing_options();
   options.cross_stream = std::vector{CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never,
                                      CrossStream::Share}[seed % 4];
-  options.stitch = seed % 5 != 0;
-  options.view_cache_views = seed % 7;
+  options.policy.stitch = seed % 5 != 0;
+  options.policy.kept_views = seed % 7;
   Setting set(seed, with_plan, options);
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, all_kinds_of_streams(set.driver), seed);

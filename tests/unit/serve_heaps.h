@@ -30,9 +30,9 @@ inline bool find_range(serve::Heap& heap, CUdeviceptr address, CUdeviceptr* base
 // As the defaults, in proportion to the small pages and requests of the tests.
 inline serve::HeapOptions small_options() {
   serve::HeapOptions options;
-  options.small_bytes = kPage / 4;
-  options.smallest_stitched = kPage;
-  options.largest_handle = 2 * kPage;
+  options.policy.small_bytes = kPage / 4;
+  options.policy.smallest_stitched = kPage;
+  options.policy.first_pages = 2;
   return options;
 }
 

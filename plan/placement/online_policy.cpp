@@ -1,0 +1,56 @@
+#include "plan/placement/online_policy.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::uint64_t kNever = std::uint64_t{1} << 63;
+
+constexpr std::uint64_t off_value(std::string_view text) {
+  return text == "2^63" ? kNever : static_cast<std::uint64_t>(text.front() - '0');
+}
+
+constexpr PolicyParameter kParameters[] = {
+#define STALLOC_POLICY(name, value, unit, off, meaning) {#name, &OnlinePolicy::name, unit, off_value(off), meaning},
+#include "plan/placement/online_policy.def"
+#undef STALLOC_POLICY
+};
+
+bool parse(std::string_view text, const PolicyParameter& parameter, std::uint64_t* value) {
+  if (text == "off") return *value = parameter.off, true;
+  constexpr std::string_view kSuffixes = "KMGT";
+  const std::size_t suffix = text.empty() ? std::string_view::npos : kSuffixes.find(text.back());
+  if (suffix != std::string_view::npos) text.remove_suffix(1);
+  const std::size_t shift = suffix == std::string_view::npos ? 0 : 10 * (suffix + 1);
+  const char* end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, *value);
+  if (read.ec != std::errc() || read.ptr != end || *value > kNever >> shift) return false;
+  *value <<= shift;
+  return *value > 0 || parameter.off == 0;  // the others are divided by
+}
+
+}  // namespace
+
+std::span<const PolicyParameter> policy_parameters() noexcept { return kParameters; }
+
+std::string set_policy(std::string_view text, OnlinePolicy* policy) {
+  OnlinePolicy changed = *policy;
+  while (!text.empty()) {
+    const std::string_view item = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), item.size() + 1));
+    const std::size_t equals = item.find('=');
+    const std::string_view name = item.substr(0, equals);
+    const auto parameter = std::find_if(std::begin(kParameters), std::end(kParameters),
+                                        [&](const PolicyParameter& each) { return each.name == name; });
+    if (parameter == std::end(kParameters)) return "the policy has no parameter " + std::string(name);
+    if (equals == std::string_view::npos || !parse(item.substr(equals + 1), *parameter, &(changed.*parameter->value))) {
+      return std::string(item) + " is no value for a parameter of the policy";
+    }
+  }
+  *policy = changed;
+  return {};
+}
+
+}  // namespace stalloc::plan

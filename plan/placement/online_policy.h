@@ -1,0 +1,35 @@
+// The policy's parameters. What each means and is worth: docs/policy.md, made of online_policy.def.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace stalloc::plan {
+
+// Requests are served without a plan by these numbers, on a device and in simulations alike.
+struct OnlinePolicy {
+#define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;
+#include "plan/placement/online_policy.def"
+#undef STALLOC_POLICY
+  bool stitch = true;  // false: requests lie in contiguous free ranges only
+};
+
+// One of the numbers.
+struct PolicyParameter {
+  const char* name;
+  std::uint64_t OnlinePolicy::*value;
+  const char* unit;
+  std::uint64_t off;  // switches its rule off
+  const char* meaning;
+};
+
+// All of them, in the order of the list. Thread-safe.
+[[nodiscard]] std::span<const PolicyParameter> policy_parameters() noexcept;
+
+// Sets numbers from "name=value,name=value"; a value may be "off". Returns what is wrong with the text, in one line,
+// and has then changed nothing; empty when nothing is. Throws std::bad_alloc.
+[[nodiscard]] std::string set_policy(std::string_view text, OnlinePolicy* policy);
+
+}  // namespace stalloc::plan

@@ -1,0 +1,70 @@
+// The policy's parameters: set by name, and documented as they are.
+#include "plan/placement/online_policy.h"
+
+#include <cstdio>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+
+using namespace stalloc::plan;
+
+namespace {
+
+std::string value_of(std::uint64_t value) {
+  if (value >= std::uint64_t{1} << 20 && value % (1 << 20) == 0) return std::to_string(value >> 20) + "M";
+  return std::to_string(value);
+}
+
+std::string row_of(const PolicyParameter& parameter) {
+  const std::string off = parameter.off == std::uint64_t{1} << 63 ? "" : value_of(parameter.off);
+  return "| `" + std::string(parameter.name) + "` | " + value_of(OnlinePolicy{}.*parameter.value) + " | " +
+         parameter.unit + " | " + off + " | " + parameter.meaning + " |";
+}
+
+}  // namespace
+
+TEST_CASE("parameters are set by name, with suffixes, or switched off") {
+  OnlinePolicy policy;
+  REQUIRE(set_policy("", &policy).empty());
+  REQUIRE(set_policy("kept_views=7,small_bytes=64K,spared_pages=off,compared_pages=off", &policy).empty());
+  REQUIRE(policy.kept_views == 7);
+  REQUIRE(policy.small_bytes == 64 << 10);
+  REQUIRE(policy.spared_pages == 0);
+  REQUIRE(policy.compared_pages == std::uint64_t{1} << 63);
+}
+
+TEST_CASE("what is no parameter or no value is named, and nothing is set") {
+  OnlinePolicy policy;
+  const std::string text = GENERATE(as<std::string>{}, "kept_views", "kept_views=", "kept_views=x", "kept_views=1X",
+                                    "kept_views=-1", "held_per_handle=0", "small_bytes=99999999999T", "views=1", "=1");
+  CAPTURE(text);
+  REQUIRE_FALSE(set_policy("spared_pages=9," + text, &policy).empty());
+  REQUIRE(policy.spared_pages == OnlinePolicy{}.spared_pages);
+}
+
+TEST_CASE("every parameter can be switched off by a value that it accepts, and has one name") {
+  std::set<std::string> names;
+  for (const PolicyParameter& parameter : policy_parameters()) {
+    CAPTURE(parameter.name);
+    OnlinePolicy policy;
+    REQUIRE(names.insert(parameter.name).second);
+    REQUIRE(set_policy(std::string(parameter.name) + "=" + std::to_string(parameter.off), &policy).empty());
+    REQUIRE(policy.*parameter.value == parameter.off);
+    REQUIRE(OnlinePolicy{}.*parameter.value != parameter.off);
+  }
+}
+
+TEST_CASE("docs/policy.md has exactly the rows of the list, word for word") {
+  std::ifstream doc(POLICY_DOC);
+  REQUIRE(doc.good());
+  std::vector<std::string> documented;
+  for (std::string line; std::getline(doc, line);) {
+    if (line.rfind("| `", 0) == 0) documented.push_back(line);
+  }
+  std::vector<std::string> expected;
+  for (const PolicyParameter& parameter : policy_parameters()) expected.push_back(row_of(parameter));
+  CHECK(documented == expected);
+}
