@@ -9,8 +9,11 @@
 namespace stalloc::plan {
 namespace {
 
-enum Column : std::size_t { kId, kLower, kUpper, kSize, kColumns };
-constexpr std::array<std::string_view, kColumns> kNames = {"id", "lower", "upper", "size"};
+enum Column : std::size_t { kId, kLower, kUpper, kSize, kStream, kStack, kColumns };
+constexpr std::array<std::string_view, kColumns> kNames = {"id", "lower", "upper", "size", "stream", "stack"};
+constexpr std::size_t kNeeded = kStream;  // columns that every file has
+constexpr std::uint64_t kMostStreams = std::uint64_t{1} << 16;
+constexpr std::uint64_t kMostStacks = std::uint64_t{1} << 32;
 // Of times; keeps differences and the number behind the last one representable.
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 62;
 
@@ -57,7 +60,7 @@ Header parse_header(std::string_view line) {
     }
     if (!more) break;
   }
-  for (std::size_t c = 0; c < kColumns && header.error.empty(); ++c) {
+  for (std::size_t c = 0; c < kNeeded && header.error.empty(); ++c) {
     if (!seen[c]) header.error = "the header has no column " + std::string(kNames[c]) + " (id,lower,upper,size)";
   }
   return header;
@@ -70,6 +73,8 @@ std::string parse_number(std::string_view field, Column column, std::uint64_t& v
   if (code == std::errc::result_out_of_range) return name + " is too large";
   if (code != std::errc() || end != field.data() + field.size()) return name + " is not a whole number";
   if (column == kSize && value > kMostBytes) return name + " is too large";
+  if (column == kStream && value >= kMostStreams) return name + " is too large";
+  if (column == kStack && value >= kMostStacks) return name + " is too large";
   if (column != kId && value > kLargest) return name + " is too large";
   return {};
 }
@@ -92,6 +97,8 @@ std::string parse_row(std::string_view line, const Header& header, Request& requ
   request.lower = values[kLower];
   request.upper = values[kUpper];
   request.size = values[kSize];
+  request.stream = request.alloc_order = request.free_order = static_cast<std::uint32_t>(values[kStream]);
+  request.stack = static_cast<std::uint32_t>(values[kStack]);
   return {};
 }
 

@@ -12,29 +12,35 @@
 namespace stalloc::plan {
 namespace {
 
-// Plays the requests: `take(index)` for each that takes bytes, `give(index)` when it is freed, `held()` at the end.
-template <class Take, class Give>
-std::uint64_t play(const Problem& problem, Take take, Give give) {
+// Plays the requests: `take(index)` for each that takes bytes, `give(index)` when it is freed, `seen(index)` after each
+// request, whether it takes bytes or not. Returns the peak of live bytes.
+template <class Take, class Give, class Seen>
+std::uint64_t play(const Problem& problem, Take take, Give give, Seen seen) {
   const std::vector<Request>& requests = problem.requests;
   std::vector<std::vector<std::size_t>> frees(requests.size());  // whose bytes are given back before this request
   for (std::size_t i = 0; i < requests.size(); ++i) {
     for (const std::size_t freed : frees[i]) give(freed);
-    if (requests[i].bytes() == 0) continue;
-    take(i);
-    if (requests[i].until < requests.size()) frees[requests[i].until].push_back(i);
+    if (requests[i].bytes() > 0) {
+      take(i);
+      if (requests[i].until < requests.size()) frees[requests[i].until].push_back(i);
+    }
+    seen(i);
   }
   return peak_live_bytes(problem);
 }
 
-Held simulate(const Problem& problem, CachingAllocator::Segments segments) {
+Held simulate(const Problem& problem, CachingAllocator::Segments segments, const Watch& watch) {
   CachingAllocator allocator(segments);
   std::vector<CachingAllocator::BlockIndex> blocks(problem.requests.size());
   const auto take = [&](std::size_t i) {
     blocks[i] = allocator.allocate(problem.requests[i].size, problem.requests[i].stream);
   };
   const auto give = [&](std::size_t i) { allocator.free(blocks[i]); };
-  const std::uint64_t live = play(problem, take, give);
-  return {.live_bytes = live, .held_bytes = allocator.held_bytes()};
+  const auto seen = [&](std::size_t i) {
+    if (watch) watch(i, allocator.held_bytes());
+  };
+  const std::uint64_t live = play(problem, take, give, seen);
+  return {.live_bytes = live, .held_bytes = allocator.held_bytes(), .block_bytes = allocator.most_allocated_bytes()};
 }
 
 // The stream of each request, numbered from 0.
@@ -76,11 +82,15 @@ Problem outside_requests(Problem problem) {
   return problem;
 }
 
-Held simulate_caching(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Fixed); }
+Held simulate_caching(const Problem& problem, const Watch& watch) {
+  return simulate(problem, CachingAllocator::Segments::Fixed, watch);
+}
 
-Held simulate_expandable(const Problem& problem) { return simulate(problem, CachingAllocator::Segments::Expandable); }
+Held simulate_expandable(const Problem& problem, const Watch& watch) {
+  return simulate(problem, CachingAllocator::Segments::Expandable, watch);
+}
 
-Held simulate_online(const Problem& problem, std::uint64_t granularity) {
+Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch) {
   const std::vector<StreamIndex> stream = number_streams(problem);
   OnlineAllocator allocator(OnlineAllocator::options(granularity, peak_live_bytes(problem)));
   std::vector<std::optional<Place>> places(problem.requests.size());
@@ -93,11 +103,15 @@ Held simulate_online(const Problem& problem, std::uint64_t granularity) {
   const auto give = [&](std::size_t i) {
     if (places[i]) allocator.free(*places[i], problem.requests[i].bytes(), stream[i]);
   };
-  const std::uint64_t live = play(problem, take, give);
-  return {.live_bytes = live, .held_bytes = allocator.placement().physical_bytes() + elsewhere};
+  const auto held = [&] { return allocator.placement().physical_bytes() + elsewhere; };
+  const auto seen = [&](std::size_t i) {
+    if (watch) watch(i, held());
+  };
+  const std::uint64_t live = play(problem, take, give, seen);
+  return {.live_bytes = live, .held_bytes = held(), .block_bytes = live};
 }
 
-Held simulate_planned(const Problem& problem, const DevicePlan& plan) {
+Held simulate_planned(const Problem& problem, const DevicePlan& plan, const Watch& watch) {
   const std::vector<std::size_t> slots = match_slots(problem, plan).value;
   Problem left = problem;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -105,8 +119,12 @@ Held simulate_planned(const Problem& problem, const DevicePlan& plan) {
       left.requests[i].pass = PassReason::Empty;
     }
   }
-  return {.live_bytes = peak_live_bytes(problem),
-          .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity).held_bytes};
+  Watch watch_left;
+  if (watch) watch_left = [&](std::size_t i, std::uint64_t held) { watch(i, plan.physical_bytes + held); };
+  const std::uint64_t live = peak_live_bytes(problem);
+  return {.live_bytes = live,
+          .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity, watch_left).held_bytes,
+          .block_bytes = live};
 }
 
 }  // namespace stalloc::plan

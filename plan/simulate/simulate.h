@@ -4,7 +4,9 @@
 // sizes, streams and the order of calls, nothing else; what an allocator does when the device is full is not simulated.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "plan/problem.h"
 
@@ -13,7 +15,12 @@ namespace stalloc::plan {
 struct Held {
   std::uint64_t live_bytes = 0;  // peak of the bytes in use, each request rounded up to 512 B
   std::uint64_t held_bytes = 0;  // peak of the bytes taken from the device
+  // Peak of the blocks in use, whole: what PyTorch calls max_memory_allocated. For stalloc as live_bytes.
+  std::uint64_t block_bytes = 0;
 };
+
+// Told after each request what is held then, in the order of the requests. May be empty.
+using Watch = std::function<void(std::size_t request, std::uint64_t held_bytes)>;
 
 // Leaves in a problem only what a framework's allocator is asked for: the others keep their place in the sequence and
 // take nothing. Those are stream-ordered requests, for frameworks that stalloc records ask for tensors in this way and
@@ -29,18 +36,18 @@ Problem outside_requests(Problem problem);
 // segments of 20 MiB; others from segments of their own size rounded up to 2 MiB. The smallest free block of the same
 // stream and pool is taken, and split where more than 1 MiB (small pool: 512 B) would be left. Freed neighbours merge.
 // Segments are never given back.
-Held simulate_caching(const Problem& problem);
+Held simulate_caching(const Problem& problem, const Watch& watch = nullptr);
 
 // The same with PYTORCH_ALLOC_CONF=expandable_segments:True: one segment a stream and pool that grows at its end, in
 // pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
-Held simulate_expandable(const Problem& problem);
+Held simulate_expandable(const Problem& problem, const Watch& watch = nullptr);
 
 // stalloc without a plan (online_allocator.h), on a device whose pages have `granularity` bytes (a multiple of
 // kUnitBytes, not 0).
-Held simulate_online(const Problem& problem, std::uint64_t granularity);
+Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch = nullptr);
 
 // stalloc with a plan: the plan's memory, and beside it what it would hold without one for the requests that the plan
 // leaves. The plan must be sound for the problem.
-Held simulate_planned(const Problem& problem, const DevicePlan& plan);
+Held simulate_planned(const Problem& problem, const DevicePlan& plan, const Watch& watch = nullptr);
 
 }  // namespace stalloc::plan

@@ -27,7 +27,7 @@ std::uint64_t segment_size(std::uint64_t size) {
 
 CachingAllocator::BlockIndex CachingAllocator::allocate(std::uint64_t bytes, std::uint32_t stream) {
   const std::uint64_t size = std::max(round_up(bytes, kMinBlockSize), kMinBlockSize);
-  const Pool pool = size <= kSmallSize ? Small : Large;
+  const Pool pool = is_small(size) ? Small : Large;
   const bool expandable = segments_ == Segments::Expandable;
   std::optional<BlockIndex> block = take_free(pool, stream, size);
   if (!block) block = expandable ? grow_segment(pool, stream, size) : add_segment(pool, stream, size);
@@ -35,11 +35,14 @@ CachingAllocator::BlockIndex CachingAllocator::allocate(std::uint64_t bytes, std
   const bool splits = pool == Small || expandable ? left >= kMinBlockSize : left > kSmallSize;
   if (splits) split(*block, size);
   blocks_[*block].allocated = true;
+  allocated_ += blocks_[*block].size;
+  most_allocated_ = std::max(most_allocated_, allocated_);
   return *block;
 }
 
 void CachingAllocator::free(BlockIndex index) {
   blocks_[index].allocated = false;
+  allocated_ -= blocks_[index].size;
   const Pool pool = blocks_[index].pool;
   const auto joins = [this, pool](BlockIndex other) {
     if (other == kNone || blocks_[other].allocated) return false;
@@ -49,6 +52,28 @@ void CachingAllocator::free(BlockIndex index) {
   if (joins(blocks_[index].previous)) index = merge(blocks_[index].previous, index);
   if (joins(blocks_[index].next)) index = merge(index, blocks_[index].next);
   free_[pool].insert(key_of(index));
+  if (is_whole_segment(blocks_[index])) idle_ += blocks_[index].size;
+}
+
+bool CachingAllocator::is_small(std::uint64_t bytes) { return round_up(bytes, kMinBlockSize) <= kSmallSize; }
+
+std::vector<CachingAllocator::Piece> CachingAllocator::pieces() const {
+  std::vector<bool> is_unused(blocks_.size());
+  for (const BlockIndex index : unused_) is_unused[index] = true;
+  std::vector<Piece> pieces;
+  for (BlockIndex first = 0; first < blocks_.size(); ++first) {
+    if (is_unused[first] || blocks_[first].previous != kNone) continue;
+    for (BlockIndex index = first; index != kNone; index = blocks_[index].next) {
+      const Block& block = blocks_[index];
+      pieces.push_back({.block = index,
+                        .bytes = block.size,
+                        .stream = block.stream,
+                        .small = block.pool == Small,
+                        .allocated = block.allocated,
+                        .begins_segment = index == first});
+    }
+  }
+  return pieces;
 }
 
 CachingAllocator::Key CachingAllocator::key_of(BlockIndex index) const {
@@ -72,6 +97,7 @@ std::optional<CachingAllocator::BlockIndex> CachingAllocator::take_free(Pool poo
   }
   const BlockIndex index = best->block;
   free_[pool].erase(best);
+  if (is_whole_segment(blocks_[index])) idle_ -= blocks_[index].size;
   return index;
 }
 
@@ -92,6 +118,7 @@ CachingAllocator::BlockIndex CachingAllocator::grow_segment(Pool pool, std::uint
   }
   const bool continues = segment.last != kNone && !blocks_[segment.last].allocated;
   const std::uint64_t there = continues ? blocks_[segment.last].size : 0;
+  if (continues && is_whole_segment(blocks_[segment.last])) idle_ -= there;
   const std::uint64_t bytes = round_up(size - there, pool == Small ? kSmallBuffer : kLargeBuffer);
   held_ += bytes;
   const BlockIndex added =

@@ -28,6 +28,26 @@ class CachingAllocator {
 
   [[nodiscard]] std::uint64_t held_bytes() const { return held_; }  // never shrinks
 
+  // Peak of the bytes of allocated blocks.
+  [[nodiscard]] std::uint64_t most_allocated_bytes() const { return most_allocated_; }
+  // Of segments in which nothing is allocated.
+  [[nodiscard]] std::uint64_t idle_bytes() const { return idle_; }
+
+  // Whether a request of so many bytes is served from the pool of small blocks.
+  static bool is_small(std::uint64_t bytes);
+
+  // A block as it lies in its segment.
+  struct Piece {
+    BlockIndex block = 0;
+    std::uint64_t bytes = 0;
+    std::uint32_t stream = 0;
+    bool small = false;  // of the pool of small blocks
+    bool allocated = false;
+    bool begins_segment = false;
+  };
+  // All blocks, segment after segment, within each in the order of addresses.
+  [[nodiscard]] std::vector<Piece> pieces() const;
+
  private:
   static constexpr BlockIndex kNone = std::numeric_limits<BlockIndex>::max();
   enum Pool : std::uint8_t { Small, Large };
@@ -67,8 +87,15 @@ class CachingAllocator {
   BlockIndex merge(BlockIndex left, BlockIndex right);
   BlockIndex new_block(const Block& block);
 
+  [[nodiscard]] static bool is_whole_segment(const Block& block) {
+    return block.previous == kNone && block.next == kNone;
+  }
+
   Segments segments_;
   std::uint64_t held_ = 0;
+  std::uint64_t idle_ = 0;
+  std::uint64_t allocated_ = 0;
+  std::uint64_t most_allocated_ = 0;
   // CUDA places what it allocates below what it allocated before, and of equal blocks the lowest is taken: with rising
   // addresses two of six recorded programs would hold other amounts than they did on an H200 (0.4 and 8 %).
   std::uint64_t lowest_ = std::uint64_t{1} << 63;  // address in use

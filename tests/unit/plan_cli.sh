@@ -49,6 +49,16 @@ expect 0 0 show loop.fb
 says out "ended in order"
 expect 0 0 show --json killed.fb
 says out '"closed": false'
+expect 0 0 show --events loop.fb
+for key in modules stacks time_ns address kind flags; do says out "\"$key\": ["; done
+expect 0 0 report loop.fb
+for key in curves peak native_peak plan all_requests; do says out "\"$key\": {"; done
+says out '"plan_source": null'
+expect 0 0 report loop.fb loop.plan
+says out '"plan_source": "loop.fb"'
+expect 0 0 report two_devices.fb
+expect 0 0 report requests.csv
+says out '"recorded": false'
 expect 0 0 killed.fb --dry-run
 says out "was killed"
 expect 0 0 loop.fb --dry-run --summary json
@@ -103,6 +113,12 @@ rm trace.3.fb
 expect 1 1 check requests.csv loop.plan
 expect 1 1 check loop.fb two.plan
 expect 1 1 check requests.plan loop.fb
+expect 1 1 report loop.fb two.plan
+says err "two.plan: not sound for loop.fb"
+expect 1 1 report loop.plan
+expect 1 1 report loop.fb loop.fb
+expect 1 1 show --events requests.csv
+expect 1 1 show --events loop.plan
 expect 1 1 missing.fb -o out.plan
 says err "missing.fb"
 expect 1 1 . -o out.plan

@@ -56,3 +56,15 @@ TEST_CASE("errors name the line") {
   CHECK(row("0,1,2,281474976710657\n") == "line 2: size is too large");
   CHECK(row("0,1,9223372036854775807,3\n") == "line 2: upper is too large");
 }
+
+TEST_CASE("a CSV may name the streams and the call stacks of its requests") {
+  const auto problem = stalloc::plan::parse_csv("id,lower,upper,size,stream,stack\n0,0,2,512,0,3\n1,1,3,512,7,4\n");
+  REQUIRE(problem.ok());
+  REQUIRE(problem.value.requests[0].stream == 0);
+  REQUIRE(problem.value.requests[1].stream == 7);
+  REQUIRE(problem.value.requests[1].alloc_order == 7);
+  REQUIRE(problem.value.requests[1].free_order == 7);
+  REQUIRE(problem.value.requests[1].stack == 4);
+  REQUIRE_FALSE(stalloc::plan::parse_csv("id,lower,upper,size,stream\n0,0,2,512,70000\n").ok());
+  REQUIRE_FALSE(stalloc::plan::parse_csv("id,lower,upper,size,stream\n0,0,2,512,x\n").ok());
+}

@@ -6,6 +6,7 @@
 #include "catch.h"
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
+#include "plan/simulate/native_peak.h"
 #include "plan/simulate/simulate_caching.h"
 #include "plan_samples.h"
 
@@ -196,4 +197,63 @@ TEST_CASE("what passes a framework's allocator by is the rest, without probes") 
   REQUIRE(outside.requests[1].bytes() == 2 * kMiB);
   REQUIRE(outside.requests[2].bytes() == 0);
   REQUIRE(outside.requests[3].bytes() == 0);
+}
+
+TEST_CASE("the native allocator's peak says which bytes are free and why") {
+  // Two large segments; the first is cut by a request that stays, and its rest is too small for what comes then.
+  Problem problem;
+  const auto add = [&problem](std::uint64_t bytes, std::uint64_t until, std::uint32_t stream) {
+    Request& request = problem.requests.emplace_back();
+    request.size = bytes;
+    request.until = until;
+    request.stream = stream;
+  };
+  add(12 * kMiB, 2, 0);      // its segment of 12 MiB is idle from request 2 on
+  add(4 * kMiB, kNever, 0);  // 16 of 20 MiB are free, too small
+  add(2 * kMiB, kNever, 1);  // 18 of 20 MiB are free, for another stream
+  add(512, kNever, 0);       // 2 MiB - 512 are free, in the other pool
+  add(30 * kMiB, kNever, 0);
+  const NativePeak peak = find_native_peak(problem);
+  REQUIRE(peak.request == 4);
+  REQUIRE(peak.segments == 5);
+  REQUIRE(peak.held_bytes == (12 + 20 + 20 + 2 + 30) * kMiB);
+  REQUIRE(peak.held_bytes == simulate_caching(problem).held_bytes);
+  REQUIRE(peak.live_bytes == (4 + 2 + 30) * kMiB + 512);
+  REQUIRE(peak.rounding_bytes == 0);
+  REQUIRE(peak.holes.size() == 4);
+  REQUIRE(peak.holes[0].bytes == 18 * kMiB);
+  REQUIRE(peak.holes[0].kind == HoleKind::OtherStream);
+  REQUIRE(peak.holes[0].before == 2);
+  REQUIRE(peak.holes[0].after == kNoRequest);
+  REQUIRE(peak.holes[1].kind == HoleKind::TooSmall);
+  REQUIRE(peak.holes[1].bytes == 16 * kMiB);
+  REQUIRE(peak.holes[2].kind == HoleKind::WholeSegment);
+  REQUIRE(peak.holes[2].bytes == 12 * kMiB);
+  REQUIRE(peak.holes[3].kind == HoleKind::OtherPool);
+  REQUIRE(find_native_peak(Problem()).request == kNoRequest);
+}
+
+TEST_CASE("a watch sees every request and ends at what is held") {
+  Problem problem;
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.upper = request.until = std::min<std::uint64_t>(i + 1 + i % 7, 50);
+    request.size = (i % 11) * kMiB;
+  }
+  std::vector<std::uint64_t> seen;
+  const Watch watch = [&seen](std::size_t request, std::uint64_t held) {
+    REQUIRE(request == seen.size());
+    seen.push_back(held);
+  };
+  const auto ends_at = [&](const Held& held) {
+    const bool right = seen.size() == problem.requests.size() && seen.back() == held.held_bytes;
+    seen.clear();
+    return right;
+  };
+  REQUIRE(ends_at(simulate_caching(problem, watch)));
+  REQUIRE(ends_at(simulate_expandable(problem, watch)));
+  REQUIRE(ends_at(simulate_online(problem, 2 * kMiB, watch)));
+  const auto planned = plan_device(problem, {.granularity = 2 * kMiB});
+  REQUIRE(ends_at(simulate_planned(problem, planned.value.plan, watch)));
 }

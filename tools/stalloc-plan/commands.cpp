@@ -21,11 +21,15 @@ plan::Outcome<std::string> show(const ShowCommand& command) {
   const auto input = read_input(command.input, command.read);
   if (!input.ok()) return plan::Outcome<std::string>::failure(input.error);
   progress.begin("describing " + command.input);
+  const auto* recorded = std::get_if<Source>(&input.value);
+  if (command.events && (recorded == nullptr || !recorded->recorded)) {
+    return plan::Outcome<std::string>::failure(command.input + ": not a trace; only traces have events");
+  }
+  if (command.events) return {events_json(*recorded), {}};
   if (const auto* plan = std::get_if<plan::Plan>(&input.value)) {
     return {command.json ? plan_json(*plan) : plan_text(*plan), {}};
   }
-  const Source& source = std::get<Source>(input.value);
-  return {command.json ? source_json(source) : source_text(source), {}};
+  return {command.json ? source_json(*recorded) : source_text(*recorded), {}};
 }
 
 // What is wrong with the plan; empty: nothing.

@@ -10,6 +10,7 @@
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
 #include "tools/stalloc-plan/help.h"
+#include "tools/stalloc-plan/report.h"
 
 namespace stalloc::tool {
 namespace {
@@ -84,6 +85,7 @@ int parse_and_run(int argc, char** argv) {
   CLI::App& show_app = *app.add_subcommand("show", "Describe a trace, a plan or a CSV of requests");
   show_app.add_option("FILE", show.input, "The file")->required();
   show_app.add_flag("--json", show.json, "As JSON (docs/formats.md)");
+  show_app.add_flag("--events", show.events, "Everything that a trace holds, as JSON (docs/formats.md)");
   add_truncated(show_app);
 
   CheckCommand check;
@@ -102,6 +104,12 @@ int parse_and_run(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   add_truncated(compare_app);
 
+  ReportCommand report;
+  CLI::App& report_app = *app.add_subcommand("report", "Print as JSON what `stalloc report` makes a page of");
+  report_app.add_option("TRACE", report.input, "The recorded run, or a CSV of requests")->required();
+  report_app.add_option("PLAN", report.plan, "A plan of this run (default: one is made)");
+  add_truncated(report_app);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -119,6 +127,10 @@ int parse_and_run(int argc, char** argv) {
   if (compare_app.parsed()) {
     compare.read = read;
     return run(compare);
+  }
+  if (report_app.parsed()) {
+    report.read = read;
+    return run(report);
   }
   if (plan.inputs.empty()) return fail("no trace given (stalloc-plan --help explains)", kExitUsage);
   if (dry_run && !plan.output.empty()) return fail("--dry-run writes nothing: leave -o out", kExitUsage);

@@ -12,5 +12,7 @@ std::string plan_text(const plan::Plan& plan);
 std::string plan_json(const plan::Plan& plan);
 std::string source_text(const Source& source);
 std::string source_json(const Source& source);
+// All events of a trace, its modules and its stacks, as JSON.
+std::string events_json(const Source& source);
 
 }  // namespace stalloc::tool

@@ -1,0 +1,48 @@
+// What each allocator would hold for the requests of one device, by simulation: for `compare` and `report`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "plan/outcome.h"
+#include "plan/plan.h"
+#include "plan/problem.h"
+#include "plan/simulate/simulate.h"
+
+namespace stalloc::tool {
+
+struct Allocator {
+  const char* key;   // in JSON
+  const char* name;  // in the table
+};
+inline constexpr std::array<Allocator, 4> kAllocators = {{{"native", "PyTorch native"},
+                                                          {"expandable", "PyTorch expandable segments"},
+                                                          {"online", "stalloc without a plan"},
+                                                          {"planned", "stalloc with a plan"}}};
+
+struct Comparison {
+  std::uint32_t device = 0;
+  std::uint64_t requests = 0;          // that every allocator is given
+  std::uint64_t outside_requests = 0;  // that no framework's allocator sees
+  std::uint64_t outside_bytes = 0;     // their peak
+  std::array<plan::Held, kAllocators.size()> held;
+  plan::DevicePlan plan;  // of the last one
+};
+
+// Told what an allocator, by its index, holds after each request.
+using WatchAll = std::function<void(std::size_t allocator, std::size_t request, std::uint64_t held_bytes)>;
+
+// `plan`: a sound one for `all`, or null: one is made of what a framework's allocator is asked for. `granularity` of
+// stalloc's pages, bytes; 0: the recorded device's, else the default. `watch` may be empty.
+plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granularity,
+                                  const plan::DevicePlan* plan = nullptr, const WatchAll& watch = nullptr);
+
+// The members of a device's object, without the braces.
+std::string comparison_json(const Comparison& comparison);
+
+double held_per_live(const plan::Held& held);
+double lost_share(const plan::Held& held);
+
+}  // namespace stalloc::tool

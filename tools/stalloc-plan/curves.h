@@ -1,0 +1,40 @@
+// Live bytes and what allocators hold over time, in so few points that a page can draw them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/problem.h"
+#include "tools/stalloc-plan/comparison.h"
+
+namespace stalloc::tool {
+
+inline constexpr std::size_t kMostPoints = 2000;
+
+// Point p stands for the requests [first(p), first(p + 1)). Of live bytes it has the least and the most in them, of
+// what is held the most; so the largest value of a curve is that of the run.
+class Curves {
+ public:
+  Curves() = default;
+  explicit Curves(const plan::Problem& problem);  // what a framework's allocator is asked for
+
+  // What allocator `allocator` (of kAllocators) holds after `request`.
+  void add(std::size_t allocator, std::size_t request, std::uint64_t held_bytes);
+
+  // An object; `first` of a point is the ordinal of its first request.
+  [[nodiscard]] std::string json() const;
+
+ private:
+  [[nodiscard]] std::size_t point_of(std::size_t request) const;
+
+  std::size_t requests_ = 0;
+  std::vector<std::uint64_t> first_;
+  std::vector<std::uint64_t> live_least_;
+  std::vector<std::uint64_t> live_most_;
+  std::array<std::vector<std::uint64_t>, kAllocators.size()> held_;
+};
+
+}  // namespace stalloc::tool

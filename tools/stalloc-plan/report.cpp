@@ -1,0 +1,99 @@
+#include "tools/stalloc-plan/report.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+#include <variant>
+
+#include "plan/slot_match.h"
+#include "tools/stalloc-plan/answer.h"
+#include "tools/stalloc-plan/planning.h"
+#include "tools/stalloc-plan/progress.h"
+
+namespace stalloc::tool {
+namespace {
+
+// When each request of a device was made, in the order of find_lifetimes().
+std::vector<std::uint64_t> request_times(const trace::Trace& trace, std::uint32_t device) {
+  std::vector<std::uint64_t> times;
+  for (const trace::Event& event : trace.events) {
+    const bool allocates = event.kind() == trace::EventKind::Alloc || event.kind() == trace::EventKind::AllocAsync ||
+                           event.kind() == trace::EventKind::AllocFromPool;
+    const bool failed = (event.flags() & static_cast<unsigned>(tracefb::EventFlags::Failed)) != 0;
+    if (allocates && !failed && event.address() != 0 && event.device() == device) {
+      times.push_back(event.time_ns() / 1000);
+    }
+  }
+  return times;
+}
+
+const plan::DevicePlan* plan_of(const plan::Plan& plan, std::uint32_t device) {
+  for (const plan::DevicePlan& candidate : plan.devices) {
+    if (candidate.device == device) return &candidate;
+  }
+  return nullptr;
+}
+
+plan::Outcome<DeviceReport> report_device(const Source& source, const plan::Problem& problem,
+                                          const plan::DevicePlan* plan) {
+  using Result = plan::Outcome<DeviceReport>;
+  const plan::Problem framework = plan::framework_requests(problem);
+  Curves curves(framework);
+  auto comparison =
+      compare(problem, 0, plan, [&curves](std::size_t allocator, std::size_t request, std::uint64_t held) {
+        curves.add(allocator, request, held);
+      });
+  if (!comparison.ok()) return Result::failure(comparison.error);
+  // A plan of one's own is of what the framework asks for, one from a file of all requests; they are counted alike.
+  auto slots = plan::match_slots(problem, comparison.value.plan);
+  if (!slots.ok()) return Result::failure(slots.error);
+  DeviceReport report{.problem = &problem,
+                      .comparison = std::move(comparison.value),
+                      .curves = std::move(curves),
+                      .native = plan::find_native_peak(framework),
+                      .slots = std::move(slots.value),
+                      .time = {}};
+  if (source.recorded) report.time = request_times(source.trace, problem.device);
+  return {std::move(report), {}};
+}
+
+plan::Outcome<plan::Plan> read_plan(const ReportCommand& command, const Source& source) {
+  using Result = plan::Outcome<plan::Plan>;
+  auto input = read_input(command.plan, command.read);
+  if (!input.ok()) return Result::failure(input.error);
+  auto* plan = std::get_if<plan::Plan>(&input.value);
+  if (plan == nullptr) return Result::failure(command.plan + ": requests, where a plan is needed");
+  const std::string fault = find_fault(source, *plan);
+  if (!fault.empty()) return Result::failure(command.plan + ": not sound for " + command.input + ": " + fault);
+  return {std::move(*plan), {}};
+}
+
+// The answer's text.
+plan::Outcome<std::string> answer(const ReportCommand& command) {
+  using Result = plan::Outcome<std::string>;
+  Progress progress;
+  progress.begin("reading " + command.input);
+  const auto source = read_source(command.input, command.read);
+  if (!source.ok()) return Result::failure(source.error);
+  plan::Outcome<plan::Plan> plan;
+  if (!command.plan.empty()) plan = read_plan(command, source.value);
+  if (!plan.ok()) return Result::failure(plan.error);
+  std::vector<DeviceReport> devices;
+  for (const plan::Problem& problem : source.value.lifetimes.devices) {
+    progress.begin(fmt::format("simulating allocators on device {}", problem.device));
+    auto report = report_device(source.value, problem, plan_of(plan.value, problem.device));
+    if (!report.ok()) return Result::failure(command.input + ": " + report.error);
+    devices.push_back(std::move(report.value));
+  }
+  progress.begin("describing " + command.input);
+  return {report_json(source.value, command.plan.empty() ? "" : plan.value.source, devices), {}};
+}
+
+}  // namespace
+
+int run(const ReportCommand& command) {
+  const auto answered = answer(command);
+  return answered.ok() ? print(answered.value) : fail(answered.error);
+}
+
+}  // namespace stalloc::tool

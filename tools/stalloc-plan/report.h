@@ -1,0 +1,36 @@
+// `stalloc-plan report`: all that `stalloc report` shows of a run, as JSON (docs/formats.md).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/simulate/native_peak.h"
+#include "tools/stalloc-plan/comparison.h"
+#include "tools/stalloc-plan/curves.h"
+#include "tools/stalloc-plan/input.h"
+
+namespace stalloc::tool {
+
+struct ReportCommand {
+  std::string input;
+  std::string plan;  // empty: one is made
+  ReadOptions read;
+};
+
+// Returns the exit code; errors are one line on stderr.
+int run(const ReportCommand& command);
+
+// What is known of one device.
+struct DeviceReport {
+  const plan::Problem* problem = nullptr;
+  Comparison comparison;
+  Curves curves;
+  plan::NativePeak native;
+  std::vector<std::size_t> slots;   // of each request, or plan::kNoSlot
+  std::vector<std::uint64_t> time;  // of each request, microseconds since the process began; empty for a CSV
+};
+
+// `plan_source` is the name of the plan's file; empty: it was made for the report.
+std::string report_json(const Source& source, const std::string& plan_source, const std::vector<DeviceReport>& devices);
+
+}  // namespace stalloc::tool
