@@ -36,7 +36,7 @@ class Man(CommandTest):
 
     def test_stalloc_plan(self):
         page = self.shown("stalloc-plan")
-        for command in ([], ["show"], ["check"], ["compare"]):
+        for command in ([], ["show"], ["check"], ["compare"], ["report"]):
             done = subprocess.run([TOOL, *command, "--help"], stdout=subprocess.PIPE, text=True, check=True)
             self.assert_all_options(page, done.stdout)
 

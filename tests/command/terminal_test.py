@@ -57,6 +57,17 @@ class Terminal(CommandTest):
         self.run_command("record", "--", bench.HOST)
         self.assertNotIn("\033", self.on_terminal(TOOL, "trace.fb", "--dry-run"))
 
+    def test_progress_of_the_command_itself(self):
+        script = ("import sys, time; sys.path.insert(0, sys.argv[1]); from stalloc import terminal\n"
+                  "with terminal.Progress('reading') as progress: time.sleep(1.5); progress.begin('writing'); time.sleep(0.5)\n"
+                  "print('done')")
+        command = (sys.executable, "-c", script, SOURCE / "tools" / "stalloc")
+        written = self.on_terminal(*command)
+        self.assertRegex(written, r"\r\033\[Kreading \(1 s\).*\r\033\[Kwriting \(\d s\).*\r\033\[Kdone")
+        self.assertNotIn("\033", self.on_terminal(*command, TERM="dumb"))
+        piped = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
+        self.assertEqual(piped.stderr, "")
+
     def test_colours(self):
         command = (sys.executable, bench.COMMAND, "doctor", "--no-probe")
         self.assertRegex(self.on_terminal(*command), COLOUR)
@@ -81,7 +92,7 @@ class Width(CommandTest):
         self.assertIn("run", commands)
         for command in commands:
             self.assert_narrow(self.run_command(command, "--help").stdout)
-        for command in ([], ["show"], ["check"], ["compare"]):
+        for command in ([], ["show"], ["check"], ["compare"], ["report"]):
             done = subprocess.run([TOOL, *command, "--help"], stdout=subprocess.PIPE, text=True, check=True)
             self.assert_narrow(done.stdout)
 
@@ -89,7 +100,7 @@ class Width(CommandTest):
         (self.folder / "trace.0.fb").write_bytes(lzma.decompress((SOURCE / "tests/data/llama-lora.fb.xz").read_bytes()))
         (self.folder / "trace.1.fb").symlink_to("trace.0.fb")
         for command in (["plan", "trace.0.fb", "-o", "plan.fb"], ["show", "trace.0.fb"], ["show", "plan.fb"],
-                        ["compare", "trace.0.fb"], ["check", "trace.0.fb", "plan.fb"],
+                        ["compare", "trace.0.fb"], ["check", "trace.0.fb", "plan.fb"], ["report", "trace.0.fb", "--text"],
                         ["plan", "trace.0.fb", "trace.1.fb", "-o", "plans"]):
             self.assert_narrow(self.run_command(*command).stdout)
 

@@ -17,7 +17,7 @@ SKIPPED = 77
 FILES = ("bin/stalloc", "bin/stalloc-plan", "include/stalloc.h", "lib/libstalloc_interpose.so",
          "share/bash-completion/completions/stalloc", "share/doc/stalloc/LICENSE",
          "share/doc/stalloc/THIRD_PARTY_NOTICES.md", "share/man/man1/stalloc.1", "share/man/man1/stalloc-plan.1",
-         "share/stalloc/python/stalloc/cli.py")
+         "share/stalloc/python/stalloc/cli.py", "share/stalloc/python/stalloc/report/template.html")
 
 
 def run(*command, **options):

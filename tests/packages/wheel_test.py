@@ -86,6 +86,8 @@ def use(commands, build, folder):
     expect("requests through the driver: 8 made, seen and served" in found, f"the doctor found {found}")
     stalloc("record", "--", host)
     stalloc("plan", "trace.fb", "-o", "plan.fb")
+    stalloc("report", "trace.fb", "plan.fb", "-o", "report.html")
+    expect("stallocReport" in (folder / "report.html").read_text(encoding="utf-8"), "the report has no scripts")
     result = next(line for line in stalloc("run", "--plan", "plan.fb", "--", host).splitlines() if line[0] == "{")
     expect(json.loads(result)["wrong"] == 0 and json.loads(result)["pool_allocs"] == 0, f"served wrongly: {result}")
     expect((commands.parent / "share/man/man1/stalloc.1").is_file(), "the man page is not installed")

@@ -137,7 +137,7 @@ def tool_man(version, tool):
     description = text[:text.index("\nUsage:")]
     out = head("stalloc-plan", version, "plan the device memory of a recorded run")
     out += [".SH SYNOPSIS", ".B stalloc\\-plan", "TRACE ... \\-o PLAN [options]", ".br", ".B stalloc\\-plan",
-            "show|check|compare ...", ".SH DESCRIPTION", *paragraphs(description), ".SH OPTIONS"]
+            "show|check|compare|report ...", ".SH DESCRIPTION", *paragraphs(description), ".SH OPTIONS"]
     for option in tool_options(text):
         out += entry(option.name, option.text)
     out += [".SH COMMANDS"]

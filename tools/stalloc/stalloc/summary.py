@@ -46,7 +46,7 @@ def remarks(found):
     misses = sum(row["misses"] for row in found)
     if misses:
         yield (f"{misses} request{'s' * (misses > 1)} found no memory: the program needs more than the card has. What "
-               "lives at the peak: stalloc record -- ..., then stalloc show trace.fb")
+               "lives at the peak: stalloc record -- ..., then stalloc report trace.fb")
     by_plan = [row for row in found if row["mode"] == "alloc"]
     planned = sum(row["planned_requests"] for row in by_plan)
     requests = planned + sum(row["dynamic_requests"] + row["unplanned_requests"] for row in by_plan)

@@ -3,6 +3,8 @@
 import os
 import sys
 import textwrap
+import threading
+import time
 
 WIDTH = 80
 CODES = {"good": "32", "note": "36", "warning": "33", "bad": "31", "strong": "1", "faint": "2"}
@@ -36,3 +38,40 @@ def size(count):
             break
         value, unit = value / 1024, larger
     return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
+
+
+class Progress:
+    """One line on standard error that says what the command is at, where that takes longer than a second and a person
+    reads it. A context; `begin` may be called again within."""
+
+    PATIENCE = 1.0
+    PAUSE = 0.2
+
+    def __init__(self, what):
+        self.what = what
+        self.over = threading.Event()
+        shown = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self.thread = threading.Thread(target=self.show, daemon=True) if shown else None
+
+    def begin(self, what):
+        self.what = what
+
+    def show(self):
+        start, drawn, pause = time.monotonic(), False, self.PATIENCE
+        while not self.over.wait(pause):
+            sys.stderr.write(f"\r\033[K{self.what[:60]} ({time.monotonic() - start:.0f} s)")
+            sys.stderr.flush()
+            drawn, pause = True, self.PAUSE
+        if drawn:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+    def __enter__(self):
+        if self.thread:
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        if self.thread:
+            self.thread.join()

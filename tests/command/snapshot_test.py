@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Reading PyTorch's memory snapshots: a real one has PyTorch's own figures, and hostile ones do nothing."""
+
+import json
+import lzma
+import os
+import pickle
+import struct
+
+import bench
+from bench import SOURCE, CommandTest
+
+MIB = 1 << 20
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+class Real(CommandTest):
+    """tests/gpu/dump_snapshot.py dumped it on an H200, with PyTorch 2.11."""
+
+    def setUp(self):
+        super().setUp()
+        packed = (SOURCE / "tests/data/pytorch-2.11-snapshot.pickle.xz").read_bytes()
+        (self.folder / "snapshot.pickle").write_bytes(lzma.decompress(packed))
+        self.measured = json.loads((SOURCE / "tests/data/pytorch-2.11-snapshot.json").read_text())
+
+    def test_the_native_column_is_what_pytorch_measured(self):
+        (device,) = json.loads(self.run_command("compare", "--json", "snapshot.pickle").stdout)["devices"]
+        held = {row["allocator"]: row for row in device["allocators"]}
+        self.assertEqual(device["requests"], self.measured["allocations"])
+        self.assertEqual(held["native"]["held_bytes"], self.measured["max_memory_reserved"])
+        self.assertEqual(held["native"]["block_bytes"], self.measured["max_memory_allocated"])
+        self.assertEqual(device["recorded"]["held_bytes"], self.measured["max_memory_reserved"])
+        self.assertEqual(device["recorded"]["live_bytes"], held["native"]["live_bytes"])
+        self.assertLess(held["planned"]["held_bytes"], held["native"]["held_bytes"])
+        table = self.run_command("compare", "snapshot.pickle").stdout
+        for line in ("snapshot.pickle, device 0: 4564 requests, simulated", "PyTorch native                  11.166    14.783",
+                     "recorded: 11.17 GiB live at the peak, 14.78 GiB held"):
+            self.assertIn(line, table)
+
+    def test_described(self):
+        text = self.run_command("snapshot", "snapshot.pickle").stdout
+        self.assertIn("device 0: 4564 requests on 2 streams, in 13180 entries of history", text)
+        self.run_command("snapshot", "snapshot.pickle", "-o", "requests.csv")
+        compared = [json.loads(self.run_command("compare", "--json", name).stdout)["devices"][0]["allocators"]
+                    for name in ("requests.csv", "snapshot.pickle")]
+        self.assertEqual(*compared)
+
+    def test_cut_off_anywhere(self):
+        content = (self.folder / "snapshot.pickle").read_bytes()
+        for at in (3, 20, 1000, len(content) // 2, len(content) - 1):
+            (self.folder / "cut.pickle").write_bytes(content[:at])
+            done = self.run_command("compare", "cut.pickle", status=1)
+            self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+
+    def test_damaged_anywhere(self):
+        content = (self.folder / "snapshot.pickle").read_bytes()
+        for at in range(2, 3000, 211):
+            (self.folder / "damaged.pickle").write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1:])
+            done = self.run_command("snapshot", "damaged.pickle", status=None)
+            self.assertIn(done.returncode, (0, 1), done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+
+class Made(CommandTest):
+    def write(self, value, protocol=4):
+        (self.folder / "made.pickle").write_bytes(pickle.dumps(value, protocol=protocol))
+
+    def refused(self, *words):
+        done = self.run_command("compare", "made.pickle", status=1)
+        self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertFalse((self.folder / "executed").exists())
+
+    def test_nothing_is_run(self):
+        for protocol in (2, 3, 4, 5):
+            self.write({"segments": [Evil()], "device_traces": []}, protocol)
+            self.refused("only plain data is read")
+        for content in (b"\x80\x02cos\nsystem\n(S'touch executed'\ntR.", b"\x80\x02(S'touch executed'\nios\nsystem\n.",
+                        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0etouch executed\x85R.", b"\x80\x02Pname\n.",
+                        b"\x80\x02\x82\x01."):
+            (self.folder / "made.pickle").write_bytes(content)
+            self.refused()
+
+    def test_absurd_sizes(self):
+        for content in (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.", b"\x80\x04]r" + struct.pack("<I", 0xfffffff0) + b".",
+                        b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"N.", b"\x80\x04\x8b" + struct.pack("<i", 1 << 30) + b"1.",
+                        b"\x80\x02" + b"]" * 2000000 + b"a" * 1999999 + b"."):
+            (self.folder / "made.pickle").write_bytes(content)
+            self.refused()
+
+    def test_other_shapes(self):
+        entry = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
+        for value in (None, 7, [], {}, {"segments": 3}, {"segments": [3], "device_traces": []},
+                      {"segments": [], "device_traces": [[3]]}, {"segments": [], "device_traces": 3},
+                      {"segments": [], "device_traces": [[{**entry, "size": -1}]]},
+                      {"segments": [], "device_traces": [[{**entry, "size": "large"}]]},
+                      {"segments": [], "device_traces": [[{**entry, "size": 1 << 70}]]},
+                      {"segments": [], "device_traces": [[{**entry, "addr": None}]]},
+                      {"segments": [{"device": 0, "address": 0, "total_size": 1}], "device_traces": [[entry]]}):
+            self.write(value)
+            self.refused("no memory snapshot of PyTorch" if value != {} else "")
+        for value in ({"segments": [], "device_traces": []}, {"segments": [], "device_traces": [[], []]},
+                      {"segments": [], "device_traces": [[{"action": "snapshot"}]]}):
+            self.write(value)
+            self.refused("_record_memory_history")
+
+    def test_blocks_older_than_the_history(self):
+        free = {"action": "free_completed", "addr": 1 << 30, "size": MIB, "stream": 0, "frames": []}
+        alloc = {"action": "alloc", "addr": 2 << 30, "size": 3 * MIB, "stream": 5, "frames": [{"filename": "a", "line": 1, "name": "f"}]}
+        segments = [{"device": 0, "address": 3 << 30, "total_size": 4 * MIB, "stream": 0, "blocks": [
+            {"address": 3 << 30, "size": 2 * MIB, "requested_size": 2 * MIB - 100, "state": "active_allocated", "frames": []},
+            {"address": (3 << 30) + 2 * MIB, "size": 2 * MIB, "requested_size": 0, "state": "inactive", "frames": []}]}]
+        self.write({"segments": segments, "device_traces": [[free, alloc, {**alloc, "action": "oom", "device_free": 0}]]})
+        (device,) = json.loads(self.run_command("snapshot", "made.pickle", "--json").stdout)["devices"]
+        self.assertEqual((device["requests"], device["older_blocks"], device["streams"]), (3, 2, 2))
+        self.assertEqual(device["out_of_memory_events"], 1)
+        self.assertIn("2 blocks are older than the history", self.run_command("snapshot", "made.pickle").stdout)
+        self.run_command("snapshot", "made.pickle", "-o", "requests.csv")
+        rows = (self.folder / "requests.csv").read_text().splitlines()
+        self.assertEqual(rows, ["id,lower,upper,size,stream,stack", f"0,0,1,{MIB},0,0", f"1,0,4,{2 * MIB - 100},0,0",
+                                f"2,2,4,{3 * MIB},1,1"])
+
+    def test_devices(self):
+        alloc = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
+        self.write({"segments": [], "device_traces": [[], [alloc], [alloc, {**alloc, "addr": 8192}]]})
+        devices = json.loads(self.run_command("compare", "--json", "made.pickle").stdout)["devices"]
+        self.assertEqual([(device["device"], device["requests"]) for device in devices], [(1, 1), (2, 2)])
+        text = self.run_command("compare", "made.pickle").stdout
+        self.assertIn("made.pickle, device 2: 2 requests", text)
+        self.run_command("snapshot", "made.pickle", "--device", "1", "-o", "requests.csv")
+        self.assertEqual(len((self.folder / "requests.csv").read_text().splitlines()), 2)
+        self.run_command("snapshot", "made.pickle", "--device", "7", "-o", "requests.csv", status=1)
+
+    def test_names_of_any_bytes(self):
+        alloc = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
+        self.write({"segments": [], "device_traces": [[alloc]]})
+        odd = os.fsencode(self.folder) + b"/od\xffd \n.pickle"
+        os.rename(self.folder / "made.pickle", odd)
+        for command in (["compare"], ["compare", "--json"], ["snapshot"], ["report", "--text"]):
+            self.run_command(command[0], os.fsdecode(odd), *command[1:])
+
+    def test_other_files_are_for_the_planner(self):
+        self.run_command("compare", "missing.pickle", status=1)
+        self.run_command("snapshot", "missing.pickle", status=1)
+        (self.folder / "requests.csv").write_text("id,lower,upper,size\n0,0,1,512\n")
+        self.run_command("compare", "requests.csv")
+        self.assertEqual(self.run_command("snapshot", "requests.csv", status=1).stdout, "")
+
+
+if __name__ == "__main__":
+    bench.main()

@@ -1,0 +1,64 @@
+"""`stalloc export`: a recorded run in formats that other tools open."""
+
+import os
+import sys
+
+from stalloc import perfetto, pytorch_snapshot, recording, terminal
+
+HELP = "write a trace in a format that other tools open"
+DESCRIPTION = """\
+Writes a recorded run in a format that other tools open:
+
+  pytorch    a memory snapshot, for pytorch.org/memory_viz and _memory_viz.py
+  perfetto   trace events, for ui.perfetto.dev and chrome://tracing"""
+EPILOG = """\
+examples:
+  stalloc export trace.fb --to pytorch -o snapshot.pickle
+  stalloc export trace.fb --to perfetto -o trace.json"""
+WRITERS = {"pytorch": pytorch_snapshot.write, "perfetto": perfetto.write}
+
+
+def register(subparsers):
+    parser = subparsers.add_parser("export", help=HELP, description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("trace", metavar="TRACE", help="the recorded run")
+    parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="the format")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="where it goes (- is standard output)")
+    parser.add_argument("--accept-truncated", action="store_true",
+                        help="take the whole chunks of a trace that stops inside one")
+
+
+def run(arguments):
+    options = ["--accept-truncated"] if arguments.accept_truncated else []
+    try:
+        with terminal.Progress("reading " + arguments.trace) as progress:
+            recorded = recording.ask("show", arguments.trace, "--events", *options)
+            progress.begin("naming functions")
+            names, stacks = recording.name_frames(recorded)
+            progress.begin("writing " + arguments.output)
+            save(arguments.output, lambda file: WRITERS[arguments.to](recorded, names, stacks, file))
+    except recording.BadInput as error:
+        terminal.say(str(error))
+        return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        terminal.say(f"{error.filename or arguments.output}: {error.strerror}")
+        return 1
+    return 0
+
+
+def save(path, write):
+    """`write(file)` to a file that is there only when it is complete, or to standard output."""
+    if path == "-":
+        write(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    temporary = f"{path}.{os.getpid()}.part"
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,70 @@
+"""A memory snapshot as PyTorch dumps it (torch.cuda.memory._dump_snapshot), in pickle protocol 4.
+
+A trace knows requests, not segments of a caching allocator: each request is a segment of its own, which comes and goes
+with it, for PyTorch's viewer looks for the segment of every block.
+"""
+
+import pickle
+
+from stalloc import events
+
+PROTOCOL = 4  # pytorch.org/memory_viz reads no newer one
+UNIT = 512  # what PyTorch rounds blocks up to
+
+
+def write(recorded, names, stacks, file):
+    pickle.dump(snapshot(recorded, names, stacks), file, protocol=PROTOCOL)
+
+
+def frames_of(names, stacks):
+    """By stack, innermost first. The same list is used wherever a stack occurs, so that it is written once."""
+    frames = []
+    for name in names:
+        library, separator, function = name.partition(": ")
+        frames.append({"filename": library, "line": 0, "name": function if separator else name})
+    return {stack: [frames[name] for name in indices] for stack, indices in stacks.items()}
+
+
+def rounded(size):
+    return max(UNIT, (size + UNIT - 1) // UNIT * UNIT)
+
+
+def entry(action, event, allocation, start_us, frames):
+    size = rounded(allocation.size) if action.startswith("segment") else allocation.size
+    return {"action": action, "addr": allocation.address, "size": size, "stream": allocation.stream,
+            "time_us": start_us + event.time_ns // 1000, "frames": frames}
+
+
+def snapshot(recorded, names, stacks):
+    frames = frames_of(names, stacks)
+    start_us = recorded["start_unix_ns"] // 1000
+    sizes = {device["device"]: device["total_bytes"] for device in recorded["devices"]}
+    traces, live, held = {device: [] for device in sizes}, {}, {}
+    for event, allocation in events.paired(recorded):
+        trace = traces.setdefault(event.device if allocation is None else allocation.device, [])
+        own = frames.get(event.stack, [])
+        if allocation is None:
+            free = max(0, sizes.get(event.device, 0) - held.get(event.device, 0))
+            trace.append({**entry("oom", event, event, start_us, own), "device_free": free})
+            continue
+        allocates = event is allocation
+        actions = ("segment_alloc", "alloc") if allocates else ("free_requested", "free_completed", "segment_free")
+        trace += [entry(action, event, allocation, start_us, own) for action in actions]
+        change = rounded(allocation.size) if allocates else -rounded(allocation.size)
+        held[allocation.device] = held.get(allocation.device, 0) + change
+        if allocates:
+            live[event.address] = event
+        else:
+            live.pop(allocation.address, None)
+    return {"segments": [segment(event, frames.get(event.stack, [])) for event in live.values()],
+            "device_traces": [traces.get(device, []) for device in range(max(traces, default=-1) + 1)]}
+
+
+def segment(event, frames):
+    whole = rounded(event.size)
+    block = {"address": event.address, "size": whole, "requested_size": event.size, "state": "active_allocated",
+             "frames": frames}
+    return {"device": event.device, "address": event.address, "total_size": whole, "allocated_size": whole,
+            "active_size": whole, "requested_size": event.size, "stream": event.stream,
+            "segment_type": "large" if whole > 1 << 20 else "small", "segment_pool_id": (0, 0),
+            "is_expandable": False, "frames": frames, "blocks": [block]}

@@ -1,0 +1,116 @@
+"""`stalloc report`: a recorded run as one page that opens offline, as text for a ticket, or as the JSON of both."""
+
+import json
+import os
+import re
+import sys
+import tempfile
+
+from stalloc import export, recording, safe_pickle, snapshot, terminal
+from stalloc.report import fit, page, ticket
+
+HELP = "show a recorded run as a page: where its memory goes, and what would help"
+DESCRIPTION = """\
+Makes one HTML file of a recorded run, which opens offline: live bytes over time beside what allocators hold, the plan as
+time by address, who holds the memory at the peak, the holes at the peak of PyTorch's allocator, and whether the run fits
+another card. Without PLAN one is made for it.
+
+TRACE may be a memory snapshot of PyTorch's with a history, too; the report then shows Python's call stacks."""
+EPILOG = """\
+examples:
+  stalloc report trace.fb -o report.html
+  stalloc report trace.fb plan.fb -o report.html
+  stalloc report trace.fb --text --card 80g
+  stalloc report snapshot.pickle -o report.html"""
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def card_bytes(word):
+    """Of "80g"; for argparse, which says what is wrong."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", word.lower())
+    if not match:
+        raise ValueError(word)
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+card_bytes.__name__ = "size"  # argparse: "invalid size value"
+
+
+def register(subparsers):
+    parser = subparsers.add_parser("report", help=HELP, description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("trace", metavar="TRACE", help="the recorded run, a CSV of requests, or PyTorch's snapshot")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan of this run (default: one is made)")
+    parser.add_argument("-o", "--output", metavar="HTML", help="where the page goes (default: report.html)")
+    parser.add_argument("--text", action="store_true", help="print what can be pasted in a ticket, write no page")
+    parser.add_argument("--json", action="store_true", help="print what the page shows, write none (docs/formats.md)")
+    parser.add_argument("--card", metavar="SIZE", type=card_bytes,
+                        help="does the run fit a card of so many bytes (80g; default: the recorded one)")
+    parser.add_argument("--accept-truncated", action="store_true",
+                        help="take the whole chunks of a trace that stops inside one")
+
+
+def run(arguments):
+    try:
+        with terminal.Progress("reading " + arguments.trace) as progress:
+            report = made(arguments, progress)
+            progress.begin("writing")
+            if arguments.text or arguments.json:
+                answer = ticket.text(report) if arguments.text else json.dumps(report) + "\n"
+            else:
+                answer = None
+                export.save(arguments.output or "report.html", lambda file: file.write(page.html(report).encode()))
+        if answer is None:
+            print(f"wrote {arguments.output or 'report.html'}")
+        else:
+            sys.stdout.write(answer)
+    except safe_pickle.BadPickle as error:
+        return snapshot.complain(arguments.trace, error)
+    except recording.BadInput as error:
+        terminal.say(str(error))
+        return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        terminal.say(f"{error.filename or arguments.output}: {error.strerror}")
+        return 1
+    return 0
+
+
+def made(arguments, progress):
+    """Everything that the page and the text show."""
+    options = ["--accept-truncated"] if arguments.accept_truncated else []
+    options += [arguments.plan] if arguments.plan else []
+    if safe_pickle.is_pickle(arguments.trace):
+        report = of_snapshot(arguments.trace, options)
+    else:
+        report = recording.ask("report", arguments.trace, *options)
+        progress.begin("naming functions")
+        report["frames"], stacks = recording.name_frames(report)
+        report["stacks"] = {str(stack): frames for stack, frames in stacks.items()}
+    report["modules"] = {str(module["id"]): recording.library(module["path"]) for module in report["modules"]}
+    for device in report["devices"]:
+        device["fit"] = fit.rows(device, arguments.card)
+    return report
+
+
+def of_snapshot(path, options):
+    """Of the device with most requests."""
+    found = snapshot.read(path)
+    device = snapshot.busiest(found)
+    with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
+        requests = os.path.join(folder, "requests.csv")
+        with open(requests, "w", encoding="ascii") as file:
+            snapshot.write_requests(found[device], file)
+        report = recording.ask("report", requests, *options)
+    report["source"] = snapshot.shown_name(path)
+    report["recorded_by_pytorch"] = found[device].recorded()
+    report["devices"][0]["device"] = device
+    names, indices, stacks = [], {}, {}
+    for number, stack in enumerate(found[device].stacks):
+        for frame in stack:
+            if frame not in indices:
+                indices[frame] = len(names)
+                names.append(f"{os.path.basename(frame[0])}:{frame[1]}: {frame[2]}")
+        stacks[str(number)] = [indices[frame] for frame in stack]
+    report["frames"], report["stacks"] = names, stacks
+    return report

@@ -1,0 +1,37 @@
+"""The report as one HTML file that needs nothing else: template.html with the style, the scripts and the data in it."""
+
+import json
+import pathlib
+
+from stalloc import installation, recording
+from stalloc.report import columns, ticket
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+# In the order in which they need each other.
+SCRIPTS = ("numbers.js", "pens.js", "view.js", "curves.js", "plan.js", "flame.js", "tables.js", "page.js")
+
+
+def for_scripts(value):
+    """JSON that may stand in a script element, whatever texts are in it."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+
+
+def data(report):
+    devices = []
+    for device in report["devices"]:
+        plan = {**device["plan"], "slots": columns.packed(device["plan"]["slots"])}
+        devices.append({**device, "plan": plan, "all_requests": columns.packed(device["all_requests"])})
+    dull = [index for index, frame in enumerate(report["frames"]) if recording.is_dull(frame)]
+    return {**report, "devices": devices, "dull_frames": dull, "ticket": ticket.text(report),
+            "version": installation.version()}
+
+
+def html(report):
+    page = (FOLDER / "template.html").read_text(encoding="utf-8")
+    parts = {"STYLE": (FOLDER / "style.css").read_text(encoding="utf-8"),
+             "SCRIPTS": "".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS),
+             "DATA": for_scripts(data(report))}
+    before, _, rest = page.partition("{{STYLE}}")
+    middle, _, rest = rest.partition("{{DATA}}")
+    end, _, after = rest.partition("{{SCRIPTS}}")
+    return before + parts["STYLE"] + middle + parts["DATA"] + end + parts["SCRIPTS"] + after

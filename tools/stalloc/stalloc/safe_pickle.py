@@ -1,0 +1,75 @@
+"""Reading pickles of strangers: plain data alone, nothing in the file can make this process run or import anything."""
+
+import contextlib
+import io
+import os
+import pickle
+import resource
+
+MOST_BYTES = 8 << 30  # of a file
+# A memory snapshot needs some 40 bytes a byte of its file at most; a hostile file asks for more than any.
+MOST_GROWTH = 64
+SPARE = 256 << 20
+
+
+class BadPickle(Exception):
+    """The text is one line."""
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Knows dictionaries, lists, tuples, sets, text, bytes, numbers, None. Whatever a pickle could call has to be named
+    first, and no name is found."""
+
+    def find_class(self, module, name):
+        raise BadPickle(f"it names {module[:60]!r}.{name[:60]!r}: only plain data is read, nothing is run")
+
+    def persistent_load(self, pid):
+        raise BadPickle("it refers to objects outside the file: only plain data is read")
+
+
+@contextlib.contextmanager
+def address_space(most):
+    """Within, this process may have no more than `most` bytes beyond what it has: allocations fail instead."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = now + most
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *limits]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def is_pickle(path):
+    """Whether a file begins as a pickle of protocol 2 or newer does, and is no trace of ours."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(12)
+    except OSError:
+        return False
+    return len(start) > 2 and start[0] == 0x80 and 2 <= start[1] <= 5 and start[8:12] != b"SLTR"
+
+
+def load(path):
+    """The plain data in a pickle. Raises BadPickle and OSError."""
+    size = os.stat(path).st_size
+    if size > MOST_BYTES:
+        raise BadPickle(f"it has {size} bytes; at most {MOST_BYTES} are read")
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES)
+    try:
+        with address_space(MOST_GROWTH * size + SPARE):
+            reader = PlainUnpickler(io.BytesIO(content))
+            value = reader.load()
+            del reader
+        return value
+    except BadPickle:
+        raise
+    except MemoryError:
+        raise BadPickle("it asks for far more memory than a snapshot of its size needs") from None
+    except (EOFError, pickle.UnpicklingError) as error:
+        raise BadPickle(f"it is cut off or damaged ({' '.join(str(error).split())[:80]})") from None
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise BadPickle(f"it is damaged ({type(error).__name__})") from None
