@@ -46,26 +46,30 @@ bool is_python() noexcept {
 
 bool may_run_a_framework() noexcept { return is_python() || loader::any_loaded(kLibraries); }
 
+bool is_pytorchs(const FrameworkVariable& variable) {
+  return std::string_view(variable.framework) == "PyTorch";
+}
+
 bool serves(const char* value, const FrameworkVariable& variable) {
   return value != nullptr && std::string_view(value).find(variable.required) != std::string_view::npos;
 }
 
 }  // namespace
 
-void set_framework_variables() noexcept {
+void set_framework_variables(bool pytorch) noexcept {
   if (!may_run_a_framework()) return;
   // A user who set one of PyTorch's two names meant both.
   const bool user_pytorch =
       std::getenv("PYTORCH_ALLOC_CONF") != nullptr || std::getenv("PYTORCH_CUDA_ALLOC_CONF") != nullptr;
   for (const FrameworkVariable& variable : kVariables) {
-    const bool pytorch = std::string_view(variable.framework) == "PyTorch";
-    if (pytorch && user_pytorch) continue;
+    if (is_pytorchs(variable) && (user_pytorch || !pytorch)) continue;
     setenv(variable.name, variable.value, /*overwrite=*/0);
   }
 }
 
-void warn_of_conflicting_variables() noexcept {
+void warn_of_conflicting_variables(bool pytorch) noexcept {
   for (const FrameworkVariable& variable : kVariables) {
+    if (is_pytorchs(variable) && !pytorch) continue;
     const char* value = std::getenv(variable.name);
     if (value == nullptr || serves(value, variable)) continue;
     log::warn("{}={} hides {}'s tensors from stalloc (it sees whole segments); unset it, or include {}", variable.name,

@@ -3,13 +3,13 @@
 
 namespace stalloc {
 
-// Sets them where the user has not, in a process that may run a framework: a Python interpreter, or a program that was
+// Sets them where the user has not, PyTorch's only if asked to, in a process that may run a framework: a Python interpreter, or a program that was
 // loaded with a library of CUDA's or of a framework. Any other one, a shell or a build tool, would only hand them on to
 // children that may run without stalloc. Call before the program's own code runs.
-void set_framework_variables() noexcept;
+void set_framework_variables(bool pytorch) noexcept;
 
 // One warning for each framework variable that hides tensors from us, as it is set now: that is what the frameworks
 // see, and programs set it for themselves. Call when CUDA is first used: processes that never use it stay silent.
-void warn_of_conflicting_variables() noexcept;
+void warn_of_conflicting_variables(bool pytorch) noexcept;
 
 }  // namespace stalloc

@@ -8,6 +8,12 @@
 
 namespace stalloc::hooks {
 
+namespace startup {
+// CUDA is ready, or the program asks what devices there are: a framework may have been loaded since.
+CUresult init(const Call<CUresult(unsigned)>& call, unsigned flags) noexcept;
+RuntimeResult device_count(const Call<RuntimeResult(int*)>& call, int* count) noexcept;
+}  // namespace startup
+
 namespace memory {
 CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* out, size_t bytes) noexcept;
 CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,

@@ -8,6 +8,7 @@
 #include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/session.h"
+#include "interpose/torch/road.h"
 #include "plan/communication.h"
 
 namespace stalloc::hooks::memory {
@@ -65,6 +66,7 @@ CUresult allocate_elsewhere(serve::Heap& heap, const Request& request, CUdevicep
 // CUDA's memory always.
 bool is_left_to_cuda(const Request& request) {
   if (request.kind != EventKind::Alloc) return false;
+  if (torch::is_native_allocator(CallerScope::outermost())) return true;
   if (Session::get().recorder() != nullptr) return true;
   loader::Module caller;
   return loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
@@ -103,7 +105,8 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   }
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
-  if (recorder == nullptr) return allocate_served(session.heaps(), context, request, out, original);
+  // What PyTorch's allocator asks for is for its tensors, which are recorded one by one.
+  if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost())) return allocate_served(session.heaps(), context, request, out, original);
   record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
   event.captured = captured;
   const CUresult result = allocate_served(session.heaps(), context, request, out, original);
@@ -123,7 +126,10 @@ CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Origin
   if (!captured) {
     if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
   }
-  if (Recorder* recorder = session.recorder()) recorder->record(event_of(kind, at, 0, stream));
+  Recorder* recorder = session.recorder();
+  if (recorder != nullptr && !torch::is_native_allocator(CallerScope::outermost())) {
+    recorder->record(event_of(kind, at, 0, stream));
+  }
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return original();
   if (serve::Heap* heap = heaps->owning(at)) {

@@ -50,6 +50,7 @@ class Arena {
   std::uint64_t give_back(std::size_t handle) noexcept;
   [[nodiscard]] std::size_t handle_count() const noexcept { return handles_.size(); }
   [[nodiscard]] PhysicalRange handle_range(std::size_t handle) const noexcept { return handles_[handle].range; }
+  [[nodiscard]] bool is_held(std::size_t handle) const noexcept { return handles_[handle].held; }  // not given back
   [[nodiscard]] CUmemGenericAllocationHandle handle_id(std::size_t handle) const noexcept {
     return handles_[handle].id;
   }

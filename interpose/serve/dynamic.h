@@ -104,6 +104,14 @@ class Dynamic {
 
   CUresult grant_access(int peer) noexcept;
 
+  // No more than `bytes` are created from now on, in sum with what is held.
+  void set_limit(std::uint64_t bytes) noexcept { limit_ = bytes; }
+
+  // The handles at home, by place on the line: the plan's too once they were adopted.
+  [[nodiscard]] const HandlePlacement::Handles& handles() const noexcept { return placement_.handles(); }
+  // The home address of a byte of the line. Pre: it is not the plan's, or those were adopted.
+  [[nodiscard]] CUdeviceptr home(std::uint64_t at) const { return home_address(at); }
+
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return created_bytes_; }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement_.free_bytes(); }
@@ -162,6 +170,7 @@ class Dynamic {
   Arena* arena_ = nullptr;  // adopted
   std::uint64_t line_begin_ = 0;
   std::uint64_t created_bytes_ = 0;
+  std::uint64_t limit_ = ~std::uint64_t{0};
   FreeSpace view_addresses_;
   PhysicalRange at_home_;               // what `ranges` returned
   std::vector<PhysicalRange> in_view_;  // the same

@@ -23,6 +23,7 @@ bool Dynamic::grow(const HandlePlacement::Proposal& proposal, StreamOrdinal stre
     handles_.push_back({bytes, 0});
     total += bytes;
   }
+  if (created_bytes_ + total > limit_) return false;
   if (total >= kAskedBefore * page_ && !device_has(total)) return false;
   if (mapper_->create_at(home_address(proposal.grow_at), handles_) != CUDA_SUCCESS) return false;
   std::uint64_t at = proposal.grow_at;

@@ -191,6 +191,7 @@ void Heap::update_physical() noexcept {
   const std::uint64_t physical =
       (planned_ ? planned_->arena().physical_bytes() : 0) + (dynamic_ ? dynamic_->physical_bytes() : 0);
   if (physical != figures_.sums().physical_bytes) figures_.physical_is(physical);
+  held_bytes_.store(physical, std::memory_order_relaxed);
   if (shown_ != nullptr) {
     ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
   }

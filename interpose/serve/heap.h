@@ -72,9 +72,11 @@ class Heap {
   // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
   // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
   // `note_unplanned`. That is so for a captured stream, for what the plan passes through, for more than the device has,
-  // and when memory is exhausted. `pool` is the driver pool the request names (null: the device's own, also when the
-  // program names that one by its handle). Never waits for the device. Pre: `context` is current.
-  std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept;
+  // and when memory is exhausted: the last two set `exhausted`, where it is asked for. `pool` is the driver pool the
+  // request names (null: the device's own, also when the program names that one by its handle). Never waits for the
+  // device. Pre: `context` is current.
+  std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
+                                      bool* exhausted = nullptr) noexcept;
   // As cuMemAlloc: the bytes may be used on any stream at once. Served only from bytes on which nothing is pending.
   std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
   // The original allocator served a request of the program. `note_unplanned_sync`: one that names no pool (cuMemAlloc).
@@ -119,6 +121,26 @@ class Heap {
   // The same for somebody who was refused `bytes` (0: nobody knows how many): nothing is given back when all of it
   // would not be enough, and a plan gives up its idle memory when nothing else is.
   std::uint64_t make_room(std::uint64_t bytes) noexcept;
+
+  // From now on the heap creates no memory beyond `bytes`. What it holds above that stays until it is idle; a plan's
+  // memory is created before anybody can say so. ~0: as much as the device has.
+  void set_limit(std::uint64_t bytes) noexcept;
+  // Physical memory that is held, in bytes. One load.
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
+  // Of it, what nothing lives in, and the largest contiguous part of that.
+  [[nodiscard]] std::uint64_t free_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t largest_free() const noexcept;
+
+  // Tells `visitor` of every home range that is mapped, in order, then of every live block that is not at home, with
+  // the home ranges whose bytes it uses. The visitor is called under the heap's lock and must not call back; it may
+  // throw std::bad_alloc, which ends the visit.
+  struct Visitor {
+    virtual ~Visitor() = default;
+    virtual void home(CUdeviceptr address, std::uint64_t bytes) = 0;
+    virtual void stitched(CUdeviceptr address, std::uint64_t bytes) = 0;
+    virtual void used_by_stitched(CUdeviceptr home_address, std::uint64_t bytes) = 0;
+  };
+  void describe(Visitor& visitor) noexcept;
 
   // What a request could have at most: free memory of the device, and all that is idle here. In bytes.
   [[nodiscard]] std::uint64_t available_bytes() const noexcept;
@@ -202,9 +224,10 @@ class Heap {
 
   // heap_allocate.cpp; address 0: not served
   std::optional<CUdeviceptr> serve_by_the_books(std::unique_lock<HeapMutex> lock, std::size_t bytes,
-                                                const StreamKey* stream, CUmemoryPool pool, bool capturing) noexcept;
+                                                const StreamKey* stream, CUmemoryPool pool, bool capturing,
+                                                bool* exhausted = nullptr) noexcept;
   CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
-                    bool capturing);
+                    bool capturing, bool* exhausted);
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
   CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
   CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
@@ -222,6 +245,9 @@ class Heap {
   std::uint64_t give_back_dropped_plan();
   [[nodiscard]] std::uint64_t unlocked_idle_plan_bytes() const noexcept;
   [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
+
+  // heap_describe.cpp
+  [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
 
   // heap_free.cpp
   CUresult free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
@@ -241,6 +267,7 @@ class Heap {
   const HeapOptions options_;
   const std::uint64_t device_bytes_;  // no request for more is looked at
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
+  std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;
 
   mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_

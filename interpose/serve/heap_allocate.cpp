@@ -25,10 +25,10 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
 }
 
 std::optional<CUdeviceptr> Heap::serve_by_the_books(std::unique_lock<HeapMutex> lock, std::size_t bytes,
-                                                    const StreamKey* stream, CUmemoryPool pool,
-                                                    bool capturing) noexcept {
+                                                    const StreamKey* stream, CUmemoryPool pool, bool capturing,
+                                                    bool* exhausted) noexcept {
   try {
-    return when_served(serve(std::move(lock), bytes, stream, pool, capturing));
+    return when_served(serve(std::move(lock), bytes, stream, pool, capturing, exhausted));
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
@@ -36,7 +36,7 @@ std::optional<CUdeviceptr> Heap::serve_by_the_books(std::unique_lock<HeapMutex> 
 
 // `stream` null: for all streams at once.
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
-                        bool capturing) {
+                        bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed()) return 0;
   book_last_free();
   if (!foreign_frees_.empty()) collect_foreign_frees();
@@ -59,7 +59,9 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
   if (served != 0) return served;
   if (!admitted || !dynamic_) return 0;
-  return serve_under_pressure(ask);
+  served = serve_under_pressure(ask);
+  if (served == 0 && exhausted != nullptr) *exhausted = true;
+  return served;
 }
 
 // False when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host

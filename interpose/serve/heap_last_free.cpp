@@ -7,8 +7,12 @@
 #include "interpose/serve/heap.h"
 
 namespace stalloc::serve {
-std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool) noexcept {
-  if (bytes > device_bytes_) return std::nullopt;
+std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
+                                          bool* exhausted) noexcept {
+  if (bytes > device_bytes_) [[unlikely]] {
+    if (exhausted != nullptr) *exhausted = true;
+    return std::nullopt;
+  }
   bool capturing = false;
   if (driver_.is_capturing(stream.handle, &capturing) != CUDA_SUCCESS) capturing = true;
   std::unique_lock lock(mutex_);
@@ -17,7 +21,7 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
                     last_free_.stream == order_.latest(stream);
   const PoolIndex index = fits ? figures_.pool_index(pool) : kNoPool;
   if (index == kNoPool) [[unlikely]] {
-    return serve_by_the_books(std::move(lock), bytes, &stream, pool, capturing);
+    return serve_by_the_books(std::move(lock), bytes, &stream, pool, capturing, exhausted);
   }
   last_free_.entry.address = 0;
   live_.insert({last.address, bytes, last.place, Origin::Dynamic, index});  // it had room before

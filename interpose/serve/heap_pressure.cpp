@@ -118,6 +118,12 @@ void Heap::after_synchronization() noexcept {
   }
 }
 
+void Heap::set_limit(std::uint64_t bytes) noexcept {
+  const Look look(mutex_);
+  const std::uint64_t kept_apart = planned_ ? planned_->arena().physical_bytes() : 0;
+  if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, kept_apart));
+}
+
 std::uint64_t Heap::available_bytes() const noexcept {
   const Look look(mutex_);
   return unlocked_available_bytes();

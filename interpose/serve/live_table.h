@@ -62,6 +62,13 @@ class LiveTable {
     }
     return true;
   }
+  // Calls `visit` with each entry, in no order.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (std::size_t cell = 0; cell < capacity_; ++cell) {
+      if (cells_[cell].address != 0) visit(static_cast<const LiveEntry&>(cells_[cell]));
+    }
+  }
   // Removes all of them.
   void clear() noexcept;
   // The entry whose bytes hold `address`; null without one. Pre: no two entries share a byte. A start is found at once.

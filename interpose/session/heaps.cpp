@@ -79,6 +79,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
+  heap->set_limit(device.limit);
   show(ordinal, heap.get());
   const serve::Statistics figures = heap->statistics();
   log::info("device {}: {:.2f} GiB mapped at start, {} mapping calls", ordinal,
@@ -121,6 +122,14 @@ void Heaps::each_heap(Action action) noexcept {
     serve::Heap* heap = devices_[static_cast<std::size_t>(ordinal)].heap.load(std::memory_order_acquire);
     if (heap != nullptr) action(ordinal, *heap);
   }
+}
+
+void Heaps::set_limit(int device, std::uint64_t bytes) noexcept {
+  if (device < 0 || device >= kDevices) return;
+  const std::lock_guard lock(mutex_);
+  Device& limited = devices_[static_cast<std::size_t>(device)];
+  limited.limit = bytes;
+  if (serve::Heap* heap = limited.heap.load(std::memory_order_acquire)) heap->set_limit(bytes);
 }
 
 serve::Heap* Heaps::owning(CUdeviceptr address) noexcept {

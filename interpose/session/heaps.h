@@ -45,6 +45,14 @@ class Heaps {
     }
     return nullptr;
   }
+  // The heap of a device, if there is one already. Lock-free.
+  serve::Heap* of_device(int device) noexcept {
+    if (device < 0 || device >= used_devices_.load(std::memory_order_acquire)) return nullptr;
+    return devices_[static_cast<std::size_t>(device)].heap.load(std::memory_order_acquire);
+  }
+  // No heap of the device, also one yet to be made, creates memory beyond `bytes`.
+  void set_limit(int device, std::uint64_t bytes) noexcept;
+  [[nodiscard]] serve::Driver& driver() noexcept { return driver_; }
   // The heap whose arena holds the address; null: not ours. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
 
@@ -122,6 +130,7 @@ class Heaps {
     std::atomic<CUmemoryPool> default_pool{nullptr};     // known once there is a heap
     std::atomic<CUmemoryPool> redirected_pool{nullptr};  // the current one, unless that is the default one
     std::bitset<kDevices> peers;
+    std::uint64_t limit = ~std::uint64_t{0};  // that the heap may hold, in bytes
     bool tried = false;  // one attempt a process: what did not fit is not tried again
     // Was `heap` until its context ended; owned. Never destroyed: another thread may still be inside.
     std::atomic<serve::Heap*> closed_heap{nullptr};

@@ -47,7 +47,7 @@ Session::Session() noexcept : options_(parse_options(environment::keep)) {
   log::remember_standard_error();
   remember_start();
   remember_foreign_variables();
-  if (options_.frameworks) set_framework_variables();
+  if (options_.frameworks) set_framework_variables(options_.torch == TorchRoad::Async);
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
   active_.store(true);
 }
@@ -60,7 +60,7 @@ void Session::first_use() noexcept {
                 options_.refused_value, options_.refused_accepted);
     }
     answer_foreign_variables();
-    if (options_.frameworks) warn_of_conflicting_variables();
+    if (options_.frameworks) warn_of_conflicting_variables(options_.torch == TorchRoad::Async);
     if (!options_.statistics.empty()) show_figures();
     if (options_.mode != Mode::Trace || options_.dynamic) begin_serving();
     if (options_.signal != 0) watch_signal(static_cast<int>(options_.signal));

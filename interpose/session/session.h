@@ -27,6 +27,8 @@ class Session {
                                                                  : quick_.heaps.load(std::memory_order_acquire);
   }
 
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+
   // The parts of the mode, made at the first call of either. Null: not in trace mode; nothing to serve from.
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Says whether a built binary is what may be delivered.
 
-  binary.py library FILE HOOKS_DEF   the preloaded library: exports its hooks, dlsym and stalloc.h, nothing else
+  binary.py library FILE HOOKS_DEF   the preloaded library: exports its hooks, dlsym, getenv and stalloc.h, nothing else
   binary.py tool FILE                the command: can be copied to a machine that has nothing but glibc
 
 Neither needs a shared library besides glibc's, nor a glibc newer than 2.34.
@@ -62,7 +62,7 @@ def library_defects(path, hooks_path):
         hooks = set(re.findall(r"^STALLOC_HOOK\(\w+, (\w+),", hooks_file.read(), re.MULTILINE))
     if not hooks:
         yield f"no hooks found in {hooks_path}"
-    exported, expected = exported_symbols(path), hooks | {"dlsym", "stalloc_get_statistics"}
+    exported, expected = exported_symbols(path), hooks | {"dlsym", "getenv", "stalloc_get_statistics"}
     yield from (f"exports {name}, which is no hook" for name in sorted(exported - expected))
     yield from (f"does not export the hook {name}" for name in sorted(expected - exported))
     yield from (f"asks for {version}" for version in required_versions(path) if not version.startswith("GLIBC_"))

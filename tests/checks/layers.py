@@ -22,7 +22,10 @@ MAY_INCLUDE = {
     "interpose/record": {"interpose/record", "interpose/base", "interpose/serve", "plan/files"},
     "interpose/session": {"interpose/session", "interpose/record", "interpose/serve", "interpose/base", "interpose",
                           "plan/files", *TERMS},
-    "interpose/hooks": {"interpose/hooks", "interpose/session", "interpose/serve", "interpose/base",
+    "interpose/torch": {"interpose/torch", "interpose/session", "interpose/serve", "interpose/base", "interpose/record",
+                        "plan/files"},
+    "interpose/torch/door": {"interpose/torch/door", "interpose/torch/door.h"},
+    "interpose/hooks": {"interpose/hooks", "interpose/torch/road.h", "interpose/session", "interpose/serve", "interpose/base",
                         "plan/communication.h", "plan/files"},
 }
 INCLUDE = re.compile(r'^#include "((?:plan|tools|interpose|tests)/[^"]+)"', re.MULTILINE)

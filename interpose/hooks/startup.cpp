@@ -1,0 +1,19 @@
+// The beginning of CUDA in a process.
+#include "interpose/hooks/actions.h"
+#include "interpose/torch/road.h"
+
+namespace stalloc::hooks::startup {
+
+CUresult init(const Call<CUresult(unsigned)>& call, unsigned flags) noexcept {
+  const CUresult result = call.original(flags);
+  if (result == CUDA_SUCCESS) torch::look();
+  return result;
+}
+
+RuntimeResult device_count(const Call<RuntimeResult(int*)>& call, int* count) noexcept {
+  const RuntimeResult result = call.original(count);
+  if (result == 0) torch::look();
+  return result;
+}
+
+}  // namespace stalloc::hooks::startup

@@ -1,0 +1,50 @@
+// What a heap holds, told range by range, for whoever wants to draw it.
+#include <mutex>
+#include <new>
+
+#include "interpose/serve/heap.h"
+
+namespace stalloc::serve {
+
+// Of a physical byte: where it is mapped in order, which is where its block is shown to be.
+CUdeviceptr Heap::home_address(std::uint64_t at) const {
+  const bool of_plan = planned_ && at < planned_->arena().planned_bytes();
+  return of_plan ? planned_->arena().address(0, at) : dynamic_->home(at);
+}
+
+void Heap::describe(Visitor& visitor) noexcept {
+  try {
+    const Lock lock(*this);
+    if (is_closed()) return;
+    for (std::size_t i = 0; planned_ && i < planned_->arena().handle_count(); ++i) {
+      const PhysicalRange range = planned_->arena().handle_range(i);
+      if (planned_->arena().is_held(i)) visitor.home(home_address(range.begin), range.bytes());
+    }
+    if (dynamic_) {
+      for (const auto& [at, handle] : dynamic_->handles()) {
+        if (!handle.planned) visitor.home(home_address(at), handle.bytes);
+      }
+    }
+    live_.for_each([&](const LiveEntry& entry) {
+      const PhysicalRanges used = ranges(entry);
+      if (used.size() == 1 && home_address(used.front().begin) == entry.address) return;
+      visitor.stitched(entry.address, rounded(entry.bytes));
+      for (const PhysicalRange& range : used) visitor.used_by_stitched(home_address(range.begin), range.bytes());
+    });
+  } catch (const std::bad_alloc&) {
+    // The picture stays incomplete.
+  }
+}
+
+std::uint64_t Heap::free_bytes() const noexcept {
+  const Look look(mutex_);
+  const std::uint64_t idle = (dynamic_ ? dynamic_->free_bytes() : 0) + (merged_ ? 0 : unlocked_idle_plan_bytes());
+  return idle + (last_free_.entry.address == 0 ? 0 : rounded(last_free_.entry.bytes));
+}
+
+std::uint64_t Heap::largest_free() const noexcept {
+  const Look look(mutex_);
+  return dynamic_ ? dynamic_->largest_free() : 0;
+}
+
+}  // namespace stalloc::serve

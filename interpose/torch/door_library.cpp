@@ -1,0 +1,217 @@
+#include "interpose/torch/door_library.h"
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <optional>
+
+#include "interpose/session/capture.h"
+#include "interpose/session/cuda_query.h"
+#include "interpose/session/session.h"
+#include "interpose/torch/waiting_streams.h"
+
+namespace stalloc::torch {
+namespace {
+
+using serve::StreamKey;
+using trace::EventKind;
+using Answer = stalloc_door_answer;
+
+constexpr std::size_t kDevices = 64;
+
+// PyTorch is built for the legacy default stream.
+StreamKey key_of(void* stream) noexcept { return serve::make_stream_key(static_cast<CUstream>(stream), false); }
+CUdeviceptr as_address(const void* at) noexcept { return reinterpret_cast<CUdeviceptr>(at); }
+
+void record(EventKind kind, int device, std::size_t bytes, void* stream, const void* caller, const void* at,
+            bool failed = false) noexcept {
+  record::Recorder* recorder = Session::get().recorder();
+  if (recorder == nullptr) return;
+  record::Call event;
+  event.kind = kind;
+  event.failed = failed;
+  event.device = device;
+  event.address = failed ? 0 : as_address(at);
+  event.size = bytes;
+  event.stream = key_of(stream);
+  event.caller = caller;
+  recorder->record(event);
+}
+
+int is_active() { return Session::get().active() ? 1 : 0; }
+
+int is_recording() {
+  Session& session = Session::get();
+  return session.active() && session.recorder() != nullptr ? 1 : 0;
+}
+
+Answer serve_from(Heaps& heaps, int device, std::size_t bytes, void* stream, void** address) noexcept {
+  const CUcontext context = cuda_query::current_context();
+  if (context == nullptr) return STALLOC_DOOR_NO_CONTEXT;
+  serve::Heap* heap = heaps.known(context);
+  if (heap == nullptr) heap = heaps.of_current(context);
+  if (heap == nullptr || heap->device() != device) return STALLOC_DOOR_DECLINED;
+  bool exhausted = false;
+  const std::optional<CUdeviceptr> served = heap->allocate(bytes, key_of(stream), nullptr, &exhausted);
+  if (!served) return exhausted ? STALLOC_DOOR_NO_MEMORY : STALLOC_DOOR_DECLINED;
+  *address = reinterpret_cast<void*>(*served);
+  return STALLOC_DOOR_DONE;
+}
+
+// Recording, or answering a signal, or the first request of all.
+[[gnu::noinline]] Answer allocate_slowly(int device, std::size_t bytes, void* stream, const void* caller,
+                                         void** address) noexcept {
+  Session& session = Session::get();
+  if (!session.active()) return STALLOC_DOOR_DECLINED;
+  if (Session::figures_wanted()) session.answer_signal();
+  Heaps* heaps = session.heaps();
+  if (heaps == nullptr) return STALLOC_DOOR_DECLINED;
+  const Answer answer = serve_from(*heaps, device, bytes, stream, address);
+  if (answer == STALLOC_DOOR_DONE) record(EventKind::AllocAsync, device, bytes, stream, caller, *address);
+  return answer;
+}
+
+Answer allocate(int device, std::size_t bytes, void* stream, const void* caller, void** address) {
+  if (Heaps* heaps = Session::only_serving()) return serve_from(*heaps, device, bytes, stream, address);
+  return allocate_slowly(device, bytes, stream, caller, address);
+}
+
+// Whether a free on the stream has to wait for the end of a capture.
+bool is_held_up(void* stream) noexcept { return capture::is_capturing(key_of(stream).handle); }
+
+// Pre: the heap's context is current.
+Answer give_back(serve::Heap& heap, void* address, int device, void* stream) noexcept {
+  record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
+  const CUresult result = heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true);
+  if (result == CUDA_ERROR_INVALID_VALUE && is_held_up(stream)) return STALLOC_DOOR_LATER;  // a capture began just now
+  return STALLOC_DOOR_DONE;  // a closed heap has given everything back
+}
+
+Answer free(void* address, int device, void* stream) {
+  Session& session = Session::get();
+  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory goes with the process
+  serve::Heap* heap = heaps->of_device(device);
+  if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
+  if (is_held_up(stream)) return STALLOC_DOOR_LATER;
+  if (cuda_query::current_context() == heap->context()) return give_back(*heap, address, device, stream);
+  const serve::ContextScope scope(heaps->driver(), heap->context());
+  // Without the context nothing can be ordered: the driver is about to go.
+  return scope.ok() ? give_back(*heap, address, device, stream) : STALLOC_DOOR_DONE;
+}
+
+WaitingStreams& waiting_streams(int device) {
+  static auto* const streams = new std::array<WaitingStreams, kDevices>();
+  return (*streams)[static_cast<std::size_t>(device)];
+}
+
+// A stream behind all of `streams`. Pre: their context is current.
+CUresult find_stream_behind(serve::Driver& driver, int device, void* const* streams, std::size_t count,
+                            CUstream* behind) noexcept {
+  try {
+    std::vector<CUstream> users;
+    for (std::size_t i = 0; i < count; ++i) users.push_back(key_of(streams[i]).handle);
+    return waiting_streams(device).behind(driver, users, behind);
+  } catch (const std::bad_alloc&) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+}
+
+Answer free_after(void* address, int device, void* const* streams, std::size_t count) {
+  Session& session = Session::get();
+  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  if (heaps == nullptr) return STALLOC_DOOR_DONE;
+  serve::Heap* heap = heaps->of_device(device);
+  if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
+  if (static_cast<std::size_t>(device) >= kDevices) return STALLOC_DOOR_DECLINED;
+  const serve::ContextScope scope(heaps->driver(), heap->context());
+  if (!scope.ok()) return STALLOC_DOOR_DONE;
+  CUstream behind = nullptr;
+  const CUresult result = find_stream_behind(heaps->driver(), device, streams, count, &behind);
+  if (result == CUDA_SUCCESS) return give_back(*heap, address, device, behind);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || capture::gate().may_be_capturing()) return STALLOC_DOOR_LATER;
+  // One of the streams was destroyed, say: what it was given is done when all of the device is.
+  if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;  // a broken device: never reused
+  return give_back(*heap, address, device, streams[0]);
+}
+
+void note(int device, std::size_t bytes, void* stream, const void* caller, const void* address) {
+  if (Session::get().active()) {
+    record(EventKind::AllocAsync, device, bytes, stream, caller, address, address == nullptr);
+  }
+}
+
+void note_freed(int device, void* stream, const void* address) {
+  if (Session::get().active()) record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
+}
+
+serve::Heap* heap_of(int device) noexcept {
+  Session& session = Session::get();
+  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  return heaps == nullptr ? nullptr : heaps->of_device(device);
+}
+
+std::uint64_t held(int device) {
+  const serve::Heap* heap = heap_of(device);
+  return heap == nullptr ? 0 : heap->held_bytes();
+}
+
+int memory(int device, stalloc_door_memory* memory) {
+  *memory = {};
+  serve::Heap* heap = heap_of(device);
+  if (heap == nullptr) return 0;
+  serve::Driver& driver = Session::get().known_heaps()->driver();
+  const serve::ContextScope scope(driver, heap->context());
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (scope.ok() && driver.memory_info(&free, &total) == CUDA_SUCCESS) {
+    memory->device_free = free;
+    memory->device_total = total;
+  }
+  memory->held = heap->held_bytes();
+  memory->free = std::min(heap->free_bytes(), memory->held);
+  memory->largest_hole = heap->largest_free();
+  return 1;
+}
+
+std::uint64_t trim(int device, int wait) {
+  serve::Heap* heap = heap_of(device);
+  if (heap == nullptr) return 0;
+  serve::Driver& driver = Session::get().known_heaps()->driver();
+  const serve::ContextScope scope(driver, heap->context());
+  // To wait for a device would break every capture on it.
+  if (wait != 0 && scope.ok() && !capture::gate().may_be_capturing()) {
+    heap->before_synchronization();
+    driver.synchronize_context();
+  }
+  return heap->trim();
+}
+
+void limit(int device, std::uint64_t bytes) {
+  Session& session = Session::get();
+  if (Heaps* heaps = session.active() ? session.heaps() : nullptr) heaps->set_limit(device, bytes);
+}
+
+void describe(int device, const stalloc_door_visitor* visitor) {
+  struct Forward final : serve::Heap::Visitor {
+    explicit Forward(const stalloc_door_visitor* target) : to(target) {}
+    void home(CUdeviceptr address, std::uint64_t bytes) override { to->home(to->data, address, bytes); }
+    void stitched(CUdeviceptr address, std::uint64_t bytes) override { to->stitched(to->data, address, bytes); }
+    void used_by_stitched(CUdeviceptr address, std::uint64_t bytes) override {
+      to->used_by_stitched(to->data, address, bytes);
+    }
+    const stalloc_door_visitor* to;
+  } forward(visitor);
+  if (serve::Heap* heap = heap_of(device)) heap->describe(forward);
+}
+
+}  // namespace
+
+const stalloc_door_library& door_library() noexcept {
+  static constexpr stalloc_door_library kLibrary = {
+      STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free, free_after, note, note_freed, held, memory,
+      trim, limit, describe};
+  return kLibrary;
+}
+
+}  // namespace stalloc::torch

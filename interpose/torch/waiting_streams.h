@@ -1,0 +1,43 @@
+// Streams of our own that wait for others, so that a block which several streams use is free when all are past it, and
+// nobody else waits.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstddef>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "interpose/serve/driver.h"
+
+namespace stalloc::torch {
+
+// Of one device. Thread-safe; never destroyed while the device's context may live.
+class WaitingStreams {
+ public:
+  // A stream of the current context behind all work so far of `users` (the legacy stream as CU_STREAM_LEGACY). Frees
+  // with the same users share one, in order; those with others do not wait for them, as long as there are few kinds.
+  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when one of the users is being captured, another error as the driver says; a
+  // stream then waits for more than it had to, which is right but later. Pre: the context of all of them is current.
+  CUresult behind(serve::Driver& driver, std::span<const CUstream> users, CUstream* waiting) noexcept;
+
+ private:
+  struct Kind {
+    std::vector<CUstream> users;  // sorted
+    CUstream stream = nullptr;
+    CUevent event = nullptr;
+    std::size_t used_at = 0;
+  };
+  static constexpr std::size_t kMostStreams = 8;
+
+  CUresult make(serve::Driver& driver, Kind* kind) noexcept;
+  Kind& kind_of(std::vector<CUstream> users);
+
+  std::mutex mutex_;
+  std::array<Kind, kMostStreams> kinds_;
+  std::size_t clock_ = 0;
+};
+
+}  // namespace stalloc::torch
