@@ -25,6 +25,12 @@ enum stalloc_door_answer {
   STALLOC_DOOR_NO_CONTEXT = 4 /* the thread has no context of the device yet: make it current, then ask again */
 };
 
+/* A stream and the device that it is of. */
+struct stalloc_door_stream {
+  void* stream;
+  int device;
+};
+
 /* What stalloc holds of a device. */
 struct stalloc_door_memory {
   uint64_t held;         /* physical memory, live or free */
@@ -58,8 +64,12 @@ struct stalloc_door_library {
   enum stalloc_door_answer (*allocate)(int device, size_t bytes, void* stream, const void* caller, void** address);
   /* Gives back what `allocate` served, behind the work of `stream` so far. Any thread may call, whatever its context. */
   enum stalloc_door_answer (*free)(void* address, int device, void* stream);
-  /* The same, behind the work so far of all of `streams`, the stream that it was served on among them. */
-  enum stalloc_door_answer (*free_after)(void* address, int device, void* const* streams, size_t count);
+  /* The same, behind the work so far of all of `streams`, the stream that it was served on among them. They go on at
+   * once, and so does the caller. */
+  enum stalloc_door_answer (*free_after)(void* address, int device, const struct stalloc_door_stream* streams,
+                                         size_t count);
+  /* The device whose memory the address lies in; -1: it is none that stalloc may have served. A few loads. */
+  int (*device_of)(const void* address);
   /* The trace shall show a request that PyTorch's own allocator served, and its free. */
   void (*note)(int device, size_t bytes, void* stream, const void* caller, const void* address);
   void (*note_freed)(int device, void* stream, const void* address);

@@ -4,6 +4,8 @@
 #include <array>
 #include <new>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
@@ -105,19 +107,32 @@ WaitingStreams& waiting_streams(int device) {
   return (*streams)[static_cast<std::size_t>(device)];
 }
 
-// A stream behind all of `streams`. Pre: their context is current.
-CUresult find_stream_behind(serve::Driver& driver, int device, void* const* streams, std::size_t count,
+// A stream behind all of `streams`. Pre: the context of `heap` is current.
+CUresult find_stream_behind(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_door_stream> streams,
                             CUstream* behind) noexcept {
   try {
-    std::vector<CUstream> users;
-    for (std::size_t i = 0; i < count; ++i) users.push_back(key_of(streams[i]).handle);
-    return waiting_streams(device).behind(driver, users, behind);
+    std::vector<User> users;
+    for (const stalloc_door_stream& used : streams) {
+      User user{key_of(used.stream).handle, heap.context()};
+      if (used.device != heap.device()) {
+        const serve::Heap* other = heaps.of_device(used.device);
+        if (other != nullptr) {
+          user.context = other->context();
+        } else if (used.stream == nullptr) {
+          return CUDA_ERROR_INVALID_CONTEXT;
+        } else if (const CUresult result = heaps.driver().stream_context(user.stream, &user.context)) {
+          return result;
+        }
+      }
+      users.push_back(user);
+    }
+    return waiting_streams(heap.device()).behind(heaps.driver(), users, behind);
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
 }
 
-Answer free_after(void* address, int device, void* const* streams, std::size_t count) {
+Answer free_after(void* address, int device, const stalloc_door_stream* streams, std::size_t count) {
   Session& session = Session::get();
   Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
   if (heaps == nullptr) return STALLOC_DOOR_DONE;
@@ -127,12 +142,23 @@ Answer free_after(void* address, int device, void* const* streams, std::size_t c
   const serve::ContextScope scope(heaps->driver(), heap->context());
   if (!scope.ok()) return STALLOC_DOOR_DONE;
   CUstream behind = nullptr;
-  const CUresult result = find_stream_behind(heaps->driver(), device, streams, count, &behind);
+  const CUresult result = find_stream_behind(*heaps, *heap, {streams, count}, &behind);
   if (result == CUDA_SUCCESS) return give_back(*heap, address, device, behind);
   if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || capture::gate().may_be_capturing()) return STALLOC_DOOR_LATER;
-  // One of the streams was destroyed, say: what it was given is done when all of the device is.
-  if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;  // a broken device: never reused
-  return give_back(*heap, address, device, streams[0]);
+  // One of the streams was destroyed, say: what it was given is done when all of the devices are.
+  for (std::size_t i = 0; i < count; ++i) {
+    const serve::Heap* other = heaps->of_device(streams[i].device);
+    const serve::ContextScope its(heaps->driver(), other == nullptr ? heap->context() : other->context());
+    if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;  // broken: never reused
+  }
+  return give_back(*heap, address, device, nullptr);
+}
+
+int device_of(const void* address) {
+  Heaps* heaps = Session::get().known_heaps();
+  if (heaps == nullptr) return -1;
+  const serve::Heap* heap = heaps->owning(as_address(address));
+  return heap == nullptr ? -1 : heap->device();
 }
 
 void note(int device, std::size_t bytes, void* stream, const void* caller, const void* address) {
@@ -209,8 +235,8 @@ void describe(int device, const stalloc_door_visitor* visitor) {
 
 const stalloc_door_library& door_library() noexcept {
   static constexpr stalloc_door_library kLibrary = {
-      STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free, free_after, note, note_freed, held, memory,
-      trim, limit, describe};
+      STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free, free_after,
+      device_of, note, note_freed, held, memory, trim, limit, describe};
   return kLibrary;
 }
 

@@ -23,10 +23,26 @@ CUresult create_stream(CUstream* stream) noexcept {
   return result;
 }
 
+// `waiting`, of the current context, waits for the work of `user` so far.
+CUresult wait_for(serve::Driver& driver, const User& user, CUstream waiting) noexcept {
+  CUevent event = nullptr;
+  CUresult result = CUDA_SUCCESS;
+  {
+    const serve::ContextScope scope(driver, user.context);  // an event is recorded on streams of its own context
+    if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+    result = driver.create_event(&event);
+    if (result != CUDA_SUCCESS) return result;
+    result = driver.record_event(event, user.stream);
+  }
+  if (result == CUDA_SUCCESS) result = driver.wait_event(waiting, event);
+  driver.destroy_event(event);  // CUDA keeps it for those who wait
+  return result;
+}
+
 }  // namespace
 
 // The one for just these users, else one that nobody uses yet, else the one that was used longest ago.
-WaitingStreams::Kind& WaitingStreams::kind_of(std::vector<CUstream> users) {
+WaitingStreams::Kind& WaitingStreams::kind_of(std::vector<User> users) {
   std::sort(users.begin(), users.end());
   Kind* oldest = &kinds_.front();
   for (Kind& kind : kinds_) {
@@ -37,23 +53,16 @@ WaitingStreams::Kind& WaitingStreams::kind_of(std::vector<CUstream> users) {
   return *oldest;
 }
 
-CUresult WaitingStreams::make(serve::Driver& driver, Kind* kind) noexcept {
-  if (kind->event == nullptr) {
-    if (const CUresult result = driver.create_event(&kind->event); result != CUDA_SUCCESS) return result;
-  }
-  return kind->stream == nullptr ? create_stream(&kind->stream) : CUDA_SUCCESS;
-}
-
-CUresult WaitingStreams::behind(serve::Driver& driver, std::span<const CUstream> users, CUstream* waiting) noexcept {
+CUresult WaitingStreams::behind(serve::Driver& driver, std::span<const User> users, CUstream* waiting) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     Kind& kind = kind_of({users.begin(), users.end()});
     kind.used_at = ++clock_;
-    if (const CUresult result = make(driver, &kind); result != CUDA_SUCCESS) return result;
-    for (const CUstream user : kind.users) {
-      // An event may be recorded anew as soon as somebody waits for it: who waits keeps what it was.
-      if (const CUresult result = driver.record_event(kind.event, user); result != CUDA_SUCCESS) return result;
-      if (const CUresult result = driver.wait_event(kind.stream, kind.event); result != CUDA_SUCCESS) return result;
+    if (kind.stream == nullptr) {
+      if (const CUresult result = create_stream(&kind.stream); result != CUDA_SUCCESS) return result;
+    }
+    for (const User& user : kind.users) {
+      if (const CUresult result = wait_for(driver, user, kind.stream); result != CUDA_SUCCESS) return result;
     }
     *waiting = kind.stream;
     return CUDA_SUCCESS;

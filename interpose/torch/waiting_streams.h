@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <mutex>
 #include <span>
@@ -14,26 +15,31 @@
 
 namespace stalloc::torch {
 
+// A stream and the context that it is of.
+struct User {
+  CUstream stream = nullptr;  // the legacy stream as CU_STREAM_LEGACY
+  CUcontext context = nullptr;
+  friend auto operator<=>(const User&, const User&) = default;
+};
+
 // Of one device. Thread-safe; never destroyed while the device's context may live.
 class WaitingStreams {
  public:
-  // A stream of the current context behind all work so far of `users` (the legacy stream as CU_STREAM_LEGACY). Frees
-  // with the same users share one, in order; those with others do not wait for them, as long as there are few kinds.
-  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when one of the users is being captured, another error as the driver says; a
-  // stream then waits for more than it had to, which is right but later. Pre: the context of all of them is current.
-  CUresult behind(serve::Driver& driver, std::span<const CUstream> users, CUstream* waiting) noexcept;
+  // A stream of the current context behind all work so far of `users`. Frees with the same users share one, in order;
+  // those with others do not wait for them, as long as there are few kinds. CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when
+  // one of the users is being captured, another error as the driver says; a stream then waits for more than it had to,
+  // which is right but later.
+  CUresult behind(serve::Driver& driver, std::span<const User> users, CUstream* waiting) noexcept;
 
  private:
   struct Kind {
-    std::vector<CUstream> users;  // sorted
+    std::vector<User> users;  // sorted
     CUstream stream = nullptr;
-    CUevent event = nullptr;
     std::size_t used_at = 0;
   };
   static constexpr std::size_t kMostStreams = 8;
 
-  CUresult make(serve::Driver& driver, Kind* kind) noexcept;
-  Kind& kind_of(std::vector<CUstream> users);
+  Kind& kind_of(std::vector<User> users);
 
   std::mutex mutex_;
   std::array<Kind, kMostStreams> kinds_;

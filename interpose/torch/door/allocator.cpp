@@ -1,0 +1,327 @@
+#include "interpose/torch/door/allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+
+namespace stalloc::torch::door {
+namespace {
+
+DoorAllocator* the_allocator = nullptr;
+
+int current_device() {
+  c10::DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return device;
+}
+
+c10::Device as_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
+
+// As the native allocator tells whoever watches each call (torch.cuda._sanitizer).
+void tell_watchers(bool allocated, void* address) {
+  const c10::impl::PyInterpreter* watcher = c10::impl::GPUTrace::get_trace();
+  if (watcher == nullptr) return;
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (allocated) {
+    (*watcher)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, at);
+  } else {
+    (*watcher)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, at);
+  }
+}
+
+}  // namespace
+
+void DoorAllocator::release(void* address) { the_allocator->free(address); }
+
+void DoorAllocator::open() {
+  the_allocator = this;
+  if (native_.initialized()) know_devices(c10::cuda::device_count());
+}
+
+void DoorAllocator::init(int devices) {
+  native_.init(devices);
+  know_devices(devices);
+}
+
+void DoorAllocator::know_devices(int devices) {
+  devices_.store(std::min(devices, static_cast<int>(kDevices)));
+  for (int device = 0; device < devices_.load(); ++device) {  // as the configuration says
+    const double fraction = native_.getMemoryFraction(static_cast<c10::DeviceIndex>(device));
+    if (fraction < 1) setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+  }
+}
+
+void DoorAllocator::enable(bool value) {
+  enabled_.store(value);
+  native_.enable(value);
+}
+
+c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
+  constexpr std::size_t kExabyte = std::size_t{1} << 60;  // refused with words of its own
+  if (bytes >= kExabyte || !enabled_.load(std::memory_order_relaxed)) {
+    c10::DataPtr pointer = native_.allocate(bytes);
+    adopt(pointer);
+    return pointer;
+  }
+  const int device = current_device();
+  void* address = nullptr;
+  if (bytes != 0) {
+    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+    address = serve(device, bytes, stream.stream(), __builtin_return_address(0));
+  }
+  return {address, address, &release, as_device(device)};
+}
+
+void* DoorAllocator::raw_alloc(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  const int device = current_device();
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  return serve(device, bytes, stream.stream(), __builtin_return_address(0));
+}
+
+void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
+  return bytes == 0 ? nullptr : serve(current_device(), bytes, stream, __builtin_return_address(0));
+}
+
+void DoorAllocator::raw_delete(void* address) { free(address); }
+
+void* DoorAllocator::serve(int device, std::size_t bytes, cudaStream_t stream, const void* caller) {
+  Books& own = books(device);
+  if (own.held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
+  if (own.pools_underway.load(std::memory_order_relaxed) != 0 && belongs_to_pool(own, stream)) {
+    return allocate_natively(device, bytes, stream, nullptr);
+  }
+  void* address = nullptr;
+  const stalloc_door_answer answer = library_.allocate(device, bytes, stream, caller, &address);
+  if (answer != STALLOC_DOOR_DONE) [[unlikely]] {
+    return serve_elsewhere(answer, device, bytes, stream, caller);
+  }
+  enter(device, address, bytes, stream);
+  return address;
+}
+
+// What stalloc did not serve at once.
+void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, int device, std::size_t bytes, cudaStream_t stream,
+                                     const void* caller) {
+  void* address = nullptr;
+  if (answer == STALLOC_DOOR_NO_CONTEXT) {
+    C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
+    answer = library_.allocate(device, bytes, stream, caller, &address);
+  }
+  if (answer == STALLOC_DOOR_DONE || (answer == STALLOC_DOOR_NO_MEMORY && try_again(device, bytes, stream, caller, &address))) {
+    enter(device, address, bytes, stream);
+    return address;
+  }
+  return allocate_natively(device, bytes, stream, caller);
+}
+
+void DoorAllocator::enter(int device, void* address, std::size_t bytes, cudaStream_t stream) {
+  Books& own = books(device);
+  Block block{address, bytes, stream, nullptr};
+  const std::size_t counted = block.bytes();
+  const bool watched = history_.is_watched();
+  Context context = watched ? history_.gather(native::RecordContext::STATE) : nullptr;
+  if (context) {
+    block.extras = std::make_unique<Extras>();
+    block.extras->context = context;
+  }
+  std::int64_t total = 0;
+  std::int64_t reserved = 0;
+  try {
+    const std::lock_guard lock(own.mutex);
+    own.blocks.reserve_one();
+    own.blocks.insert(std::move(block));
+    own.statistics.allocated(bytes, counted, library_.held(device));
+    total = own.statistics.bytes();
+    reserved = own.statistics.reserved();
+  } catch (const std::bad_alloc&) {
+    library_.free(address, device, stream);
+    throw;
+  }
+  if (watched) {
+    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(device), address, counted, stream,
+                 std::move(context), remarks());
+  }
+  c10::reportMemoryUsageToProfiler(address, static_cast<std::int64_t>(counted), static_cast<std::size_t>(total),
+                                   static_cast<std::size_t>(reserved), as_device(device));
+  tell_watchers(true, address);
+}
+
+// `caller` null: the request belongs to a pool or a capture, which no trace shows.
+void* DoorAllocator::allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller) {
+  grant_native(device);
+  void* address = nullptr;
+  try {
+    address = native_.raw_alloc_with_stream(bytes, stream);
+  } catch (const c10::OutOfMemoryError& error) {
+    native_changed(device);
+    throw c10::OutOfMemoryError(c10::SourceLocation{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+                                explain(device, error.what_without_backtrace()));
+  }
+  native_changed(device);
+  if (caller != nullptr && library_.is_recording() != 0) {
+    const std::lock_guard lock(noted_mutex_);
+    noted_[address] = {stream, device};
+    library_.note(device, bytes, stream, caller, address);
+  }
+  return address;
+}
+
+void DoorAllocator::native_changed(int device) {
+  const DeviceStats stats = native_.getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  Books& own = books(device);
+  bool limited = false;
+  {
+    const std::lock_guard lock(own.mutex);
+    own.statistics.native_is(stats);
+    limited = own.fraction < 1;
+  }
+  if (limited) set_limits(device);
+}
+
+void DoorAllocator::free(void* address) {
+  if (address == nullptr) return;
+  const int device = library_.device_of(address);
+  if (device >= 0 && (library_.is_active() == 0 || free_served(device, address))) return;
+  if (library_.is_recording() != 0) {
+    const std::lock_guard lock(noted_mutex_);
+    if (const auto known = noted_.find(address); known != noted_.end()) {
+      library_.note_freed(known->second.device, known->second.stream, address);
+      noted_.erase(known);
+    }
+  }
+  native_.raw_delete(address);
+  for (int each = 0; each < devices_.load(std::memory_order_relaxed); ++each) {
+    if (books(each).statistics.native_reserved() != 0) native_changed(each);
+  }
+}
+
+// False when no block of ours begins at the address.
+bool DoorAllocator::free_served(int device, void* address) {
+  Books& own = books(device);
+  if (own.held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
+  Block block;
+  std::int64_t total = 0;
+  std::int64_t reserved = 0;
+  {
+    const std::lock_guard lock(own.mutex);
+    block = own.blocks.erase(address);
+    if (block.address == nullptr) return false;
+    own.statistics.freed(block.requested, block.bytes());
+    total = own.statistics.bytes();
+    reserved = own.statistics.reserved();
+  }
+  if (history_.is_watched()) {
+    const Context context = history_.gather(native::RecordContext::ALL);
+    for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
+      history_.add(action, static_cast<c10::DeviceIndex>(device), address, block.bytes(), block.stream, context,
+                   remarks());
+    }
+  }
+  c10::reportMemoryUsageToProfiler(address, -static_cast<std::int64_t>(block.bytes()),
+                                   static_cast<std::size_t>(total), static_cast<std::size_t>(reserved),
+                                   as_device(device));
+  tell_watchers(false, address);
+  if (block.extras != nullptr && !block.extras->users.empty()) {
+    block.extras->users.push_back({block.stream, device});
+    give_back(device, {address, block.stream, std::move(block.extras->users)});
+  } else if (library_.free(address, device, block.stream) == STALLOC_DOOR_LATER) {
+    give_back(device, {address, block.stream, {}});
+  }
+  return true;
+}
+
+void DoorAllocator::give_back(int device, HeldUp block) {
+  const stalloc_door_answer answer =
+      block.users.empty() ? library_.free(block.address, device, block.stream)
+                          : library_.free_after(block.address, device, block.users.data(), block.users.size());
+  if (answer != STALLOC_DOOR_LATER) return;
+  Books& own = books(device);
+  const std::lock_guard lock(own.rare_mutex);
+  own.held_up.push_back(std::move(block));
+  own.held_up_count.store(own.held_up.size(), std::memory_order_relaxed);
+}
+
+// A capture holds many frees up, and is over for all of them at once: the first tells.
+void DoorAllocator::retry_held_up(int device) {
+  Books& own = books(device);
+  const std::lock_guard lock(own.rare_mutex);
+  while (!own.held_up.empty()) {
+    const HeldUp& block = own.held_up.front();
+    const stalloc_door_answer answer =
+        block.users.empty() ? library_.free(block.address, device, block.stream)
+                            : library_.free_after(block.address, device, block.users.data(), block.users.size());
+    if (answer == STALLOC_DOOR_LATER) break;
+    own.held_up.pop_front();
+  }
+  own.held_up_count.store(own.held_up.size(), std::memory_order_relaxed);
+}
+
+void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
+  void* address = pointer.get();
+  // As the native allocator: memory that came from elsewhere (another process, a buffer of somebody's) is not ours.
+  if (address == nullptr || pointer.get_deleter() != &release) return;
+  const int device = library_.device_of(address);
+  if (device >= 0) {
+    Books& own = books(device);
+    const std::lock_guard lock(own.mutex);
+    Block* block = own.blocks.find(address);
+    if (block != nullptr) {
+      const stalloc_door_stream user{stream.stream(), stream.device_index()};
+      if (user.stream == block->stream && user.device == device) return;
+      if (block->extras == nullptr) block->extras = std::make_unique<Extras>();
+      for (const stalloc_door_stream& known : block->extras->users) {
+        if (known.stream == user.stream && known.device == user.device) return;
+      }
+      block->extras->users.push_back(user);
+      return;
+    }
+  }
+  c10::DataPtr natives(address, address, native_.raw_deleter(), pointer.device());
+  native_.recordStream(natives, stream);
+  natives.release_context();
+}
+
+void DoorAllocator::adopt(c10::DataPtr& pointer) {
+  (void)pointer.compare_exchange_deleter(native_.raw_deleter(), &release);
+}
+
+bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
+  const std::lock_guard lock(own.rare_mutex);
+  return std::any_of(own.pools.begin(), own.pools.end(), [&](const Pool& pool) { return pool.takes(stream); });
+}
+
+void DoorAllocator::beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
+                                        std::function<bool(cudaStream_t)> filter) {
+  Books& own = books(device);
+  native_.beginAllocateToPool(device, pool, filter);
+  const std::lock_guard lock(own.rare_mutex);
+  own.pools.push_back({pool, std::move(filter)});
+  own.pools_underway.store(own.pools.size());
+}
+
+void DoorAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
+  Books& own = books(device);
+  native_.endAllocateToPool(device, pool);
+  const std::lock_guard lock(own.rare_mutex);
+  const auto ended = std::find_if(own.pools.begin(), own.pools.end(), [&](const Pool& each) { return each.id == pool; });
+  if (ended != own.pools.end()) own.pools.erase(ended);
+  own.pools_underway.store(own.pools.size());
+}
+
+void DoorAllocator::releasePool(c10::DeviceIndex device, MempoolId_t pool) {
+  native_.releasePool(device, pool);
+  native_changed(device);
+}
+
+native::CheckpointDelta DoorAllocator::setCheckpointPoolState(c10::DeviceIndex device,
+                                                              std::shared_ptr<native::AllocatorState> state) {
+  native::CheckpointDelta delta = native_.setCheckpointPoolState(device, std::move(state));
+  for (c10::DataPtr& pointer : delta.dataptrs_allocd) adopt(pointer);
+  native_changed(device);
+  return delta;
+}
+
+}  // namespace stalloc::torch::door

@@ -1,0 +1,140 @@
+// PyTorch's allocator with stalloc in front: eager tensors are stalloc's; captures, pools, checkpoints and whatever else
+// the native allocator alone can do stay with it, and both are shown as one.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "interpose/torch/door.h"
+#include "interpose/torch/door/blocks.h"
+#include "interpose/torch/door/forwarding.h"
+#include "interpose/torch/door/history.h"
+#include "interpose/torch/door/statistics.h"
+
+namespace stalloc::torch::door {
+
+// Thread-safe. Made once, never destroyed: tensors may be freed until the process is gone.
+class DoorAllocator final : public Forwarding {
+ public:
+  DoorAllocator(native::CUDAAllocator& native, const stalloc_door_library& library)
+      : Forwarding(native), library_(library), enabled_(native.isEnabled()) {}
+
+  // Called once, before PyTorch can see it. PyTorch may have been initialised before.
+  void open();
+
+  // --- tensors ---
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void* raw_alloc(std::size_t bytes) override;
+  void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
+  void raw_delete(void* address) override;
+  void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override;
+
+  // --- settings ---
+  void init(int devices) override;
+  void enable(bool value) override;
+  double getMemoryFraction(c10::DeviceIndex device) override;
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
+
+  // --- questions ---
+  void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override;
+  void* getBaseAllocation(void* address, std::size_t* bytes) override;
+  DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  void resetAccumulatedStats(c10::DeviceIndex device) override;
+  void resetPeakStats(c10::DeviceIndex device) override;
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
+
+  // --- captures and pools, which are the native allocator's ---
+  void beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) override;
+  void releasePool(c10::DeviceIndex device, MempoolId_t pool) override;
+  native::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
+                                                 std::shared_ptr<native::AllocatorState> state) override;
+
+  // --- other devices and processes ---
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
+                          cudaStream_t stream, bool peers) override;
+  native::ShareableHandle shareIpcHandle(void* address) override;
+
+ protected:
+  void empty_cache(MempoolId_t pool) override;
+  native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) override;
+  void keep_history(HistorySettings settings) override;
+  Context context_of(const void* address) override;
+  void annotate(const void* address, const std::string& metadata) override;
+  void adopt(c10::DataPtr& pointer) override;
+
+ private:
+  static constexpr std::size_t kDevices = 64;
+
+  // A free that a capture holds up.
+  struct HeldUp {
+    void* address = nullptr;
+    cudaStream_t stream = nullptr;
+    std::vector<stalloc_door_stream> users;
+  };
+  struct Pool {
+    MempoolId_t id;
+    std::function<bool(cudaStream_t)> takes;  // whether a request on the stream belongs to it
+  };
+  // Of one device.
+  struct alignas(64) Books {
+    std::mutex mutex;  // guards what follows, but for the atomics
+    Blocks blocks;
+    Statistics statistics;
+    double fraction = 1;  // that the user grants this process of the device's memory
+    std::atomic<std::uint64_t> total_memory{0};  // of the device; 0: not asked yet
+    std::atomic<std::size_t> pools_underway{0};
+    std::atomic<std::size_t> held_up_count{0};
+    std::mutex rare_mutex;  // guards what follows
+    std::vector<Pool> pools;
+    std::deque<HeldUp> held_up;
+  };
+
+  // The deleter of every tensor, whoever allocated it: PyTorch compares deleters.
+  static void release(void* address);
+
+  Books& books(int device) { return books_[static_cast<std::size_t>(device)]; }
+
+  // allocator.cpp
+  void know_devices(int devices);
+  void* serve(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
+  void* serve_elsewhere(stalloc_door_answer answer, int device, std::size_t bytes, cudaStream_t stream,
+                        const void* caller);
+  bool belongs_to_pool(Books& own, cudaStream_t stream);
+  void enter(int device, void* address, std::size_t bytes, cudaStream_t stream);
+  void free(void* address);
+  bool free_served(int device, void* address);
+  void give_back(int device, HeldUp block);
+  void retry_held_up(int device);
+  void* allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
+  void native_changed(int device);
+
+  // out_of_memory.cpp
+  bool try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address);
+  void grant_native(int device);
+  void set_limits(int device);
+  std::uint64_t total_memory(int device);
+  std::string explain(int device, std::string text);
+
+  const stalloc_door_library& library_;
+  std::atomic<bool> enabled_;
+  std::atomic<int> devices_{0};
+  std::array<Books, kDevices> books_;
+  History history_;
+  // What the native allocator served while a trace is recorded, so that its frees can be told: stream and device.
+  std::mutex noted_mutex_;
+  std::unordered_map<const void*, stalloc_door_stream> noted_;
+};
+
+}  // namespace stalloc::torch::door

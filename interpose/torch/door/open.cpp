@@ -1,0 +1,45 @@
+// The one function that a door exports: it puts itself in front of PyTorch's allocator.
+#include <c10/core/Allocator.h>
+
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "interpose/torch/door/allocator.h"
+
+namespace {
+
+using stalloc::torch::door::DoorAllocator;
+namespace native = c10::cuda::CUDACachingAllocator;
+
+// Why the door cannot be opened; null: it can.
+const char* find_hindrance(const stalloc_door_library* library) {
+  static std::string text;
+  if (library->interface != STALLOC_DOOR_INTERFACE) return "the door is of another version of stalloc than the library";
+  native::CUDAAllocator* current = native::allocator.load();
+  if (current == nullptr) return "it has no allocator yet";
+  if (const std::string name = current->name(); name != "native") {
+    if (name == "cudaMallocAsync") return "backend:cudaMallocAsync";  // the library knows these words
+    text = "its allocator is another one already (" + name + ")";
+    return text.c_str();
+  }
+  if (c10::GetAllocator(c10::DeviceType::CUDA) != current) return "somebody has put another allocator in place";
+  if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) return "PYTORCH_NO_CUDA_MEMORY_CACHING is set";
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const char* stalloc_door_open(const stalloc_door_library* library) {
+  try {
+    if (const char* hindrance = find_hindrance(library)) return hindrance;
+    native::CUDAAllocator* current = native::allocator.load();
+    auto* door = new DoorAllocator(*current, *library);  // tensors may be freed until the process is gone
+    door->open();
+    c10::SetAllocator(c10::DeviceType::CUDA, door);
+    native::allocator.store(door);
+    return nullptr;
+  } catch (const std::exception&) {
+    return "the door failed to open";
+  }
+}

@@ -1,0 +1,146 @@
+// Memory that is short: what is tried, what a user grants this process, what the error says.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "interpose/torch/door/allocator.h"
+
+namespace stalloc::torch::door {
+namespace {
+
+bool run_callbacks() {
+  bool freed = false;
+  const auto& registry = c10::FreeCudaMemoryCallbacksRegistry();
+  for (const auto& name : registry->Keys()) freed |= registry->Create(name)->Execute();
+  return freed;
+}
+
+std::string format_bytes(std::uint64_t bytes) {
+  const auto in = [&](double unit, const char* name) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.2f %s", static_cast<double>(bytes) / unit, name);
+    return std::string(text);
+  };
+  if (bytes <= 1024) return std::to_string(bytes) + " bytes";
+  if (bytes <= std::uint64_t{1} << 20) return in(1 << 10, "KiB");
+  return bytes <= std::uint64_t{1} << 30 ? in(1 << 20, "MiB") : in(1 << 30, "GiB");
+}
+
+// Replaces what stands between `begin` and `end`, both of which stay.
+void replace_between(std::string* text, const std::string& begin, const std::string& end, const std::string& what) {
+  const std::size_t to = text->find(end);
+  const std::size_t from = to == std::string::npos ? to : text->rfind(begin, to);
+  if (from == std::string::npos) return;
+  text->replace(from + begin.size(), to - from - begin.size(), what);
+}
+
+}  // namespace
+
+// The library has given its own idle memory back for the request already. Before PyTorch's own allocator is asked, which
+// reports the error: whoever can free tensors, then what that allocator caches.
+bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address) {
+  const auto served = [&] {
+    return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE;
+  };
+  if (run_callbacks() && served()) return true;
+  Books& own = books(device);
+  {
+    const std::lock_guard lock(own.mutex);
+    own.statistics.retried();
+  }
+  empty_native_cache({0, 0});
+  native_changed(device);
+  return served();
+}
+
+double DoorAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  Books& own = books(device);
+  const std::lock_guard lock(own.mutex);
+  return own.fraction;
+}
+
+void DoorAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  native_.setMemoryFraction(fraction, device);  // which checks both
+  {
+    Books& own = books(device);
+    const std::lock_guard lock(own.mutex);
+    own.fraction = fraction;
+  }
+  set_limits(device);
+}
+
+// What stalloc may hold: the user's share less what the native allocator has of it.
+void DoorAllocator::set_limits(int device) {
+  Books& own = books(device);
+  double fraction = 1;
+  std::uint64_t natives = 0;
+  {
+    const std::lock_guard lock(own.mutex);
+    fraction = own.fraction;
+    natives = static_cast<std::uint64_t>(own.statistics.native_reserved());
+  }
+  if (fraction >= 1) return library_.limit(device, std::numeric_limits<std::uint64_t>::max());
+  const std::uint64_t total = total_memory(device);
+  const auto share = static_cast<std::uint64_t>(fraction * static_cast<double>(total));
+  library_.limit(device, share - std::min(share, natives));
+}
+
+std::uint64_t DoorAllocator::total_memory(int device) {
+  Books& own = books(device);
+  std::uint64_t total = own.total_memory.load(std::memory_order_relaxed);
+  if (total != 0) return total;
+  c10::DeviceIndex before = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&before));
+  C10_CUDA_CHECK(c10::cuda::SetDevice(static_cast<c10::DeviceIndex>(device)));
+  std::size_t free_now = 0;
+  std::size_t all = 0;
+  const cudaError_t result = cudaMemGetInfo(&free_now, &all);
+  C10_CUDA_CHECK(c10::cuda::SetDevice(before));
+  C10_CUDA_CHECK(result);
+  own.total_memory.store(all, std::memory_order_relaxed);
+  return all;
+}
+
+// What the native allocator may hold: the user's share less what stalloc has of it. It knows only of itself.
+void DoorAllocator::grant_native(int device) {
+  Books& own = books(device);
+  double fraction = 1;
+  {
+    const std::lock_guard lock(own.mutex);
+    fraction = own.fraction;
+  }
+  if (fraction >= 1) return;
+  const double held = static_cast<double>(library_.held(device)) / static_cast<double>(total_memory(device));
+  native_.setMemoryFraction(std::clamp(fraction - held, 0.0, 1.0), static_cast<c10::DeviceIndex>(device));
+}
+
+// The native allocator's words, with the figures of both.
+std::string DoorAllocator::explain(int device, std::string text) {
+  stalloc_door_memory memory{};
+  if (library_.memory(device, &memory) == 0) return text;
+  std::uint64_t live = 0;
+  std::uint64_t reserved = 0;
+  std::uint64_t own_live = 0;
+  double fraction = 1;
+  {
+    Books& own = books(device);
+    const std::lock_guard lock(own.mutex);
+    own.statistics.holds(memory.held);
+    live = static_cast<std::uint64_t>(own.statistics.bytes());
+    reserved = static_cast<std::uint64_t>(own.statistics.reserved());
+    own_live = static_cast<std::uint64_t>(own.statistics.own_bytes());
+    fraction = own.fraction;
+  }
+  replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
+  replace_between(&text, "and ", " is reserved by PyTorch but unallocated", format_bytes(reserved - std::min(reserved, live)));
+  if (fraction < 1) {
+    const double share = fraction * static_cast<double>(total_memory(device));
+    replace_between(&text, ". ", " allowed; ", format_bytes(static_cast<std::uint64_t>(share)));
+  }
+  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) +
+         " live, " + format_bytes(memory.free) + " free (" + format_bytes(memory.largest_hole) + " in one piece).";
+}
+
+}  // namespace stalloc::torch::door

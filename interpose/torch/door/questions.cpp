@@ -1,0 +1,103 @@
+// What PyTorch asks of its allocator, answered for both halves.
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+
+#include "interpose/torch/door/allocator.h"
+
+namespace stalloc::torch::door {
+
+DeviceStats DoorAllocator::getDeviceStats(c10::DeviceIndex device) {
+  DeviceStats stats = native_.getDeviceStats(device);
+  Books& own = books(device);
+  const std::lock_guard lock(own.mutex);
+  own.statistics.holds(library_.held(device));
+  own.statistics.merge_into(&stats);
+  return stats;
+}
+
+void DoorAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  native_.resetAccumulatedStats(device);
+  Books& own = books(device);
+  const std::lock_guard lock(own.mutex);
+  own.statistics.reset_accumulated();
+}
+
+void DoorAllocator::resetPeakStats(c10::DeviceIndex device) {
+  native_.resetPeakStats(device);
+  Books& own = books(device);
+  const std::lock_guard lock(own.mutex);
+  own.statistics.holds(library_.held(device));
+  own.statistics.reset_peaks();
+}
+
+// A request can have all that is free, wherever it lies.
+void DoorAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
+  native_.cacheInfo(device, largest);
+  stalloc_door_memory memory{};
+  if (library_.memory(device, &memory) != 0) {
+    *largest = std::max<std::size_t>(*largest, memory.free + memory.device_free);
+  }
+}
+
+void* DoorAllocator::getBaseAllocation(void* address, std::size_t* bytes) {
+  if (const int device = library_.device_of(address); device >= 0) {
+    Books& own = books(device);
+    const std::lock_guard lock(own.mutex);
+    if (const Block* block = own.blocks.find(address)) {
+      if (bytes != nullptr) *bytes = block->bytes();
+      return address;
+    }
+  }
+  return native_.getBaseAllocation(address, bytes);
+}
+
+void DoorAllocator::empty_cache(MempoolId_t pool) {
+  if (pool == MempoolId_t{0, 0}) {
+    for (int device = 0; device < devices_.load(); ++device) {
+      if (books(device).held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
+      library_.trim(device, /*wait=*/1);
+    }
+  }
+  empty_native_cache(pool);
+  for (int device = 0; device < devices_.load(); ++device) native_changed(device);
+}
+
+// Kernels of a device that is no peer cannot read mapped memory, so such copies must name both devices.
+cudaError_t DoorAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
+                                       cudaStream_t stream, bool peers) {
+  const bool apart = !peers && to_device != from_device;
+  if (apart && (library_.device_of(to) >= 0 || library_.device_of(from) >= 0)) {
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+  }
+  return native_.memcpyAsync(to, to_device, from, from_device, bytes, stream, peers);
+}
+
+native::ShareableHandle DoorAllocator::shareIpcHandle(void* address) {
+  TORCH_CHECK(library_.device_of(address) < 0,
+              "stalloc serves this tensor from memory that CUDA cannot share with another process. Allocate what is to be "
+              "shared in a torch.cuda.MemPool (with torch.cuda.use_mem_pool(pool): ...), which PyTorch's own allocator "
+              "serves, or set STALLOC_TORCH=off for this process.");
+  return native_.shareIpcHandle(address);
+}
+
+Context DoorAllocator::context_of(const void* address) {
+  if (const int device = library_.device_of(address); device >= 0) {
+    Books& own = books(device);
+    const std::lock_guard lock(own.mutex);
+    const Block* block = own.blocks.find(address);
+    if (block != nullptr) return block->extras == nullptr ? nullptr : block->extras->context;
+  }
+  return native_context_of(address);
+}
+
+void DoorAllocator::annotate(const void* address, const std::string& metadata) { annotate_native(address, metadata); }
+
+void DoorAllocator::keep_history(HistorySettings settings) { history_.keep(std::move(settings)); }
+
+void DoorAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) {
+  history_.add_tracker(tracker);
+  native_.attachAllocatorTraceTracker(std::move(tracker));
+}
+
+}  // namespace stalloc::torch::door

@@ -1,0 +1,142 @@
+// torch.cuda.memory._snapshot: stalloc's memory as segments, in between the native allocator's.
+//
+// A physical byte is shown once: where a block lives in a stitched view, the block is a segment of its own, and its bytes
+// are cut out of where they are mapped at home. So what the segments show is what is held.
+#include <algorithm>
+#include <cstdint>
+
+#include "interpose/torch/door/allocator.h"
+
+namespace stalloc::torch::door {
+namespace {
+
+struct Span {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+
+struct Shown {
+  std::vector<Span> home;  // mapped there, neighbours joined
+  std::vector<Span> used_elsewhere;
+};
+
+// Of a block, what a snapshot needs.
+struct Live {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+  std::size_t requested = 0;
+  cudaStream_t stream = nullptr;
+  Context context;
+};
+
+void add_home(void* data, std::uintptr_t address, std::uint64_t bytes) {
+  std::vector<Span>& home = static_cast<Shown*>(data)->home;
+  if (!home.empty() && home.back().end == address) {
+    home.back().end += bytes;
+  } else {
+    home.push_back({address, address + bytes});
+  }
+}
+
+void add_used(void* data, std::uintptr_t address, std::uint64_t bytes) {
+  static_cast<Shown*>(data)->used_elsewhere.push_back({address, address + bytes});
+}
+
+// What is left of `home` without `cut`.
+std::vector<Span> without(std::vector<Span> home, std::vector<Span> cut) {
+  const auto before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
+  std::sort(home.begin(), home.end(), before);
+  std::sort(cut.begin(), cut.end(), before);
+  std::vector<Span> left;
+  auto next = cut.begin();
+  for (Span span : home) {
+    while (next != cut.end() && next->end <= span.begin) ++next;
+    for (auto each = next; each != cut.end() && each->begin < span.end; ++each) {
+      if (each->begin > span.begin) left.push_back({span.begin, each->begin});
+      span.begin = std::max(span.begin, each->end);
+    }
+    if (span.begin < span.end) left.push_back(span);
+  }
+  return left;
+}
+
+native::BlockInfo free_block(std::uintptr_t bytes) {
+  native::BlockInfo info;
+  info.size = bytes;
+  return info;
+}
+
+native::SegmentInfo make_segment(int device, const Span& span, const Live* begin, const Live* end) {
+  native::SegmentInfo segment;
+  segment.device = static_cast<c10::DeviceIndex>(device);
+  segment.address = span.begin;
+  segment.total_size = span.end - span.begin;
+  segment.is_large = true;
+  segment.is_expandable = true;  // as mapped memory of the native allocator's
+  std::uintptr_t at = span.begin;
+  for (const Live* block = begin; block != end; ++block) {
+    if (block->begin > at) segment.blocks.push_back(free_block(block->begin - at));
+    native::BlockInfo info;
+    info.size = block->end - block->begin;
+    info.requested_size = block->requested;
+    info.allocated = info.active = true;
+    info.context_when_allocated = block->context;
+    segment.allocated_size += info.size;
+    segment.active_size += info.size;
+    segment.requested_size += info.requested_size;
+    segment.blocks.push_back(std::move(info));
+    segment.stream = block->stream;
+    at = block->end;
+  }
+  if (at < span.end) segment.blocks.push_back(free_block(span.end - at));
+  return segment;
+}
+
+// Pre: `live` is sorted by address.
+void append_segments(int device, const std::vector<Span>& pieces, const std::vector<Live>& live,
+                     std::vector<native::SegmentInfo>* segments) {
+  const Live* block = live.data();
+  const Live* const last = live.data() + live.size();
+  const auto append_stitched = [&](std::uintptr_t until) {
+    for (; block != last && block->begin < until; ++block) {
+      segments->push_back(make_segment(device, {block->begin, block->end}, block, block + 1));
+    }
+  };
+  for (const Span& piece : pieces) {
+    append_stitched(piece.begin);
+    const Live* first = block;
+    while (block != last && block->end <= piece.end) ++block;
+    segments->push_back(make_segment(device, piece, first, block));
+  }
+  append_stitched(~std::uintptr_t{0});
+}
+
+}  // namespace
+
+native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces) {
+  native::SnapshotInfo snapshot = native_snapshot(pool, traces);
+  if (pool != MempoolId_t{0, 0}) return snapshot;
+  for (int device = 0; device < devices_.load(); ++device) {
+    Shown shown;
+    const stalloc_door_visitor visitor{&shown, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
+    library_.describe(device, &visitor);
+    std::vector<Live> live;
+    Books& own = books(device);
+    {
+      const std::lock_guard lock(own.mutex);
+      own.blocks.for_each([&](const Block& block) {
+        const auto at = reinterpret_cast<std::uintptr_t>(block.address);
+        live.push_back({at, at + block.bytes(), block.requested, block.stream,
+                        block.extras == nullptr ? nullptr : block.extras->context});
+      });
+    }
+    std::sort(live.begin(), live.end(), [](const Live& a, const Live& b) { return a.begin < b.begin; });
+    append_segments(device, without(std::move(shown.home), std::move(shown.used_elsewhere)), live, &snapshot.segments);
+  }
+  std::sort(snapshot.segments.begin(), snapshot.segments.end(),
+            [](const auto& a, const auto& b) { return a.address < b.address; });
+  if (traces) history_.merge_into(&snapshot.device_traces);
+  return snapshot;
+}
+
+}  // namespace stalloc::torch::door

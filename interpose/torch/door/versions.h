@@ -1,0 +1,73 @@
+// What differs between the versions of PyTorch that a door can be built for, but for the virtual functions (forwarding.h).
+// The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
+#pragma once
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#ifndef STALLOC_TORCH_MINOR
+#error "STALLOC_TORCH_MINOR names the minor version of PyTorch 2"
+#endif
+#if STALLOC_TORCH_MINOR < 6
+#error "the oldest PyTorch that a door can be built for is 2.6"
+#endif
+
+namespace stalloc::torch::door {
+
+namespace native = c10::cuda::CUDACachingAllocator;
+
+using c10::cuda::MempoolId_t;
+using native::TraceEntry;
+using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
+using Context = std::shared_ptr<c10::GatheredContext>;
+
+// What a thread says of itself for the history: the model's code that is compiled, and words of the user's.
+struct Remarks {
+  std::vector<std::string> compiled;
+  std::string metadata;
+};
+
+inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device, std::size_t address, std::size_t bytes,
+                             cudaStream_t stream, Context context, [[maybe_unused]] const Remarks& remarks) {
+#if STALLOC_TORCH_MINOR >= 8
+  const std::string compiled = remarks.compiled.empty() ? std::string() : remarks.compiled.back();
+#endif
+#if STALLOC_TORCH_MINOR >= 10
+  return {action, device,  address, bytes, stream, MempoolId_t{0, 0}, c10::getApproximateTime(), std::move(context),
+          compiled, remarks.metadata};
+#elif STALLOC_TORCH_MINOR >= 8
+  return {action, device,  address, bytes, stream, MempoolId_t{0, 0}, c10::getApproximateTime(), std::move(context),
+          compiled};
+#else
+  return {action, device, address, bytes, stream, c10::getApproximateTime(), std::move(context)};
+#endif
+}
+
+// Whether an entry is left out of the history because the user said so ("alloc", "free_completed").
+inline bool is_named(const TraceEntry& entry, const std::vector<std::string>& actions) {
+  const auto name_of = [](TraceEntry::Action action) {
+    switch (action) {
+      case TraceEntry::ALLOC:
+        return "alloc";
+      case TraceEntry::FREE_REQUESTED:
+        return "free_requested";
+      case TraceEntry::FREE_COMPLETED:
+        return "free_completed";
+      default:
+        return "";
+    }
+  };
+  for (const std::string& action : actions) {
+    if (action == name_of(entry.action_)) return true;
+  }
+  return false;
+}
+
+}  // namespace stalloc::torch::door
