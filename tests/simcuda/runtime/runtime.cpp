@@ -1,5 +1,7 @@
 // A small CUDA runtime over the driver: primary contexts made current on first use, and the last error of a thread.
 #include <array>
+#include <cstdint>
+#include <cstring>
 #include <mutex>
 
 #include "tests/simcuda/driver/config.h"
@@ -100,6 +102,48 @@ CUresult copy_async(const DriverTable& driver, void* to, const void* from, size_
     default:
       return driver.copy_any_async(address(to), address(from), bytes, stream);
   }
+}
+
+// The properties begin alike in CUDA 12 and 13; of the rest, nobody who runs on simcuda asks.
+CUresult device_properties(const DriverTable& driver, void* properties, int device) {
+  struct Beginning {
+    char name[256];
+    char identity[32];
+    size_t total_bytes;
+    char rest[712];
+  };
+  auto* to = static_cast<Beginning*>(properties);
+  std::memset(to, 0, sizeof(Beginning));
+  if (const CUresult result = driver.device_name(to->name, sizeof to->name, device)) return result;
+  return driver.device_total_bytes(&to->total_bytes, device);
+}
+
+template <class... Arguments>
+CUresult refuse(const Arguments&...) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult unsupported() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+// What the driver lacks is there, and refuses.
+CUresult entry_point(const DriverTable& driver, const char* symbol, void** function, int version,
+                     unsigned long long flags, int* status) {
+  const CUresult result = driver.get_proc_address_v2(symbol, function, version, flags, nullptr);
+  if (result != CUDA_SUCCESS || *function == nullptr) *function = reinterpret_cast<void*>(&unsupported);
+  if (status != nullptr) *status = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_info(const DriverTable& driver, cudaStream_t stream, cudaStreamCaptureStatus* status,
+                      unsigned long long* id, cudaGraph_t* graph, const CUgraphNode** nodes, const void** edges,
+                      size_t* count) {
+  cuuint64_t number = 0;
+  CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (const CUresult result = driver.capture_info(stream, &is, &number, graph, nodes, count)) return result;
+  *status = static_cast<cudaStreamCaptureStatus>(is);
+  if (id != nullptr) *id = number;
+  if (edges != nullptr) *edges = nullptr;
+  return CUDA_SUCCESS;
 }
 
 template <class Call>
