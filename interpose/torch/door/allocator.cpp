@@ -37,6 +37,9 @@ void DoorAllocator::release(void* address) { the_allocator->free(address); }
 
 void DoorAllocator::open() {
   the_allocator = this;
+  native_.enable(true);  // only then is its deleter the one that is meant
+  native_deleter_ = native_.raw_deleter();
+  native_.enable(enabled_.load());
   if (native_.initialized()) know_devices(c10::cuda::device_count());
 }
 
@@ -279,13 +282,13 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
       return;
     }
   }
-  c10::DataPtr natives(address, address, native_.raw_deleter(), pointer.device());
+  c10::DataPtr natives(address, address, native_deleter_, pointer.device());
   native_.recordStream(natives, stream);
   natives.release_context();
 }
 
 void DoorAllocator::adopt(c10::DataPtr& pointer) {
-  (void)pointer.compare_exchange_deleter(native_.raw_deleter(), &release);
+  (void)pointer.compare_exchange_deleter(native_deleter_, &release);
 }
 
 bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {

@@ -33,7 +33,10 @@ class DoorAllocator final : public Forwarding {
 
   // --- tensors ---
   c10::DataPtr allocate(std::size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  // While caching is off the native allocator's is another one, which frees at once.
+  c10::DeleterFnPtr raw_deleter() const override {
+    return enabled_.load(std::memory_order_relaxed) ? &release : native_.raw_deleter();
+  }
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* address) override;
@@ -129,6 +132,7 @@ class DoorAllocator final : public Forwarding {
 
   const stalloc_door_library& library_;
   std::atomic<bool> enabled_;
+  c10::DeleterFnPtr native_deleter_ = nullptr;  // of what the native allocator caches
   std::atomic<int> devices_{0};
   std::array<Books, kDevices> books_;
   History history_;

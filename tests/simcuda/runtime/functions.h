@@ -63,7 +63,7 @@ SIMCUDART_STREAM(cudaEventRecord, _ptsz, (cudaEvent_t event, cudaStream_t stream
 
 SIMCUDART_STREAM(cudaMemcpy, _ptds, (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), copy(driver, to, from, bytes, kind))
 SIMCUDART_STREAM(cudaMemcpyAsync, _ptsz, (void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream), copy_async(driver, to, from, bytes, kind, stream))
-SIMCUDART_PLAIN(cudaMemcpyPeerAsync, (void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream), driver.copy_any_async(address(to), address(from), bytes, stream))
+SIMCUDART_PLAIN(cudaMemcpyPeerAsync, (void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream), copy_between(driver, to, to_device, from, from_device, bytes, stream))
 SIMCUDART_STREAM(cudaMemset, _ptds, (void* to, int value, size_t bytes), driver.fill8(address(to), static_cast<unsigned char>(value), bytes))
 SIMCUDART_STREAM(cudaMemsetAsync, _ptsz, (void* to, int value, size_t bytes, cudaStream_t stream), driver.fill8_async(address(to), static_cast<unsigned char>(value), bytes, stream))
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <vector>
 
 #include "tests/simcuda/driver/config.h"
 #include "tests/simcuda/runtime/driver_table.h"
@@ -116,6 +117,22 @@ CUresult device_properties(const DriverTable& driver, void* properties, int devi
   std::memset(to, 0, sizeof(Beginning));
   if (const CUresult result = driver.device_name(to->name, sizeof to->name, device)) return result;
   return driver.device_total_bytes(&to->total_bytes, device);
+}
+
+// Between devices that need not be peers: through the host, and at once.
+CUresult copy_between(const DriverTable& driver, void* to, int to_device, const void* from, int from_device,
+                      size_t bytes, cudaStream_t stream) {
+  if (to_device == from_device) return driver.copy_any_async(address(to), address(from), bytes, stream);
+  if (const CUresult result = driver.stream_synchronize(stream)) return result;
+  CUcontext before = nullptr;
+  if (const CUresult result = driver.context_get(&before)) return result;
+  std::vector<char> copy(bytes);
+  CUresult result = set_device(driver, from_device);
+  if (result == CUDA_SUCCESS) result = driver.copy_to_host(copy.data(), address(from), bytes);
+  if (result == CUDA_SUCCESS) result = set_device(driver, to_device);
+  if (result == CUDA_SUCCESS) result = driver.copy_to_device(address(to), copy.data(), bytes);
+  driver.context_set(before);
+  return result;
 }
 
 template <class... Arguments>

@@ -1,0 +1,146 @@
+// Captures, private pools and checkpoints: the native allocator's, beneath the door.
+#include <optional>
+#include <unordered_set>
+
+#include "tests/torch/pytorch.h"
+
+namespace stalloc::torch_test {
+namespace {
+
+void add_pool_user([[maybe_unused]] const c10::cuda::MempoolId_t& pool) {
+#if STALLOC_TORCH_MINOR >= 8
+  allocator().createOrIncrefPool(0, pool);
+#else
+  allocator().ensureExistsAndIncrefPool(0, pool);
+#endif
+}
+
+// As torch.cuda.graph: a private pool for what the stream allocates while it is captured.
+class Capture {
+ public:
+  Capture(Stream stream, c10::cuda::MempoolId_t pool) : stream_(stream), pool_(pool) {
+    allocator().beginAllocateToPool(0, pool, [stream](cudaStream_t asked) { return asked == stream.stream(); });
+    MUST(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeRelaxed));
+  }
+  cudaGraphExec_t end() {
+    cudaGraph_t graph = nullptr;
+    MUST(cudaStreamEndCapture(stream_.stream(), &graph));
+    allocator().endAllocateToPool(0, pool_);
+    cudaGraphExec_t executable = nullptr;
+    MUST(cudaGraphInstantiate(&executable, graph, 0));
+    MUST(cudaGraphDestroy(graph));
+    return executable;
+  }
+
+ private:
+  Stream stream_;
+  c10::cuda::MempoolId_t pool_;
+};
+
+}  // namespace
+
+CHECK_OF_DOOR(captured_graph) {
+  const Stream stream = make_stream();
+  const On on(stream);
+  Tensor input(kMiB);
+  settle();
+  std::optional<Tensor> dropped(2 * kMiB);  // freed while its own stream is captured
+  const c10::cuda::MempoolId_t pool{1, 0};
+  Capture capture(stream, pool);
+  c10::DataPtr inner = allocator().allocate(kMiB);
+  MUST(cudaMemsetAsync(inner.get(), 7, kMiB, stream.stream()));
+  MUST(cudaMemcpyAsync(input.get(), inner.get(), kMiB, cudaMemcpyDeviceToDevice, stream.stream()));
+  void* graphs = inner.get();
+  const c10::DataPtr freed_inside = dropped->take();
+  { c10::DataPtr gone = std::move(const_cast<c10::DataPtr&>(freed_inside)); }
+  {
+    const On other(make_stream());  // another stream's tensors are eager meanwhile
+    Tensor eager(3 * kMiB);
+    EXPECT(eager.pointer().get() != graphs);
+    eager.take();
+  }
+  inner.clear();
+  cudaGraphExec_t executable = capture.end();
+  std::vector<Tensor> others;  // none of them lies in the graph's memory
+  for (int i = 0; i < 30; ++i) others.emplace_back(kMiB);
+  for (int replay = 0; replay < 3; ++replay) MUST(cudaGraphLaunch(executable, stream.stream()));
+  std::vector<char> copy(kMiB);
+  MUST(cudaMemcpyAsync(copy.data(), input.get(), kMiB, cudaMemcpyDeviceToHost, stream.stream()));
+  MUST(cudaStreamSynchronize(stream.stream()));
+  EXPECT(copy[5] == 7 && copy[kMiB - 1] == 7);
+  input.take();
+  others.clear();
+  MUST(cudaGraphExecDestroy(executable));
+  allocator().releasePool(0, pool);
+  settle();
+}
+
+// What was recorded on other streams may be freed during a capture of them.
+CHECK_OF_DOOR(recorded_frees_during_capture) {
+  const Stream captured = make_stream();
+  const Stream side = make_stream();
+  std::optional<Tensor> tensor;
+  {
+    const On on(side);
+    tensor.emplace(4 * kMiB);
+  }
+  tensor->use_on(captured);
+  settle();
+  const On on(captured);
+  const c10::cuda::MempoolId_t pool{2, 0};
+  Capture capture(captured, pool);
+  tensor->take();
+  { Tensor eager_elsewhere = [&] {
+      const On other(side);
+      return Tensor(kMiB);
+    }(); eager_elsewhere.take(); }
+  MUST(cudaGraphExecDestroy(capture.end()));
+  allocator().releasePool(0, pool);
+  EXPECT(figures().allocated_bytes[0].current == 0);
+  const On again(side);
+  for (int i = 0; i < 20; ++i) Tensor each(4 * kMiB);
+  settle();
+}
+
+CHECK_OF_DOOR(user_pools) {
+  const c10::cuda::MempoolId_t pool{0, 3};
+  add_pool_user(pool);
+  EXPECT(allocator().getPoolUseCount(0, pool) == 1);
+  allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  EXPECT(allocator().getPoolUseCount(0, pool) == 2);
+  Tensor inside(3 * kMiB);
+  allocator().endAllocateToPool(0, pool);
+  Tensor outside(3 * kMiB);
+  EXPECT(inside.pointer().get_deleter() == outside.pointer().get_deleter());
+  const std::unordered_set<void*> live{inside.pointer().get()};
+  EXPECT(allocator().checkPoolLiveAllocations(0, pool, live));
+  inside.use_on(make_stream());
+  inside.drop();
+  settle();
+  allocator().releasePool(0, pool);
+  allocator().releasePool(0, pool);
+}
+
+// As graph trees do: the state of a pool is kept and brought back.
+CHECK_OF_DOOR(checkpoints) {
+  const c10::cuda::MempoolId_t pool{4, 0};
+  add_pool_user(pool);
+  allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  c10::DataPtr first = allocator().allocate(kMiB);
+  c10::DataPtr second = allocator().allocate(2 * kMiB);
+  const auto state = allocator().getCheckpointState(0, pool);
+  second.clear();
+  allocator().endAllocateToPool(0, pool);
+  auto delta = allocator().setCheckpointPoolState(0, state);
+  EXPECT(!delta.dataptrs_allocd.empty());
+  for (c10::DataPtr& pointer : delta.dataptrs_allocd) {
+    EXPECT(pointer.get_deleter() == allocator().raw_deleter());
+    if (pointer.get() == first.get()) pointer.release_context();
+  }
+  delta.dataptrs_allocd.clear();
+  first.clear();
+  EXPECT(figures().allocated_bytes[0].current == 0);
+  allocator().releasePool(0, pool);
+}
+
+}  // namespace stalloc::torch_test

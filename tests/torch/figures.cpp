@@ -1,0 +1,211 @@
+// Statistics, out of memory, memory fractions, history, snapshots.
+#include <algorithm>
+#include <optional>
+
+#include "tests/torch/pytorch.h"
+
+namespace stalloc::torch_test {
+namespace {
+
+std::int64_t allocated() { return figures().allocated_bytes[0].current; }
+
+native::SnapshotInfo snapshot() { return allocator().snapshot(); }
+
+// What PyTorch's own tests ask of a snapshot and of the statistics (test_cuda.py, _check_memory_stat_consistency).
+void expect_consistent() {
+  const native::SnapshotInfo shown = snapshot();
+  const Figures stats = figures();
+  std::size_t total = 0;
+  std::size_t live = 0;
+  std::size_t requested = 0;
+  std::int64_t blocks = 0;
+  for (const auto& segment : shown.segments) {
+    std::size_t sum = 0;
+    for (const auto& block : segment.blocks) {
+      sum += block.size;
+      blocks += block.allocated ? 1 : 0;
+    }
+    EXPECT(sum == segment.total_size);
+    total += segment.total_size;
+    live += segment.allocated_size;
+    requested += segment.requested_size;
+  }
+  EXPECT(static_cast<std::int64_t>(live) == stats.allocated_bytes[0].current);
+  EXPECT(static_cast<std::int64_t>(requested) == stats.requested_bytes[0].current);
+  EXPECT(static_cast<std::int64_t>(total) == stats.reserved_bytes[0].current);
+  EXPECT(blocks == stats.allocation[0].current);
+}
+
+struct Stack final : c10::GatheredContext {};
+std::shared_ptr<c10::GatheredContext> gather() { return std::make_shared<Stack>(); }
+
+void keep_history(bool enabled, std::size_t most = 1000) {
+#if STALLOC_TORCH_MINOR >= 11
+  allocator().recordHistory(enabled, gather, most, native::RecordContext::ALL, false, {});
+#elif STALLOC_TORCH_MINOR >= 8
+  allocator().recordHistory(enabled, gather, most, native::RecordContext::ALL, false);
+#else
+  allocator().recordHistory(enabled, gather, most, native::RecordContext::ALL);
+#endif
+}
+
+}  // namespace
+
+CHECK_OF_DOOR(statistics) {
+  EXPECT(allocated() == 0);
+  {
+    Tensor a(1000);
+    Tensor b(5 * kMiB);
+    const Figures stats = figures();
+    EXPECT(stats.allocated_bytes[0].current == static_cast<std::int64_t>(1024 + 5 * kMiB));
+    EXPECT(stats.requested_bytes[0].current == static_cast<std::int64_t>(1000 + 5 * kMiB));
+    EXPECT(stats.allocation[0].current == 2);
+    EXPECT(stats.reserved_bytes[0].current >= stats.allocated_bytes[0].current);
+    expect_consistent();
+  }
+  EXPECT(allocated() == 0);
+  EXPECT(figures().allocated_bytes[0].peak == static_cast<std::int64_t>(1024 + 5 * kMiB));
+  EXPECT(figures().allocation[0].allocated == 2 && figures().allocation[0].freed == 2);
+  allocator().resetPeakStats(0);
+  EXPECT(figures().allocated_bytes[0].peak == 0);
+  allocator().resetAccumulatedStats(0);
+  EXPECT(figures().allocation[0].allocated == 0);
+  settle();
+  native::emptyCache();
+  EXPECT(figures().reserved_bytes[0].current == 0);
+}
+
+// Peaks of both halves together: not the sum of two peaks at different times.
+CHECK_OF_DOOR(peaks_of_both_halves) {
+  const c10::cuda::MempoolId_t pool{0, 77};
+  {
+    Tensor own(40 * kMiB);
+  }
+  allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  c10::DataPtr natives = allocator().allocate(60 * kMiB);
+  allocator().endAllocateToPool(0, pool);
+  EXPECT(figures().allocated_bytes[0].peak == static_cast<std::int64_t>(60 * kMiB));
+  EXPECT(figures().allocated_bytes[0].current == static_cast<std::int64_t>(60 * kMiB));
+  {
+    Tensor own(10 * kMiB);
+    EXPECT(figures().allocated_bytes[0].current == static_cast<std::int64_t>(70 * kMiB));
+  }
+  EXPECT(figures().allocated_bytes[0].peak == static_cast<std::int64_t>(70 * kMiB));
+  settle();
+  expect_consistent();
+  natives.clear();
+  allocator().releasePool(0, pool);
+  EXPECT(allocated() == 0);
+}
+
+CHECK_OF_DOOR(out_of_memory) {
+  std::int64_t observed = 0;
+  allocator().attachOutOfMemoryObserver([&](std::int64_t, auto, auto, auto) { ++observed; });
+  std::optional<Tensor> held(600 * kMiB);
+  std::string words;
+  try {
+    (void)allocator().allocate(std::size_t{3} << 30);
+  } catch (const c10::OutOfMemoryError& error) {
+    words = error.what_without_backtrace();
+  }
+  EXPECT(words.find("CUDA out of memory. Tried to allocate 3.00 GiB") != std::string::npos);
+  EXPECT(words.find("Of the allocated memory 600.00 MiB is allocated by PyTorch") != std::string::npos);
+  EXPECT(!is_door_open() || words.find("Of it stalloc holds") != std::string::npos);
+  EXPECT(observed == 1);
+  EXPECT(figures().num_ooms == 1);
+  EXPECT(figures().num_alloc_retries >= 1);
+  try {
+    (void)allocator().allocate(std::size_t{1} << 61);
+    EXPECT(false);
+  } catch (const c10::OutOfMemoryError& error) {
+    EXPECT(std::string(error.what()).find("more than 1EB") != std::string::npos);
+  }
+  held.reset();
+  settle();
+  Tensor fits(1500 * kMiB);  // of 2 GiB: all that was held serves again
+  settle();
+}
+
+// Idle memory of one half serves the other.
+CHECK_OF_DOOR(halves_give_way) {
+  if (!is_door_open()) return;
+  const c10::cuda::MempoolId_t pool{0, 78};
+  {
+    Tensor own(1200 * kMiB);
+  }
+  settle();
+  allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  c10::DataPtr natives = allocator().allocate(1200 * kMiB);
+  allocator().endAllocateToPool(0, pool);
+  natives.clear();
+  allocator().releasePool(0, pool);
+  Tensor again(1200 * kMiB);
+}
+
+CHECK_OF_DOOR(memory_fraction) {
+  allocator().setMemoryFraction(0.25, 0);  // of 2 GiB
+  EXPECT(allocator().getMemoryFraction(0) == 0.25);
+  std::optional<Tensor> fits(480 * kMiB);
+  bool refused = false;
+  try {
+    (void)allocator().allocate(64 * kMiB);
+  } catch (const c10::OutOfMemoryError& error) {
+    refused = true;
+    EXPECT(std::string(error.what()).find("512.00 MiB allowed") != std::string::npos);
+  }
+  EXPECT(refused);
+  EXPECT(allocator().getMemoryFraction(0) == 0.25);
+  fits.reset();
+  settle();
+  allocator().setMemoryFraction(1.0, 0);
+  Tensor more(900 * kMiB);
+}
+
+CHECK_OF_DOOR(history_and_snapshots) {
+  keep_history(true);
+  std::optional<Tensor> a(3 * kMiB);
+  Tensor b(1000);
+  const auto shown = snapshot();
+  std::size_t found = 0;
+  for (const auto& segment : shown.segments) {
+    std::size_t at = segment.address;
+    for (const auto& block : segment.blocks) {
+      if (at == reinterpret_cast<std::size_t>(a->get()) || at == reinterpret_cast<std::size_t>(b.get())) {
+        EXPECT(block.allocated && block.context_when_allocated != nullptr);
+        ++found;
+      }
+      at += block.size;
+    }
+  }
+  EXPECT(found == 2);
+  a.reset();
+  const auto traces = snapshot().device_traces.at(0);
+  const auto count = [&](native::TraceEntry::Action action) {
+    return std::count_if(traces.begin(), traces.end(), [&](const auto& entry) { return entry.action_ == action; });
+  };
+  EXPECT(count(native::TraceEntry::ALLOC) == 2);
+  EXPECT(count(native::TraceEntry::FREE_COMPLETED) == 1);
+  EXPECT(std::is_sorted(traces.begin(), traces.end(),
+                        [](const auto& x, const auto& y) { return x.time_.t_ < y.time_.t_; }));
+  keep_history(true, 5);
+  for (int i = 0; i < 20; ++i) Tensor each(2000);
+  EXPECT(snapshot().device_traces.at(0).size() <= 10);  // five of each half
+  keep_history(false);
+  EXPECT(snapshot().device_traces.at(0).empty());
+  settle();
+}
+
+// Memory is stitched, and the snapshot shows each physical byte once.
+CHECK_OF_DOOR(snapshots_of_stitched_memory) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 40; ++i) tensors.emplace_back(32 * kMiB);
+  for (std::size_t i = 0; i < tensors.size(); i += 2) tensors[i].drop();
+  settle();
+  std::vector<Tensor> large;
+  for (int i = 0; i < 3; ++i) large.emplace_back(200 * kMiB);
+  expect_consistent();
+  settle();
+  EXPECT(!is_door_open() || figures().reserved_bytes[0].current <= static_cast<std::int64_t>(1400 * kMiB));
+}
+
+}  // namespace stalloc::torch_test

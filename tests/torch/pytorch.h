@@ -1,0 +1,121 @@
+// What the tests of PyTorch's door share: PyTorch's allocator as its own code uses it, streams, and tensors that know what
+// they must hold. Everything fails aloud: a test is a process.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stalloc::torch_test {
+
+namespace native = c10::cuda::CUDACachingAllocator;
+using Stream = c10::cuda::CUDAStream;
+
+[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+  std::fflush(nullptr);
+  std::_Exit(1);
+}
+#define EXPECT(condition)                                                                    \
+  do {                                                                                       \
+    if (!(condition)) ::stalloc::torch_test::fail(__FILE__, __LINE__, "not so: " #condition); \
+  } while (false)
+#define MUST(call)                                                                                            \
+  do {                                                                                                        \
+    const cudaError_t must_result = (call);                                                                   \
+    if (must_result != cudaSuccess) {                                                                         \
+      ::stalloc::torch_test::fail(__FILE__, __LINE__, #call ": " + std::to_string(static_cast<int>(must_result))); \
+    }                                                                                                         \
+  } while (false)
+
+inline constexpr std::size_t kMiB = 1 << 20;
+
+// As torch.cuda.init().
+void start();
+inline native::CUDAAllocator& allocator() { return *native::get(); }
+inline Stream make_stream(int device = 0) { return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device)); }
+// True when a door is open: PyTorch's allocator is none of its own library's.
+bool is_door_open();
+
+// The calling thread's current stream while it lives.
+class On {
+ public:
+  explicit On(Stream stream) : before_(c10::cuda::getCurrentCUDAStream(stream.device_index())) {
+    c10::cuda::setCurrentCUDAStream(stream);
+  }
+  ~On() { c10::cuda::setCurrentCUDAStream(before_); }
+  On(const On&) = delete;
+  On& operator=(const On&) = delete;
+
+ private:
+  Stream before_;
+};
+
+// Live addresses of all threads: no two tensors may overlap.
+class Ledger {
+ public:
+  void add(const void* at, std::size_t bytes);
+  void remove(const void* at);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uintptr_t, std::size_t> live_;
+};
+Ledger& ledger();
+
+// A tensor, filled on its stream with a pattern of its own, which must be there when it goes.
+class Tensor {
+ public:
+  // On the current stream of the current device.
+  explicit Tensor(std::size_t bytes);
+  Tensor(Tensor&&) noexcept = default;
+  Tensor& operator=(Tensor&&) = delete;
+  ~Tensor() { drop(); }
+
+  // Reads it back on `stream` in the background; `settle` compares.
+  void check_on(cudaStream_t stream) const;
+  // Read it on another stream as well, which PyTorch is told of.
+  void use_on(Stream stream) const;
+  void drop();  // reads it back on its own stream, and frees it
+  [[nodiscard]] const c10::DataPtr& pointer() const { return pointer_; }
+  [[nodiscard]] char* get() const { return static_cast<char*>(pointer_.get()); }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  c10::DataPtr take();  // without a check; the tensor is empty then
+
+ private:
+  c10::DataPtr pointer_;
+  std::size_t bytes_ = 0;
+  cudaStream_t stream_ = nullptr;
+  int pattern_ = 0;
+};
+
+// Waits for the device and compares everything that was read back so far, in all threads.
+void settle();
+
+using Figures = c10::CachingDeviceAllocator::DeviceStats;
+inline Figures figures(int device = 0) { return allocator().getDeviceStats(static_cast<c10::DeviceIndex>(device)); }
+
+// Name and function of every check (checks.cpp and others).
+using Check = void (*)();
+std::vector<std::pair<std::string, Check>>& checks();
+struct Register {
+  Register(const char* name, Check check) { checks().emplace_back(name, check); }
+};
+#define CHECK_OF_DOOR(name)                                         \
+  static void name();                                               \
+  static const ::stalloc::torch_test::Register register_##name(#name, name); \
+  static void name()
+
+}  // namespace stalloc::torch_test

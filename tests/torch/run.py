@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Runs the checks of PyTorch's door, each in a process of its own, on simcuda.
+
+  run.py --program FILE --torch FOLDER --library FILE --tool FILE --simcuda FOLDER --mode MODE [--checks NAME ...]
+
+MODE  native      PyTorch's own allocator, alone: what the checks ask must hold of it too
+      async       stalloc behind PyTorch's backend cudaMallocAsync, which lacks most of it: tensors alone
+      dynamic     through the door, without a plan
+      record      through the door, recording
+      plan        through the door, by a plan of the same program's trace
+      expandable  as dynamic, with expandable_segments:True set by the user
+"""
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+# What the backend cudaMallocAsync can do.
+OF_BACKEND = {"random_program", "random_threads", "record_stream"}
+# simcuda's runtime has no memory that expandable segments of the native allocator could be made of on demand.
+SETTINGS = {"native": {}, "async": {"STALLOC_MODE": "dynamic", "STALLOC_TORCH": "async"},
+            "dynamic": {"STALLOC_MODE": "dynamic"}, "record": {"STALLOC_MODE": "trace"}, "plan": {},
+            "expandable": {"STALLOC_MODE": "dynamic", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+
+
+class Runner:
+    def __init__(self, options, folder):
+        self.options, self.folder = options, folder
+
+    def environment(self, mode, **more):
+        own = ("STALLOC_", "SIMCUDA_", "PYTORCH_")
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        simcuda = self.options.simcuda
+        variables |= {"LD_LIBRARY_PATH": f"{self.options.torch}/lib:{simcuda}-12:{simcuda}", "SIMCUDA_DEVICES": "2",
+                      "SIMCUDA_DEVICE_BYTES": str(2 << 30), "SIMCUDA_DELAY_US": "300", "SIMCUDA_DELAY_EVERY": "4"}
+        if mode != "native":
+            # Python's part: the variable that the library sets in a process that may run PyTorch.
+            variables |= {"LD_PRELOAD": self.options.library, "STALLOC_LOG_LEVEL": "info",
+                          "DOOR": "closed" if mode == "async" else "open"}
+        return variables | SETTINGS[mode] | more
+
+    def run(self, check, mode, **more):
+        return subprocess.run([self.options.program, check], env=self.environment(mode, **more), cwd=self.folder,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False)
+
+    def names(self):
+        done = subprocess.run([self.options.program], env=self.environment("native"), stdout=subprocess.PIPE, text=True,
+                              check=True)
+        return done.stdout.split()
+
+    def plan(self, check):
+        """A plan of what the check does by itself; null when it does nothing that repeats."""
+        trace, plan = self.folder / f"{check}.fb", self.folder / f"{check}.plan"
+        done = self.run(check, "record", STALLOC_TRACE=str(trace))
+        if done.returncode != 0 or not trace.exists():
+            return None
+        planned = subprocess.run([self.options.tool, trace, "-o", plan], stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True, check=False)
+        return plan if planned.returncode == 0 else None
+
+    def check(self, name, mode):
+        """What went wrong; empty."""
+        more = {}
+        if mode == "plan":
+            plan = self.plan(name)
+            more = {"STALLOC_PLAN": str(plan)} if plan else {"STALLOC_MODE": "dynamic"}
+        if mode == "record":
+            more = {"STALLOC_TRACE": str(self.folder / f"{name}.recorded.fb")}
+        done = self.run(name, mode, **more)
+        return "" if done.returncode == 0 else f"{name} ({mode}): exit status {done.returncode}\n{done.stdout}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--missing", metavar="VERSION")
+    for name in ("program", "torch", "library", "tool", "simcuda"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--mode", choices=list(SETTINGS))
+    parser.add_argument("--checks", nargs="*")
+    options = parser.parse_args()
+    if options.missing:
+        print(f"skipped: PyTorch {options.missing} could not be fetched when the build was configured")
+        return 77
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="stalloc-torch-") as folder:
+        runner = Runner(options, pathlib.Path(folder))
+        names = options.checks or [name for name in runner.names() if options.mode != "async" or name in OF_BACKEND]
+        for name in names:
+            if wrong := runner.check(name, options.mode):
+                failed.append(wrong)
+    print("\n".join(failed) or f"{len(names)} checks passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

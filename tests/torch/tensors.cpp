@@ -1,0 +1,180 @@
+// Eager tensors: contents, order between streams, threads, devices, memory given back.
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "tests/torch/pytorch.h"
+
+namespace stalloc::torch_test {
+namespace {
+
+std::size_t any_size(std::mt19937& random) {
+  static constexpr std::size_t kSizes[] = {1, 300, 512, 5000, 200 << 10, kMiB, 3 * kMiB, 10 * kMiB, 24 * kMiB};
+  return kSizes[random() % std::size(kSizes)] + random() % 700;
+}
+
+// A program of one thread: tensors come and go on several streams, are used on others, caches are emptied.
+void run_program(unsigned seed, int steps, int device, std::size_t most_live) {
+  MUST(cudaSetDevice(device));
+  std::mt19937 random(seed);
+  std::vector<Stream> streams{c10::cuda::getDefaultCUDAStream(static_cast<c10::DeviceIndex>(device))};
+  for (int i = 0; i < 3; ++i) streams.push_back(make_stream(device));
+  std::vector<Tensor> live;
+  std::size_t bytes = 0;
+  for (int step = 0; step < steps; ++step) {
+    const On on(streams[random() % streams.size()]);
+    const std::size_t size = any_size(random);
+    if (bytes + size < most_live && random() % 5 < 3) {
+      live.emplace_back(size);
+      bytes += size;
+    } else if (!live.empty()) {
+      const std::size_t at = random() % live.size();
+      if (random() % 3 == 0) live[at].use_on(streams[random() % streams.size()]);
+      bytes -= live[at].bytes();
+      if (at + 1 != live.size()) {
+        Tensor gone = std::move(live[at]);
+        live[at].~Tensor();
+        new (&live[at]) Tensor(std::move(live.back()));
+      }
+      live.pop_back();
+    }
+    if (random() % 400 == 0) c10::cuda::CUDACachingAllocator::emptyCache();
+    if (random() % 200 == 0) settle();
+  }
+}
+
+}  // namespace
+
+CHECK_OF_DOOR(random_program) {
+  for (unsigned seed = 1; seed <= 4; ++seed) run_program(seed, 1500, 0, 300 * kMiB);
+}
+
+CHECK_OF_DOOR(random_threads) {
+  std::vector<std::thread> threads;
+  for (unsigned thread = 0; thread < 4; ++thread) threads.emplace_back(run_program, 10 + thread, 700, 0, 120 * kMiB);
+  for (std::thread& thread : threads) thread.join();
+}
+
+CHECK_OF_DOOR(two_devices) {
+  std::thread second(run_program, 20, 600, 1, 200 * kMiB);
+  run_program(21, 600, 0, 200 * kMiB);
+  second.join();
+  MUST(cudaSetDevice(0));
+  Tensor here(4 * kMiB);
+  MUST(cudaSetDevice(1));
+  Tensor there(4 * kMiB);
+  EXPECT(there.pointer().device().index() == 1);
+  settle();
+  MUST(allocator().memcpyAsync(there.get(), 1, here.get(), 0, here.bytes(), there.stream(), false));
+  MUST(cudaDeviceSynchronize());
+  char byte = 0;
+  char other = 1;
+  MUST(cudaMemcpy(&byte, here.get() + kMiB, 1, cudaMemcpyDeviceToHost));
+  MUST(cudaMemcpy(&other, there.get() + kMiB, 1, cudaMemcpyDeviceToHost));
+  EXPECT(byte == other);
+  there.take();
+  // A tensor of one device that the other's streams used.
+  MUST(cudaSetDevice(0));
+  std::optional<Tensor> shared(2 * kMiB);
+  settle();
+  allocator().recordStream(shared->pointer(), make_stream(1));
+  shared.reset();
+  MUST(cudaSetDevice(1));
+  EXPECT(figures(0).allocated_bytes[0].current == static_cast<std::int64_t>(here.bytes()));
+}
+
+// Memory that a stream still reads is not given to another tensor, although it was freed, and nobody waits for it.
+CHECK_OF_DOOR(record_stream) {
+  const Stream main = make_stream();
+  const Stream side = make_stream();
+  for (int round = 0; round < 200; ++round) {
+    const On on(main);
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 4; ++i) tensors.emplace_back(kMiB + static_cast<std::size_t>(i) * 300000);
+    for (Tensor& tensor : tensors) tensor.use_on(side);
+    for (Tensor& tensor : tensors) tensor.take();
+    // Written at once on the first stream: what the side stream reads must not be there.
+    std::vector<Tensor> next;
+    for (int i = 0; i < 4; ++i) next.emplace_back(kMiB + static_cast<std::size_t>(i) * 300000);
+  }
+  settle();
+}
+
+CHECK_OF_DOOR(foreign_thread_frees) {
+  const Stream stream = make_stream();
+  for (int round = 0; round < 20; ++round) {
+    std::vector<c10::DataPtr> pointers;
+    {
+      const On on(stream);
+      for (int i = 0; i < 20; ++i) {
+        Tensor tensor(100000 * static_cast<std::size_t>(i + 1));
+        tensor.check_on(stream.stream());
+        pointers.push_back(tensor.take());
+      }
+      Tensor on_default(kMiB);
+      pointers.push_back(on_default.take());
+    }
+    std::thread([&] { pointers.clear(); }).join();  // a thread without a context
+    run_program(30 + static_cast<unsigned>(round), 30, 0, 60 * kMiB);
+  }
+}
+
+CHECK_OF_DOOR(raw_and_base) {
+  void* raw = allocator().raw_alloc(3000);
+  void* other = allocator().raw_alloc_with_stream(5000, make_stream().stream());
+  EXPECT(raw != nullptr && other != nullptr && raw != other);
+  std::size_t bytes = 0;
+  EXPECT(allocator().getBaseAllocation(raw, &bytes) != nullptr);
+  EXPECT(bytes >= 3000);
+  std::size_t largest = 0;
+  allocator().cacheInfo(0, &largest);
+  EXPECT(largest > kMiB);
+  allocator().raw_delete(raw);
+  allocator().raw_delete(other);
+  EXPECT(allocator().raw_alloc(0) == nullptr);
+  EXPECT(allocator().allocate(0).get() == nullptr);
+  EXPECT(allocator().name() == "native");
+  EXPECT(figures().allocated_bytes[0].current == 0);
+  c10::DataPtr pointer = allocator().allocate(100);
+  EXPECT(pointer.get_deleter() == allocator().raw_deleter());
+  EXPECT(allocator().is_simple_data_ptr(pointer));
+}
+
+CHECK_OF_DOOR(caching_disabled_and_enabled) {
+  allocator().enable(false);
+  c10::DataPtr uncached = allocator().allocate(kMiB);
+  allocator().enable(true);
+  c10::DataPtr cached = allocator().allocate(kMiB);
+  EXPECT(uncached.get() != cached.get());
+  uncached.clear();
+}
+
+// A child of fork frees what it inherited, and ends.
+CHECK_OF_DOOR(fork_child) {
+  Tensor tensor(kMiB);
+  settle();
+  const pid_t child = fork();
+  if (child == 0) {
+    allocator().raw_delete(tensor.pointer().get());
+    std::_Exit(0);
+  }
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+}
+
+CHECK_OF_DOOR(sharing_is_refused_clearly) {
+  Tensor tensor(kMiB);
+  try {
+    (void)allocator().shareIpcHandle(tensor.pointer().get());
+  } catch (const c10::Error& error) {
+    EXPECT(std::string(error.what()).find("MemPool") != std::string::npos);
+    return;
+  }
+  EXPECT(!is_door_open());
+}
+
+}  // namespace stalloc::torch_test
