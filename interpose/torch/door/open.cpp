@@ -23,7 +23,8 @@ const char* find_hindrance(const stalloc_door_library* library) {
     text = "its allocator is another one already (" + name + ")";
     return text.c_str();
   }
-  if (c10::GetAllocator(c10::DeviceType::CUDA) != current) return "somebody has put another allocator in place";
+  const c10::Allocator* registered = c10::GetAllocator(c10::DeviceType::CUDA);  // null in old versions
+  if (registered != nullptr && registered != current) return "somebody has put another allocator in place";
   if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) return "PYTORCH_NO_CUDA_MEMORY_CACHING is set";
   return nullptr;
 }
@@ -36,7 +37,7 @@ extern "C" __attribute__((visibility("default"))) const char* stalloc_door_open(
     native::CUDAAllocator* current = native::allocator.load();
     auto* door = new DoorAllocator(*current, *library);  // tensors may be freed until the process is gone
     door->open();
-    c10::SetAllocator(c10::DeviceType::CUDA, door);
+    if (c10::GetAllocator(c10::DeviceType::CUDA) != nullptr) c10::SetAllocator(c10::DeviceType::CUDA, door);
     native::allocator.store(door);
     return nullptr;
   } catch (const std::exception&) {
