@@ -37,7 +37,6 @@ struct stalloc_door_memory {
   uint64_t free;         /* of it, what nothing lives in */
   uint64_t largest_hole; /* contiguous, without stitching */
   uint64_t device_free;  /* as the driver says */
-  uint64_t device_total;
 };
 
 /* What `describe` calls, one call a range, in ascending order of addresses within each kind. */
@@ -76,6 +75,8 @@ struct stalloc_door_library {
 
   /* Physical memory held for the device. One load. */
   uint64_t (*held)(int device);
+  /* All of the device's memory; 0 when the driver does not say. Makes no context. */
+  uint64_t (*device_total)(int device);
   /* 0: nothing is held, and `memory` is filled only as far as it is known. Asks the driver. */
   int (*memory)(int device, struct stalloc_door_memory* memory);
   /* Gives idle memory back to the driver, having waited for the device unless a capture is under way. Returns how

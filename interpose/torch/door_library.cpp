@@ -182,6 +182,14 @@ std::uint64_t held(int device) {
   return heap == nullptr ? 0 : heap->held_bytes();
 }
 
+std::uint64_t device_total(int device) {
+  try {
+    return cuda_query::describe_device(device).total_bytes;
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
 int memory(int device, stalloc_door_memory* memory) {
   *memory = {};
   serve::Heap* heap = heap_of(device);
@@ -192,7 +200,6 @@ int memory(int device, stalloc_door_memory* memory) {
   std::size_t total = 0;
   if (scope.ok() && driver.memory_info(&free, &total) == CUDA_SUCCESS) {
     memory->device_free = free;
-    memory->device_total = total;
   }
   memory->held = heap->held_bytes();
   memory->free = std::min(heap->free_bytes(), memory->held);
@@ -236,7 +243,7 @@ void describe(int device, const stalloc_door_visitor* visitor) {
 const stalloc_door_library& door_library() noexcept {
   static constexpr stalloc_door_library kLibrary = {
       STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free, free_after,
-      device_of, note, note_freed, held, memory, trim, limit, describe};
+      device_of, note, note_freed, held, device_total, memory, trim, limit, describe};
   return kLibrary;
 }
 

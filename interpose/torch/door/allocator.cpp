@@ -50,9 +50,11 @@ void DoorAllocator::init(int devices) {
 
 void DoorAllocator::know_devices(int devices) {
   devices_.store(std::min(devices, static_cast<int>(kDevices)));
-  for (int device = 0; device < devices_.load(); ++device) {  // as the configuration says
-    const double fraction = native_.getMemoryFraction(static_cast<c10::DeviceIndex>(device));
-    if (fraction < 1) setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+  // The native allocator is not asked: it would choose each device, and so make a context there.
+  const double fraction = configured_fraction();
+  for (int device = 0; fraction < 1 && device < devices_.load(); ++device) {
+    books(device).fraction = fraction;
+    set_limits(device);
   }
 }
 
@@ -179,6 +181,7 @@ void DoorAllocator::native_changed(int device) {
   {
     const std::lock_guard lock(own.mutex);
     own.statistics.native_is(stats);
+    own.has_native.store(own.statistics.native_reserved() != 0, std::memory_order_relaxed);
     limited = own.fraction < 1;
   }
   if (limited) set_limits(device);
@@ -197,7 +200,7 @@ void DoorAllocator::free(void* address) {
   }
   native_.raw_delete(address);
   for (int each = 0; each < devices_.load(std::memory_order_relaxed); ++each) {
-    if (books(each).statistics.native_reserved() != 0) native_changed(each);
+    if (books(each).has_native.load(std::memory_order_relaxed)) native_changed(each);
   }
 }
 

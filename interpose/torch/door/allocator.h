@@ -96,7 +96,7 @@ class DoorAllocator final : public Forwarding {
     Blocks blocks;
     Statistics statistics;
     double fraction = 1;  // that the user grants this process of the device's memory
-    std::atomic<std::uint64_t> total_memory{0};  // of the device; 0: not asked yet
+    std::atomic<bool> has_native{false};  // the native allocator holds memory of the device
     std::atomic<std::size_t> pools_underway{0};
     std::atomic<std::size_t> held_up_count{0};
     std::mutex rare_mutex;  // guards what follows
@@ -127,7 +127,6 @@ class DoorAllocator final : public Forwarding {
   bool try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address);
   void grant_native(int device);
   void set_limits(int device);
-  std::uint64_t total_memory(int device);
   std::string explain(int device, std::string text);
 
   const stalloc_door_library& library_;

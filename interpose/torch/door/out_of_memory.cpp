@@ -82,25 +82,9 @@ void DoorAllocator::set_limits(int device) {
     natives = static_cast<std::uint64_t>(own.statistics.native_reserved());
   }
   if (fraction >= 1) return library_.limit(device, std::numeric_limits<std::uint64_t>::max());
-  const std::uint64_t total = total_memory(device);
+  const std::uint64_t total = library_.device_total(device);
   const auto share = static_cast<std::uint64_t>(fraction * static_cast<double>(total));
   library_.limit(device, share - std::min(share, natives));
-}
-
-std::uint64_t DoorAllocator::total_memory(int device) {
-  Books& own = books(device);
-  std::uint64_t total = own.total_memory.load(std::memory_order_relaxed);
-  if (total != 0) return total;
-  c10::DeviceIndex before = 0;
-  C10_CUDA_CHECK(c10::cuda::GetDevice(&before));
-  C10_CUDA_CHECK(c10::cuda::SetDevice(static_cast<c10::DeviceIndex>(device)));
-  std::size_t free_now = 0;
-  std::size_t all = 0;
-  const cudaError_t result = cudaMemGetInfo(&free_now, &all);
-  C10_CUDA_CHECK(c10::cuda::SetDevice(before));
-  C10_CUDA_CHECK(result);
-  own.total_memory.store(all, std::memory_order_relaxed);
-  return all;
 }
 
 // What the native allocator may hold: the user's share less what stalloc has of it. It knows only of itself.
@@ -112,7 +96,7 @@ void DoorAllocator::grant_native(int device) {
     fraction = own.fraction;
   }
   if (fraction >= 1) return;
-  const double held = static_cast<double>(library_.held(device)) / static_cast<double>(total_memory(device));
+  const double held = static_cast<double>(library_.held(device)) / static_cast<double>(library_.device_total(device));
   native_.setMemoryFraction(std::clamp(fraction - held, 0.0, 1.0), static_cast<c10::DeviceIndex>(device));
 }
 
@@ -136,7 +120,7 @@ std::string DoorAllocator::explain(int device, std::string text) {
   replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
   replace_between(&text, "and ", " is reserved by PyTorch but unallocated", format_bytes(reserved - std::min(reserved, live)));
   if (fraction < 1) {
-    const double share = fraction * static_cast<double>(total_memory(device));
+    const double share = fraction * static_cast<double>(library_.device_total(device));
     replace_between(&text, ". ", " allowed; ", format_bytes(static_cast<std::uint64_t>(share)));
   }
   return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) +

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/ApproximateClock.h>
 
@@ -47,6 +48,15 @@ inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device,
           compiled};
 #else
   return {action, device, address, bytes, stream, c10::getApproximateTime(), std::move(context)};
+#endif
+}
+
+// The share of each device's memory that the configuration grants this process.
+inline double configured_fraction() {
+#if STALLOC_TORCH_MINOR >= 10
+  return native::CUDAAllocatorConfig::per_process_memory_fraction();
+#else
+  return 1;
 #endif
 }
 
