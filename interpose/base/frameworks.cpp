@@ -46,9 +46,7 @@ bool is_python() noexcept {
 
 bool may_run_a_framework() noexcept { return is_python() || loader::any_loaded(kLibraries); }
 
-bool is_pytorchs(const FrameworkVariable& variable) {
-  return std::string_view(variable.framework) == "PyTorch";
-}
+bool is_pytorchs(const FrameworkVariable& variable) { return std::string_view(variable.framework) == "PyTorch"; }
 
 bool serves(const char* value, const FrameworkVariable& variable) {
   return value != nullptr && std::string_view(value).find(variable.required) != std::string_view::npos;

@@ -3,9 +3,10 @@
 
 namespace stalloc {
 
-// Sets them where the user has not, PyTorch's only if asked to, in a process that may run a framework: a Python interpreter, or a program that was
-// loaded with a library of CUDA's or of a framework. Any other one, a shell or a build tool, would only hand them on to
-// children that may run without stalloc. Call before the program's own code runs.
+// Sets them where the user has not, PyTorch's only if asked to, in a process that may run a framework: a Python
+// interpreter, or a program that was loaded with a library of CUDA's or of a framework. Any other one, a shell or a
+// build tool, would only hand them on to children that may run without stalloc. Call before the program's own code
+// runs.
 void set_framework_variables(bool pytorch) noexcept;
 
 // One warning for each framework variable that hides tensors from us, as it is set now: that is what the frameworks

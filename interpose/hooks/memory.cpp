@@ -106,7 +106,8 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
   // What PyTorch's allocator asks for is for its tensors, which are recorded one by one.
-  if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost())) return allocate_served(session.heaps(), context, request, out, original);
+  if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost()))
+    return allocate_served(session.heaps(), context, request, out, original);
   record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
   event.captured = captured;
   const CUresult result = allocate_served(session.heaps(), context, request, out, original);

@@ -131,7 +131,7 @@ class Heaps {
     std::atomic<CUmemoryPool> redirected_pool{nullptr};  // the current one, unless that is the default one
     std::bitset<kDevices> peers;
     std::uint64_t limit = ~std::uint64_t{0};  // that the heap may hold, in bytes
-    bool tried = false;  // one attempt a process: what did not fit is not tried again
+    bool tried = false;                       // one attempt a process: what did not fit is not tried again
     // Was `heap` until its context ended; owned. Never destroyed: another thread may still be inside.
     std::atomic<serve::Heap*> closed_heap{nullptr};
   };

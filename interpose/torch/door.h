@@ -21,7 +21,7 @@ enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
   STALLOC_DOOR_DECLINED = 1,  /* not stalloc's to serve, or not its memory: PyTorch's own allocator answers */
   STALLOC_DOOR_NO_MEMORY = 2, /* nothing was found, though idle memory was given back for it */
-  STALLOC_DOOR_LATER = 3,     /* a capture forbids it now; nothing was changed: ask again when no capture is under way */
+  STALLOC_DOOR_LATER = 3, /* a capture forbids it now; nothing was changed: ask again when no capture is under way */
   STALLOC_DOOR_NO_CONTEXT = 4 /* the thread has no context of the device yet: make it current, then ask again */
 };
 
@@ -61,7 +61,8 @@ struct stalloc_door_library {
 
   /* Serves a request of `bytes` on `stream`, a stream of `device`, whose context must be current. */
   enum stalloc_door_answer (*allocate)(int device, size_t bytes, void* stream, const void* caller, void** address);
-  /* Gives back what `allocate` served, behind the work of `stream` so far. Any thread may call, whatever its context. */
+  /* Gives back what `allocate` served, behind the work of `stream` so far. Any thread may call, whatever its context.
+   */
   enum stalloc_door_answer (*free)(void* address, int device, void* stream);
   /* The same, behind the work so far of all of `streams`, the stream that it was served on among them. They go on at
    * once, and so does the caller. */

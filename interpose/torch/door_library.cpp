@@ -242,8 +242,8 @@ void describe(int device, const stalloc_door_visitor* visitor) {
 
 const stalloc_door_library& door_library() noexcept {
   static constexpr stalloc_door_library kLibrary = {
-      STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free, free_after,
-      device_of, note, note_freed, held, device_total, memory, trim, limit, describe};
+      STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free,    free_after, device_of, note, note_freed, held,
+      device_total,           memory,    trim,         limit,    describe};
   return kLibrary;
 }
 

@@ -9,7 +9,8 @@ extern "C" char** environ;
 
 namespace {
 
-// As glibc's own. Not glibc's own, which to look up may ask for memory, whose allocator may just be reading its options.
+// As glibc's own. Not glibc's own, which to look up may ask for memory, whose allocator may just be reading its
+// options.
 char* look_up(const char* name) noexcept {
   if (name == nullptr || environ == nullptr || *name == '\0') return nullptr;
   const std::size_t length = std::strlen(name);

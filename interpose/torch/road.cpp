@@ -77,8 +77,7 @@ std::string loader_error() {
 std::string open_door(const std::string& path) {
   void* door = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (door == nullptr) return loader_error();
-  const auto function =
-      reinterpret_cast<stalloc_door_open_function>(loader::real_dlsym(door, "stalloc_door_open"));
+  const auto function = reinterpret_cast<stalloc_door_open_function>(loader::real_dlsym(door, "stalloc_door_open"));
   if (function == nullptr) return path + " is no door";
   const char* why = function(&door_library());
   return why == nullptr ? std::string() : why;

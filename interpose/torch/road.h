@@ -1,11 +1,11 @@
 // By which road PyTorch's tensors come to stalloc: through a door (door.h) in front of its own allocator, or one by one
 // through CUDA, by its backend cudaMallocAsync.
 //
-// PyTorch chooses its allocator when libc10_cuda.so is loaded, by what getenv says of its configuration, and the door can
-// only be put in front of the native one. When a process starts, nobody can tell which PyTorch it will load, if any. So
-// the library answers getenv (getenv.cpp), for the one caller and the names that matter: at that moment the library that
-// asks is loaded, its version can be read, and whether there is a door for it is known. The environment itself stays as
-// the user set it. The door is opened when CUDA is initialised, before PyTorch's allocator is.
+// PyTorch chooses its allocator when libc10_cuda.so is loaded, by what getenv says of its configuration, and the door
+// can only be put in front of the native one. When a process starts, nobody can tell which PyTorch it will load, if
+// any. So the library answers getenv (getenv.cpp), for the one caller and the names that matter: at that moment the
+// library that asks is loaded, its version can be read, and whether there is a door for it is known. The environment
+// itself stays as the user set it. The door is opened when CUDA is initialised, before PyTorch's allocator is.
 #pragma once
 
 namespace stalloc::torch {
@@ -18,8 +18,8 @@ const char* configuration(const char* name, const void* caller, char* value) noe
 // To be called when CUDA was initialised, and when a program asks for devices later: PyTorch may come second.
 void look() noexcept;
 
-// True for a return address inside PyTorch's own allocator, while a door stands before it: what it asks of CUDA (segments
-// for graphs and for pools) is left to CUDA. Lock-free.
+// True for a return address inside PyTorch's own allocator, while a door stands before it: what it asks of CUDA
+// (segments for graphs and for pools) is left to CUDA. Lock-free.
 bool is_native_allocator(const void* caller) noexcept;
 
 // True once a door is open: the user's settings then hide no tensor. Lock-free.

@@ -11,10 +11,9 @@ namespace {
 
 // Work of a capture's thread must not count as part of it.
 CUresult create_stream(CUstream* stream) noexcept {
-  static const auto create =
-      reinterpret_cast<CUresult (*)(CUstream*, unsigned)>(cuda_driver::symbol("cuStreamCreate"));
-  static const auto exchange = reinterpret_cast<CUresult (*)(CUstreamCaptureMode*)>(
-      cuda_driver::symbol("cuThreadExchangeStreamCaptureMode"));
+  static const auto create = reinterpret_cast<CUresult (*)(CUstream*, unsigned)>(cuda_driver::symbol("cuStreamCreate"));
+  static const auto exchange =
+      reinterpret_cast<CUresult (*)(CUstreamCaptureMode*)>(cuda_driver::symbol("cuThreadExchangeStreamCaptureMode"));
   if (create == nullptr || exchange == nullptr) return CUDA_ERROR_NOT_FOUND;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   exchange(&mode);

@@ -78,6 +78,11 @@ class WhatTheProgramGets(CommandTest):
 
     def test_settings_that_hide_tensors(self):
         hiding = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+        environment, said = self.shown("run", **hiding)  # through PyTorch's door nothing hides tensors
+        self.assertEqual(environment["PYTORCH_CUDA_ALLOC_CONF"], "expandable_segments:True")
+        self.assertEqual(environment["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")
+        self.assertEqual(len(said.splitlines()), 1, said)
+        hiding["STALLOC_TORCH"] = "async"
         environment, said = self.shown("run", **hiding)
         self.assertEqual(environment["PYTORCH_CUDA_ALLOC_CONF"], "backend:cudaMallocAsync")  # the library's
         self.assertEqual(environment["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")

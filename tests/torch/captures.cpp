@@ -91,10 +91,13 @@ CHECK_OF_DOOR(recorded_frees_during_capture) {
   const c10::cuda::MempoolId_t pool{2, 0};
   Capture capture(captured, pool);
   tensor->take();
-  { Tensor eager_elsewhere = [&] {
+  {
+    Tensor eager_elsewhere = [&] {
       const On other(side);
       return Tensor(kMiB);
-    }(); eager_elsewhere.take(); }
+    }();
+    eager_elsewhere.take();
+  }
   MUST(cudaGraphExecDestroy(capture.end()));
   allocator().releasePool(0, pool);
   EXPECT(figures().allocated_bytes[0].current == 0);

@@ -78,9 +78,7 @@ CHECK_OF_DOOR(statistics) {
 // Peaks of both halves together: not the sum of two peaks at different times.
 CHECK_OF_DOOR(peaks_of_both_halves) {
   const c10::cuda::MempoolId_t pool{0, 77};
-  {
-    Tensor own(40 * kMiB);
-  }
+  { Tensor own(40 * kMiB); }
   allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
   c10::DataPtr natives = allocator().allocate(60 * kMiB);
   allocator().endAllocateToPool(0, pool);
@@ -130,9 +128,7 @@ CHECK_OF_DOOR(out_of_memory) {
 CHECK_OF_DOOR(halves_give_way) {
   if (!is_door_open()) return;
   const c10::cuda::MempoolId_t pool{0, 78};
-  {
-    Tensor own(1200 * kMiB);
-  }
+  { Tensor own(1200 * kMiB); }
   settle();
   allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
   c10::DataPtr natives = allocator().allocate(1200 * kMiB);

@@ -45,7 +45,8 @@ void start() {
 bool is_door_open() {
   Dl_info info{};
   void* const* table = *reinterpret_cast<void* const* const*>(&allocator());
-  return dladdr(table, &info) != 0 && std::string_view(info.dli_fname).find("libstalloc_torch") != std::string_view::npos;
+  return dladdr(table, &info) != 0 &&
+         std::string_view(info.dli_fname).find("libstalloc_torch") != std::string_view::npos;
 }
 
 void Ledger::add(const void* at, std::size_t bytes) {
@@ -119,8 +120,8 @@ void settle() {
   for (const Reading& reading : readings) {
     for (std::size_t i = 0; i < reading.bytes; ++i) {
       if (static_cast<unsigned char>(reading.copy[i]) != reading.pattern) {
-        fail(__FILE__, __LINE__, "a tensor held " + std::to_string(reading.copy[i]) + " instead of " +
-                                     std::to_string(reading.pattern));
+        fail(__FILE__, __LINE__,
+             "a tensor held " + std::to_string(reading.copy[i]) + " instead of " + std::to_string(reading.pattern));
       }
     }
   }

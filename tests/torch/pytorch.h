@@ -1,5 +1,5 @@
-// What the tests of PyTorch's door share: PyTorch's allocator as its own code uses it, streams, and tensors that know what
-// they must hold. Everything fails aloud: a test is a process.
+// What the tests of PyTorch's door share: PyTorch's allocator as its own code uses it, streams, and tensors that know
+// what they must hold. Everything fails aloud: a test is a process.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -27,16 +27,16 @@ using Stream = c10::cuda::CUDAStream;
   std::fflush(nullptr);
   std::_Exit(1);
 }
-#define EXPECT(condition)                                                                    \
-  do {                                                                                       \
+#define EXPECT(condition)                                                                     \
+  do {                                                                                        \
     if (!(condition)) ::stalloc::torch_test::fail(__FILE__, __LINE__, "not so: " #condition); \
   } while (false)
-#define MUST(call)                                                                                            \
-  do {                                                                                                        \
-    const cudaError_t must_result = (call);                                                                   \
-    if (must_result != cudaSuccess) {                                                                         \
+#define MUST(call)                                                                                                 \
+  do {                                                                                                             \
+    const cudaError_t must_result = (call);                                                                        \
+    if (must_result != cudaSuccess) {                                                                              \
       ::stalloc::torch_test::fail(__FILE__, __LINE__, #call ": " + std::to_string(static_cast<int>(must_result))); \
-    }                                                                                                         \
+    }                                                                                                              \
   } while (false)
 
 inline constexpr std::size_t kMiB = 1 << 20;
@@ -44,7 +44,9 @@ inline constexpr std::size_t kMiB = 1 << 20;
 // As torch.cuda.init().
 void start();
 inline native::CUDAAllocator& allocator() { return *native::get(); }
-inline Stream make_stream(int device = 0) { return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device)); }
+inline Stream make_stream(int device = 0) {
+  return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
+}
 // True when a door is open: PyTorch's allocator is none of its own library's.
 bool is_door_open();
 
@@ -113,8 +115,8 @@ std::vector<std::pair<std::string, Check>>& checks();
 struct Register {
   Register(const char* name, Check check) { checks().emplace_back(name, check); }
 };
-#define CHECK_OF_DOOR(name)                                         \
-  static void name();                                               \
+#define CHECK_OF_DOOR(name)                                                  \
+  static void name();                                                        \
   static const ::stalloc::torch_test::Register register_##name(#name, name); \
   static void name()
 

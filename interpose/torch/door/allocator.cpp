@@ -115,7 +115,8 @@ void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, int device, std
     C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
     answer = library_.allocate(device, bytes, stream, caller, &address);
   }
-  if (answer == STALLOC_DOOR_DONE || (answer == STALLOC_DOOR_NO_MEMORY && try_again(device, bytes, stream, caller, &address))) {
+  if (answer == STALLOC_DOOR_DONE ||
+      (answer == STALLOC_DOOR_NO_MEMORY && try_again(device, bytes, stream, caller, &address))) {
     enter(device, address, bytes, stream);
     return address;
   }
@@ -146,8 +147,8 @@ void DoorAllocator::enter(int device, void* address, std::size_t bytes, cudaStre
     throw;
   }
   if (watched) {
-    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(device), address, counted, stream,
-                 std::move(context), remarks());
+    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(device), address, counted, stream, std::move(context),
+                 remarks());
   }
   c10::reportMemoryUsageToProfiler(address, static_cast<std::int64_t>(counted), static_cast<std::size_t>(total),
                                    static_cast<std::size_t>(reserved), as_device(device));
@@ -226,9 +227,8 @@ bool DoorAllocator::free_served(int device, void* address) {
                    remarks());
     }
   }
-  c10::reportMemoryUsageToProfiler(address, -static_cast<std::int64_t>(block.bytes()),
-                                   static_cast<std::size_t>(total), static_cast<std::size_t>(reserved),
-                                   as_device(device));
+  c10::reportMemoryUsageToProfiler(address, -static_cast<std::int64_t>(block.bytes()), static_cast<std::size_t>(total),
+                                   static_cast<std::size_t>(reserved), as_device(device));
   tell_watchers(false, address);
   if (block.extras != nullptr && !block.extras->users.empty()) {
     block.extras->users.push_back({block.stream, device});
@@ -290,9 +290,7 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
   natives.release_context();
 }
 
-void DoorAllocator::adopt(c10::DataPtr& pointer) {
-  (void)pointer.compare_exchange_deleter(native_deleter_, &release);
-}
+void DoorAllocator::adopt(c10::DataPtr& pointer) { (void)pointer.compare_exchange_deleter(native_deleter_, &release); }
 
 bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
   const std::lock_guard lock(own.rare_mutex);
@@ -312,7 +310,8 @@ void DoorAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool)
   Books& own = books(device);
   native_.endAllocateToPool(device, pool);
   const std::lock_guard lock(own.rare_mutex);
-  const auto ended = std::find_if(own.pools.begin(), own.pools.end(), [&](const Pool& each) { return each.id == pool; });
+  const auto ended =
+      std::find_if(own.pools.begin(), own.pools.end(), [&](const Pool& each) { return each.id == pool; });
   if (ended != own.pools.end()) own.pools.erase(ended);
   own.pools_underway.store(own.pools.size());
 }

@@ -1,5 +1,5 @@
-// PyTorch's allocator with stalloc in front: eager tensors are stalloc's; captures, pools, checkpoints and whatever else
-// the native allocator alone can do stay with it, and both are shown as one.
+// PyTorch's allocator with stalloc in front: eager tensors are stalloc's; captures, pools, checkpoints and whatever
+// else the native allocator alone can do stay with it, and both are shown as one.
 #pragma once
 
 #include <array>
@@ -95,7 +95,7 @@ class DoorAllocator final : public Forwarding {
     std::mutex mutex;  // guards what follows, but for the atomics
     Blocks blocks;
     Statistics statistics;
-    double fraction = 1;  // that the user grants this process of the device's memory
+    double fraction = 1;                  // that the user grants this process of the device's memory
     std::atomic<bool> has_native{false};  // the native allocator holds memory of the device
     std::atomic<std::size_t> pools_underway{0};
     std::atomic<std::size_t> held_up_count{0};

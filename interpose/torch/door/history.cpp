@@ -34,8 +34,8 @@ void History::add(TraceEntry::Action action, c10::DeviceIndex device, const void
   const std::lock_guard lock(mutex_);
   // A stack is kept with the block in any case, and in the history only if it is wanted there.
   if (when_.load() < native::RecordContext::ALLOC) context = nullptr;
-  TraceEntry entry = make_entry(action, device, reinterpret_cast<std::size_t>(address), bytes, stream,
-                                std::move(context), remarks);
+  TraceEntry entry =
+      make_entry(action, device, reinterpret_cast<std::size_t>(address), bytes, stream, std::move(context), remarks);
   for (const native::AllocatorTraceTracker& tracker : trackers_) tracker(entry);
   if (!settings_.enabled || is_named(entry, settings_.skipped)) return;
   entries_.push_back(std::move(entry));

@@ -38,12 +38,10 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 
 }  // namespace
 
-// The library has given its own idle memory back for the request already. Before PyTorch's own allocator is asked, which
-// reports the error: whoever can free tensors, then what that allocator caches.
+// The library has given its own idle memory back for the request already. Before PyTorch's own allocator is asked,
+// which reports the error: whoever can free tensors, then what that allocator caches.
 bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address) {
-  const auto served = [&] {
-    return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE;
-  };
+  const auto served = [&] { return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE; };
   if (run_callbacks() && served()) return true;
   Books& own = books(device);
   {
@@ -118,13 +116,14 @@ std::string DoorAllocator::explain(int device, std::string text) {
     fraction = own.fraction;
   }
   replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
-  replace_between(&text, "and ", " is reserved by PyTorch but unallocated", format_bytes(reserved - std::min(reserved, live)));
+  replace_between(&text, "and ", " is reserved by PyTorch but unallocated",
+                  format_bytes(reserved - std::min(reserved, live)));
   if (fraction < 1) {
     const double share = fraction * static_cast<double>(library_.device_total(device));
     replace_between(&text, ". ", " allowed; ", format_bytes(static_cast<std::uint64_t>(share)));
   }
-  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) +
-         " live, " + format_bytes(memory.free) + " free (" + format_bytes(memory.largest_hole) + " in one piece).";
+  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) + " live, " +
+         format_bytes(memory.free) + " free (" + format_bytes(memory.largest_hole) + " in one piece).";
 }
 
 }  // namespace stalloc::torch::door

@@ -1,7 +1,7 @@
 // torch.cuda.memory._snapshot: stalloc's memory as segments, in between the native allocator's.
 //
-// A physical byte is shown once: where a block lives in a stitched view, the block is a segment of its own, and its bytes
-// are cut out of where they are mapped at home. So what the segments show is what is held.
+// A physical byte is shown once: where a block lives in a stitched view, the block is a segment of its own, and its
+// bytes are cut out of where they are mapped at home. So what the segments show is what is held.
 #include <algorithm>
 #include <cstdint>
 

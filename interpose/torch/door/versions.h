@@ -1,5 +1,5 @@
-// What differs between the versions of PyTorch that a door can be built for, but for the virtual functions (forwarding.h).
-// The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
+// What differs between the versions of PyTorch that a door can be built for, but for the virtual functions
+// (forwarding.h). The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
@@ -41,10 +41,18 @@ inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device,
   const std::string compiled = remarks.compiled.empty() ? std::string() : remarks.compiled.back();
 #endif
 #if STALLOC_TORCH_MINOR >= 10
-  return {action, device,  address, bytes, stream, MempoolId_t{0, 0}, c10::getApproximateTime(), std::move(context),
-          compiled, remarks.metadata};
+  return {action,
+          device,
+          address,
+          bytes,
+          stream,
+          MempoolId_t{0, 0},
+          c10::getApproximateTime(),
+          std::move(context),
+          compiled,
+          remarks.metadata};
 #elif STALLOC_TORCH_MINOR >= 8
-  return {action, device,  address, bytes, stream, MempoolId_t{0, 0}, c10::getApproximateTime(), std::move(context),
+  return {action,  device, address, bytes, stream, MempoolId_t{0, 0}, c10::getApproximateTime(), std::move(context),
           compiled};
 #else
   return {action, device, address, bytes, stream, c10::getApproximateTime(), std::move(context)};

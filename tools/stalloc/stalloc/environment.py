@@ -7,7 +7,8 @@ from stalloc.installation import LIBRARY_NAME
 
 PYTORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # What a framework's own variable must contain for its tensors to be seen; the library sets these where the user has
-# set nothing (docs/environment.md, "What the library sets"; a test compares).
+# set nothing (docs/environment.md, "What the library sets"; a test compares). PyTorch's matter only where its tensors
+# are to come by its backend cudaMallocAsync: through a door, nothing hides them.
 SEEN_WITH = {
     "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
     "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
@@ -53,7 +54,9 @@ def hiding_settings(environment):
     """The variables by which the user keeps a framework's tensors from being seen, in a fixed order."""
     if environment.get("STALLOC_FRAMEWORKS", "").lower() in OFF:
         return []
-    return [name for name, needed in SEEN_WITH.items() if environment.get(name) and needed not in environment[name]]
+    by_backend = environment.get("STALLOC_TORCH", "").lower() == "async"
+    return [name for name, needed in SEEN_WITH.items()
+            if environment.get(name) and needed not in environment[name] and (by_backend or name not in PYTORCH)]
 
 
 def plan_path(plan):

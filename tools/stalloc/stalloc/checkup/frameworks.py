@@ -7,7 +7,7 @@ from stalloc.checkup.finding import GOOD, NOTE, WARNING, Finding
 
 NAMES = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "rmm": "RMM"}
 OLDEST_PYTORCH = (1, 12)  # with backend:cudaMallocAsync
-NEW_NAME = (2, 9)  # reads PYTORCH_ALLOC_CONF
+WITH_DOOR = (2, 6)  # the oldest that a door can be built for
 
 
 def findings(answer, variables):
@@ -58,9 +58,10 @@ def pytorch(title, version):
     if release(version) < OLDEST_PYTORCH:
         return Finding("frameworks", WARNING, f"{title}: whole segments only, it cannot allocate each tensor by CUDA",
                        "Use PyTorch 1.12 or newer")
-    variable = environment.PYTORCH[0] if release(version) >= NEW_NAME else environment.PYTORCH[1]
-    return Finding("frameworks", GOOD, f"{title}: each tensor, by its backend cudaMallocAsync, which {variable} "
-                   "selects")
+    if release(version) >= WITH_DOOR:
+        return Finding("frameworks", GOOD, f"{title}: each tensor, through a door in front of its allocator, or by its "
+                       "backend cudaMallocAsync where the library has none for this version")
+    return Finding("frameworks", GOOD, f"{title}: each tensor, by its backend cudaMallocAsync")
 
 
 def settings(variables):
