@@ -55,9 +55,9 @@ struct stalloc_door_library {
 
   /* 0 in a child of fork and after a failure that turned stalloc off: then nothing is served, and what is freed is
    * forgotten. */
-  int (*is_active)(void);
+  int (*is_active)(void); /* NOLINT(modernize-redundant-void-arg): this is C */
   /* 1 while a trace is recorded: then the door also tells of what PyTorch's own allocator serves (`note`). */
-  int (*is_recording)(void);
+  int (*is_recording)(void); /* NOLINT(modernize-redundant-void-arg) */
 
   /* Serves a request of `bytes` on `stream`, a stream of `device`, whose context must be current. */
   enum stalloc_door_answer (*allocate)(int device, size_t bytes, void* stream, const void* caller, void** address);
@@ -91,7 +91,8 @@ struct stalloc_door_library {
 
 /* Puts the door in front of PyTorch's allocator. Null: done. Else one line that says why not, which stays valid; then
  * nothing was changed. Called once, when PyTorch is loaded and has not used CUDA yet. */
-typedef const char* (*stalloc_door_open_function)(const struct stalloc_door_library* library);
+typedef const char* (*stalloc_door_open_function)(/* NOLINT(modernize-use-using) */
+                                                  const struct stalloc_door_library* library);
 
 #ifdef __cplusplus
 }

@@ -108,7 +108,8 @@ std::string find_door(const PyTorch& pytorch, const std::string& folder) {
   for (const std::string& place : {folder, library_folder()}) {
     if (place.empty()) continue;
     for (const std::string& version : {pytorch.version, door_version(pytorch.version)}) {
-      std::string path = place + "/libstalloc_torch-" + version + strings + ".so";
+      std::string path = place;
+      path.append("/libstalloc_torch-").append(version).append(strings).append(".so");
       if (is_readable(path)) return path;
     }
   }

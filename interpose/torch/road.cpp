@@ -113,7 +113,9 @@ void try_door(const PyTorch& pytorch) {
 const char* configuration(const char* name, const void* caller, char* value) noexcept {
   if (!is_configuration(name) || !is_of_pytorch(caller)) return value;
   try {
-    return users_configuration() == nullptr && needs_backend() ? kBackend : value;
+    (void)Session::get();  // made only now where PyTorch comes with the program: it may have set the variable
+    const char* set = std::getenv(name);
+    return users_configuration() == nullptr && needs_backend() ? kBackend : set;
   } catch (const std::exception&) {
     return value;
   }
