@@ -104,7 +104,9 @@ void try_door(const PyTorch& pytorch) {
   if (why == kBackend) {  // the user's own choice: nothing is lost
     log::info("{}", without_door(pytorch, "its backend is cudaMallocAsync, as it was configured"));
   } else {
-    log::warn("{}; {}", without_door(pytorch, why), other_road(false));
+    const bool uncached = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+    log::warn("{}; {}", without_door(pytorch, why),
+              uncached ? "each tensor is a cudaMalloc of its own" : other_road(false));
   }
 }
 

@@ -3,8 +3,10 @@
 
   binary.py library FILE HOOKS_DEF   the preloaded library: exports its hooks, dlsym, getenv and stalloc.h, nothing else
   binary.py tool FILE                the command: can be copied to a machine that has nothing but glibc
+  binary.py door FILE                a door for PyTorch: exports its one function, and brings nothing along
 
-Neither needs a shared library besides glibc's, nor a glibc newer than 2.34.
+None needs a glibc newer than 2.34. Library and tool need no shared library besides glibc's; a door those of PyTorch and
+the C++ library that PyTorch uses, in no version newer than g++ 12's.
 """
 
 import re
@@ -12,6 +14,7 @@ import subprocess
 import sys
 
 NEWEST_GLIBC = (2, 34)
+NEWEST_GLIBCXX = 30  # 3.4.30
 GLIBC = re.compile(r"^(libc\.so\.6|libm\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux.*\.so\.\d+)$")
 
 
@@ -68,9 +71,23 @@ def library_defects(path, hooks_path):
     yield from (f"asks for {version}" for version in required_versions(path) if not version.startswith("GLIBC_"))
 
 
+def door_defects(path):
+    exported = exported_symbols(path)
+    if exported != {"stalloc_door_open"}:
+        yield f"exports {sorted(exported)}"
+    for name in needed_libraries(path):
+        if not GLIBC.match(name) and name not in ("libc10.so", "libc10_cuda.so", "libstdc++.so.6", "libgcc_s.so.1"):
+            yield f"needs {name}"
+    for version in required_versions(path):
+        match = re.fullmatch(r"GLIBCXX_3\.4\.(\d+)", version)
+        if match and int(match[1]) > NEWEST_GLIBCXX:
+            yield f"asks for {version}"
+    yield from (f"asks for {version}" for version in too_new(required_versions(path)))
+
+
 def main():
     kind, path, *rest = sys.argv[1:]
-    defects = list(common_defects(path))
+    defects = list(door_defects(path) if kind == "door" else common_defects(path))
     if kind == "library":
         defects += library_defects(path, *rest)
     for defect in defects:

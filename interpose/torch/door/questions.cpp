@@ -78,7 +78,7 @@ native::ShareableHandle DoorAllocator::shareIpcHandle(void* address) {
       library_.device_of(address) < 0,
       "stalloc serves this tensor from memory that CUDA cannot share with another process. Allocate what is to be "
       "shared in a torch.cuda.MemPool (with torch.cuda.use_mem_pool(pool): ...), which PyTorch's own allocator "
-      "serves, or set STALLOC_TORCH=off for this process.");
+      "serves, or set STALLOC_MODE=off for this process.");
   return native_.shareIpcHandle(address);
 }
 
