@@ -149,8 +149,7 @@ int main(int count, char** arguments) {
     if (expected != nullptr) EXPECT(is_door_open() == (std::strcmp(expected, "open") == 0));
     check();
     settle();
-    std::fflush(nullptr);
-    std::_Exit(0);
+    return 0;
   }
   std::fprintf(stderr, "no check is named %s\n", arguments[1]);
   return 2;
