@@ -630,17 +630,21 @@ FRAMEWORKS = {
 def framework_variables(bench):
     """They are set in Python and in programs loaded with CUDA, where the user has not set them, and nowhere else."""
     unset = {name: "" for name in FRAMEWORKS}
+    others = {name: "" if name.startswith("PYTORCH") else value for name, value in FRAMEWORKS.items()}
+    async_road = {"STALLOC_TORCH": "async"}  # else PyTorch itself is told when it asks
     script = "import os\nfor name in " + repr(list(FRAMEWORKS)) + ": print(name + '=' + os.environ.get(name, ''))"
     python = [sys.executable, "-c", script]
     program = [bench.host_program, "--steps", "1", *(f"--print-variable={name}" for name in FRAMEWORKS)]
     shell = ["sh", "-c", "".join(f"echo {name}=${name}\n" for name in FRAMEWORKS)]
     for command, settings, expected in (
-            (python, {}, FRAMEWORKS),
-            (program, {}, FRAMEWORKS),
-            (shell, {}, unset),
+            (python, {}, others),
+            (program, {}, others),
+            (python, async_road, FRAMEWORKS),
+            (program, async_road, FRAMEWORKS),
+            (shell, async_road, unset),
             (python, {"STALLOC_MODE": "off"}, unset),
-            (program, {"STALLOC_FRAMEWORKS": "off"}, unset),
-            (python, {"PYTORCH_CUDA_ALLOC_CONF": "a", "TF_GPU_ALLOCATOR": "b"},
+            (program, {**async_road, "STALLOC_FRAMEWORKS": "off"}, unset),
+            (python, {**async_road, "PYTORCH_CUDA_ALLOC_CONF": "a", "TF_GPU_ALLOCATOR": "b"},
              {**FRAMEWORKS, "PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": "a", "TF_GPU_ALLOCATOR": "b"})):
         run = bench.run(command, True, **{"STALLOC_MODE": "dynamic", **settings})
         found = dict(line.split("=", 1) for line in run.other_lines)
