@@ -77,7 +77,7 @@ void Session::show_figures() noexcept {
     const std::string_view mode = options_.mode == Mode::Trace   ? "trace"
                                   : options_.mode == Mode::Alloc ? "alloc"
                                                                  : "dynamic";
-    page_.store(StatisticsPage::create(options_.statistics, mode, &why));
+    page_.store(StatisticsPage::create(options_.statistics, mode, &why).release());  // until the process ends
     if (page_.load() == nullptr) log::warn("no statistics are shown: {}", why);
   } catch (const std::bad_alloc&) {
     // The program's own requests are what memory is for.

@@ -155,7 +155,8 @@ void* map_new_file(int folder, const std::string& name, std::size_t bytes) {
 StatisticsPage::StatisticsPage(Content* content, std::string folder, std::string path)
     : content_(content), folder_(std::move(folder)), path_(std::move(path)) {}
 
-StatisticsPage* StatisticsPage::create(std::string_view folder, std::string_view mode, std::string* why) {
+std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, std::string_view mode,
+                                                       std::string* why) {
   static_assert(offsetof(Content, devices) == sizeof(StatisticsHeader));
   const std::string named(folder);
   const Descriptor opened(open_folder(named, why));
@@ -183,7 +184,8 @@ StatisticsPage* StatisticsPage::create(std::string_view folder, std::string_view
   set_text(content->header.magic, kMagic);
   const char first = std::exchange(content->header.magic[0], '\0');
   std::atomic_ref<char>(content->header.magic[0]).store(first, std::memory_order_release);
-  return new StatisticsPage(content, whole.data(), std::string(whole.data()) + "/" + name);
+  return std::unique_ptr<StatisticsPage>(
+      new StatisticsPage(content, whole.data(), std::string(whole.data()) + "/" + name));
 }
 
 serve::ShownFigures* StatisticsPage::device(int device) noexcept {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -41,8 +42,9 @@ class StatisticsPage {
 
   // Makes a file of this process's own in `folder`, which is made (for this user alone) if it is not there. Null when
   // that cannot be, and `why` says in one line what is in the way: a folder that is not the user's or that others may
-  // write to, no space, a limit on the size of files. No descriptor stays open. May throw std::bad_alloc.
-  static StatisticsPage* create(std::string_view folder, std::string_view mode, std::string* why);
+  // write to, no space, a limit on the size of files. No descriptor stays open, and the memory stays mapped when the
+  // page is gone. May throw std::bad_alloc.
+  static std::unique_ptr<StatisticsPage> create(std::string_view folder, std::string_view mode, std::string* why);
 
   // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid for ever.
   serve::ShownFigures* device(int device) noexcept;

@@ -74,7 +74,7 @@ TEST_CASE("a page says whose it is, and shows what is set", "[page]") {
   const Folder folder;
   setenv("RANK", "12", 1);
   std::string why;
-  StatisticsPage* page = StatisticsPage::create(folder.path().string(), "dynamic", &why);
+  const auto page = StatisticsPage::create(folder.path().string(), "dynamic", &why);
   unsetenv("RANK");
   REQUIRE(page != nullptr);
   REQUIRE(folder.pages().size() == 1);
@@ -104,7 +104,7 @@ TEST_CASE("a page stays at its process's end where it is to be kept", "[page]") 
   const Folder folder;
   std::ofstream(folder.path() / StatisticsPage::kKeep);
   std::string why;
-  StatisticsPage* page = StatisticsPage::create(folder.path().string(), "trace", &why);
+  const auto page = StatisticsPage::create(folder.path().string(), "trace", &why);
   REQUIRE(page != nullptr);
   page->finish();
   REQUIRE(folder.pages().size() == 1);
