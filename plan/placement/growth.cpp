@@ -29,7 +29,7 @@ std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Gr
   std::uint64_t best = handle_bytes(policy, growth.request, held, page);
   if (growth.first) best = std::max(best, std::min(policy.first_pages * page, held / policy.held_per_first_handle));
   if (growth.stranded > held / policy.held_per_stranded) best = std::max(best / policy.stranded_divisor, page);
-  std::uint64_t bytes = rounded_down(policy, best, page);
+  std::uint64_t bytes = rounded_down(policy, std::max(best, page), page);  // absurd parameters wrap to nothing
   if (growth.device > 0 && growth.request >= growth.device / policy.device_per_probe) {
     bytes = std::max(bytes, std::bit_floor(growth.request / policy.handles_per_probe));
   }

@@ -29,7 +29,7 @@ from modes import MODES, mode_list  # noqa: E402
 HOSTILE = "hostile-"
 # CUDA forbids what these do, and may crash itself. Then nothing can be compared.
 FORBIDDEN = ("hostile-reset",)
-OWN_PROCESS_LIMIT = "120"  # seconds: a check that waits where it must not does so often
+OWN_PROCESS_LIMIT = "300"  # seconds: a check that waits where it must not does so often
 RECORDED = "recorded-steps"
 SERVED = re.compile(r"requests (\d+) planned .* (\d+) dynamic requests")
 # Facts that may be so under the library, whatever they are alone, by how their names begin. docs/compatibility.md names

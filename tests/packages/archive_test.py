@@ -13,19 +13,14 @@ import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+from commands import run  # noqa: E402
+
 SKIPPED = 77
 FILES = ("bin/stalloc", "bin/stalloc-plan", "include/stalloc.h", "lib/libstalloc_interpose.so",
          "share/bash-completion/completions/stalloc", "share/doc/stalloc/LICENSE",
          "share/doc/stalloc/THIRD_PARTY_NOTICES.md", "share/man/man1/stalloc.1", "share/man/man1/stalloc-plan.1",
          "share/stalloc/python/stalloc/cli.py", "share/stalloc/python/stalloc/report/template.html")
-
-
-def run(*command, **options):
-    done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False, **options)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(done.args)}\n{done.stdout}exit status {done.returncode}")
-    return done.stdout
 
 
 def check_root(root, build):

@@ -14,18 +14,12 @@ import sys
 import tempfile
 import zipfile
 
+sys.dont_write_bytecode = True
+from commands import run  # noqa: E402
+
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77
 TAG = f"py3-none-manylinux_2_34_{os.uname().machine}"
-
-
-def run(*command, **options):
-    """The output of a command that must succeed."""
-    done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False, **options)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(done.args)}\n{done.stdout}exit status {done.returncode}")
-    return done.stdout
 
 
 def expect(condition, message):

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "plan/placement/growth.h"
 
 using namespace stalloc::plan;
 
@@ -54,6 +55,22 @@ TEST_CASE("every parameter can be switched off by a value that it accepts, and h
     REQUIRE(set_policy(std::string(parameter.name) + "=" + std::to_string(parameter.off), &policy).empty());
     REQUIRE(policy.*parameter.value == parameter.off);
     REQUIRE(OnlinePolicy{}.*parameter.value != parameter.off);
+  }
+}
+
+TEST_CASE("absurd parameters still make handles that hold what is missing") {
+  constexpr std::uint64_t kPage = 4096;
+  const auto value = GENERATE(as<std::uint64_t>{}, 1, std::uint64_t{1} << 52, std::uint64_t{1} << 63);
+  for (const PolicyParameter& parameter : policy_parameters()) {
+    CAPTURE(parameter.name, value);
+    OnlinePolicy policy;
+    policy.*parameter.value = value;
+    std::uint64_t sum = 0;
+    for (const std::uint64_t bytes : new_handle_sizes(policy, {600 * kPage, 600 * kPage, 0, 0, 8000 * kPage}, kPage)) {
+      REQUIRE(bytes % kPage == 0);
+      sum += bytes;
+    }
+    REQUIRE(sum == 600 * kPage);
   }
 }
 

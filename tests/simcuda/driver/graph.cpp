@@ -213,27 +213,32 @@ CUresult graph_instantiate(CUgraphExec* executable, CUgraph handle, unsigned lon
   return CUDA_SUCCESS;
 }
 
-CUresult graph_launch(CUgraphExec handle, CUstream stream_handle) {
+namespace {
+
+// `act(stream, executable)`, where both are there.
+template <class Act>
+CUresult with_executable(CUgraphExec handle, CUstream stream_handle, Act act) {
   Context* context = nullptr;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
   const std::scoped_lock lock(stream_mutex());
   const auto found = executables().find(handle);
-  if (found == executables().end()) return CUDA_ERROR_INVALID_VALUE;
-  return launch(*stream, *found->second);
+  return found == executables().end() ? CUDA_ERROR_INVALID_VALUE : act(*stream, *found->second);
+}
+
+}  // namespace
+
+CUresult graph_launch(CUgraphExec handle, CUstream stream_handle) {
+  return with_executable(handle, stream_handle,
+                         [](Stream& stream, auto& executable) { return launch(stream, executable); });
 }
 
 CUresult graph_upload(CUgraphExec handle, CUstream stream_handle) {
-  Context* context = nullptr;
-  std::shared_ptr<Stream> stream;
-  if (const CUresult result = enter(&context)) return result;
-  if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
-  const std::scoped_lock lock(stream_mutex());
-  const auto found = executables().find(handle);
-  if (found == executables().end()) return CUDA_ERROR_INVALID_VALUE;
-  const std::scoped_lock memory(memory_mutex());
-  return map_all(*found->second->graph);
+  return with_executable(handle, stream_handle, [](Stream&, auto& executable) {
+    const std::scoped_lock memory(memory_mutex());
+    return map_all(*executable.graph);
+  });
 }
 
 CUresult graph_destroy(CUgraph handle) {

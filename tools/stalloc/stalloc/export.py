@@ -36,14 +36,8 @@ def run(arguments):
             names, stacks = recording.name_frames(recorded)
             progress.begin("writing " + arguments.output)
             save(arguments.output, lambda file: WRITERS[arguments.to](recorded, names, stacks, file))
-    except recording.BadInput as error:
-        terminal.say(str(error))
-        return 1
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        terminal.say(f"{error.filename or arguments.output}: {error.strerror}")
-        return 1
+    except (recording.BadInput, OSError) as error:
+        return recording.complain(error, arguments.output)
     return 0
 
 

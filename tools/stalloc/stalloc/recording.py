@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from stalloc import installation, symbols
+from stalloc import installation, symbols, terminal
 
 MOST_NAME = 160  # characters of a function's name
 # Functions that are in every stack: of allocators and the libraries beneath, and those that only make an empty tensor.
@@ -15,6 +15,15 @@ DULL = re.compile(r"(libc10|libcudart|libstalloc|libcuda\.so|libc\.so|libpthread
 
 class BadInput(Exception):
     """A file that cannot be used; the text is one line."""
+
+
+def complain(error, output):
+    """Says in one line why a command failed that writes `output`; its exit status. A reader that is gone is no failure to
+    speak of: that error goes on."""
+    if isinstance(error, BrokenPipeError):
+        raise error
+    terminal.say(str(error) if isinstance(error, BadInput) else f"{error.filename or output}: {error.strerror}")
+    return 1
 
 
 def ask(*arguments):

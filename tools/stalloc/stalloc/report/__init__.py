@@ -65,14 +65,8 @@ def run(arguments):
             sys.stdout.write(answer)
     except safe_pickle.BadPickle as error:
         return snapshot.complain(arguments.trace, error)
-    except recording.BadInput as error:
-        terminal.say(str(error))
-        return 1
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        terminal.say(f"{error.filename or arguments.output}: {error.strerror}")
-        return 1
+    except (recording.BadInput, OSError) as error:
+        return recording.complain(error, arguments.output)
     return 0
 
 
