@@ -61,12 +61,13 @@ TEST_CASE("every parameter can be switched off by a value that it accepts, and h
 TEST_CASE("absurd parameters still make handles that hold what is missing") {
   constexpr std::uint64_t kPage = 4096;
   const auto value = GENERATE(as<std::uint64_t>{}, 1, std::uint64_t{1} << 52, std::uint64_t{1} << 63);
+  const auto device = GENERATE(as<std::uint64_t>{}, 0, 8000 * kPage);
   for (const PolicyParameter& parameter : policy_parameters()) {
-    CAPTURE(parameter.name, value);
+    CAPTURE(parameter.name, value, device);
     OnlinePolicy policy;
     policy.*parameter.value = value;
     std::uint64_t sum = 0;
-    for (const std::uint64_t bytes : new_handle_sizes(policy, {600 * kPage, 600 * kPage, 0, 0, 8000 * kPage}, kPage)) {
+    for (const std::uint64_t bytes : new_handle_sizes(policy, {600 * kPage, 600 * kPage, 0, 0, device}, kPage)) {
       REQUIRE(bytes % kPage == 0);
       sum += bytes;
     }

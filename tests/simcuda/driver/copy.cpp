@@ -39,14 +39,7 @@ CUresult copy_async(CUstream handle, Side to, Side from, std::uint64_t bytes) {
     waits = !to.on_device && !is_pinned(pointer(to.at), bytes);
   }
   Context& context = *stream->context;
-  if (waits) {
-    Point done;
-    const CUresult result = submit_eager(
-        *stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); }, &done);
-    if (result != CUDA_SUCCESS) return result;
-    done.wait();
-    return error_of(context);
-  }
+  if (waits) return submit_and_wait(*stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); });
   if (staged) {
     const auto* const begin = static_cast<const char*>(pointer(from.at));
     auto stage = std::make_shared<std::vector<char>>(begin, begin + bytes);
@@ -62,13 +55,8 @@ CUresult copy_now(CUstream handle, Side to, Side from, std::uint64_t bytes) {
   std::shared_ptr<Stream> stream;
   if (const CUresult result = prepare(handle, {to, from}, bytes, &stream)) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
-  Context& context = *stream->context;
-  Point done;
-  const CUresult result = submit_eager(
-      *stream, [&] { run_copy(context, to, from, bytes); }, &done);
-  if (result != CUDA_SUCCESS) return result;
-  done.wait();
-  return error_of(context);
+  return submit_and_wait(*stream,
+                         [&context = *stream->context, to, from, bytes] { run_copy(context, to, from, bytes); });
 }
 
 template <class Unit>

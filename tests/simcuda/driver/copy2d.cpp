@@ -107,13 +107,7 @@ CUresult copy_now(CUstream handle, const CUDA_MEMCPY2D* asked) {
   if (const CUresult result = find_both(asked, &copy)) return result;
   if (const CUresult result = prepare(handle, copy, &stream)) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
-  Context& context = *stream->context;
-  Point done;
-  const CUresult result = submit_eager(
-      *stream, [&] { run(context, copy); }, &done);
-  if (result != CUDA_SUCCESS) return result;
-  done.wait();
-  return error_of(context);
+  return submit_and_wait(*stream, [&context = *stream->context, &copy] { run(context, copy); });
 }
 
 }  // namespace

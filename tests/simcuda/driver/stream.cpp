@@ -137,6 +137,14 @@ CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point) {
   return submit_locked(stream, std::move(run), {}, point);
 }
 
+CUresult submit_and_wait(Stream& stream, std::function<void()> run) {
+  const Context& context = *stream.context;
+  Point done;
+  if (const CUresult result = submit_eager(stream, std::move(run), &done)) return result;
+  done.wait();
+  return error_of(context);
+}
+
 std::vector<Point> close_streams(Context& context) {
   std::vector<Point> points;
   for (const auto& stream : context.streams) {

@@ -45,6 +45,8 @@ CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Po
 
 // `submit` for what cannot be captured.
 CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point);
+// The same, and waits for its end: the synchronous forms of calls.
+CUresult submit_and_wait(Stream& stream, std::function<void()> run);
 
 // A stream of the context, without a handle. pre: stream_mutex() held.
 std::shared_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
