@@ -253,6 +253,7 @@ void try_needs(const Machine& machine, Report& report, const Way& way, bool pend
 }  // namespace
 
 void idle_memory(Machine& machine, Report& report, std::uint64_t) {
+  const Smaller device(machine, 32 * kGiB);
   for (const Way& way : kWays) {
     for (const Synchronisation& by : synchronisations()) {
       Idle idle(machine, way, false);

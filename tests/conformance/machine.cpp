@@ -96,7 +96,23 @@ std::size_t Machine::total_bytes() const {
   std::size_t free = 0;
   std::size_t total = 0;
   must(cuda.cuMemGetInfo(&free, &total), "cuMemGetInfo");
-  return total;
+  return total - withheld_bytes_;
+}
+
+Smaller::Smaller(Machine& machine, std::size_t bytes) : machine_(machine) {
+  const std::size_t total = machine.total_bytes();
+  if (total <= bytes || machine.cuda.cuMemCreate == nullptr) return;
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, machine.device};
+  const std::size_t withheld = (total - bytes) / kPage * kPage;
+  machine.must(machine.cuda.cuMemCreate(&handle_, withheld, &wanted, 0), "cuMemCreate");
+  machine_.withheld_bytes_ = withheld;
+}
+
+Smaller::~Smaller() {
+  machine_.withheld_bytes_ = 0;
+  if (handle_ != 0) machine_.cuda.cuMemRelease(handle_);
 }
 
 CUmemoryPool Machine::default_pool() const {

@@ -15,6 +15,7 @@
 namespace stalloc::conformance {
 
 inline constexpr std::size_t kMiB = 1 << 20;
+inline constexpr std::size_t kGiB = 1 << 30;
 inline constexpr std::size_t kPage = 2 * kMiB;  // the driver maps memory in pages of this size
 
 // A device and its primary context. Everything throws std::runtime_error, one line, where CUDA refuses. Thread-safe.
@@ -53,6 +54,7 @@ class Machine {
   void read(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) const;
 
   [[nodiscard]] std::size_t free_bytes() const;
+  // What the device has, less what a `Smaller` holds.
   [[nodiscard]] std::size_t total_bytes() const;
   [[nodiscard]] CUmemoryPool default_pool() const;
   // At most `most` bytes; 0: no limit.
@@ -65,7 +67,25 @@ class Machine {
   [[nodiscard]] cuuint64_t ask(CUmemoryPool pool, CUmemPool_attribute attribute) const;
 
  private:
+  friend class Smaller;
+
   CUcontext context_ = nullptr;
+  std::size_t withheld_bytes_ = 0;
+};
+
+// Makes the device smaller while it lives: it holds all memory beyond `bytes`. A driver clears memory before it gives
+// it to anybody, so that checks which take most of a large device, over and over, would take minutes. Pre: the context
+// outlives it. Holds nothing where the device is no larger, or the driver has no cuMemCreate.
+class Smaller {
+ public:
+  Smaller(Machine& machine, std::size_t bytes);
+  ~Smaller();
+  Smaller(const Smaller&) = delete;
+  Smaller& operator=(const Smaller&) = delete;
+
+ private:
+  Machine& machine_;
+  CUmemGenericAllocationHandle handle_ = 0;
 };
 
 // Whether all of it is what `fill` wrote.

@@ -56,7 +56,7 @@ void search_often(const Machine& machine, Report& report, const Probe& by, CUstr
     for (std::size_t round = 0; round < kSearches; ++round) {
       work(tensors, stream, round);
       machine.wait(stream);
-      answers[" of more than the device has"].insert(probe(machine, by, machine.total_bytes() + kPage, stream));
+      answers[" of more than there is"].insert(probe(machine, by, machine.total_bytes() + kPage, stream));
       answers[" of three quarters of the device"].insert(probe(machine, by, machine.total_bytes() * 3 / 4, stream));
       if (machine.total_bytes() > 8 * kSlack) {
         answers[" of nearly all that is free"].insert(probe(machine, by, machine.free_bytes() - kSlack, stream));
@@ -107,6 +107,7 @@ void whole_of_pieces(const Machine& machine, Report& report, CUstream stream, bo
 }  // namespace
 
 void probes(Machine& machine, Report& report, std::uint64_t) {
+  const Smaller device(machine, 32 * kGiB);
   const CUstream stream = machine.make_stream();
   for (const bool keeps : {false, true}) {
     for (const Probe& by : {Probe{"cuMemAllocAsync", false}, Probe{"cuMemAlloc", true}}) {

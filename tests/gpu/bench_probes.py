@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A convolutional network whose cuDNN searches ask for all memory there is: what the probes cost under each allocator.
 
-  bench_probes.py --library LIB --out DIR [--variants LIST] [--gpus LIST] [--seconds N]
+  bench_probes.py --library LIB --out DIR [--variants LIST] [--gpus LIST] [--seconds N] [--resolutions N]
 
 With torch.backends.cudnn.benchmark, PyTorch asks for all free memory, then for half of it, at every search, and searches
 at every new resolution. The network trains with autocast (bfloat16), channels last, batches of 48 images at six
@@ -22,7 +22,7 @@ import time
 from bench_train import TITLES, environment_for, list_of
 from figures import Statistics
 
-VARIANTS = ("native", "async", "dynamic")
+VARIANTS = ("native", "async", "dynamic", "driver")
 RESOLUTIONS = (160, 192, 224, 256, 288, 320)
 BATCH = 48
 
@@ -35,6 +35,8 @@ def parse_arguments():
                         help="comma-separated; default: all")
     parser.add_argument("--gpus", default="0", help="indices of the GPUs that are used at the same time (0)")
     parser.add_argument("--seconds", type=float, default=150, help="the most that one variant may take (150)")
+    parser.add_argument("--resolutions", type=int, default=len(RESOLUTIONS),
+                        help=f"how many of the resolutions ({len(RESOLUTIONS)}); under async a search takes a minute")
     parser.add_argument("--train-here", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -67,7 +69,7 @@ def make_network():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
 
 
-def train():
+def train(resolutions):
     """Prints a line of JSON after every step."""
     import torch
 
@@ -76,8 +78,8 @@ def train():
     network = make_network().cuda().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     statistics = Statistics()
-    for step in range(2 * len(RESOLUTIONS)):
-        side = RESOLUTIONS[step % len(RESOLUTIONS)]
+    for step in range(2 * len(resolutions)):
+        side = resolutions[step % len(resolutions)]
         images = torch.randn(BATCH, 3, side, side, device="cuda").to(memory_format=torch.channels_last)
         labels = torch.randint(1000, (BATCH,), device="cuda")
         torch.cuda.synchronize()
@@ -102,7 +104,7 @@ def measure(variant, gpus, arguments):
     environment["CUDA_VISIBLE_DEVICES"] = gpu
     log = arguments.out / f"{variant}.stderr"
     with open(log, "w", encoding="utf-8") as errors, subprocess.Popen(
-            [sys.executable, __file__, "--train-here"], env=environment, stdin=subprocess.DEVNULL,
+            [sys.executable, __file__, "--train-here", "--resolutions", str(arguments.resolutions)], env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=errors, text=True) as process:
         try:
             output, _ = process.communicate(timeout=arguments.seconds)
@@ -116,12 +118,11 @@ def measure(variant, gpus, arguments):
     return {"steps": steps, "end": end}
 
 
-def row(variant, result, reference):
-    """A line of the table. `reference`: of the variant that is compared with."""
+def row(variant, result, reference, count):
+    """A line of the table. `reference`: of the variant that is compared with; `count`: of resolutions."""
     def seconds(of, first, last):
         return sum(step["seconds"] for step in of["steps"][first:last])
 
-    count = len(RESOLUTIONS)
     if len(result["steps"]) < 2 * count or len(reference["steps"]) < 2 * count:
         return f"| {TITLES[variant]} | {len(result['steps'])} steps, {result['end']} | | | |"
     last = result["steps"][-1]
@@ -133,7 +134,7 @@ def row(variant, result, reference):
 def main():
     arguments = parse_arguments()
     if arguments.train_here:
-        train()
+        train(RESOLUTIONS[:arguments.resolutions])
         return 0
     if arguments.out is None or (arguments.library is None and "dynamic" in arguments.variants):
         sys.exit("bench_probes.py: --out and --library are needed")
@@ -146,9 +147,9 @@ def main():
         results = {variant: future.result() for variant, future in running.items()}
     (arguments.out / "probes.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     first = results[arguments.variants[0]]
-    print("| allocator | six steps that search, s | to the first | six more, to the first | held / live |\n|---|---|---|---|---|")
+    print("| allocator | steps that search, s | to the first | as many more, to the first | held / live |\n|---|---|---|---|---|")
     for variant, result in results.items():
-        print(row(variant, result, first))
+        print(row(variant, result, first, arguments.resolutions))
     return 0 if all(result["end"] == "status 0" for result in results.values()) else 1
 
 
