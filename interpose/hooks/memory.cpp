@@ -32,21 +32,21 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
   return event;
 }
 
-// What no allocator can have is refused at once: CUDA's pool would take a tenth of a second to find out.
-bool cannot_be_had(const serve::Heap& heap, const Request& request) {
-  if (!heap.is_large(request.bytes)) return false;
-  const CUmemoryPool pool =
-      request.pool != nullptr ? request.pool : cuda_query::current_pool(cuda_query::current_device());
-  const std::uint64_t available = heap.available_bytes() + cuda_query::idle_pool_bytes(pool);
-  return request.bytes > available;
+// What no allocator can have is refused at once: CUDA's pool would take a tenth of a second to find out. A pool that
+// grows has what any other pool keeps idle: where the program made pools of its own, CUDA answers.
+bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Request& request) {
+  if (!heap.is_large(request.bytes) || heaps.has_created_pools()) return false;
+  const CUmemoryPool pool = cuda_query::default_pool(cuda_query::current_device());
+  return request.bytes > heap.available_bytes() + cuda_query::idle_pool_bytes(pool);
 }
 
 // The original allocator's answer, asked again once when only our idle memory stood in its way.
 template <class Original>
-CUresult allocate_elsewhere(serve::Heap& heap, const Request& request, CUdeviceptr* out, Original original) {
+CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request& request, CUdeviceptr* out,
+                            Original original) {
   // What a graph allocates it need not have before it is launched.
   const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
-  if (!captured && cannot_be_had(heap, request)) {
+  if (!captured && cannot_be_had(heaps, heap, request)) {
     *out = 0;  // as CUDA does
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -89,7 +89,7 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdev
     *out = *address;
     return CUDA_SUCCESS;
   }
-  return allocate_elsewhere(*heap, request, out, original);
+  return allocate_elsewhere(*heaps, *heap, request, out, original);
 }
 
 template <class Original>

@@ -36,8 +36,8 @@ class Driver {
   // and invalidates the capture, while another thread captures in global mode; it does neither in the other modes).
   virtual CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) = 0;
   virtual CUresult free_plain(CUdeviceptr at) = 0;
-  // CUDA's default pool of the device gives back what it keeps and nobody uses.
-  virtual CUresult trim_pool(int device) = 0;
+  // CUDA's own pools of the device give back what they keep and nobody uses.
+  virtual CUresult trim_pools(int device) = 0;
 
   // Contexts of the calling thread.
   virtual CUresult current_context(CUcontext* context) = 0;  // null when the thread has none

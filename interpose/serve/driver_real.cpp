@@ -103,8 +103,11 @@ CUresult RealDriver::allocate_plain(CUdeviceptr* at, std::size_t bytes) {
 
 CUresult RealDriver::free_plain(CUdeviceptr at) { return call_.cuMemFree(at); }
 
-CUresult RealDriver::trim_pool(int device) {
+CUresult RealDriver::trim_pools(int device) {
   const RelaxedCapture relaxed(call_);
+  if (pools_ != nullptr) {
+    pools_->each_of(device, [this](CUmemoryPool pool) { call_.cuMemPoolTrimTo(pool, 0); });
+  }
   CUmemoryPool pool = nullptr;
   const CUresult result = call_.cuDeviceGetDefaultMemPool(&pool, device);
   return result == CUDA_SUCCESS ? call_.cuMemPoolTrimTo(pool, 0) : result;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "interpose/serve/capture_gate.h"
 #include "interpose/serve/driver.h"
@@ -46,6 +47,14 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) = nullptr;
 };
 
+// The pools that the program made itself. Thread-safe.
+class CreatedPools {
+ public:
+  virtual ~CreatedPools() = default;
+  // Calls `visit` for each pool of the device; none of them is destroyed meanwhile.
+  virtual void each_of(int device, const std::function<void(CUmemoryPool)>& visit) = 0;
+};
+
 // Stateless but for the functions; thread-safe. `gate` is the one that the hooks of captures go through; it must
 // outlive the driver.
 class RealDriver final : public Driver {
@@ -53,6 +62,9 @@ class RealDriver final : public Driver {
   // `rdma`: memory is created for GPUDirect RDMA where the device can; mapping it for the first time then takes longer.
   explicit RealDriver(const DriverFunctions& functions, CaptureGate& gate, bool rdma = true)
       : call_(functions), gate_(&gate), rdma_(rdma) {}
+
+  // Beside each device's default pool these are CUDA's own. They must outlive the driver.
+  void know_pools(CreatedPools& pools) noexcept { pools_ = &pools; }
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
@@ -65,7 +77,7 @@ class RealDriver final : public Driver {
   CUresult memory_info(std::size_t* free, std::size_t* total) override;
   CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
   CUresult free_plain(CUdeviceptr at) override;
-  CUresult trim_pool(int device) override;
+  CUresult trim_pools(int device) override;
   CUresult current_context(CUcontext* context) override;
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
@@ -84,6 +96,7 @@ class RealDriver final : public Driver {
 
   DriverFunctions call_;
   CaptureGate* gate_;
+  CreatedPools* pools_ = nullptr;  // null: there are none
   bool rdma_;
 };
 

@@ -238,7 +238,7 @@ class Heap {
   // heap_pressure.cpp
   CUdeviceptr serve_under_pressure(const Ask& ask);
   CUdeviceptr reclaim_and_serve(const Ask& ask);
-  bool trim_cuda_pool();
+  bool trim_cuda_pools();
   void complain(const Ask& ask);
   [[nodiscard]] std::uint64_t device_free_bytes() const;
   std::uint64_t give_back_idle(std::uint64_t keep_bytes);

@@ -23,20 +23,20 @@ CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
     const Lock lock(*this);
     if (!live_.reserve_one()) return 0;
     CUdeviceptr served = reclaim_and_serve(ask);
-    if (served == 0 && trim_cuda_pool()) served = reclaim_and_serve(ask);
+    if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
     if (served != 0) return served;
   }
   complain(ask);
   return 0;
 }
 
-// What was left to CUDA may stay with its own pool when it is freed, all of the device's memory after a program has
+// What was left to CUDA may stay with its own pools when it is freed, all of the device's memory after a program has
 // probed for it, and then nothing could grow here any more. True when there is more free memory for it.
-bool Heap::trim_cuda_pool() {
+bool Heap::trim_cuda_pools() {
   const ContextScope scope(driver_, context_);
   if (is_closed() || !scope.ok()) return false;
   const std::uint64_t before = device_free_bytes();
-  return driver_.trim_pool(device_) == CUDA_SUCCESS && device_free_bytes() > before;
+  return driver_.trim_pools(device_) == CUDA_SUCCESS && device_free_bytes() > before;
 }
 
 CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {

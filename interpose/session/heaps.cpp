@@ -17,7 +17,9 @@ double percent(std::uint64_t part, std::uint64_t whole) {
 }  // namespace
 
 Heaps::Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options, StatisticsPage* page)
-    : plan_(std::move(plan)), driver_(driver), options_(options), page_(page) {}
+    : plan_(std::move(plan)), driver_(driver), options_(options), page_(page) {
+  driver_.know_pools(pools_);
+}
 
 Heaps::~Heaps() {
   for (Device& device : devices_) {
@@ -177,7 +179,7 @@ void Heaps::pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) no
   pools_.created(pool, properties);
 }
 
-std::optional<int> Heaps::forget_pool(CUmemoryPool pool) noexcept {
+std::optional<Pools::Known> Heaps::forget_pool(CUmemoryPool pool) noexcept {
   each_heap([pool](int, serve::Heap& heap) { heap.pool_destroyed(pool); });
   const std::lock_guard lock(thresholds_mutex_);
   release_thresholds_.erase(pool);

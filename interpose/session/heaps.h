@@ -67,15 +67,17 @@ class Heaps {
   // The driver's handle of a pool as a heap knows it.
   CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
 
+  // Whether the program has made pools of its own. Lock-free.
+  [[nodiscard]] bool has_created_pools() const noexcept { return pools_.any_created(); }
   void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
   // Around the original that destroys it: `destroy` returns whether it succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
-    const std::optional<int> device = forget_pool(pool);
+    const std::optional<Pools::Known> known = forget_pool(pool);
     if (destroy()) {
       redirection_ended(pool);
-    } else if (device) {
-      pools_.restore(pool, *device);
+    } else if (known) {
+      pools_.restore(pool, *known);
     }
   }
   // The program made another pool the device's current one.
@@ -137,7 +139,7 @@ class Heaps {
   };
 
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
-  std::optional<int> forget_pool(CUmemoryPool pool) noexcept;
+  std::optional<Pools::Known> forget_pool(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
   serve::Heap* find_or_make(CUcontext context) noexcept;
   serve::Heap* make_heap(int ordinal, CUcontext context) noexcept;

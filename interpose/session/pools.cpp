@@ -35,38 +35,62 @@ thread_local Asked asked;
 Pools::Pools() noexcept : version_(new_version()) {}
 
 void Pools::created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
-  set(pool, is_ordinary(properties) ? properties.location.id : kNone);
+  const int device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : kNone;
+  set(pool, {device, is_ordinary(properties), true});
 }
 
 void Pools::found_default(CUmemoryPool pool, int device) noexcept {
-  if (pool != nullptr && !find(pool)) set(pool, device);
+  if (pool != nullptr && !find(pool)) set(pool, {device, true, false});
 }
 
-void Pools::refuse(CUmemoryPool pool) noexcept { set(pool, kNone); }
+void Pools::refuse(CUmemoryPool pool) noexcept {
+  Known known;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = pools_.find(pool); found != pools_.end()) known = found->second;
+  }
+  known.served = false;
+  set(pool, known);
+}
 
 std::optional<int> Pools::find(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto found = devices_.find(pool);
-  return found == devices_.end() ? std::nullopt : std::optional(found->second);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) return std::nullopt;
+  return found->second.served ? found->second.device : kNone;
 }
 
-std::optional<int> Pools::forget(CUmemoryPool pool) noexcept {
+std::optional<Pools::Known> Pools::forget(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto found = devices_.find(pool);
-  if (found == devices_.end()) return std::nullopt;
-  const int device = found->second;
-  devices_.erase(found);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) return std::nullopt;
+  const Known known = found->second;
+  erase(found);
   version_.store(new_version(), std::memory_order_release);
-  return device;
+  return known;
 }
 
-void Pools::set(CUmemoryPool pool, int device) noexcept {
+void Pools::set(CUmemoryPool pool, const Known& known) noexcept {
   const std::lock_guard lock(mutex_);
   version_.store(new_version(), std::memory_order_release);
+  if (const auto old = pools_.find(pool); old != pools_.end()) erase(old);
   try {
-    devices_[pool] = device;
+    pools_.emplace(pool, known);
+    if (known.created) created_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception&) {
-    devices_.erase(pool);
+    // What is not known is not served.
+  }
+}
+
+void Pools::erase(std::unordered_map<CUmemoryPool, Known>::iterator pool) noexcept {
+  if (pool->second.created) created_.fetch_sub(1, std::memory_order_relaxed);
+  pools_.erase(pool);
+}
+
+void Pools::each_of(int device, const std::function<void(CUmemoryPool)>& visit) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [pool, known] : pools_) {
+    if (known.created && (known.device == device || known.device == kNone)) visit(pool);
   }
 }
 

@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+
+#include "interpose/serve/driver_real.h"
 
 namespace stalloc {
 
@@ -15,12 +18,19 @@ namespace stalloc {
 // So pools of a limited size, of memory that may leave the process or is special in another way, and pools that the
 // program did not make itself (imported ones) are not served. Thread-safe; never throws: what cannot be remembered is
 // not served.
-class Pools {
+class Pools final : public serve::CreatedPools {
  public:
   Pools() noexcept;
 
   // No device: not to be served.
   static constexpr int kNone = -1;
+
+  // A pool: where its memory is (kNone: nobody knows), whether it is served, and whether the program made it.
+  struct Known {
+    int device = kNone;
+    bool served = false;
+    bool created = false;
+  };
 
   void created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
   // A pool that is the device's own, as soon as it is known.
@@ -29,20 +39,27 @@ class Pools {
   void refuse(CUmemoryPool pool) noexcept;
   // Call before the original destroys the pool, since its handle may come back at once: what was known of it; hand that
   // to `restore` if the original fails.
-  std::optional<int> forget(CUmemoryPool pool) noexcept;
-  void restore(CUmemoryPool pool, int device) noexcept { set(pool, device); }
+  std::optional<Known> forget(CUmemoryPool pool) noexcept;
+  void restore(CUmemoryPool pool, const Known& known) noexcept { set(pool, known); }
 
   // What is known of the pool: nothing, kNone, or its device.
   [[nodiscard]] std::optional<int> find(CUmemoryPool pool) noexcept;
   // The device that may serve requests from `pool`, or kNone. Lock-free when the thread asked about it before.
   [[nodiscard]] int device_of(CUmemoryPool pool) noexcept;
 
+  // Whether there is a pool that the program made, served or not. Lock-free.
+  [[nodiscard]] bool any_created() const noexcept { return created_.load(std::memory_order_relaxed) != 0; }
+  // Those that may be of the device, served or not.
+  void each_of(int device, const std::function<void(CUmemoryPool)>& visit) override;
+
  private:
-  void set(CUmemoryPool pool, int device) noexcept;
+  void set(CUmemoryPool pool, const Known& known) noexcept;
+  void erase(std::unordered_map<CUmemoryPool, Known>::iterator pool) noexcept;
 
   std::mutex mutex_;
-  std::unordered_map<CUmemoryPool, int> devices_;
-  std::atomic<std::uint64_t> version_;  // of devices_, unlike that of any other
+  std::unordered_map<CUmemoryPool, Known> pools_;
+  std::atomic<std::uint64_t> version_;  // of pools_, unlike that of any other
+  std::atomic<std::size_t> created_{0};
 };
 
 }  // namespace stalloc

@@ -58,7 +58,7 @@ class NothingDriver final : public serve::Driver {
   CUresult synchronize_context() override { return CUDA_SUCCESS; }
   CUresult allocate_plain(CUdeviceptr* at, std::size_t) override { return *at = 512, CUDA_SUCCESS; }
   CUresult free_plain(CUdeviceptr) override { return CUDA_SUCCESS; }
-  CUresult trim_pool(int) override { return CUDA_SUCCESS; }
+  CUresult trim_pools(int) override { return CUDA_SUCCESS; }
 };
 
 // A body of `slots` requests of these sizes in turn; the memory of each is used again after `live` requests.

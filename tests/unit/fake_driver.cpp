@@ -155,7 +155,7 @@ void FakeDriver::keep_in_pool(std::uint64_t bytes) {
   memory_used_ += bytes;
 }
 
-CUresult FakeDriver::trim_pool(int) {
+CUresult FakeDriver::trim_pools(int) {
   const Lock lock(mutex_);
   if (fails()) return error_;
   memory_used_ -= std::exchange(kept_in_pool_, 0);

@@ -80,7 +80,7 @@ class FakeDriver final : public serve::Driver {
   CUresult memory_info(std::size_t* free, std::size_t* total) override;
   CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
   CUresult free_plain(CUdeviceptr at) override;
-  CUresult trim_pool(int device) override;
+  CUresult trim_pools(int device) override;
   CUresult current_context(CUcontext* context) override;
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;

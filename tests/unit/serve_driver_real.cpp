@@ -126,7 +126,7 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.query_event(nullptr));
   check(driver.synchronize_context());
   check(driver.allocate_plain(&base, 1));
-  check(driver.trim_pool(0));
+  check(driver.trim_pools(0));
 }
 
 TEST_CASE("memory is asked for as CUDA's own, for RDMA where it is wanted and the device can", "[serve][driver]") {

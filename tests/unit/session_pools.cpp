@@ -110,15 +110,38 @@ TEST_CASE("what is known of a pool ends with it, and not where destroying fails"
   Pools pools;
   pools.created(named(0x1000), ordinary());
   REQUIRE(pools.device_of(named(0x1000)) == 0);
-  const std::optional<int> known = pools.forget(named(0x1000));
-  REQUIRE(known == 0);
+  const std::optional<Pools::Known> known = pools.forget(named(0x1000));
+  REQUIRE(known);
+  REQUIRE_FALSE(pools.any_created());
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
   pools.restore(named(0x1000), *known);
   REQUIRE(pools.device_of(named(0x1000)) == 0);
+  REQUIRE(pools.any_created());
   pools.refuse(named(0x1000));
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
   pools.found_default(named(0x1000), 0);  // a refused one stays so
   REQUIRE(pools.find(named(0x1000)) == Pools::kNone);
+}
+
+TEST_CASE("a heap has what the program's own pools keep idle", "[session][pools]") {
+  const Machine machine;
+  serve::Heap* heap = machine.heaps->of_current(machine.enter());
+  REQUIRE(heap != nullptr);
+  CUmemPoolProps exportable = ordinary();
+  exportable.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const CUmemoryPool pool = make_pool(machine, exportable);
+  REQUIRE(from_named(machine, *heap, pool) == kNotServed);
+  cuuint64_t everything = ~cuuint64_t{0};
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything) == CUDA_SUCCESS);
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocFromPoolAsync(&at, machine.total_bytes() / 4 * 3, pool, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
+  REQUIRE(machine.free_bytes() < machine.total_bytes() / 2);
+  const auto served = heap->allocate(machine.total_bytes() / 2, serve::make_stream_key(nullptr, false), nullptr);
+  REQUIRE(served);
+  REQUIRE(heap->free_async(*served, serve::make_stream_key(nullptr, false)) == CUDA_SUCCESS);
+  destroy(machine, pool);
 }
 
 TEST_CASE("requests are booked to the pool that they are from", "[session][pools]") {
