@@ -36,6 +36,10 @@ class Driver {
   // and invalidates the capture, while another thread captures in global mode; it does neither in the other modes).
   virtual CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) = 0;
   virtual CUresult free_plain(CUdeviceptr at) = 0;
+  // A file descriptor, the caller's, that names a handle's memory in any process: only of a handle that was created to
+  // be shared. And the handle for such a descriptor, which stays the caller's; the memory is held until its `release`.
+  virtual CUresult export_handle(CUmemGenericAllocationHandle handle, int* file) = 0;
+  virtual CUresult import_handle(int file, CUmemGenericAllocationHandle* handle) = 0;
   // CUDA's own pools of the device give back what they keep and nobody uses.
   virtual CUresult trim_pools(int device) = 0;
 

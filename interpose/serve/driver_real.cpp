@@ -54,10 +54,15 @@ CUresult RealDriver::unreserve(CUdeviceptr base, std::size_t bytes) {
 CUresult RealDriver::create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) {
   const RelaxedCapture relaxed(call_);
   CUmemAllocationProp prop = pinned_memory(device);
-  int can = 0;
-  if (rdma_ && call_.cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device) ==
-                   CUDA_SUCCESS) {
-    prop.allocFlags.gpuDirectRDMACapable = can != 0;
+  const auto can = [&](CUdevice_attribute ability) {
+    int has = 0;
+    return call_.cuDeviceGetAttribute(&has, ability, device) == CUDA_SUCCESS && has != 0;
+  };
+  if (purpose_.rdma && can(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
+    prop.allocFlags.gpuDirectRDMACapable = 1;
+  }
+  if (purpose_.sharing && can(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   }
   return call_.cuMemCreate(handle, bytes, &prop, 0);
 }
@@ -102,6 +107,17 @@ CUresult RealDriver::allocate_plain(CUdeviceptr* at, std::size_t bytes) {
 }
 
 CUresult RealDriver::free_plain(CUdeviceptr at) { return call_.cuMemFree(at); }
+
+CUresult RealDriver::export_handle(CUmemGenericAllocationHandle handle, int* file) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuMemExportToShareableHandle(file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+CUresult RealDriver::import_handle(int file, CUmemGenericAllocationHandle* handle) {
+  const RelaxedCapture relaxed(call_);
+  void* const shared = reinterpret_cast<void*>(static_cast<std::intptr_t>(file));
+  return call_.cuMemImportFromShareableHandle(handle, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
 
 CUresult RealDriver::trim_pools(int device) {
   const RelaxedCapture relaxed(call_);

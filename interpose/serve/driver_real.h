@@ -28,6 +28,10 @@ struct DriverFunctions {
                               unsigned long long) = nullptr;
   CUresult(CUDAAPI* cuMemUnmap)(CUdeviceptr, std::size_t) = nullptr;
   CUresult(CUDAAPI* cuMemSetAccess)(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemExportToShareableHandle)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                                                  unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle*, void*,
+                                                    CUmemAllocationHandleType) = nullptr;
   CUresult(CUDAAPI* cuMemGetInfo)(std::size_t*, std::size_t*) = nullptr;  // cuMemGetInfo_v2
   CUresult(CUDAAPI* cuMemAlloc)(CUdeviceptr*, std::size_t) = nullptr;     // cuMemAlloc_v2
   CUresult(CUDAAPI* cuMemFree)(CUdeviceptr) = nullptr;                    // cuMemFree_v2
@@ -59,9 +63,13 @@ class CreatedPools {
 // outlive the driver.
 class RealDriver final : public Driver {
  public:
-  // `rdma`: memory is created for GPUDirect RDMA where the device can; mapping it for the first time then takes longer.
-  explicit RealDriver(const DriverFunctions& functions, CaptureGate& gate, bool rdma = true)
-      : call_(functions), gate_(&gate), rdma_(rdma) {}
+  // What memory is created for, where the device can.
+  struct Purpose {
+    bool rdma = true;      // GPUDirect RDMA; mapping it for the first time then takes longer
+    bool sharing = false;  // other processes may have it as file descriptors
+  };
+  RealDriver(const DriverFunctions& functions, CaptureGate& gate, const Purpose& purpose)
+      : call_(functions), gate_(&gate), purpose_(purpose) {}
 
   // Beside each device's default pool these are CUDA's own. They must outlive the driver.
   void know_pools(CreatedPools& pools) noexcept { pools_ = &pools; }
@@ -77,6 +85,8 @@ class RealDriver final : public Driver {
   CUresult memory_info(std::size_t* free, std::size_t* total) override;
   CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
   CUresult free_plain(CUdeviceptr at) override;
+  CUresult export_handle(CUmemGenericAllocationHandle handle, int* file) override;
+  CUresult import_handle(int file, CUmemGenericAllocationHandle* handle) override;
   CUresult trim_pools(int device) override;
   CUresult current_context(CUcontext* context) override;
   CUresult push_context(CUcontext context) override;
@@ -97,7 +107,7 @@ class RealDriver final : public Driver {
   DriverFunctions call_;
   CaptureGate* gate_;
   CreatedPools* pools_ = nullptr;  // null: there are none
-  bool rdma_;
+  Purpose purpose_;
 };
 
 }  // namespace stalloc::serve

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "interpose/serve/driver.h"
@@ -131,6 +132,15 @@ class Heap {
   [[nodiscard]] std::uint64_t free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t largest_free() const noexcept;
 
+  // The handles behind a live block, as they are mapped one behind the other: the block begins `offset` bytes behind
+  // the beginning of the first. They stay the heap's, and are held as long as the block is live.
+  struct Backing {
+    std::vector<MappedHandle> handles;
+    std::uint64_t offset = 0;
+  };
+  // Nothing when no live block starts at `address`, and when the host is out of memory.
+  std::optional<Backing> backing(CUdeviceptr address) noexcept;
+
   // Tells `visitor` of every home range that is mapped, in order, then of every live block that is not at home, with
   // the home ranges whose bytes it uses. The visitor is called under the heap's lock and must not call back; it may
   // throw std::bad_alloc, which ends the visit.
@@ -248,6 +258,8 @@ class Heap {
 
   // heap_describe.cpp
   [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
+  // The handle of a physical byte, and the first physical byte of it.
+  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
 
   // heap_free.cpp
   CUresult free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,

@@ -1,6 +1,8 @@
 // What a heap holds, told range by range, for whoever wants to draw it.
+#include <iterator>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "interpose/serve/heap.h"
 
@@ -34,6 +36,37 @@ void Heap::describe(Visitor& visitor) noexcept {
   } catch (const std::bad_alloc&) {
     // The picture stays incomplete.
   }
+}
+
+// A handle is mapped whole: a block that lies in several has all bytes between its first and its last.
+std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
+  try {
+    const Lock lock(*this);
+    const LiveEntry* entry = live_.find(address);
+    if (is_closed() || entry == nullptr) return std::nullopt;
+    Backing backing;
+    for (const PhysicalRange& range : ranges(*entry)) {
+      for (std::uint64_t at = range.begin; at < range.end;) {
+        const auto [begin, handle] = handle_holding(at);
+        if (backing.handles.empty()) backing.offset = at - begin;
+        backing.handles.push_back(handle);
+        at = begin + handle.bytes;
+      }
+    }
+    return backing;
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) const {
+  if (planned_ && at < planned_->arena().planned_bytes()) {
+    const std::size_t handle = planned_->arena().handle_at(at);
+    const PhysicalRange range = planned_->arena().handle_range(handle);
+    return {range.begin, {range.bytes(), planned_->arena().handle_id(handle)}};
+  }
+  const auto handle = std::prev(dynamic_->handles().upper_bound(at));
+  return {handle->first, {handle->second.bytes, handle->second.id}};
 }
 
 std::uint64_t Heap::free_bytes() const noexcept {

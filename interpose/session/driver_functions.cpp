@@ -25,6 +25,8 @@ std::optional<serve::DriverFunctions> find_driver_functions(const char** missing
       find("cuMemAddressFree", f.cuMemAddressFree, missing) && find("cuMemCreate", f.cuMemCreate, missing) &&
       find("cuMemRelease", f.cuMemRelease, missing) && find("cuMemMap", f.cuMemMap, missing) &&
       find("cuMemUnmap", f.cuMemUnmap, missing) && find("cuMemSetAccess", f.cuMemSetAccess, missing) &&
+      find("cuMemExportToShareableHandle", f.cuMemExportToShareableHandle, missing) &&
+      find("cuMemImportFromShareableHandle", f.cuMemImportFromShareableHandle, missing) &&
       find("cuMemGetInfo_v2", f.cuMemGetInfo, missing) && find("cuCtxGetCurrent", f.cuCtxGetCurrent, missing) &&
       find("cuCtxPushCurrent_v2", f.cuCtxPushCurrent, missing) &&
       find("cuCtxPopCurrent_v2", f.cuCtxPopCurrent, missing) && find("cuCtxSynchronize", f.cuCtxSynchronize, missing) &&

@@ -107,8 +107,8 @@ void Session::begin_serving() {
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
-  heaps_.store(new Heaps(std::move(plan), serve::RealDriver(*functions, capture::gate(), rdma), heap_options(options_),
-                         page_.load()));
+  const serve::RealDriver driver(*functions, capture::gate(), {rdma, shares_memory_.load()});
+  heaps_.store(new Heaps(std::move(plan), driver, heap_options(options_), page_.load()));
 }
 
 record::Recorder* Session::recorder() noexcept {

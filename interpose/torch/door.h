@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file does: library and door must agree. */
-#define STALLOC_DOOR_INTERFACE 1
+#define STALLOC_DOOR_INTERFACE 2
 
 enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
@@ -73,6 +73,19 @@ struct stalloc_door_library {
   /* The trace shall show a request that PyTorch's own allocator served, and its free. */
   void (*note)(int device, size_t bytes, void* stream, const void* caller, const void* address);
   void (*note_freed)(int device, void* stream, const void* address);
+
+  /* Offers a block that `allocate` served to other processes of this machine. `text`, the offer's own, tells them by
+   * `open_offer` how to map the memory that the block lies in; it begins `offset` bytes behind the beginning of that.
+   * The offer lasts until `withdraw`, which comes before the block is given back. Otherwise `why` is a line that says
+   * what stands in the way, and stays valid. */
+  enum stalloc_door_answer (*offer)(const void* address, int device, void** offer, const char** text, size_t* bytes,
+                                    uint64_t* offset, const char** why);
+  void (*withdraw)(void* offer);
+  /* Maps what another process offers, for `device`, whose context must be current. `close_offer` unmaps it when the
+   * device is done with all work so far, for which it waits. DECLINED: `text` is no offer of stalloc's; NO_MEMORY: it
+   * cannot be mapped, and `why` says in a line what stands in the way. */
+  enum stalloc_door_answer (*open_offer)(int device, const char* text, size_t bytes, void** base, const char** why);
+  void (*close_offer)(void* base);
 
   /* Physical memory held for the device. One load. */
   uint64_t (*held)(int device);

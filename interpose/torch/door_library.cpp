@@ -10,6 +10,7 @@
 #include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/session.h"
+#include "interpose/torch/offer.h"
 #include "interpose/torch/waiting_streams.h"
 
 namespace stalloc::torch {
@@ -171,6 +172,39 @@ void note_freed(int device, void* stream, const void* address) {
   if (Session::get().active()) record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
 }
 
+Answer offer(const void* address, int device, void** made, const char** text, std::size_t* bytes, std::uint64_t* offset,
+             const char** why) {
+  Session& session = Session::get();
+  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_device(device);
+  if (heap == nullptr) return *why = "stalloc serves nothing any more", STALLOC_DOOR_DECLINED;
+  Offer* fresh = Offer::make(*heap, heaps->driver(), as_address(address), why);
+  if (fresh == nullptr) return STALLOC_DOOR_DECLINED;
+  *made = fresh;
+  *text = fresh->text().data();
+  *bytes = fresh->text().size();
+  *offset = fresh->offset();
+  return STALLOC_DOOR_DONE;
+}
+
+void withdraw(void* offer) { delete static_cast<Offer*>(offer); }
+
+Answer open_offer(int device, const char* text, std::size_t bytes, void** base, const char** why) {
+  if (!Offer::is_text({text, bytes})) return STALLOC_DOOR_DECLINED;
+  Session& session = Session::get();
+  Heaps* heaps = session.active() ? session.heaps() : nullptr;
+  if (heaps == nullptr) return *why = "stalloc serves nothing in this process", STALLOC_DOOR_NO_MEMORY;
+  const CUdeviceptr at = open_text(heaps->driver(), device, {text, bytes}, why);
+  *base = reinterpret_cast<void*>(at);
+  return at == 0 ? STALLOC_DOOR_NO_MEMORY : STALLOC_DOOR_DONE;
+}
+
+void close_offer(void* base) {
+  Session& session = Session::get();
+  if (Heaps* heaps = session.active() ? session.known_heaps() : nullptr)
+    close_opened(heaps->driver(), as_address(base));
+}
+
 serve::Heap* heap_of(int device) noexcept {
   Session& session = Session::get();
   Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
@@ -241,9 +275,25 @@ void describe(int device, const stalloc_door_visitor* visitor) {
 }  // namespace
 
 const stalloc_door_library& door_library() noexcept {
-  static constexpr stalloc_door_library kLibrary = {
-      STALLOC_DOOR_INTERFACE, is_active, is_recording, allocate, free,    free_after, device_of, note, note_freed, held,
-      device_total,           memory,    trim,         limit,    describe};
+  static constexpr stalloc_door_library kLibrary = {STALLOC_DOOR_INTERFACE,
+                                                    is_active,
+                                                    is_recording,
+                                                    allocate,
+                                                    free,
+                                                    free_after,
+                                                    device_of,
+                                                    note,
+                                                    note_freed,
+                                                    offer,
+                                                    withdraw,
+                                                    open_offer,
+                                                    close_offer,
+                                                    held,
+                                                    device_total,
+                                                    memory,
+                                                    trim,
+                                                    limit,
+                                                    describe};
   return kLibrary;
 }
 

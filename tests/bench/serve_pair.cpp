@@ -58,6 +58,8 @@ class NothingDriver final : public serve::Driver {
   CUresult synchronize_context() override { return CUDA_SUCCESS; }
   CUresult allocate_plain(CUdeviceptr* at, std::size_t) override { return *at = 512, CUDA_SUCCESS; }
   CUresult free_plain(CUdeviceptr) override { return CUDA_SUCCESS; }
+  CUresult export_handle(CUmemGenericAllocationHandle, int*) override { return CUDA_ERROR_NOT_SUPPORTED; }
+  CUresult import_handle(int, CUmemGenericAllocationHandle*) override { return CUDA_ERROR_NOT_SUPPORTED; }
   CUresult trim_pools(int) override { return CUDA_SUCCESS; }
 };
 

@@ -32,10 +32,13 @@ constexpr std::array<std::size_t, 4> kHandlesThere{0, 4000, 8000, 14000};
 struct Kind {
   const char* name;
   bool rdma;
-  bool own;  // a batch has a reservation of its own
+  bool own;     // a batch has a reservation of its own
+  bool shared;  // other processes may be given it, as a file descriptor
 };
-constexpr std::array<Kind, 3> kKinds{
-    {{"plain", false, false}, {"for RDMA", true, false}, {"own addresses", false, true}}};
+constexpr std::array<Kind, 4> kKinds{{{"plain", false, false, false},
+                                      {"for RDMA", true, false, false},
+                                      {"own addresses", false, true, false},
+                                      {"for sharing", false, false, true}}};
 
 void check(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
@@ -54,11 +57,12 @@ double median(std::vector<double> values) {
 
 constexpr CUmemLocation kDevice{CU_MEM_LOCATION_TYPE_DEVICE, {0}};
 
-CUmemGenericAllocationHandle create(bool rdma = false) {
+CUmemGenericAllocationHandle create(bool rdma = false, bool shared = false) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = kDevice;
   properties.allocFlags.gpuDirectRDMACapable = rdma ? 1 : 0;
+  if (shared) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle handle = 0;
   check(cuMemCreate(&handle, kHandle, &properties, 0), "creating a handle");
   return handle;
@@ -105,7 +109,7 @@ void print_batches(std::size_t there, CUdeviceptr big) {
       const CUdeviceptr at = kind.own ? reserve(kBatchBytes) : big + kBig / 2;
       double reservation = since(begin);
       begin = Clock::now();
-      for (CUmemGenericAllocationHandle& handle : handles) handle = create(kind.rdma);
+      for (CUmemGenericAllocationHandle& handle : handles) handle = create(kind.rdma, kind.shared);
       cost.create.push_back(since(begin) / kBatch);
       begin = Clock::now();
       map(at, handles);

@@ -169,15 +169,4 @@ CHECK_OF_DOOR(fork_child) {
   EXPECT(waitpid(child, &status, 0) == child && status == 0);
 }
 
-CHECK_OF_DOOR(sharing_is_refused_clearly) {
-  Tensor tensor(kMiB);
-  try {
-    (void)allocator().shareIpcHandle(tensor.pointer().get());
-  } catch (const c10::Error& error) {
-    EXPECT(std::string(error.what()).find("MemPool") != std::string::npos);
-    return;
-  }
-  EXPECT(!is_door_open());
-}
-
 }  // namespace stalloc::torch_test

@@ -155,6 +155,9 @@ void FakeDriver::keep_in_pool(std::uint64_t bytes) {
   memory_used_ += bytes;
 }
 
+CUresult FakeDriver::export_handle(CUmemGenericAllocationHandle, int*) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult FakeDriver::import_handle(int, CUmemGenericAllocationHandle*) { return CUDA_ERROR_NOT_SUPPORTED; }
+
 CUresult FakeDriver::trim_pools(int) {
   const Lock lock(mutex_);
   if (fails()) return error_;

@@ -80,6 +80,8 @@ class FakeDriver final : public serve::Driver {
   CUresult memory_info(std::size_t* free, std::size_t* total) override;
   CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
   CUresult free_plain(CUdeviceptr at) override;
+  CUresult export_handle(CUmemGenericAllocationHandle handle, int* file) override;
+  CUresult import_handle(int file, CUmemGenericAllocationHandle* handle) override;
   CUresult trim_pools(int device) override;
   CUresult current_context(CUcontext* context) override;
   CUresult push_context(CUcontext context) override;

@@ -39,7 +39,9 @@ DriverFunctions stand_ins() {
     return CUDA_SUCCESS;
   };
   f.cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice) {
-    *value = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ? seen.rdma : -1;
+    const bool known = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ||
+                       attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+    *value = known ? seen.rdma : -1;
     return CUDA_SUCCESS;
   };
   f.cuMemGetAllocationGranularity = [](std::size_t* bytes, const CUmemAllocationProp* prop,
@@ -57,6 +59,11 @@ DriverFunctions stand_ins() {
     return noted();
   };
   f.cuMemRelease = [](CUmemGenericAllocationHandle) { return noted(); };
+  f.cuMemExportToShareableHandle = [](void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                                      unsigned long long) { return noted(); };
+  f.cuMemImportFromShareableHandle = [](CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType) {
+    return noted();
+  };
   f.cuMemMap = [](CUdeviceptr, std::size_t, std::size_t offset, CUmemGenericAllocationHandle, unsigned long long) {
     return offset == 0 ? noted() : CUDA_ERROR_INVALID_VALUE;
   };
@@ -97,7 +104,7 @@ DriverFunctions stand_ins() {
 
 TEST_CASE("calls into the driver leave the program's capture mode as it was", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   seen.result = GENERATE(CUDA_SUCCESS, CUDA_ERROR_UNKNOWN);
   const int device = 0;
   std::size_t bytes = 0;
@@ -115,6 +122,9 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.unreserve(0, 1));
   check(driver.create(&handle, 1, 0));
   check(driver.release(1));
+  int file = -1;
+  check(driver.export_handle(1, &file));
+  check(driver.import_handle(file, &handle));
   check(driver.map(0, 1, 1));
   check(driver.unmap(0, 1));
   check(driver.set_access(0, 1, {&device, 1}));
@@ -129,10 +139,12 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.trim_pools(0));
 }
 
-TEST_CASE("memory is asked for as CUDA's own, for RDMA where it is wanted and the device can", "[serve][driver]") {
+TEST_CASE("memory is asked for as CUDA's own, for RDMA and sharing where they are wanted and the device can",
+          "[serve][driver]") {
   const bool wanted = GENERATE(false, true);
+  const bool shared = GENERATE(false, true);
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate, wanted);
+  RealDriver driver(stand_ins(), gate, {wanted, shared});
   seen.rdma = GENERATE(0, 1);
   CUmemGenericAllocationHandle handle = 0;
   REQUIRE(driver.create(&handle, 2 << 20, 3) == CUDA_SUCCESS);
@@ -140,11 +152,14 @@ TEST_CASE("memory is asked for as CUDA's own, for RDMA where it is wanted and th
   REQUIRE(seen.prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
   REQUIRE(seen.prop.location.id == 3);
   REQUIRE(static_cast<int>(seen.prop.allocFlags.gpuDirectRDMACapable) == (wanted ? seen.rdma : 0));
+  const bool can_be_shared = shared && seen.rdma != 0;  // the stand-in has all abilities or none
+  REQUIRE(seen.prop.requestedHandleTypes ==
+          (can_be_shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE));
 }
 
 TEST_CASE("access is given for reading and writing to every device named", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   const std::vector<int> devices{0, 5};
   REQUIRE(driver.set_access(0, 2 << 20, devices) == CUDA_SUCCESS);
   REQUIRE(seen.grants.size() == 2);
@@ -155,7 +170,7 @@ TEST_CASE("access is given for reading and writing to every device named", "[ser
 
 TEST_CASE("events carry no timing", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   CUevent event = nullptr;
   REQUIRE(driver.create_event(&event) == CUDA_SUCCESS);
   REQUIRE(seen.event_flags == CU_EVENT_DISABLE_TIMING);
@@ -163,7 +178,7 @@ TEST_CASE("events carry no timing", "[serve][driver]") {
 
 TEST_CASE("a stream counts as captured even when its capture has failed", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   gate.began();
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
@@ -177,7 +192,7 @@ TEST_CASE("a stream counts as captured even when its capture has failed", "[serv
 
 TEST_CASE("the driver is asked about captures only while there may be one", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
@@ -192,7 +207,7 @@ TEST_CASE("the driver is asked about captures only while there may be one", "[se
 
 TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   gate.began();
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_SUCCESS);
   seen.mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -206,7 +221,7 @@ TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
 
 TEST_CASE("a free of CUDA's own memory keeps the program's capture mode", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   seen.mode_in_call = CU_STREAM_CAPTURE_MODE_RELAXED;
   REQUIRE(driver.free_plain(0) == CUDA_SUCCESS);
   REQUIRE(seen.mode_in_call == CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -214,7 +229,7 @@ TEST_CASE("a free of CUDA's own memory keeps the program's capture mode", "[serv
 
 TEST_CASE("default streams belong to the current context", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   const auto context = reinterpret_cast<CUcontext>(0x33);
   seen.contexts = {context};
   CUcontext found = nullptr;
@@ -226,7 +241,7 @@ TEST_CASE("default streams belong to the current context", "[serve][driver]") {
 
 TEST_CASE("a context scope changes the context only when it has to, and back", "[serve][driver]") {
   CaptureGate gate;
-  RealDriver driver(stand_ins(), gate);
+  RealDriver driver(stand_ins(), gate, {});
   const auto one = reinterpret_cast<CUcontext>(0x10);
   const auto two = reinterpret_cast<CUcontext>(0x20);
   seen.contexts = {one};

@@ -28,7 +28,8 @@ class Machine {
     const char* missing = nullptr;
     const auto functions = find_driver_functions(&missing);
     if (!functions) throw std::runtime_error(missing);
-    heaps = std::make_unique<Heaps>(plan::Plan{}, serve::RealDriver(*functions, capture::gate()), serve::HeapOptions{});
+    heaps =
+        std::make_unique<Heaps>(plan::Plan{}, serve::RealDriver(*functions, capture::gate(), {}), serve::HeapOptions{});
   }
   ~Machine() {
     heaps.reset();

@@ -230,6 +230,7 @@ bool DoorAllocator::free_served(int device, void* address) {
   c10::reportMemoryUsageToProfiler(address, -static_cast<std::int64_t>(block.bytes()), static_cast<std::size_t>(total),
                                    static_cast<std::size_t>(reserved), as_device(device));
   tell_watchers(false, address);
+  if (block.extras != nullptr && block.extras->offer.made != nullptr) library_.withdraw(block.extras->offer.made);
   if (block.extras != nullptr && !block.extras->users.empty()) {
     block.extras->users.push_back({block.stream, device});
     give_back(device, {address, block.stream, std::move(block.extras->users)});

@@ -68,6 +68,7 @@ class DoorAllocator final : public Forwarding {
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
                           cudaStream_t stream, bool peers) override;
   native::ShareableHandle shareIpcHandle(void* address) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
 
  protected:
   void empty_cache(MempoolId_t pool) override;
@@ -135,6 +136,9 @@ class DoorAllocator final : public Forwarding {
   std::atomic<int> devices_{0};
   std::array<Books, kDevices> books_;
   History history_;
+  // What other processes offered and tensors of this one use, by the handle that PyTorch passed on.
+  std::mutex opened_mutex_;
+  std::unordered_map<std::string, std::weak_ptr<void>> opened_;
   // What the native allocator served while a trace is recorded, so that its frees can be told: stream and device.
   std::mutex noted_mutex_;
   std::unordered_map<const void*, stalloc_door_stream> noted_;

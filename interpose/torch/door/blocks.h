@@ -11,10 +11,17 @@
 
 namespace stalloc::torch::door {
 
+// The library's offer of a block to other processes, and how PyTorch passes it on.
+struct Offer {
+  void* made = nullptr;  // null: none
+  native::ShareableHandle handle{};
+};
+
 // What few blocks have.
 struct Extras {
   std::vector<stalloc_door_stream> users;  // other streams that use the block (recordStream)
   Context context;                         // the stack that it was allocated from
+  Offer offer;                             // to other processes; none until it is shared
 };
 
 struct Block {

@@ -73,15 +73,6 @@ cudaError_t DoorAllocator::memcpyAsync(void* to, int to_device, const void* from
   return native_.memcpyAsync(to, to_device, from, from_device, bytes, stream, peers);
 }
 
-native::ShareableHandle DoorAllocator::shareIpcHandle(void* address) {
-  TORCH_CHECK(
-      library_.device_of(address) < 0,
-      "stalloc serves this tensor from memory that CUDA cannot share with another process. Allocate what is to be "
-      "shared in a torch.cuda.MemPool (with torch.cuda.use_mem_pool(pool): ...), which PyTorch's own allocator "
-      "serves, or set STALLOC_MODE=off for this process.");
-  return native_.shareIpcHandle(address);
-}
-
 Context DoorAllocator::context_of(const void* address) {
   if (const int device = library_.device_of(address); device >= 0) {
     Books& own = books(device);

@@ -77,8 +77,9 @@ bool forget_reservation(CUdeviceptr base, std::uint64_t bytes) {
 
 bool map(CUdeviceptr at, Extent* extent, unsigned access, bool from_program) {
   const int protection = access != 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
-  void* const got = mmap(pointer(at), extent->bytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-                         find_device(extent->device)->file, static_cast<off_t>(extent->offset));
+  const int file = extent->file >= 0 ? extent->file : find_device(extent->device)->file;
+  void* const got = mmap(pointer(at), extent->bytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file,
+                         static_cast<off_t>(extent->offset));
   if (got == MAP_FAILED) return false;
   madvise(got, extent->bytes, MADV_NOHUGEPAGE);  // a touched byte costs a small page, whatever the system's default
   ++extent->mappings;

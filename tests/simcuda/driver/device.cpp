@@ -86,14 +86,25 @@ Extent* create_host_extent(Device& device, std::uint64_t bytes) {
   return extent;
 }
 
+Extent* create_shared_extent(Device& device, std::uint64_t bytes, int file) {
+  Extent* const extent = create_host_extent(device, bytes);
+  extent->file = file;
+  extent->offset = 0;
+  return extent;
+}
+
 void drop_if_unused(Extent* extent) {
   if (extent->references > 0 || extent->mappings > 0) return;
   Device& device = *find_device(extent->device);
-  fallocate(device.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
-            static_cast<off_t>(extent->bytes));
+  if (extent->file >= 0) {
+    close(extent->file);
+  } else {
+    fallocate(device.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
+              static_cast<off_t>(extent->bytes));
+  }
   if (!extent->on_host) device.physical_bytes -= extent->bytes;
   device.counters.physical_bytes = device.physical_bytes;
-  if (extent->from_program) device.counters.handle_bytes -= extent->bytes;
+  if (extent->from_program && !extent->on_host) device.counters.handle_bytes -= extent->bytes;
   delete extent;
 }
 
@@ -144,6 +155,7 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
       *value = 1;
       break;

@@ -22,11 +22,12 @@ struct Extent {
   std::uint64_t id = 0;
   int device = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t offset = 0;  // in the device's file; never used twice
+  std::uint64_t offset = 0;  // in its file; never used twice in the device's
+  int file = -1;             // its own, which other processes may share; -1: the device's
   int references = 0;        // of the program's handle
   int mappings = 0;
   bool from_program = false;  // by cuMemCreate
-  bool on_host = false;       // takes no device memory
+  bool on_host = false;       // takes none of this process's device memory
   CUmemAllocationProp properties{};
 };
 
@@ -57,6 +58,9 @@ std::uint64_t next_memory_id();
 // Takes physical memory; heaps give back what they do not use before it fails with CUDA_ERROR_OUT_OF_MEMORY.
 // pre: memory_mutex() held, bytes a multiple of kPageBytes.
 CUresult create_extent(Device& device, std::uint64_t bytes, Extent** extent);
+
+// Memory in a file of its own, which the extent takes: from another process, whose device memory it is.
+Extent* create_shared_extent(Device& device, std::uint64_t bytes, int file);
 
 // The same for memory on the host that devices may touch: takes no device memory and never fails.
 Extent* create_host_extent(Device& device, std::uint64_t bytes);

@@ -77,6 +77,8 @@ SIMCUDA_PLAIN(memory_set_access, "cuMemSetAccess", "cuMemSetAccess", 10020, (CUd
 SIMCUDA_PLAIN(memory_get_access, "cuMemGetAccess", "cuMemGetAccess", 10020, (unsigned long long* flags, const CUmemLocation* location, CUdeviceptr at))
 SIMCUDA_PLAIN(memory_granularity, "cuMemGetAllocationGranularity", "cuMemGetAllocationGranularity", 10020, (size_t* bytes, const CUmemAllocationProp* properties, CUmemAllocationGranularity_flags option))
 SIMCUDA_PLAIN(memory_properties, "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAllocationPropertiesFromHandle", 10020, (CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle))
+SIMCUDA_PLAIN(memory_export, "cuMemExportToShareableHandle", "cuMemExportToShareableHandle", 10020, (void* shared, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))
+SIMCUDA_PLAIN(memory_import, "cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle", 10020, (CUmemGenericAllocationHandle* handle, void* shared, CUmemAllocationHandleType type))
 SIMCUDA_PLAIN(memory_retain, "cuMemRetainAllocationHandle", "cuMemRetainAllocationHandle", 11000, (CUmemGenericAllocationHandle* handle, void* address))
 
 SIMCUDA_PLAIN(memory_info, "cuMemGetInfo", "cuMemGetInfo_v2", 3020, (size_t* free_bytes, size_t* total_bytes))

@@ -1,6 +1,11 @@
 // Virtual memory management. As measured on the real driver: a handle is mapped whole or not at all, and neither
 // mapping nor unmapping waits for work.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
 
 #include "tests/simcuda/driver/address_space.h"
 #include "tests/simcuda/driver/capture.h"
@@ -43,6 +48,26 @@ bool decode_access(const CUmemAccessDesc* access, size_t count, unsigned before,
     }
   }
   return true;
+}
+
+// What stands behind the memory in the file of a handle that may be shared.
+struct Shared {
+  char magic[16];
+  int device;
+  std::uint64_t bytes;
+  CUmemAllocationProp properties;
+};
+constexpr char kMagic[16] = "simcuda memory";
+
+// A file for `bytes`, with what another process must know of them; -1 when there is none.
+int make_file(int device, std::uint64_t bytes, const CUmemAllocationProp& properties) {
+  Shared shared{{}, device, bytes, properties};
+  std::memcpy(shared.magic, kMagic, sizeof kMagic);
+  const int file = memfd_create("simcuda memory", MFD_CLOEXEC);
+  const auto end = static_cast<off_t>(bytes);
+  if (file >= 0 && ftruncate(file, end) == 0 && pwrite(file, &shared, sizeof shared, end) == sizeof shared) return file;
+  if (file >= 0) close(file);
+  return -1;
 }
 
 }  // namespace
@@ -93,6 +118,48 @@ CUresult memory_create(CUmemGenericAllocationHandle* handle, size_t bytes, const
   device.counters.rdma_creates += properties->allocFlags.gpuDirectRDMACapable != 0 ? 1 : 0;
   device.counters.handle_bytes += bytes;
   device.counters.handle_peak_bytes = std::max(device.counters.handle_peak_bytes, device.counters.handle_bytes);
+  if (properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    extent->file = make_file(device.ordinal, bytes, *properties);
+    extent->offset = extent->file >= 0 ? 0 : extent->offset;
+  }
+  *handle = extent->id;
+  handles()[*handle] = extent;
+  return CUDA_SUCCESS;
+}
+
+CUresult memory_export(void* shared, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                       unsigned long long flags) {
+  if (const CUresult result = check_initialized()) return result;
+  const std::scoped_lock lock(memory_mutex());
+  const Extent* const extent = extent_of(handle);
+  if (shared == nullptr || extent == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || extent->file < 0) return CUDA_ERROR_INVALID_VALUE;
+  const int file = fcntl(extent->file, F_DUPFD_CLOEXEC, 0);
+  if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  *static_cast<int*>(shared) = file;
+  return CUDA_SUCCESS;
+}
+
+// The memory stays that of the process that made it.
+CUresult memory_import(CUmemGenericAllocationHandle* handle, void* shared, CUmemAllocationHandleType type) {
+  if (const CUresult result = check_initialized()) return result;
+  const int given = static_cast<int>(reinterpret_cast<std::intptr_t>(shared));
+  Shared data{};
+  const off_t end = lseek(given, 0, SEEK_END) - static_cast<off_t>(sizeof data);
+  if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || end < 0 ||
+      pread(given, &data, sizeof data, end) != sizeof data || std::memcmp(data.magic, kMagic, sizeof kMagic) != 0 ||
+      data.bytes != static_cast<std::uint64_t>(end)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const std::scoped_lock lock(memory_mutex());
+  Device* const device = find_device(data.device);
+  if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+  if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  Extent* const extent = create_shared_extent(*device, data.bytes, file);
+  extent->references = 1;
+  extent->from_program = true;
+  extent->properties = data.properties;
   *handle = extent->id;
   handles()[*handle] = extent;
   return CUDA_SUCCESS;

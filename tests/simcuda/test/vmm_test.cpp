@@ -164,6 +164,40 @@ TEST_CASE("calls fail when they are told to") {
   REQUIRE(cuMemRelease(second) == CUDA_SUCCESS);
 }
 
+TEST_CASE("a handle made for it is shared by a file descriptor, and its memory counts where it was made") {
+  const Machine machine;
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle handle = 0;
+  REQUIRE(cuMemCreate(&handle, kPage, &wanted, 0) == CUDA_SUCCESS);
+  const CUdeviceptr own = map(handle, kPage);
+  const std::uint64_t free_before = free_bytes();
+  int file = -1;
+  REQUIRE(cuMemExportToShareableHandle(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
+  CUmemGenericAllocationHandle imported = 0;
+  void* const shared = reinterpret_cast<void*>(static_cast<std::intptr_t>(file));
+  REQUIRE(cuMemImportFromShareableHandle(&imported, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS);
+  REQUIRE(close(file) == 0);
+  const CUdeviceptr other = map(imported, kPage);
+  REQUIRE(cuMemsetD32(own, 4711, 1) == CUDA_SUCCESS);
+  CHECK(read_word(other) == 4711);
+  CHECK(free_bytes() == free_before);
+  unmap(own, kPage);
+  REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
+  CHECK(read_word(other) == 4711);
+  unmap(other, kPage);
+  REQUIRE(cuMemRelease(imported) == CUDA_SUCCESS);
+
+  const auto private_one = create(kPage);
+  CHECK(cuMemExportToShareableHandle(&file, private_one, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
+        CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemImportFromShareableHandle(&imported, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+        CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(cuMemRelease(private_one) == CUDA_SUCCESS);
+}
+
 TEST_CASE("a child of fork has no CUDA") {
   const Machine machine;
   const pid_t child = fork();

@@ -1,0 +1,123 @@
+// Tensors between processes, as torch.multiprocessing sends them: the check starts its own program once more as the
+// receiver, which is told by its environment what to open.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "tests/torch/pytorch.h"
+
+namespace stalloc::torch_test {
+namespace {
+
+constexpr const char* kHandle = "SHARED_HANDLE";
+constexpr const char* kOffset = "SHARED_OFFSET";
+constexpr const char* kBytes = "SHARED_BYTES";
+constexpr const char* kFails = "SHARED_FAILS";
+
+std::string to_hex(const std::string& bytes) {
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return text;
+}
+
+std::string from_hex(const std::string& text) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+// What a tensor's bytes are: first as the sender writes them, then as the receiver does.
+std::vector<unsigned char> pattern(std::size_t bytes, unsigned char salt) {
+  std::vector<unsigned char> all(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) all[i] = static_cast<unsigned char>(i * 31 + (i >> 12) + salt);
+  return all;
+}
+
+void write(void* at, const std::vector<unsigned char>& bytes) {
+  MUST(cudaMemcpy(at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+}
+
+bool holds(const void* at, const std::vector<unsigned char>& expected) {
+  std::vector<unsigned char> bytes(expected.size());
+  MUST(cudaMemcpy(bytes.data(), at, bytes.size(), cudaMemcpyDeviceToHost));
+  return bytes == expected;
+}
+
+// Runs the check `receive` in a new process; its exit status.
+int run_receiver(const native::ShareableHandle& shared, std::size_t bytes, bool fails = false) {
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv(kHandle, to_hex(shared.handle).c_str(), 1);
+    setenv(kOffset, std::to_string(shared.offset).c_str(), 1);
+    setenv(kBytes, std::to_string(bytes).c_str(), 1);
+    if (fails) setenv(kFails, "1", 1);
+    unsetenv("STALLOC_TRACE");
+    execl("/proc/self/exe", "torch_test", "receive", static_cast<char*>(nullptr));
+    std::_Exit(127);
+  }
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child);
+  return status;
+}
+
+}  // namespace
+
+// Does nothing by itself.
+CHECK_OF_DOOR(receive) {
+  const char* text = std::getenv(kHandle);
+  if (text == nullptr) return;
+  const std::string handle = from_hex(text);
+  const std::size_t bytes = std::stoull(std::getenv(kBytes));
+  try {
+    const std::shared_ptr<void> base = allocator().getIpcDevPtr(handle);
+    EXPECT(allocator().getIpcDevPtr(handle) == base);
+    EXPECT(std::getenv(kFails) == nullptr);
+    char* const at = static_cast<char*>(base.get()) + std::stoll(std::getenv(kOffset));
+    EXPECT(holds(at, pattern(bytes, 1)));
+    write(at, pattern(bytes, 2));
+    Tensor own(3 * kMiB);  // this process has memory of its own beside it
+    settle();
+  } catch (const c10::Error& error) {
+    std::printf("%s\n", error.what());
+    EXPECT(std::getenv(kFails) != nullptr && std::string(error.what()).find("stalloc") != std::string::npos);
+  }
+}
+
+CHECK_OF_DOOR(sharing_between_processes) {
+  if (!is_door_open()) return;  // simcuda has no interprocess memory of the older kind
+  std::vector<Tensor> kept;
+  std::vector<Tensor> dropped;
+  for (std::size_t i = 0; i < 40; ++i) (i % 2 == 0 ? kept : dropped).emplace_back((i % 7 + 1) * 3'000'000);
+  dropped.clear();  // holes: large tensors are stitched
+  for (const std::size_t bytes : {std::size_t{1000}, kMiB, 30 * kMiB, 70 * kMiB + 512}) {
+    const c10::DataPtr pointer = allocator().allocate(bytes);
+    write(pointer.get(), pattern(bytes, 1));
+    const native::ShareableHandle shared = allocator().shareIpcHandle(pointer.get());
+    const native::ShareableHandle again = allocator().shareIpcHandle(pointer.get());
+    EXPECT(shared.handle == again.handle && shared.offset == again.offset);
+    EXPECT(run_receiver(shared, bytes) == 0);
+    EXPECT(holds(pointer.get(), pattern(bytes, 2)));
+  }
+  kept.clear();
+  settle();
+}
+
+CHECK_OF_DOOR(sharing_what_is_gone) {
+  if (!is_door_open()) return;
+  native::ShareableHandle shared;
+  {
+    const c10::DataPtr pointer = allocator().allocate(kMiB);
+    shared = allocator().shareIpcHandle(pointer.get());
+  }
+  EXPECT(run_receiver(shared, kMiB, /*fails=*/true) == 0);
+  shared.handle.resize(shared.handle.size() - 1);
+  EXPECT(run_receiver(shared, kMiB, /*fails=*/true) == 0);
+}
+
+}  // namespace stalloc::torch_test
