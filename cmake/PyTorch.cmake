@@ -1,22 +1,41 @@
-# Headers and two libraries of PyTorch, from its wheels, for the tests of the doors: fetched when this is configured, once,
-# into build/pytorch. Where they cannot be had the tests say so and are skipped.
-set(STALLOC_TORCH_TESTS "2.6.0;2.11.0;2.15.0" CACHE STRING "Versions of PyTorch whose doors are tested; separated by ;")
-set(STALLOC_TORCH_FETCHED "")  # folders `torch`
-if(NOT STALLOC_TESTS OR STALLOC_SANITIZE)
-  return()
+# Headers and two libraries of PyTorch, from its wheels (5 MB a release): what doors are built with, and tested on. They are
+# fetched when this is configured, once, into build/pytorch. Where they cannot be had a line says so, and there are no doors.
+set(STALLOC_TORCH_RELEASES 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)  # the last of each minor version
+set(STALLOC_TORCH_DOORS "" CACHE STRING "Releases of PyTorch to build and install doors for, separated by ;, or ALL of them")
+set(STALLOC_TORCH_TESTS "2.6.0;2.11.0;2.15.0" CACHE STRING "Releases of PyTorch whose doors are tested, separated by ;, or ALL")
+
+set(wanted ${STALLOC_TORCH_DOORS})
+if(wanted STREQUAL "ALL")
+  set(wanted ${STALLOC_TORCH_RELEASES})
 endif()
-find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(STALLOC_TORCH_INSTALLED "")  # folders `torch` whose doors are installed
+set(STALLOC_TORCH_FETCHED "")    # all folders `torch`
+set(STALLOC_TORCH_TESTED "")       # releases
+if(STALLOC_TESTS AND NOT STALLOC_SANITIZE)
+  set(STALLOC_TORCH_TESTED ${STALLOC_TORCH_TESTS})
+endif()
+if(STALLOC_TORCH_TESTED STREQUAL "ALL")
+  set(STALLOC_TORCH_TESTED ${STALLOC_TORCH_RELEASES})
+endif()
+set(releases ${wanted} ${STALLOC_TORCH_TESTED})
+list(REMOVE_DUPLICATES releases)
+if(releases)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+endif()
 set(failed 0)
-foreach(version IN LISTS STALLOC_TORCH_TESTS)
-  set(folder ${CMAKE_SOURCE_DIR}/build/pytorch/${version})
+foreach(release IN LISTS releases)
+  set(folder ${CMAKE_SOURCE_DIR}/build/pytorch/${release})
   if(NOT EXISTS ${folder}/torch AND NOT failed)
-    execute_process(COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/fetch-pytorch ${version} ${folder}
+    execute_process(COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/fetch-pytorch ${release} ${folder}
                     TIMEOUT 60 RESULT_VARIABLE failed ERROR_VARIABLE why ERROR_STRIP_TRAILING_WHITESPACE)
     if(failed)  # then no other is tried
-      message(STATUS "PyTorch ${version} cannot be fetched, its door is not tested: ${why}")
+      message(STATUS "PyTorch ${release} cannot be fetched, there is no door for it: ${why}")
     endif()
   endif()
   if(EXISTS ${folder}/torch)
     list(APPEND STALLOC_TORCH_FETCHED ${folder}/torch)
+    if(release IN_LIST wanted)
+      list(APPEND STALLOC_TORCH_INSTALLED ${folder}/torch)
+    endif()
   endif()
 endforeach()

@@ -19,6 +19,7 @@ from commands import run  # noqa: E402
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77
+RELEASE = "2.11.0"  # of PyTorch: one door stands for all
 TAG = f"py3-none-manylinux_2_34_{os.uname().machine}"
 
 
@@ -43,7 +44,7 @@ def build_wheel(python, build, folder):
     if backend.returncode != 0:
         print("skipped: pip cannot fetch scikit-build-core")
         sys.exit(SKIPPED)
-    options = ["-C", f"build-dir={build / 'wheel'}"]
+    options = ["-C", f"build-dir={build / 'wheel'}", "-C", f"cmake.define.STALLOC_TORCH_DOORS={RELEASE}"]
     if shutil.which("ccache"):
         options += ["-C", "cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache"]
     run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder / "wheels", *options, SOURCE)
@@ -63,6 +64,8 @@ def check_content(wheel, folder):
     run(sys.executable, binary, "library", folder / "stalloc/lib/libstalloc_interpose.so",
         SOURCE / "interpose/hooks/hooks.def")
     run(sys.executable, binary, "tool", folder / "stalloc/bin/stalloc-plan")
+    if (SOURCE / "build/pytorch" / RELEASE / "torch").exists():
+        run(sys.executable, binary, "door", folder / "stalloc/lib/stalloc-torch/libstalloc_torch-2.11.so")
 
 
 def use(commands, build, folder):
