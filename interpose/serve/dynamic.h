@@ -15,8 +15,8 @@
 #include "interpose/serve/heap_options.h"
 #include "interpose/serve/mapper.h"
 #include "interpose/serve/stream_order.h"
-#include "plan/placement/growth.h"
-#include "plan/placement/handle_placement.h"
+#include "plan/online/growth.h"
+#include "plan/online/handle_placement.h"
 
 namespace stalloc::serve {
 
@@ -28,7 +28,7 @@ using plan::ViewCache;
 
 class Arena;
 
-// Finds places (plan/placement), creates and maps what they need (mapper.h), orders streams (stream_order.h). Physical
+// Finds places (plan/online), creates and maps what they need (mapper.h), orders streams (stream_order.h). Physical
 // bytes are named by their place on the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind
 // to this class. Not thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
 class Dynamic {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 
 namespace stalloc::serve {
 

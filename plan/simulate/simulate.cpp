@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "plan/simulate/online_allocator.h"
+#include "plan/online/online_allocator.h"
 #include "plan/simulate/simulate_caching.h"
 #include "plan/slot_match.h"
 

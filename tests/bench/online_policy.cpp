@@ -1,4 +1,4 @@
-// The dynamic sub-allocator's placement (plan/placement) run over a recorded trace, without a device: what
+// The dynamic sub-allocator's placement (plan/online) run over a recorded trace, without a device: what
 // it would hold, where its free bytes lie when memory grows for the last time, and what mapping would cost, for
 // choosing its sizes. A few lines a device; is no test. Streams are taken for one, and every free for complete.
 //
@@ -24,7 +24,7 @@
 #include "plan/files/file_io.h"
 #include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
-#include "plan/simulate/online_allocator.h"
+#include "plan/online/online_allocator.h"
 
 using namespace stalloc;
 using plan::HandlePlacement;

@@ -3,7 +3,7 @@
 
   replay_policy.py --build build/release [--library LIB]... [--set NAME=VALUE,...]... TRACE...
 
-For choosing the policy of growth and placement (plan/placement): the library itself serves, with its streams and its books,
+For choosing the policy of growth and placement (plan/online): the library itself serves, with its streams and its books,
 so a change shows what it would do to every program, in seconds. A trace may be compressed (.xz). Tensors are not touched.
 The simulated device is late with all work, as a card is while its host runs ahead: what a stream freed is hardly ever known to
 be complete. Memory is chaotic: a block more or less at the beginning changes it by a thousandth (online_policy's seeds show

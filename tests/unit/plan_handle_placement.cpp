@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "plan/online/online_allocator.h"
 #include "plan/plan.h"
-#include "plan/simulate/online_allocator.h"
 
 using namespace stalloc;
 using namespace stalloc::plan;

@@ -10,7 +10,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
-#include "plan/simulate/online_allocator.h"
+#include "plan/online/online_allocator.h"
 #include "serve_heaps.h"
 #include "serve_plans.h"
 

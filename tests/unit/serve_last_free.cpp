@@ -7,7 +7,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 #include "serve_heaps.h"
 
 using namespace stalloc;

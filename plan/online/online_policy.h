@@ -11,7 +11,7 @@ namespace stalloc::plan {
 // Requests are served without a plan by these numbers, on a device and in simulations alike.
 struct OnlinePolicy {
 #define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;
-#include "plan/placement/online_policy.def"
+#include "plan/online/online_policy.def"
 #undef STALLOC_POLICY
   bool stitch = true;  // false: requests lie in contiguous free ranges only
 };

@@ -5,12 +5,12 @@
 #include <optional>
 #include <vector>
 
-#include "plan/placement/growth.h"
-#include "plan/placement/handle_placement.h"
+#include "plan/online/growth.h"
+#include "plan/online/handle_placement.h"
 
 namespace stalloc::plan {
 
-// Serves requests by the placement of the run time's dynamic sub-allocator (placement/handle_placement.h), trying the
+// Serves requests by the placement of the run time's dynamic sub-allocator (handle_placement.h), trying the
 // same things in the same order as interpose/serve/dynamic.cpp does by default, when no free is ever known to be
 // complete before another stream wants its bytes. Knows no limits on views, and never gives memory back. Pure.
 class OnlineAllocator {

@@ -1,5 +1,5 @@
 // Finding a place in memory that is there: contiguous on the line, or in a stitched view made before.
-#include "plan/placement/handle_placement.h"
+#include "plan/online/handle_placement.h"
 
 #include <algorithm>
 #include <array>

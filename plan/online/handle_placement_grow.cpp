@@ -1,10 +1,10 @@
 // Making room where no free range is long enough: new handles behind the last, or a view stitched of free handles.
-#include "plan/placement/handle_placement.h"
+#include "plan/online/handle_placement.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "plan/placement/growth.h"
+#include "plan/online/growth.h"
 #include "plan/placement/stitching.h"
 #include "plan/placement/units.h"
 

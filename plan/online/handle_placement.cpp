@@ -1,9 +1,9 @@
 // The books of a placement: handles, and free bytes by stream.
-#include "plan/placement/handle_placement.h"
+#include "plan/online/handle_placement.h"
 
 #include <algorithm>
 
-#include "plan/placement/growth.h"
+#include "plan/online/growth.h"
 
 namespace stalloc::plan {
 HandlePlacement::HandlePlacement(const Options& options)

@@ -20,11 +20,11 @@
 #include <span>
 #include <vector>
 
+#include "plan/online/online_policy.h"
+#include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
 #include "plan/placement/lazy_table.h"
-#include "plan/placement/online_policy.h"
 #include "plan/placement/stitched_view.h"
-#include "plan/placement/view_cache.h"
 
 namespace stalloc::plan {
 

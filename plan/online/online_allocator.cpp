@@ -1,4 +1,4 @@
-#include "plan/simulate/online_allocator.h"
+#include "plan/online/online_allocator.h"
 
 #include <algorithm>
 #include <bit>
