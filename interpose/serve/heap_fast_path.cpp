@@ -24,7 +24,7 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   if (index == kNoPool) [[unlikely]] {
     return allocate_slow_path(std::move(lock), bytes, &stream, pool, capturing, exhausted);
   }
-  const DeviceBackend::Block block = dynamic_->reuse_deferred();
+  const DeviceBackend::Block& block = dynamic_->reuse_deferred();
   live_.insert({block.address, bytes, block.view, Origin::Dynamic, index});  // it had room before
   figures_.dynamic(bytes, index);
   return block.address;
@@ -45,7 +45,6 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   figures_.dynamic_freed(entry.bytes, entry.pool);
-  complete_deferred_free();
   try {
     dynamic_->defer_free({entry.address, entry.place}, rounded(entry.bytes), ordinal);
   } catch (const std::bad_alloc&) {

@@ -144,7 +144,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   };
 
   explicit OnlineAllocator(const Options& options, Backend backend = {})
-      : backend_(std::move(backend)),
+      : most_deferred_bytes_(options.placement.policy.last_free_bytes),
+        backend_(std::move(backend)),
         placement_(options.placement),
         cross_stream_(options.cross_stream),
         pace_(options.placement.policy) {
@@ -161,15 +162,18 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
   // it. Throws std::bad_alloc; the block is then never used again.
-  void free(const Block& block, std::uint64_t bytes, StreamIndex stream);
+  void free(Block block, std::uint64_t bytes, StreamIndex stream);
   // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Completes the
   // free that was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed.
-  void defer_free(const Block& block, std::uint64_t bytes, StreamIndex stream) {
+  // Throws std::bad_alloc; either block may then never be used again.
+  void defer_free(Block block, std::uint64_t bytes, StreamIndex stream) {
     complete_deferred_free();
-    if (bytes > placement_.policy().last_free_bytes) {
+    if (bytes > most_deferred_bytes_) {
       free(block, bytes, stream);
     } else {
-      deferred_ = {block, bytes, stream};
+      deferred_.block = block;
+      deferred_.bytes = bytes;
+      deferred_.stream = stream;
     }
   }
   // Completes the free that is deferred, if one is. What looks at free bytes or idle memory must do so first. Throws
@@ -184,8 +188,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   [[nodiscard]] bool deferred_serves(std::uint64_t bytes, StreamIndex stream) const noexcept {
     return deferred_.bytes == bytes && deferred_.stream == stream;
   }
-  // Pre: `deferred_serves` said true.
-  Block reuse_deferred() noexcept {
+  // Pre: `deferred_serves` said true. Valid until the next free.
+  const Block& reuse_deferred() noexcept {
     deferred_.stream = kNotDeferred;
     ++requests_;
     if (deferred_.block.view != 0) used_again(deferred_.block.view);
@@ -194,7 +198,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // --- Places ---
 
-  [[nodiscard]] Place place(const Block& block) const noexcept {
+  [[nodiscard]] Place place(Block block) const noexcept {
     return backend_.place(block, block.view == 0 ? VirtualAddress{} : begin_of(placement_.views()[block.view]));
   }
   [[nodiscard]] VirtualAddress address(Place place) const noexcept {
@@ -267,8 +271,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     placement_.views()[view].used_at = ++clock_;
   }
   void free_deferred() {
-    const DeferredFree deferred = std::exchange(deferred_, {});
-    free(deferred.block, deferred.bytes, deferred.stream);
+    const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
+    free(deferred_.block, deferred_.bytes, stream);
   }
 
   // Carrying out a proposal, and undoing it.
@@ -290,6 +294,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // These lie in the first cache line.
   DeferredFree deferred_;
+  const std::uint64_t most_deferred_bytes_;
   std::uint64_t requests_ = 0;
   std::uint64_t clock_ = 0;
   Counts counts_;
@@ -440,7 +445,7 @@ bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
 }
 
 template <OnlineBackend Backend>
-void OnlineAllocator<Backend>::free(const Block& block, std::uint64_t bytes, StreamIndex stream) {
+void OnlineAllocator<Backend>::free(Block block, std::uint64_t bytes, StreamIndex stream) {
   const Place left = place(block);
   const Ranges freed = ranges(left, bytes);
   backend_.freed(freed, stream);
