@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "interpose/serve/driver.h"
 #include "interpose/serve/mapper.h"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "interpose/serve/device_backend.h"
 #include "interpose/serve/heap_options.h"

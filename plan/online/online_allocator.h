@@ -18,16 +18,18 @@
 //      was made before.
 //   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
 //   4. A stitched view over own bytes, new or lengthened, without creating memory.
-//   5. For a request of at most a page: new memory, as long as the stream had little that way (`spared_pages`). Two
-//      streams would otherwise take the same small bytes from each other at every request, with a wait each time.
+//   5. For a request of at most a page: new memory as in step 7, as long as the stream had little of it that way
+//      (`spared_pages`). Two streams would otherwise take the same small bytes from each other at every request, with a
+//      wait each time.
 //   6. Bytes of any stream, behind a wait on the device for the streams that freed them: mapped ones as in step 2, else
 //      a stitched view, with new memory for what is missing.
 //   7. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
 //   8. New memory alone, when own bytes could not be made ready.
 //
-// `CrossStream` changes what happens between streams. OrderThenGrow is the order above. GrowThenOrder tries step 6
-// after step 7. Never leaves step 6 out. Share lets a request, unless it is small, treat the bytes of all streams as
-// its own from the beginning: it does step 2 and then step 7 with all of them before it goes on at step 3.
+// Steps 3, 5 and 6 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
+// does about those. OrderThenGrow is the order above. GrowThenOrder tries step 6 after step 7. Never leaves out steps 5
+// and 6. Share lets a request, unless it is small, treat the bytes of all streams as its own at first: it tries steps 2
+// and 7 with the bytes of all streams before it goes on at step 3.
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
 // is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
@@ -163,9 +165,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
   // it. Throws std::bad_alloc; the block is then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream);
-  // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Completes the
-  // free that was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed.
-  // Throws std::bad_alloc; either block may then never be used again.
+  // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Simulations
+  // defer every free, the library those of the stream that was used last (heap_fast_path.cpp). Completes the free that
+  // was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
+  // std::bad_alloc; either block may then never be used again.
   void defer_free(Block block, std::uint64_t bytes, StreamIndex stream) {
     complete_deferred_free();
     if (bytes > most_deferred_bytes_) {

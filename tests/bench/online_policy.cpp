@@ -220,10 +220,11 @@ Rules parse_rules(const std::string& text) {
       continue;
     }
     const auto preference = preferences.find(item.substr(kCrossStream.size()));
-    if (preference == preferences.end())
-      wrong = item + ": order, grow, never or share";
-    else
+    if (preference != preferences.end()) {
       rules.cross_stream = preference->second;
+    } else {
+      wrong = item + ": order, grow, never or share";
+    }
   }
   if (wrong.empty()) wrong = plan::set_policy(numbers, &rules.policy);
   if (!wrong.empty()) {
