@@ -253,7 +253,7 @@ Statistics Heap::gather_statistics() const noexcept {
     const Dynamic::Counts& counts = dynamic_->counts();
     statistics.mapping_nanoseconds_after_start = dynamic_->mapper().nanoseconds();
     statistics.dynamic_physical_bytes = dynamic_->physical_bytes();
-    statistics.stitches = counts.stitches;
+    statistics.stitches = counts.views + counts.lengthened;
     statistics.view_hits = counts.view_hits;
     statistics.grows = counts.grows;
     statistics.borrows += counts.borrows;

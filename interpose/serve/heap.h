@@ -182,11 +182,11 @@ class Heap {
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  // Held while the books are used: the last free is entered in them first. Only a request and a free of a stream take
-  // the mutex itself (heap_last_free.cpp), and what looks at nothing but live ranges and figures.
+  // Held by whatever looks at free bytes: a deferred free is completed first. Only a request and a free of a stream
+  // take the mutex itself (heap_fast_path.cpp), and what looks at nothing but live ranges and figures.
   class Lock {
    public:
-    explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.book_last_free(); }
+    explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
 
    private:
     std::lock_guard<HeapMutex> guard_;
@@ -207,12 +207,6 @@ class Heap {
     CUevent event = nullptr;
   };
 
-  // A dynamic block that is neither live nor in the books of what is free.
-  struct LastFree {
-    LiveEntry entry;                   // address 0: none
-    StreamOrdinal stream = kNoStream;  // that it was freed on
-  };
-
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
        const Line& line, Notice notice);
   static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
@@ -226,14 +220,14 @@ class Heap {
   [[nodiscard]] Statistics gather_statistics() const noexcept;
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
-  // heap_last_free.cpp
-  void book_last_free() {
-    if (last_free_.entry.address != 0) enter_last_free();
+  // heap_fast_path.cpp
+  void complete_deferred_free() noexcept {
+    if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
   }
-  void enter_last_free();
+  void complete_deferred_free_now() noexcept;
 
   // heap_allocate.cpp; address 0: not served
-  std::optional<CUdeviceptr> serve_by_the_books(std::unique_lock<HeapMutex> lock, std::size_t bytes,
+  std::optional<CUdeviceptr> allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
                                                 const StreamKey* stream, CUmemoryPool pool, bool capturing,
                                                 bool* exhausted = nullptr) noexcept;
   CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
@@ -262,8 +256,8 @@ class Heap {
   [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
 
   // heap_free.cpp
-  CUresult free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
-                             bool context_is_current) noexcept;
+  CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                          bool context_is_current) noexcept;
   CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream);
   void collect_foreign_frees();
   void release_freed(const LiveEntry& entry);
@@ -284,7 +278,6 @@ class Heap {
 
   mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_
   // In one cache line, with the begin of the next what most requests touch.
-  LastFree last_free_;
   LiveTable live_;
   std::unique_ptr<Dynamic> dynamic_;  // null: off
   StreamOrder order_;

@@ -21,10 +21,10 @@ std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
   // Its free will wait as CUDA's own does, and needs the means for that.
   if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
-  return serve_by_the_books(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
+  return allocate_slow_path(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
 
-std::optional<CUdeviceptr> Heap::serve_by_the_books(std::unique_lock<HeapMutex> lock, std::size_t bytes,
+std::optional<CUdeviceptr> Heap::allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
                                                     const StreamKey* stream, CUmemoryPool pool, bool capturing,
                                                     bool* exhausted) noexcept {
   try {
@@ -38,7 +38,7 @@ std::optional<CUdeviceptr> Heap::serve_by_the_books(std::unique_lock<HeapMutex> 
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed()) return 0;
-  book_last_free();
+  complete_deferred_free();
   if (!foreign_frees_.empty()) collect_foreign_frees();
   const bool by_plan = planned_ && !dropped_;
   if (capturing) {
@@ -100,7 +100,7 @@ CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
   if (!place) return 0;
-  const CUdeviceptr address = dynamic_->address(*place);
+  const CUdeviceptr address = dynamic_->address_of(*place);
   live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
   figures_.dynamic(ask.bytes, ask.pool);
   if (dynamic_->is_of_plan(*place)) figures_.borrowed();
@@ -112,7 +112,7 @@ bool Heap::needs_bytes_of_plan(const Ask& ask) const {
   return dropped_ || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
 }
 
-// From now on the dynamic sub-allocator keeps the books of the plan's bytes as well. Slots are served as before where
+// From now on the dynamic sub-allocator keeps the plan's free bytes as well. Slots are served as before where
 // their bytes are free, at the price of dynamic requests, so this waits until there are any.
 void Heap::merge(StreamOrdinal stream) {
   try {

@@ -71,8 +71,8 @@ std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) co
 
 std::uint64_t Heap::free_bytes() const noexcept {
   const Look look(mutex_);
-  const std::uint64_t idle = (dynamic_ ? dynamic_->free_bytes() : 0) + (merged_ ? 0 : unlocked_idle_plan_bytes());
-  return idle + (last_free_.entry.address == 0 ? 0 : rounded(last_free_.entry.bytes));
+  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
+  return idle + (merged_ ? 0 : unlocked_idle_plan_bytes());
 }
 
 std::uint64_t Heap::largest_free() const noexcept {

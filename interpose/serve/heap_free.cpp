@@ -7,9 +7,9 @@
 
 namespace stalloc::serve {
 
-CUresult Heap::free_by_the_books(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
-                                 bool context_is_current) noexcept {
-  book_last_free();
+CUresult Heap::free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                              bool context_is_current) noexcept {
+  complete_deferred_free();
   if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
     LiveEntry entry;
     if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
@@ -118,7 +118,7 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
     case Origin::Plan:
       return planned_->ranges(entry.place);
     case Origin::Dynamic:
-      return dynamic_->ranges(dynamic_->place(entry.address, entry.place), rounded(entry.bytes));
+      return dynamic_->ranges(dynamic_->place({entry.address, entry.place}), rounded(entry.bytes));
     case Origin::Original:
       break;
   }
@@ -128,15 +128,17 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
 // The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
 void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
   try {
+    if (entry.origin == Origin::Dynamic) {
+      dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream);
+      return;
+    }
     const PhysicalRanges freed = ranges(entry);
     if (stream == kNoStream) {
       order_.cleared(freed);
     } else {
-      order_.freed(freed, stream, entry.origin == Origin::Plan && planned_->event_on_free(entry.place));
+      order_.freed(freed, stream, planned_->event_on_free(entry.place));
     }
-    if (entry.origin == Origin::Dynamic) {
-      dynamic_->free(freed, entry.place, stream);
-    } else if (merged_) {
+    if (merged_) {
       dynamic_->give(freed, stream);
     } else {
       planned_->occupancy().release(freed);

@@ -3,20 +3,11 @@
 
 #include <cstdint>
 
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 
 namespace stalloc::serve {
 
-// What a request may do about bytes that another stream freed and is not known to be done with. Bytes whose last use is
-// complete are used at once, whatever this says.
-enum class CrossStream : std::uint8_t {
-  OrderThenGrow,  // wait for the other stream on the device (an event), create memory only when there is none: least
-                  // memory
-  GrowThenOrder,  // create memory, wait only when there is no more: least waiting
-  Never,          // never wait for another stream
-  Share,          // take the best place, whoever freed it, and wait for that stream, but for small requests: most
-                  // waiting, and least mapping, since a program that repeats itself soon finds its places again
-};
+using plan::CrossStream;
 
 struct HeapOptions {
   bool dynamic = true;  // false: what the plan does not serve belongs to the original allocator

@@ -129,11 +129,9 @@ std::uint64_t Heap::available_bytes() const noexcept {
   return unlocked_available_bytes();
 }
 
-// What was freed last, and is in no books yet, counts too.
 std::uint64_t Heap::unlocked_available_bytes() const noexcept {
-  const std::uint64_t last = last_free_.entry.address == 0 ? 0 : rounded(last_free_.entry.bytes);
-  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() : 0;
-  return device_free_bytes() + idle + last + (merged_ ? 0 : unlocked_idle_plan_bytes());
+  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
+  return device_free_bytes() + idle + (merged_ ? 0 : unlocked_idle_plan_bytes());
 }
 
 std::uint64_t Heap::idle_plan_bytes() const noexcept {

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "plan/simulate/online_allocator.h"
+#include "plan/simulate/null_backend.h"
 #include "plan/simulate/simulate_caching.h"
 #include "plan/slot_match.h"
 
@@ -43,19 +43,18 @@ Held simulate(const Problem& problem, CachingAllocator::Segments segments, const
   return {.live_bytes = live, .held_bytes = allocator.held_bytes(), .block_bytes = allocator.most_allocated_bytes()};
 }
 
-// The stream of each request, numbered from 0.
+}  // namespace
+
 std::vector<StreamIndex> number_streams(const Problem& problem) {
   std::unordered_map<std::uint32_t, StreamIndex> known;
   std::vector<StreamIndex> streams;
   streams.reserve(problem.requests.size());
   for (const Request& request : problem.requests) {
-    const auto next = static_cast<StreamIndex>(known.size());
+    const auto next = static_cast<StreamIndex>(known.size() + 1);
     streams.push_back(known.try_emplace(request.stream, next).first->second);
   }
   return streams;
 }
-
-}  // namespace
 
 Problem framework_requests(Problem problem) {
   const auto takes = [](const Request& request) {
@@ -92,7 +91,7 @@ Held simulate_expandable(const Problem& problem, const Watch& watch) {
 
 Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch) {
   const std::vector<StreamIndex> stream = number_streams(problem);
-  OnlineAllocator allocator(OnlineAllocator::options(granularity, peak_live_bytes(problem)));
+  SimulatedAllocator allocator(simulation_options(granularity, peak_live_bytes(problem)));
   std::vector<std::optional<Place>> places(problem.requests.size());
   std::uint64_t elsewhere = 0;
   const auto take = [&](std::size_t i) {
@@ -101,7 +100,7 @@ Held simulate_online(const Problem& problem, std::uint64_t granularity, const Wa
     if (!places[i]) elsewhere += bytes;
   };
   const auto give = [&](std::size_t i) {
-    if (places[i]) allocator.free(*places[i], problem.requests[i].bytes(), stream[i]);
+    if (places[i]) allocator.defer_free(*places[i], problem.requests[i].bytes(), stream[i]);
   };
   const auto held = [&] { return allocator.placement().physical_bytes() + elsewhere; };
   const auto seen = [&](std::size_t i) {

@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
+#include "plan/placement/stitched_view.h"
 #include "plan/problem.h"
 
 namespace stalloc::plan {
@@ -21,6 +23,9 @@ struct Held {
 
 // Told after each request what is held then, in the order of the requests. May be empty.
 using Watch = std::function<void(std::size_t request, std::uint64_t held_bytes)>;
+
+// The stream of each request as a placement counts streams: from 1 on, since kAnyStream is none of them.
+std::vector<StreamIndex> number_streams(const Problem& problem);
 
 // Leaves in a problem only what a framework's allocator is asked for: the others keep their place in the sequence and
 // take nothing. Those are stream-ordered requests, for frameworks that stalloc records ask for tensors in this way and
@@ -42,8 +47,8 @@ Held simulate_caching(const Problem& problem, const Watch& watch = nullptr);
 // pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
 Held simulate_expandable(const Problem& problem, const Watch& watch = nullptr);
 
-// stalloc without a plan (online_allocator.h), on a device whose pages have `granularity` bytes (a multiple of
-// kUnitBytes, not 0).
+// stalloc without a plan (plan/online/online_allocator.h), on a device whose pages have `granularity` bytes (a multiple
+// of kUnitBytes, not 0).
 Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch = nullptr);
 
 // stalloc with a plan: the plan's memory, and beside it what it would hold without one for the requests that the plan

@@ -1,6 +1,7 @@
-// The dynamic sub-allocator's placement (plan/placement) run over a recorded trace, without a device: what
+// The dynamic sub-allocator's placement (plan/online) run over a recorded trace, without a device: what
 // it would hold, where its free bytes lie when memory grows for the last time, and what mapping would cost, for
-// choosing its sizes. A few lines a device; is no test. Streams are taken for one, and every free for complete.
+// choosing its sizes. A few lines a device; is no test. All streams are taken for one, unless `--set` says what a
+// request does about memory that another stream freed (cross_stream=order, grow, never or share).
 //
 //     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] TRACE...
 //     online_policy --ablate [--seeds N] TRACE...
@@ -16,15 +17,19 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <random>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/files/csv.h"
 #include "plan/files/file_io.h"
 #include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
-#include "plan/simulate/online_allocator.h"
+#include "plan/simulate/null_backend.h"
+#include "plan/simulate/simulate.h"
 
 using namespace stalloc;
 using plan::HandlePlacement;
@@ -33,7 +38,7 @@ namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kPage = 2 * kMiB;
-constexpr plan::StreamIndex kStream = 0;
+constexpr plan::StreamIndex kStream = 1;
 constexpr std::size_t kBlocks = 8;  // that a seed puts there before, each of at most
 constexpr std::uint64_t kLargestBlock = 12 * kMiB;
 constexpr std::size_t kParts = 10;  // of a run, for seeing whether mapping ends
@@ -41,6 +46,12 @@ constexpr std::size_t kParts = 10;  // of a run, for seeing whether mapping ends
 // Of one handle, whatever its size: measured on an H200 between 2 and 128 MiB.
 constexpr double kCreateMicroseconds = 13;
 constexpr double kMapMicroseconds = 29;  // with access
+
+// How requests are served.
+struct Rules {
+  plan::OnlinePolicy policy;
+  std::optional<plan::CrossStream> cross_stream;  // nothing: all streams are one
+};
 
 // Handles of one size when memory grew for the last time.
 struct SizeClass {
@@ -58,7 +69,12 @@ struct Sums {
 
 class Run {
  public:
-  explicit Run(const HandlePlacement::Options& options) : allocator_(options) {}
+  Run(const plan::Problem& problem, const Rules& rules)
+      : requests_(problem.requests),
+        streams_(rules.cross_stream ? plan::number_streams(problem)
+                                    : std::vector<plan::StreamIndex>(problem.requests.size(), kStream)),
+        allocator_(plan::simulation_options(kPage, plan::peak_live_bytes(problem), rules.policy,
+                                            rules.cross_stream.value_or(plan::CrossStream::OrderThenGrow))) {}
 
   void begin_with_blocks(std::uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -69,29 +85,29 @@ class Run {
     }
   }
 
-  Sums over(const std::vector<plan::Request>& requests) {
-    std::vector<std::vector<std::size_t>> ends(requests.size() + 1);
-    std::vector<plan::Place> places(requests.size());
+  Sums play() {
+    std::vector<std::vector<std::size_t>> ends(requests_.size() + 1);
+    std::vector<plan::Place> places(requests_.size());
     std::uint64_t live = before_;
-    for (std::size_t i = 0; i < requests.size(); ++i) {
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
       for (const std::size_t ended : ends[i]) {
-        allocator_.free(places[ended], requests[ended].bytes(), kStream);
-        live -= requests[ended].bytes();
+        allocator_.defer_free(places[ended], requests_[ended].bytes(), streams_[ended]);
+        live -= requests_[ended].bytes();
       }
-      const std::uint64_t bytes = requests[i].bytes();
+      const std::uint64_t bytes = requests_[i].bytes();
       if (bytes == 0) continue;
       const std::uint64_t held = placement().physical_bytes();
       const std::uint64_t mapped = mapped_so_far();
-      places[i] = *allocator_.allocate(bytes, kStream);
-      sums_.mapped_in_part[i * kParts / requests.size()] += mapped_so_far() - mapped;
+      places[i] = *allocator_.allocate(bytes, streams_[i]);
+      sums_.mapped_in_part[i * kParts / requests_.size()] += mapped_so_far() - mapped;
       if (placement().physical_bytes() > held) look_at_handles();
       live += bytes;
       sums_.peak_live = std::max(sums_.peak_live, live);
-      if (requests[i].until <= requests.size()) ends[requests[i].until].push_back(i);
+      if (requests_[i].until <= requests_.size()) ends[requests_[i].until].push_back(i);
     }
     return sums_;
   }
-  const plan::OnlineAllocator& allocator() const { return allocator_; }
+  const plan::SimulatedAllocator& allocator() const { return allocator_; }
 
  private:
   const HandlePlacement& placement() const { return allocator_.placement(); }
@@ -112,32 +128,34 @@ class Run {
     }
   }
 
-  plan::OnlineAllocator allocator_;
+  const std::vector<plan::Request>& requests_;
+  const std::vector<plan::StreamIndex> streams_;
+  plan::SimulatedAllocator allocator_;
   std::uint64_t before_ = 0;  // bytes that lie there before the run
   Sums sums_;
 };
 
 double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
-double mapping_milliseconds(const plan::OnlineAllocator::Counts& counts) {
+double mapping_milliseconds(const plan::SimulatedAllocator::Counts& counts) {
   return (static_cast<double>(counts.handles) * (kCreateMicroseconds + kMapMicroseconds) +
           static_cast<double>(counts.mapped) * kMapMicroseconds) /
          1000;
 }
 
-double held_to_live(const Sums& sums, const plan::OnlineAllocator& allocator) {
+double held_to_live(const Sums& sums, const plan::SimulatedAllocator& allocator) {
   return static_cast<double>(allocator.placement().physical_bytes()) / static_cast<double>(sums.peak_live);
 }
 
-void print(std::uint32_t device, const Sums& sums, const plan::OnlineAllocator& allocator) {
-  const auto& [handles, views, lengthened, mapped] = allocator.counts();
+void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocator& allocator) {
+  const plan::SimulatedAllocator::Counts& counts = allocator.counts();
   std::printf(
       "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views "
       "(lengthened %llu times), about %.0f ms\n",
       device, mebibytes(sums.peak_live), mebibytes(allocator.placement().physical_bytes()),
-      held_to_live(sums, allocator), static_cast<unsigned long long>(handles), static_cast<unsigned long long>(mapped),
-      static_cast<unsigned long long>(views), static_cast<unsigned long long>(lengthened),
-      mapping_milliseconds(allocator.counts()));
+      held_to_live(sums, allocator), static_cast<unsigned long long>(counts.handles),
+      static_cast<unsigned long long>(counts.mapped), static_cast<unsigned long long>(counts.views),
+      static_cast<unsigned long long>(counts.lengthened), mapping_milliseconds(counts));
   std::printf("  handles mapped in each tenth of the run:");
   for (const std::uint64_t part : sums.mapped_in_part) std::printf(" %llu", static_cast<unsigned long long>(part));
   std::printf("\n");
@@ -184,10 +202,36 @@ std::vector<plan::Problem> read(const std::string& path, std::uint64_t times) {
   return problems;
 }
 
-HandlePlacement::Options options_for(const plan::Problem& problem, const plan::OnlinePolicy& policy) {
-  HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, plan::peak_live_bytes(problem));
-  options.policy = policy;
-  return options;
+// Rules from "name=value,...": the policy's parameters, and cross_stream as STALLOC_CROSS_STREAM names it. Ends the
+// program when the text is wrong.
+Rules parse_rules(const std::string& text) {
+  const std::map<std::string, plan::CrossStream> preferences = {{"order", plan::CrossStream::OrderThenGrow},
+                                                                {"grow", plan::CrossStream::GrowThenOrder},
+                                                                {"never", plan::CrossStream::Never},
+                                                                {"share", plan::CrossStream::Share}};
+  constexpr std::string_view kCrossStream = "cross_stream=";
+  Rules rules;
+  std::string numbers;
+  std::string wrong;
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');) {
+    if (item.rfind(kCrossStream, 0) != 0) {
+      numbers += (numbers.empty() ? "" : ",") + item;
+      continue;
+    }
+    const auto preference = preferences.find(item.substr(kCrossStream.size()));
+    if (preference != preferences.end()) {
+      rules.cross_stream = preference->second;
+    } else {
+      wrong = item + ": order, grow, never or share";
+    }
+  }
+  if (wrong.empty()) wrong = plan::set_policy(numbers, &rules.policy);
+  if (!wrong.empty()) {
+    std::fprintf(stderr, "%s\n", wrong.c_str());
+    std::exit(2);
+  }
+  return rules;
 }
 
 // What all runs give under one policy: each number is of one run and seed.
@@ -200,9 +244,9 @@ Draws draw(const std::vector<plan::Problem>& problems, const plan::OnlinePolicy&
   Draws draws;
   for (const plan::Problem& problem : problems) {
     for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-      Run run(options_for(problem, policy));
+      Run run(problem, {policy, std::nullopt});
       run.begin_with_blocks(seed);
-      const Sums sums = run.over(problem.requests);
+      const Sums sums = run.play();
       draws.held_to_live.push_back(held_to_live(sums, run.allocator()));
       draws.milliseconds.push_back(mapping_milliseconds(run.allocator().counts()));
     }
@@ -255,24 +299,21 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("Plays recorded runs through the placement without a plan, without a device.");
   app.add_option("TRACE", arguments.traces, "recorded runs, or CSVs of requests")->required()->check(CLI::ExistingFile);
-  app.add_option("--set", arguments.set, "parameters of the policy: name=value,...");
+  app.add_option("--set", arguments.set, "parameters of the policy, and cross_stream: name=value,...");
   app.add_option("--times", arguments.times, "requests of 1 MiB and more are so many times as large")
       ->check(CLI::Range(1, 1024));
   app.add_option("--seed", arguments.seed, "blocks of random sizes lie there before; 0: none");
   app.add_option("--seeds", arguments.seeds, "beginnings, with --ablate")->check(CLI::Range(2, 1000));
   app.add_flag("--ablate", arguments.ablate, "switch each parameter off in turn");
   CLI11_PARSE(app, argc, argv);
-  plan::OnlinePolicy policy;
-  if (const std::string wrong = plan::set_policy(arguments.set, &policy); !wrong.empty()) {
-    return std::fprintf(stderr, "%s\n", wrong.c_str()), 2;
-  }
+  const Rules rules = parse_rules(arguments.set);
   std::vector<plan::Problem> all;
   for (const std::string& path : arguments.traces) {
     for (plan::Problem& problem : read(path, arguments.times)) {
       if (!arguments.ablate) {
-        Run run(options_for(problem, policy));
+        Run run(problem, rules);
         if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
-        print(problem.device, run.over(problem.requests), run.allocator());
+        print(problem.device, run.play(), run.allocator());
       }
       all.push_back(std::move(problem));
     }

@@ -3,12 +3,12 @@
 
   replay_policy.py --build build/release [--library LIB]... [--set NAME=VALUE,...]... TRACE...
 
-For choosing the policy of growth and placement (plan/placement): the library itself serves, with its streams and its books,
+For choosing the policy of growth and placement (plan/online): the library itself serves, with its streams,
 so a change shows what it would do to every program, in seconds. A trace may be compressed (.xz). Tensors are not touched.
 The simulated device is late with all work, as a card is while its host runs ahead: what a stream freed is hardly ever known to
 be complete. Memory is chaotic: a block more or less at the beginning changes it by a thousandth (online_policy's seeds show
 how much). --library compares builds of the library, the build's own by default; --set parameters of the policy
-(docs/policy.md), "" for the defaults.
+(docs/policy.md), "" for the defaults, and cross_stream=order|grow|never|share, as STALLOC_CROSS_STREAM.
 """
 
 import argparse
@@ -24,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import Bench, expect  # noqa: E402
 
 LATE_US = "3000"
+CROSS_STREAM = "cross_stream="
 
 
 def parse_arguments():
@@ -41,9 +42,13 @@ def parse_arguments():
 
 def replay(bench, trace, policy):
     """Physical / live, and mapping calls, of the device that holds most."""
+    items = policy.split(",") if policy else []
+    streams = [item.removeprefix(CROSS_STREAM) for item in items if item.startswith(CROSS_STREAM)]
+    numbers = ",".join(item for item in items if not item.startswith(CROSS_STREAM))
     done = bench.run([bench.replay, str(trace), "--verify", "off", "--streams", "non-blocking"], library=True,
-                     STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on", STALLOC_POLICY=policy, SIMCUDA_DEVICES="8", SIMCUDA_DEVICE_BYTES=str(1 << 37),
-                     SIMCUDA_DELAY_US=LATE_US)
+                     STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on", STALLOC_POLICY=numbers,
+                     STALLOC_CROSS_STREAM=streams[-1] if streams else "order", SIMCUDA_DEVICES="8",
+                     SIMCUDA_DEVICE_BYTES=str(1 << 37), SIMCUDA_DELAY_US=LATE_US)
     expect(done.status == 0 and done.figures, f"replaying {trace} failed", done)
     most = max(done.figures.values(), key=lambda figures: figures["physical"])
     return most["physical"] / most["live_peak"], most["maps_after"]

@@ -10,15 +10,16 @@ TERMS = {"plan/outcome.h", "plan/plan.h", "plan/problem.h"}
 # Folder: the folders and files that it may include.
 MAY_INCLUDE = {
     "plan/placement": {"plan/placement"},
+    "plan/online": {"plan/online", "plan/placement"},
     "plan/files": {"plan/files", *TERMS},
     "plan/steps": {"plan/steps", "plan/placement", *TERMS},
     "plan/packing": {"plan/packing", "plan/steps", "plan/placement", *TERMS},
     "plan/layout": {"plan/layout", "plan/packing", "plan/steps", "plan/placement", *TERMS},
-    "plan/simulate": {"plan/simulate", "plan/slot_match.h", "plan/placement", *TERMS},
+    "plan/simulate": {"plan/simulate", "plan/slot_match.h", "plan/online", "plan/placement", *TERMS},
     "plan": {"plan", "plan/layout", "plan/steps", "plan/files", "plan/placement"},
     "tools/stalloc-plan": {"tools/stalloc-plan", "plan", "plan/layout", "plan/simulate", "plan/steps", "plan/files"},
     "interpose/base": {"interpose/base"},
-    "interpose/serve": {"interpose/serve", "plan/placement", *TERMS},
+    "interpose/serve": {"interpose/serve", "plan/online", "plan/placement", *TERMS},
     "interpose/record": {"interpose/record", "interpose/base", "interpose/serve", "plan/files"},
     "interpose/session": {"interpose/session", "interpose/record", "interpose/serve", "interpose/base", "interpose",
                           "plan/files", *TERMS},

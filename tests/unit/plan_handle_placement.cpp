@@ -6,7 +6,7 @@
 
 #include "catch.h"
 #include "plan/plan.h"
-#include "plan/simulate/online_allocator.h"
+#include "plan/simulate/null_backend.h"
 
 using namespace stalloc;
 using namespace stalloc::plan;
@@ -22,7 +22,7 @@ struct Live {
 };
 
 // Adds the ranges of a request to `taken`, by where they begin; false where one is taken already.
-bool take(const OnlineAllocator& allocator, const Live& live, std::map<std::uint64_t, std::uint64_t>* taken) {
+bool take(const SimulatedAllocator& allocator, const Live& live, std::map<std::uint64_t, std::uint64_t>* taken) {
   std::vector<Range> ranges;
   allocator.placement().translate(live.place, live.bytes, ranges);
   std::uint64_t bytes = 0;
@@ -84,22 +84,22 @@ TEST_CASE("where much of what is held is stranded, handles are half as large, bu
 }
 
 TEST_CASE("until something large is freed, handles are larger, up to eight pages") {
-  HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
-  options.policy.small_bytes = kPage / 2;
-  OnlineAllocator allocator(options);
+  SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
+  options.placement.policy.small_bytes = kPage / 2;
+  SimulatedAllocator allocator(options);
   const auto handles_for = [&](std::uint64_t pages) {
     const std::uint64_t before = allocator.counts().handles;
-    REQUIRE(allocator.allocate(pages * kPage, 0));
+    REQUIRE(allocator.allocate(pages * kPage, 1));
     return allocator.counts().handles - before;
   };
   REQUIRE(handles_for(8) == 4);     // two pages each,
   REQUIRE(handles_for(120) == 30);  // a 32nd of 128,
   REQUIRE(handles_for(240) == 30);  // eight, as of 368
-  const auto small = allocator.allocate(kPage, 0);
-  allocator.free(*small, kPage, 0);
-  const auto large = allocator.allocate(17 * kPage, 0);  // of which a page is free
+  const auto small = allocator.allocate(kPage, 1);
+  allocator.defer_free(*small, kPage, 1);
+  const auto large = allocator.allocate(17 * kPage, 1);  // of which a page is free
   REQUIRE(allocator.counts().handles == 67);
-  allocator.free(*large, 17 * kPage, 0);
+  allocator.defer_free(*large, 17 * kPage, 1);
   REQUIRE(handles_for(217) == 100);  // two pages each, behind the free ones
 }
 
@@ -119,24 +119,24 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   CAPTURE(seed);
   std::mt19937 random(seed);
   const StreamIndex streams = 1 + seed % 3;
-  HandlePlacement::Options options = OnlineAllocator::options(kPage, 4000 * kPage);
-  options.policy.small_bytes = kPage / 2;
-  options.policy.smallest_stitched = kPage;
-  options.policy.first_pages = 4;
-  OnlineAllocator allocator(options);
+  SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
+  options.placement.policy.small_bytes = kPage / 2;
+  options.placement.policy.smallest_stitched = kPage;
+  options.placement.policy.first_pages = 4;
+  SimulatedAllocator allocator(options);
   std::vector<Live> live;
   std::uint64_t live_bytes = 0;
   std::uint64_t peak = 0;
   for (int step = 0; step < 1500; ++step) {
     if (!live.empty() && (live.size() > 50 || random() % 2 == 0)) {
       std::swap(live[random() % live.size()], live.back());
-      allocator.free(live.back().place, live.back().bytes, live.back().stream);
+      allocator.defer_free(live.back().place, live.back().bytes, live.back().stream);
       live_bytes -= live.back().bytes;
       live.pop_back();
       continue;
     }
     const std::uint64_t bytes = (1 + random() % (random() % 3 == 0 ? 4 : 200)) * kUnitBytes;
-    const auto stream = static_cast<StreamIndex>(random() % streams);
+    const auto stream = static_cast<StreamIndex>(random() % streams + 1);
     const auto place = allocator.allocate(bytes, stream);
     REQUIRE(place);
     live.push_back({*place, bytes, stream});
@@ -144,8 +144,8 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
     std::map<std::uint64_t, std::uint64_t> taken;
     for (const Live& one : live) REQUIRE(take(allocator, one, &taken));
   }
-  constexpr std::uint64_t kUnlikeAny = 333 * kUnitBytes;  // so that the block freed last is placed, too
-  REQUIRE(allocator.allocate(kUnlikeAny, 0));
+  constexpr std::uint64_t kUnlikeAny = 333 * kUnitBytes;  // so that a deferred free is completed
+  REQUIRE(allocator.allocate(kUnlikeAny, 1));
   live_bytes += kUnlikeAny;
   const HandlePlacement& placement = allocator.placement();
   REQUIRE(placement.physical_bytes() - placement.free_bytes() == live_bytes);
@@ -168,8 +168,8 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
 }
 
 TEST_CASE("a line that is full serves nothing") {
-  HandlePlacement::Options options = OnlineAllocator::options(kPage, 0);
-  OnlineAllocator allocator(options);
-  REQUIRE(allocator.allocate(options.large.bytes() + kUnitBytes, 0) == std::nullopt);
+  SimulatedAllocator::Options options = simulation_options(kPage, 0);
+  SimulatedAllocator allocator(options);
+  REQUIRE(allocator.allocate(options.placement.large.bytes() + kUnitBytes, 1) == std::nullopt);
   REQUIRE(allocator.placement().physical_bytes() == 0);
 }

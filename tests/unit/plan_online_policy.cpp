@@ -1,5 +1,5 @@
 // The policy's parameters: set by name, and documented as they are.
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 
 #include <cstdio>
 #include <fstream>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "plan/placement/growth.h"
+#include "plan/online/growth.h"
 
 using namespace stalloc::plan;
 

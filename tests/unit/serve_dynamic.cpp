@@ -10,7 +10,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
-#include "plan/simulate/online_allocator.h"
+#include "plan/simulate/null_backend.h"
 #include "serve_heaps.h"
 #include "serve_plans.h"
 
@@ -528,9 +528,7 @@ TEST_CASE("a simulation without a device holds what the run time holds", "[serve
   std::mt19937 random(seed);
   const HeapOptions run_time = small_options();
   Fixture fixture(run_time, std::uint64_t{1} << 34);
-  plan::HandlePlacement::Options options = plan::OnlineAllocator::options(kPage, 4000 * kPage);
-  options.policy = run_time.policy;
-  plan::OnlineAllocator simulated(options);
+  plan::SimulatedAllocator simulated(plan::simulation_options(kPage, 4000 * kPage, run_time.policy));
   struct Block {
     CUdeviceptr address;
     plan::Place place;
@@ -541,7 +539,7 @@ TEST_CASE("a simulation without a device holds what the run time holds", "[serve
     if (!live.empty() && (live.size() > 60 || random() % 2 == 0)) {
       std::swap(live[random() % live.size()], live.back());
       fixture.give(live.back().address);
-      simulated.free(live.back().place, live.back().bytes, 1);
+      simulated.defer_free(live.back().place, live.back().bytes, 1);
       live.pop_back();
       continue;
     }

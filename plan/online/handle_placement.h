@@ -20,11 +20,11 @@
 #include <span>
 #include <vector>
 
+#include "plan/online/online_policy.h"
+#include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
 #include "plan/placement/lazy_table.h"
-#include "plan/placement/online_policy.h"
 #include "plan/placement/stitched_view.h"
-#include "plan/placement/view_cache.h"
 
 namespace stalloc::plan {
 
@@ -101,6 +101,7 @@ class HandlePlacement {
   // A handle of the plan's arena: none of it free yet; `give` brings the bytes.
   void adopt_handle(std::uint64_t at, const Handle& handle);
   [[nodiscard]] bool is_free(Range range) const;
+  [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] std::uint64_t page() const { return options_.page; }
   [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }
   [[nodiscard]] const Handles& handles() const { return handles_; }

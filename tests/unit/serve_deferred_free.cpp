@@ -1,4 +1,4 @@
-// The block freed last is kept out of the books, and serves the next request of its size on its stream.
+// The free of the block freed last is deferred: the block serves the next request of its size on its stream.
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,7 +7,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap.h"
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 #include "serve_heaps.h"
 
 using namespace stalloc;
@@ -50,7 +50,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("the block freed last serves the next request of its size on its stream", "[serve][last_free]") {
+TEST_CASE("the block freed last serves the next request of its size on its stream", "[serve][deferred_free]") {
   Fixture f;
   const CUdeviceptr last = f.free_last_of_three(f.stream);
   REQUIRE(f.heap->statistics().dynamic_live_bytes == 2 * kSize);
@@ -65,7 +65,7 @@ TEST_CASE("the block freed last serves the next request of its size on its strea
   REQUIRE(bytes == kSize + 20);
 }
 
-TEST_CASE("the block freed last cannot be freed or found", "[serve][last_free]") {
+TEST_CASE("the block freed last cannot be freed or found", "[serve][deferred_free]") {
   Fixture f;
   const CUdeviceptr last = f.free_last_of_three(f.stream);
   CUdeviceptr base = 0;
@@ -75,7 +75,7 @@ TEST_CASE("the block freed last cannot be freed or found", "[serve][last_free]")
   REQUIRE(f.heap->free_sync(last) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("any other request finds the block freed last in the books", "[serve][last_free]") {
+TEST_CASE("any other request may have the bytes of the block freed last", "[serve][deferred_free]") {
   Fixture f;
   const CUdeviceptr all = f.take(kPage, f.stream);
   const auto ordered_calls = f.driver.order_calls();
@@ -85,7 +85,7 @@ TEST_CASE("any other request finds the block freed last in the books", "[serve][
   REQUIRE(f.driver.order_calls() == ordered_calls);
 }
 
-TEST_CASE("another stream has the block freed last only behind the free", "[serve][last_free]") {
+TEST_CASE("another stream has the block freed last only behind the free", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey user = GENERATE(0, 1) == 0 ? f.other : make_stream_key(nullptr, false);
   const CUdeviceptr block = f.take(32 * kPage, f.stream);
@@ -95,7 +95,7 @@ TEST_CASE("another stream has the block freed last only behind the free", "[serv
   REQUIRE(f.driver.is_ordered(user, use));
 }
 
-TEST_CASE("a destroyed stream's handle has the block freed last only behind the free", "[serve][last_free]") {
+TEST_CASE("a destroyed stream's handle has the block freed last only behind the free", "[serve][deferred_free]") {
   Fixture f;
   const CUdeviceptr block = f.take(32 * kPage, f.stream);
   const Moment use = f.driver.work(f.stream);
@@ -108,7 +108,7 @@ TEST_CASE("a destroyed stream's handle has the block freed last only behind the 
   REQUIRE(f.driver.is_ordered(reused, use));
 }
 
-TEST_CASE("a stream's number is not given to another while its last free is pending", "[serve][last_free]") {
+TEST_CASE("a stream's number is not given to another while its last free is pending", "[serve][deferred_free]") {
   Fixture f;
   const bool by_free = GENERATE(false, true);
   const CUdeviceptr later = f.take(kSize, f.stream);
@@ -130,7 +130,7 @@ TEST_CASE("a stream's number is not given to another while its last free is pend
   REQUIRE((address != block || f.driver.is_ordered(newcomer, use)));
 }
 
-TEST_CASE("what is trimmed includes the block freed last", "[serve][last_free]") {
+TEST_CASE("what is trimmed includes the block freed last", "[serve][deferred_free]") {
   Fixture f;
   f.give(f.take(kSize, f.stream), f.stream);
   f.driver.finish_all_work();
@@ -138,7 +138,7 @@ TEST_CASE("what is trimmed includes the block freed last", "[serve][last_free]")
   REQUIRE(f.heap->statistics().physical_bytes == 0);
 }
 
-TEST_CASE("a thread's own stream has its event at each free, also the last", "[serve][last_free]") {
+TEST_CASE("a thread's own stream has its event at each free, also the last", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey own = make_stream_key(nullptr, true);
   const CUdeviceptr block = f.take(32 * kPage, own);
@@ -147,7 +147,7 @@ TEST_CASE("a thread's own stream has its event at each free, also the last", "[s
   REQUIRE(f.driver.order_calls() == before + 1);
 }
 
-TEST_CASE("a free on another context's default stream waits for that", "[serve][last_free]") {
+TEST_CASE("a free on another context's default stream waits for that", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey legacy = make_stream_key(nullptr, false);
   const CUdeviceptr block = f.take(kSize, legacy);
@@ -158,7 +158,7 @@ TEST_CASE("a free on another context's default stream waits for that", "[serve][
   f.driver.pop_context();
 }
 
-TEST_CASE("under capture the block freed last is not served", "[serve][last_free]") {
+TEST_CASE("under capture the block freed last is not served", "[serve][deferred_free]") {
   Fixture f;
   f.free_last_of_three(f.stream);
   f.driver.set_capturing(f.stream.handle, true);
@@ -166,7 +166,7 @@ TEST_CASE("under capture the block freed last is not served", "[serve][last_free
   f.driver.set_capturing(f.stream.handle, false);
 }
 
-TEST_CASE("large blocks are placed anew each time", "[serve][last_free]") {
+TEST_CASE("large blocks are placed anew each time", "[serve][deferred_free]") {
   FakeDriver driver(std::size_t{2} << 20, std::size_t{4} << 30);
   const StreamKey stream{driver.new_stream(), 0};
   std::string why;

@@ -8,10 +8,21 @@
 
 namespace stalloc::plan {
 
+// What a request may do about bytes that another stream freed and is not known to be done with. Bytes whose last use is
+// complete are used at once, whatever this says.
+enum class CrossStream : std::uint8_t {
+  OrderThenGrow,  // wait for the other stream on the device (an event), create memory only when there is none: least
+                  // memory
+  GrowThenOrder,  // create memory, wait only when there is no more: least waiting
+  Never,          // never wait for another stream
+  Share,          // take the best place, whoever freed it, and wait for that stream, but for small requests: most
+                  // waiting, and least mapping, since a program that repeats itself soon finds its places again
+};
+
 // Requests are served without a plan by these numbers, on a device and in simulations alike.
 struct OnlinePolicy {
 #define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;
-#include "plan/placement/online_policy.def"
+#include "plan/online/online_policy.def"
 #undef STALLOC_POLICY
   bool stitch = true;  // false: requests lie in contiguous free ranges only
 };

@@ -1,4 +1,4 @@
-#include "plan/placement/growth.h"
+#include "plan/online/growth.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "plan/placement/view_cache.h"
+#include "plan/online/view_cache.h"
 
 #include <algorithm>
 #include <utility>

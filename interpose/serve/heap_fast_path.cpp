@@ -1,12 +1,15 @@
 // Requests and frees of a stream, and their short way: programs make tensors and drop them at once, over and over. So
-// where no plan says what comes next, the block that was freed last stays out of the books, and the next request, if it
-// is of the same size on the same stream, has it back as it was. Any other use of the books enters it first (Lock).
+// where no plan says what comes next, a free is deferred (plan/online/online_allocator.h), and the next request, if it
+// is of the same size on the same stream, has the block back as it was. Whatever else looks at free bytes completes the
+// free first (Lock).
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "interpose/serve/heap.h"
 
 namespace stalloc::serve {
+
 std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
                                           bool* exhausted) noexcept {
   if (bytes > device_bytes_) [[unlikely]] {
@@ -16,18 +19,15 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   bool capturing = false;
   if (driver_.is_capturing(stream.handle, &capturing) != CUDA_SUCCESS) capturing = true;
   std::unique_lock lock(mutex_);
-  const LiveEntry last = last_free_.entry;
-  const bool fits = last.address != 0 && rounded(last.bytes) == rounded(bytes) && !capturing &&
-                    last_free_.stream == order_.latest(stream);
+  const bool fits = dynamic_ && !capturing && dynamic_->deferred_serves(rounded(bytes), order_.latest(stream));
   const PoolIndex index = fits ? figures_.pool_index(pool) : kNoPool;
   if (index == kNoPool) [[unlikely]] {
-    return serve_by_the_books(std::move(lock), bytes, &stream, pool, capturing, exhausted);
+    return allocate_slow_path(std::move(lock), bytes, &stream, pool, capturing, exhausted);
   }
-  last_free_.entry.address = 0;
-  live_.insert({last.address, bytes, last.place, Origin::Dynamic, index});  // it had room before
+  const DeviceBackend::Block& block = dynamic_->reuse_deferred();
+  live_.insert({block.address, bytes, block.view, Origin::Dynamic, index});  // it had room before
   figures_.dynamic(bytes, index);
-  dynamic_->taken_again(last.place);
-  return last.address;
+  return block.address;
 }
 
 CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
@@ -35,29 +35,30 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(mutex_);
-  // What is asked of the order between streams must not give the last free's ordinal to another stream, and the event
-  // of a free on a thread's own stream is recorded at once.
+  // What is asked of the order between streams must not give the ordinal of a deferred free to another stream, and the
+  // event of a free on a thread's own stream is recorded at once.
   const bool known = context_is_current || !stream.is_default();
   const StreamOrdinal ordinal = known && !planned_ ? order_.latest(stream) : kNoStream;
   if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
-    return free_by_the_books(std::move(lock), address, stream, context_is_current);
+    return free_slow_path(std::move(lock), address, stream, context_is_current);
   }
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   figures_.dynamic_freed(entry.bytes, entry.pool);
-  book_last_free();
-  if (entry.bytes > options_.policy.last_free_bytes) {
-    give_back(entry, ordinal);
-  } else {
-    last_free_ = {entry, ordinal};
+  try {
+    dynamic_->defer_free({entry.address, entry.place}, rounded(entry.bytes), ordinal);
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
   }
   return CUDA_SUCCESS;
 }
 
-void Heap::enter_last_free() {
-  const LiveEntry entry = last_free_.entry;
-  last_free_.entry.address = 0;
-  give_back(entry, last_free_.stream);
+void Heap::complete_deferred_free_now() noexcept {
+  try {
+    dynamic_->complete_deferred_free();
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
 }
 
 }  // namespace stalloc::serve

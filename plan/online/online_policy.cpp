@@ -1,4 +1,4 @@
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 
 #include <algorithm>
 #include <charconv>
@@ -14,7 +14,7 @@ constexpr std::uint64_t off_value(std::string_view text) {
 
 constexpr PolicyParameter kParameters[] = {
 #define STALLOC_POLICY(name, value, unit, off, meaning) {#name, &OnlinePolicy::name, unit, off_value(off), meaning},
-#include "plan/placement/online_policy.def"
+#include "plan/online/online_policy.def"
 #undef STALLOC_POLICY
 };
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/placement/online_policy.h"
+#include "plan/online/online_policy.h"
 
 namespace stalloc::plan {
 

@@ -1,0 +1,623 @@
+// Serves requests as they come, when nobody knows the future: the policy of the run time, written once.
+//
+// The preloaded library runs it over a device's memory (interpose/serve/device_backend.h), simulations over nothing
+// (plan/simulate/null_backend.h). Both do the same things in the same order, so a simulation shows what a program would
+// hold. DESIGN: docs/design.md, "Dynamic: stitch before you grow"; numbers: docs/policy.md.
+//
+// How a request is served
+// -----------------------
+//
+// A request tries these steps in this order, and the first one that succeeds serves it. "Own" bytes are free bytes that
+// its stream freed last, or that were created for it. The placement (handle_placement.h) finds places and proposes new
+// views and handles; this class carries the proposals out.
+//
+//   1. The deferred free. The block that was freed last is kept aside for a moment. A request of its size on its stream
+//      gets it back as it was, because programs make a tensor and drop it again and again. Any other use of the
+//      placement completes that free first.
+//   2. Own bytes that are mapped: a contiguous free range of the home view, else a free stretch of a stitched view that
+//      was made before.
+//   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
+//   4. A stitched view over own bytes, new or lengthened, without creating memory.
+//   5. For a request of at most a page: new memory as in step 7, as long as the stream had little of it that way
+//      (`spared_pages`). Two streams would otherwise take the same small bytes from each other at every request, with a
+//      wait each time.
+//   6. Bytes of any stream, behind a wait on the device for the streams that freed them: mapped ones as in step 2, else
+//      a stitched view, with new memory for what is missing.
+//   7. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
+//   8. New memory alone, when own bytes could not be made ready.
+//
+// Steps 3, 5 and 6 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
+// does about those. OrderThenGrow is the order above. GrowThenOrder tries step 6 after step 7. Never leaves out steps 5
+// and 6. Share lets a request, unless it is small, treat the bytes of all streams as its own at first: it tries steps 2
+// and 7 with the bytes of all streams before it goes on at step 3.
+//
+// A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
+// is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
+// stitches in any case; and one for any stream at once looks at the free bytes of all streams.
+//
+// Step 4, and stitching in the steps behind it, is left out while memory grows fast (growth.h).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plan/online/growth.h"
+#include "plan/online/handle_placement.h"
+#include "plan/online/online_policy.h"
+
+namespace stalloc::plan {
+
+// Of a request: any stream may use the bytes at once. Of a free: the device is done with the bytes. The streams of a
+// program have other numbers, small ones.
+inline constexpr StreamIndex kAnyStream = 0;
+
+// Addresses that a backend reserved: those of the line, where each handle is mapped once (the home view), and those for
+// stitched views. In bytes from the beginning of either.
+struct VirtualAddress {
+  enum class Space : std::uint8_t { Line, Views };
+  Space space = Space::Line;
+  std::uint64_t offset = 0;
+};
+
+// What the allocator stands on: physical memory, mappings, and the order between streams. A backend that refuses a call
+// has changed nothing, but for `unmap`: its addresses are then not used again. Ranges are ranges of the line, their
+// ends multiples of kUnitBytes. No function throws; none waits on the host.
+template <class B>
+concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t free_number, VirtualAddress address,
+                                 const typename B::Handle& handle, std::span<typename B::Handle> new_handles,
+                                 std::span<const typename B::Handle> handles, const typename B::Block& block,
+                                 std::span<const Range> ranges, StreamIndex stream) {
+  // A piece of physical memory: how many bytes it has, and its name in the backend.
+  requires std::is_aggregate_v<typename B::Handle>;
+  { handle.bytes } -> std::convertible_to<std::uint64_t>;
+  { handle.id } -> std::convertible_to<std::uint64_t>;
+  // A block that was served, as the backend's user knows it, and the view that it lies in.
+  { block.view } -> std::convertible_to<std::uint32_t>;
+
+  // Creates physical memory for each of the handles (`bytes` is given, `id` is set) and maps them one behind the other
+  // on the line from `at` on. Nothing is pending on their bytes.
+  { backend.create(at, new_handles) }
+  noexcept->std::same_as<bool>;
+  // Unmaps a handle from its place on the line and gives its memory back. Pre: no work is pending on its bytes.
+  { backend.destroy(at, handle) }
+  noexcept->std::same_as<bool>;
+  // Maps handles that exist one behind the other.
+  { backend.map(address, handles) }
+  noexcept->std::same_as<bool>;
+  // Undoes `map`. False: something is still mapped there. Pre: no work is pending that uses these addresses.
+  { backend.unmap(address, handles) }
+  noexcept->std::same_as<bool>;
+  // Orders the use of free bytes on `stream` behind every free of them; for kAnyStream true only when all of those are
+  // complete. False: the bytes may still be in use.
+  { backend.make_ready(ranges, stream) }
+  noexcept->std::same_as<bool>;
+  // True only when the device is known to be done with the bytes.
+  { backend.is_complete(ranges) }
+  noexcept->std::same_as<bool>;
+  // True when another stream than this one freed some of the bytes last. Only counted.
+  { backend.is_foreign(ranges, stream) }
+  noexcept->std::same_as<bool>;
+  // The bytes were freed on `stream`; kAnyStream: the device is done with them.
+  { backend.freed(ranges, stream) }
+  noexcept;
+  // The number of the latest free. Numbers never go down.
+  { backend.latest_free() }
+  noexcept->std::same_as<std::uint64_t>;
+  // True only when every free up to that number is known to be complete.
+  { backend.is_complete_up_to(free_number) }
+  noexcept->std::same_as<bool>;
+  // Where a block lies; `address` is the begin of its view, if that is a stitched one.
+  { std::as_const(backend).place(block, address) }
+  noexcept->std::same_as<Place>;
+};
+
+// All sizes are in bytes and multiples of kUnitBytes; a request has at least one unit. Not thread-safe: in the library
+// the heap's lock covers it. A function that throws does so for want of host memory only (std::bad_alloc); free bytes
+// may then be forgotten, never handed out twice.
+template <OnlineBackend Backend>
+class alignas(64) OnlineAllocator {  // what nearly every request touches lies in one cache line
+ public:
+  using Handle = typename Backend::Handle;
+  using Block = typename Backend::Block;
+  using Ranges = std::span<const Range>;
+
+  struct Options {
+    HandlePlacement::Options placement;
+    CrossStream cross_stream = CrossStream::OrderThenGrow;
+    std::uint64_t view_bytes = 0;  // addresses that the backend has for stitched views
+  };
+
+  struct Counts {
+    std::uint64_t view_hits = 0;   // requests served in a view made before
+    std::uint64_t views = 0;       // stitched views made
+    std::uint64_t lengthened = 0;  // times that one was lengthened
+    std::uint64_t mapped = 0;      // handles mapped for either
+    std::uint64_t handles = 0;     // created
+    std::uint64_t grows = 0;       // requests that memory was created for
+    std::uint64_t borrows = 0;     // requests served from bytes that another stream freed
+  };
+
+  explicit OnlineAllocator(const Options& options, Backend backend = {})
+      : most_deferred_bytes_(options.placement.policy.last_free_bytes),
+        backend_(std::move(backend)),
+        placement_(options.placement),
+        cross_stream_(options.cross_stream),
+        pace_(options.placement.policy) {
+    view_addresses_.add({0, options.view_bytes});
+  }
+
+  // --- Requests ---
+
+  // Takes `bytes` that work on `stream` may use from now on. Nothing when there is no place and the backend creates no
+  // more memory; no byte is taken then. `last_resort`: the device is out of memory. Throws std::bad_alloc.
+  std::optional<Place> allocate(std::uint64_t bytes, StreamIndex stream, bool last_resort = false);
+  // Takes just these ranges if they are free and `stream` may use them. For places that a plan chose.
+  bool take_exactly(Ranges wanted, StreamIndex stream);
+
+  // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
+  // it. Throws std::bad_alloc; the block is then never used again.
+  void free(Block block, std::uint64_t bytes, StreamIndex stream);
+  // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Simulations
+  // defer every free, the library those of the stream that was used last (heap_fast_path.cpp). Completes the free that
+  // was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
+  // std::bad_alloc; either block may then never be used again.
+  void defer_free(Block block, std::uint64_t bytes, StreamIndex stream) {
+    complete_deferred_free();
+    if (bytes > most_deferred_bytes_) {
+      free(block, bytes, stream);
+    } else {
+      deferred_.block = block;
+      deferred_.bytes = bytes;
+      deferred_.stream = stream;
+    }
+  }
+  // Completes the free that is deferred, if one is. What looks at free bytes or idle memory must do so first. Throws
+  // std::bad_alloc; the block is then never used again.
+  void complete_deferred_free() {
+    if (has_deferred_free()) free_deferred();
+  }
+  [[nodiscard]] bool has_deferred_free() const noexcept { return deferred_.stream != kNotDeferred; }
+  // Bytes of the block whose free is deferred; 0: none is. They count as free nowhere else.
+  [[nodiscard]] std::uint64_t deferred_bytes() const noexcept { return has_deferred_free() ? deferred_.bytes : 0; }
+  // True when the block whose free is deferred serves a request; `reuse_deferred` then takes it.
+  [[nodiscard]] bool deferred_serves(std::uint64_t bytes, StreamIndex stream) const noexcept {
+    return deferred_.bytes == bytes && deferred_.stream == stream;
+  }
+  // Pre: `deferred_serves` said true. Valid until the next free.
+  const Block& reuse_deferred() noexcept {
+    deferred_.stream = kNotDeferred;
+    ++requests_;
+    if (deferred_.block.view != 0) used_again(deferred_.block.view);
+    return deferred_.block;
+  }
+
+  // --- Places ---
+
+  [[nodiscard]] Place place(Block block) const noexcept {
+    return backend_.place(block, block.view == 0 ? VirtualAddress{} : begin_of(placement_.views()[block.view]));
+  }
+  [[nodiscard]] VirtualAddress address(Place place) const noexcept {
+    if (place.view == 0) return {VirtualAddress::Space::Line, place.offset};
+    return behind(begin_of(placement_.views()[place.view]), place.offset);
+  }
+  // The ranges of the line that a place shows. Valid until the next call. Throws std::bad_alloc.
+  [[nodiscard]] Ranges ranges(Place place, std::uint64_t bytes) {
+    if (place.view != 0) return ranges_of_view(place, bytes);
+    at_home_ = {place.offset, place.offset + bytes};
+    return {&at_home_, 1};
+  }
+
+  // --- Stitched views, by number. For whoever gives memory back ---
+
+  [[nodiscard]] static VirtualAddress begin_of(const ViewCache::View& view) noexcept {
+    const bool on_line = view.lent.bytes() > 0;
+    return on_line ? VirtualAddress{VirtualAddress::Space::Line, view.lent.begin}
+                   : VirtualAddress{VirtualAddress::Space::Views, view.at};
+  }
+  // Nothing lives in the view, and the device is known to be done with what did. What uses its bytes at other addresses
+  // does not matter. False for a number that no view has.
+  [[nodiscard]] bool is_idle(std::uint32_t view) noexcept;
+  // Unmaps the view. False: something of it is still mapped. Throws std::bad_alloc. Pre: it is idle, or nothing was
+  // placed in it yet.
+  bool drop_view(std::uint32_t view);
+  // Unmaps its last pieces, as `drop_view` does. Pre: they are fewer than it has, free, and the device is done with
+  // them.
+  bool shorten_view(std::uint32_t view, std::size_t pieces);
+
+  // Who changes the placement keeps mappings and handles as it says.
+  [[nodiscard]] HandlePlacement& placement() noexcept { return placement_; }
+  [[nodiscard]] const HandlePlacement& placement() const noexcept { return placement_; }
+  [[nodiscard]] Backend& backend() noexcept { return backend_; }
+  [[nodiscard]] const Backend& backend() const noexcept { return backend_; }
+  [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
+
+ private:
+  using Reach = HandlePlacement::Reach;
+  using Proposal = HandlePlacement::Proposal;
+
+  // A request that found nothing in its own mapped bytes.
+  struct Request {
+    std::uint64_t bytes = 0;
+    StreamIndex stream = kAnyStream;
+    bool may_stitch = true;
+  };
+  struct DeferredFree {
+    Block block;
+    std::uint64_t bytes = 0;
+    StreamIndex stream = kNotDeferred;
+  };
+
+  static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
+  static constexpr std::size_t kForeignRangesAsked = 4;
+  static constexpr std::size_t kViewsAskedAtOnce = 4;
+
+  // The steps of a request.
+  std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
+  std::optional<Place> take_complete(const Request& request);
+  std::optional<Place> grow_spared(const Request& request);
+  std::optional<Place> take_ordered(const Request& request);
+  std::optional<Place> make(const Request& request, Reach reach, bool may_grow);
+
+  // Taking what was found or made.
+  bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
+  [[nodiscard]] bool can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept;
+  void used_again(std::uint32_t view) noexcept {
+    ++counts_.view_hits;
+    placement_.views()[view].used_at = ++clock_;
+  }
+  void free_deferred() {
+    const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
+    free(deferred_.block, deferred_.bytes, stream);
+  }
+
+  // Carrying out a proposal, and undoing it.
+  bool grow(const Proposal& proposal, StreamIndex stream);
+  void shrink(const Proposal& proposal);
+  std::optional<Place> stitch(const Proposal& proposal);
+  std::optional<std::uint32_t> make_view(const Proposal& proposal);
+  std::optional<std::uint32_t> lengthen_view(const Proposal& proposal);
+  void unstitch(const Proposal& proposal, std::uint32_t view);
+
+  // Views.
+  bool has_room_for_view(std::uint64_t bytes);
+  void forget_view(std::uint32_t view);
+  const std::vector<Handle>& handles_of(Ranges pieces);
+  Ranges ranges_of_view(Place place, std::uint64_t bytes);
+  static VirtualAddress behind(VirtualAddress begin, std::uint64_t bytes) noexcept {
+    return {begin.space, begin.offset + bytes};
+  }
+
+  // These lie in the first cache line.
+  DeferredFree deferred_;
+  const std::uint64_t most_deferred_bytes_;
+  std::uint64_t requests_ = 0;
+  std::uint64_t clock_ = 0;
+  Counts counts_;
+
+  Backend backend_;
+  HandlePlacement placement_;
+  const CrossStream cross_stream_;
+  GrowthPace pace_;
+  FreeSpace view_addresses_;
+  Range at_home_;               // what `ranges` returned
+  std::vector<Range> in_view_;  // the same
+  std::vector<Handle> handles_;
+  std::vector<std::uint64_t> spared_pages_;  // by stream: created for, instead of waiting
+};
+
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, StreamIndex stream, bool last_resort) {
+  if (deferred_serves(bytes, stream)) return place(reuse_deferred());
+  complete_deferred_free();
+  ++requests_;
+  const bool is_ordered = stream != kAnyStream;
+  const bool shares = cross_stream_ == CrossStream::Share && is_ordered && bytes >= placement_.policy().small_bytes;
+  std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
+  if (place) return place;
+
+  const bool may_stitch =
+      last_resort || !pace_.spares_stitching(requests_, placement_.physical_bytes(), placement_.free_bytes());
+  const Request request{bytes, stream, may_stitch};
+  if (shares) place = make(request, Reach::All, true);
+  const bool several = placement_.others_have_bytes(stream);
+  if (!place && several) place = take_complete(request);
+  if (!place) place = make(request, Reach::Own, false);
+
+  const bool may_wait = several && is_ordered && cross_stream_ != CrossStream::Never;
+  const bool prefers_growing = cross_stream_ == CrossStream::GrowThenOrder && !last_resort;
+  if (!place && may_wait && !last_resort) place = grow_spared(request);
+  if (!place && may_wait && !prefers_growing) place = take_ordered(request);
+  if (!place) place = make(request, Reach::Own, true);
+  if (!place && may_wait && prefers_growing) place = take_ordered(request);
+  if (!place && several && !is_ordered && last_resort) place = take_ordered(request);
+  if (!place) place = make(request, Reach::None, true);
+  return place;
+}
+
+// What is free and mapped: at home, else in a view made before.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach) {
+  const auto home = placement_.find_home(bytes, stream, reach);
+  if (home && take(*home, bytes, stream, reach)) return home;
+  const auto found = placement_.find_in_views(bytes, stream, reach);
+  if (!found || !take(*found, bytes, stream, reach)) return std::nullopt;
+  ++counts_.view_hits;
+  return found;
+}
+
+// Bytes of other streams whose last use is over.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::take_complete(const Request& request) {
+  std::array<Range, kForeignRangesAsked> candidates;
+  const std::size_t count = placement_.candidates(request.bytes, candidates);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Range range{candidates[i].begin, candidates[i].begin + request.bytes};
+    if (!backend_.is_complete({&range, 1})) continue;
+    const Place place{0, range.begin};
+    return take(place, request.bytes, request.stream, Reach::All) ? std::optional(place) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// A new page rather than a wait.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::grow_spared(const Request& request) {
+  if (request.bytes > placement_.page()) return std::nullopt;
+  if (spared_pages_.size() <= request.stream) spared_pages_.resize(std::size_t{request.stream} + 1);
+  if (spared_pages_[request.stream] >= placement_.policy().spared_pages) return std::nullopt;
+  const auto place = make(request, Reach::Own, true);
+  if (place) ++spared_pages_[request.stream];
+  return place;
+}
+
+// Bytes of any stream, behind waits. For any stream at once: only if they are complete.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::take_ordered(const Request& request) {
+  const auto place = take_mapped(request.bytes, request.stream, Reach::All);
+  return place ? place : make(request, Reach::All, true);
+}
+
+// Makes room out of free handles and, where they are not enough and it may grow, new ones.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::make(const Request& request, Reach reach, bool may_grow) {
+  const auto& [bytes, stream, stitches] = request;
+  const bool may_stitch = stitches && placement_.is_stitchable(bytes) && has_room_for_view(bytes);
+  if (!may_grow && !may_stitch) return std::nullopt;
+  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
+  if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
+  std::optional<Place> place;
+  if (proposal->pieces.empty()) {
+    place = Place{0, proposal->offset};
+  } else {
+    place = stitch(*proposal);
+  }
+  if (!place) {
+    shrink(*proposal);
+    return std::nullopt;
+  }
+  if (!take(*place, bytes, stream, reach)) {
+    if (place->view != 0) unstitch(*proposal, place->view);
+    shrink(*proposal);
+    return std::nullopt;
+  }
+  if (!proposal->grow.empty()) ++counts_.grows;
+  return place;
+}
+
+// Nothing is created for a place that any stream may use at once but work is pending on.
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept {
+  if (stream != kAnyStream || proposal.grow.empty()) return true;
+  if (proposal.pieces.empty()) {
+    const Range before{proposal.offset, proposal.grow_at};
+    return backend_.is_complete({&before, 1});
+  }
+  return backend_.is_complete(std::span(proposal.pieces).first(proposal.pieces.size() - 1));
+}
+
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach) {
+  const Ranges wanted = ranges(place, bytes);
+  if (!backend_.make_ready(wanted, stream)) return false;
+  if (reach == Reach::All && backend_.is_foreign(wanted, stream)) ++counts_.borrows;
+  placement_.take(wanted, stream, reach);
+  if (place.view != 0) {
+    ViewCache::View& view = placement_.views()[place.view];
+    ++view.live;
+    view.used_at = ++clock_;
+  }
+  return true;
+}
+
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
+  for (const Range& range : wanted) {
+    if (!placement_.is_free(range)) return false;
+  }
+  if (!backend_.make_ready(wanted, stream)) return false;
+  placement_.take(wanted, stream, Reach::All);
+  return true;
+}
+
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::free(Block block, std::uint64_t bytes, StreamIndex stream) {
+  const Place left = place(block);
+  const Ranges freed = ranges(left, bytes);
+  backend_.freed(freed, stream);
+  placement_.give(freed, stream);
+  if (left.view == 0) return;
+  ViewCache::View& view = placement_.views()[left.view];
+  --view.live;
+  if (stream != kAnyStream) view.freed_at = backend_.latest_free();
+}
+
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::grow(const Proposal& proposal, StreamIndex stream) {
+  if (proposal.grow.empty()) return true;
+  handles_.clear();
+  for (const std::uint64_t bytes : proposal.grow) handles_.push_back(Handle{bytes, 0});
+  if (!backend_.create(proposal.grow_at, handles_)) return false;
+  std::uint64_t at = proposal.grow_at;
+  for (const Handle& handle : handles_) {
+    placement_.add_handle(at, {handle.bytes, handle.id, false}, stream);
+    at += handle.bytes;
+  }
+  counts_.handles += handles_.size();
+  return true;
+}
+
+// Undoes `grow`. What the backend does not take back stays, free.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::shrink(const Proposal& proposal) {
+  std::uint64_t at = proposal.grow_at;
+  for (const std::uint64_t bytes : proposal.grow) {
+    const HandlePlacement::Handle& handle = placement_.handles().at(at);
+    if (backend_.destroy(at, Handle{handle.bytes, handle.id})) placement_.remove_handle(at);
+    at += bytes;
+  }
+}
+
+// Makes a view, or lengthens one.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::stitch(const Proposal& proposal) {
+  const std::optional<std::uint32_t> view = proposal.view == 0 ? make_view(proposal) : lengthen_view(proposal);
+  if (!view) return std::nullopt;
+  ++(proposal.view == 0 ? counts_.views : counts_.lengthened);
+  counts_.mapped += handles_.size();
+  return Place{*view, proposal.offset};
+}
+
+template <OnlineBackend Backend>
+std::optional<std::uint32_t> OnlineAllocator<Backend>::make_view(const Proposal& proposal) {
+  std::uint64_t room = proposal.shown();
+  std::uint64_t at = 0;
+  handles_of(proposal.mapped());
+  if (proposal.lent.bytes() > 0) {
+    placement_.lend_line(proposal.lent);
+  } else {
+    room = std::min(placement_.policy().view_room * room, view_addresses_.largest());
+    if (room < proposal.shown()) return std::nullopt;
+    at = view_addresses_.best_fit(room)->begin;
+    view_addresses_.subtract({at, at + room});
+  }
+  const std::uint32_t view = placement_.views().add(proposal.pieces, at, room, proposal.lent);
+  if (backend_.map(begin_of(placement_.views()[view]), handles_)) return view;
+  forget_view(view);
+  return std::nullopt;
+}
+
+// A view that cannot be lengthened is not tried again: the same refusal would meet every request.
+template <OnlineBackend Backend>
+std::optional<std::uint32_t> OnlineAllocator<Backend>::lengthen_view(const Proposal& proposal) {
+  ViewCache::View& view = placement_.views()[proposal.view];
+  const VirtualAddress end = behind(begin_of(view), view.bytes());
+  handles_of(proposal.pieces);
+  placement_.views().lengthen(proposal.view, proposal.pieces);
+  if (backend_.map(end, handles_)) return proposal.view;
+  placement_.views().shorten(proposal.view, proposal.pieces.size());
+  view.room = view.bytes();
+  return std::nullopt;
+}
+
+// Undoes `stitch`. Pre: nothing was placed in what it mapped.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::unstitch(const Proposal& proposal, std::uint32_t view) {
+  if (proposal.view == 0) {
+    drop_view(view);
+  } else {
+    shorten_view(view, proposal.pieces.size());
+  }
+}
+
+// Keeps the views within their number and their addresses: the least recently used make room, if nothing uses them any
+// more.
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
+  const OnlinePolicy& policy = placement_.policy();
+  const auto has_room = [&] {
+    return placement_.views().count() < policy.kept_views && view_addresses_.largest() >= policy.view_room * bytes;
+  };
+  for (std::size_t i = 0; i < kViewsAskedAtOnce && !has_room(); ++i) {
+    const std::uint32_t oldest = placement_.views().least_recent();
+    if (oldest == 0) return false;
+    if (is_idle(oldest)) {
+      drop_view(oldest);
+    } else {
+      placement_.views()[oldest].used_at = ++clock_;  // asked again when the others have been
+    }
+  }
+  return has_room();
+}
+
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::is_idle(std::uint32_t view) noexcept {
+  const ViewCache::View& asked = placement_.views()[view];
+  return asked.bytes() > 0 && asked.live == 0 && backend_.is_complete_up_to(asked.freed_at);
+}
+
+// The addresses of a view that is still mapped in part are not used again.
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::drop_view(std::uint32_t view) {
+  const ViewCache::View& dropped = placement_.views()[view];
+  const bool unmapped = backend_.unmap(begin_of(dropped), handles_of(dropped.mapped()));
+  if (unmapped) {
+    forget_view(view);
+  } else {
+    placement_.views().remove(view);
+  }
+  return unmapped;
+}
+
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::shorten_view(std::uint32_t view, std::size_t pieces) {
+  ViewCache::View& shortened = placement_.views()[view];
+  handles_of(shortened.mapped().last(pieces));
+  placement_.views().shorten(view, pieces);
+  const bool unmapped = backend_.unmap(behind(begin_of(shortened), shortened.bytes()), handles_);
+  if (!unmapped) shortened.room = shortened.bytes();
+  return unmapped;
+}
+
+// Its addresses can be used again. Pre: nothing is mapped for it.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::forget_view(std::uint32_t view) {
+  const ViewCache::View& forgotten = placement_.views()[view];
+  const Range lent = forgotten.lent;
+  const Range addresses{forgotten.at, forgotten.at + forgotten.room};
+  placement_.views().remove(view);
+  if (lent.bytes() > 0) {
+    placement_.return_line(lent);
+  } else {
+    view_addresses_.add(addresses);
+  }
+}
+
+// Fills `handles_`.
+template <OnlineBackend Backend>
+auto OnlineAllocator<Backend>::handles_of(Ranges pieces) -> const std::vector<Handle>& {
+  handles_.clear();
+  for (const Range& piece : pieces) {
+    auto handle = placement_.handles().find(piece.begin);
+    for (; handle != placement_.handles().end() && handle->first < piece.end; ++handle) {
+      handles_.push_back(Handle{handle->second.bytes, handle->second.id});
+    }
+  }
+  return handles_;
+}
+
+template <OnlineBackend Backend>
+auto OnlineAllocator<Backend>::ranges_of_view(Place place, std::uint64_t bytes) -> Ranges {
+  in_view_.clear();
+  placement_.translate(place, bytes, in_view_);
+  return in_view_;
+}
+
+}  // namespace stalloc::plan

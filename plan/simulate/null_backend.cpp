@@ -1,0 +1,31 @@
+#include "plan/simulate/null_backend.h"
+
+#include <bit>
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::uint64_t kLine = 4;         // the line, in multiples of what lives at once, for each kind of handles
+constexpr std::uint64_t kSparePages = 64;  // and beside that
+constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 62;
+
+}  // namespace
+
+SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t live_bytes, const OnlinePolicy& policy,
+                                               CrossStream cross_stream) {
+  SimulatedAllocator::Options options;
+  options.cross_stream = cross_stream;
+  options.view_bytes = kUnlimited;
+  HandlePlacement::Options& placement = options.placement;
+  placement.page = std::bit_ceil(page);
+  const std::uint64_t part = round_up(kLine * live_bytes, placement.page) + kSparePages * placement.page;
+  placement.large = {0, part};
+  placement.small = {part + placement.page, 2 * part + placement.page};
+  placement.policy = policy;
+  placement.policy.kept_views = kUnlimited;
+  return options;
+}
+
+template class OnlineAllocator<NullBackend>;
+
+}  // namespace stalloc::plan

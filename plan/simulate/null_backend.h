@@ -1,0 +1,46 @@
+// The online allocator without a device: for simulations.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "plan/online/online_allocator.h"
+
+namespace stalloc::plan {
+
+// A device without end that never finishes: memory can always be created and mapped, and every stream can wait for
+// every other, but no free is ever known to be complete. So requests for any stream at once (kAnyStream) cannot be
+// served, and no stitched view makes room for another. Nothing is counted as borrowed. Pure.
+class NullBackend {
+ public:
+  struct Handle {
+    std::uint64_t bytes = 0;
+    std::uint64_t id = 0;  // always 0
+  };
+  using Block = Place;
+
+  bool create(std::uint64_t /*at*/, std::span<Handle> /*handles*/) noexcept { return true; }
+  bool destroy(std::uint64_t /*at*/, const Handle& /*handle*/) noexcept { return true; }
+  bool map(VirtualAddress /*begin*/, std::span<const Handle> /*handles*/) noexcept { return true; }
+  bool unmap(VirtualAddress /*begin*/, std::span<const Handle> /*handles*/) noexcept { return true; }
+  bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
+  bool is_complete(std::span<const Range> /*ranges*/) noexcept { return false; }
+  bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
+  void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept {}
+  std::uint64_t latest_free() noexcept { return 0; }
+  bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return false; }
+  [[nodiscard]] Place place(const Block& block, VirtualAddress /*begin*/) const noexcept { return block; }
+};
+
+// stalloc without a plan and without a device.
+using SimulatedAllocator = OnlineAllocator<NullBackend>;
+
+// The run time's options, for requests of which at most `live_bytes` live at once on a device whose pages have `page`
+// bytes (made a power of two). The policy's `kept_views` has no effect: here no view could make room for another.
+[[nodiscard]] SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t live_bytes,
+                                                             const OnlinePolicy& policy = {},
+                                                             CrossStream cross_stream = CrossStream::OrderThenGrow);
+
+extern template class OnlineAllocator<NullBackend>;
+
+}  // namespace stalloc::plan
