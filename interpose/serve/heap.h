@@ -111,6 +111,12 @@ class Heap {
 
   // Call before the original destroys the stream: work that the bytes freed on it wait for gets its event now.
   void stream_destroyed(CUstream stream) noexcept;
+
+  // What is known of the order between the context's streams; without a lock.
+  [[nodiscard]] StreamClocks& clocks() noexcept { return order_.clocks(); }
+  // A stream's clock, made on first sight; null: it has none. Valid until the stream is destroyed. Pre: the stream is of
+  // `context`.
+  StreamClock* clock(StreamKey stream) noexcept;
   // Kernels of `peer` may touch this device's memory from now on.
   CUresult grant_access(int peer) noexcept;
 
@@ -201,6 +207,7 @@ class Heap {
   struct LastFree {
     LiveEntry entry;                   // address 0: none
     StreamOrdinal stream = kNoStream;  // that it was freed on
+    std::uint64_t number = 0;          // of the free
   };
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
@@ -256,7 +263,7 @@ class Heap {
   void collect_foreign_frees();
   void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
-  void give_back(const LiveEntry& entry, StreamOrdinal stream);
+  void give_back(const LiveEntry& entry, StreamOrdinal stream, std::uint64_t number = 0);
   PhysicalRanges ranges(const LiveEntry& entry);
 
   Driver& driver_;

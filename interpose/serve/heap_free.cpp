@@ -125,14 +125,16 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   return {};
 }
 
-// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
-void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
+// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them. `number`: of the free, where
+// it has one already.
+void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, std::uint64_t number) {
   try {
     const PhysicalRanges freed = ranges(entry);
     if (stream == kNoStream) {
       order_.cleared(freed);
     } else {
-      order_.freed(freed, stream, entry.origin == Origin::Plan && planned_->event_on_free(entry.place));
+      if (number == 0) number = order_.number_free(stream);
+      order_.freed(freed, stream, number, entry.origin == Origin::Plan && planned_->event_on_free(entry.place));
     }
     if (entry.origin == Origin::Dynamic) {
       dynamic_->free(freed, entry.place, stream);

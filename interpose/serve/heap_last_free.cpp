@@ -49,7 +49,8 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   if (entry.bytes > options_.policy.last_free_bytes) {
     give_back(entry, ordinal);
   } else {
-    last_free_ = {entry, ordinal};
+    // With its number: an event that the program records behind the free is known to be behind it.
+    last_free_ = {entry, ordinal, order_.number_free(ordinal)};
   }
   return CUDA_SUCCESS;
 }
@@ -57,7 +58,7 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
 void Heap::enter_last_free() {
   const LiveEntry entry = last_free_.entry;
   last_free_.entry.address = 0;
-  give_back(entry, last_free_.stream);
+  give_back(entry, last_free_.stream, last_free_.number);
 }
 
 }  // namespace stalloc::serve

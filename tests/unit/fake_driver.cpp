@@ -201,6 +201,13 @@ CUresult FakeDriver::stream_context(CUstream stream, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+CUresult FakeDriver::stream_flags(CUstream stream, unsigned* flags) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  *flags = usable(stream).flags;
+  return CUDA_SUCCESS;
+}
+
 // --- streams and events: vector clocks
 
 std::size_t FakeDriver::index(StreamKey key, CUcontext context) {
@@ -229,7 +236,7 @@ FakeDriver::Event& FakeDriver::known(CUevent event) {
   return found->second;
 }
 
-CUstream FakeDriver::new_stream(CUcontext owner) {
+CUstream FakeDriver::new_stream(CUcontext owner, unsigned flags) {
   const Lock lock(mutex_);
   auto handle = reinterpret_cast<CUstream>(next_object_);
   if (free_handles_.empty()) {
@@ -238,7 +245,7 @@ CUstream FakeDriver::new_stream(CUcontext owner) {
     handle = free_handles_.back();
     free_handles_.pop_back();
   }
-  streams_.push_back({{handle, 0}, owner, true, false, {}});
+  streams_.push_back({{handle, 0}, owner, true, false, {}, flags});
   return handle;
 }
 

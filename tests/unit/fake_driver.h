@@ -39,7 +39,7 @@ class FakeDriver final : public serve::Driver {
   static CUcontext context() { return reinterpret_cast<CUcontext>(0x1000); }
   static CUcontext other_context() { return reinterpret_cast<CUcontext>(0x2000); }
 
-  CUstream new_stream(CUcontext owner = context());
+  CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
   void destroy_stream(CUstream stream);
   void set_capturing(CUstream stream, bool capturing);
 
@@ -85,6 +85,7 @@ class FakeDriver final : public serve::Driver {
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
   CUresult stream_context(CUstream stream, CUcontext* context) override;
+  CUresult stream_flags(CUstream stream, unsigned* flags) override;
   CUresult is_capturing(CUstream stream, bool* capturing) override;
   CUresult create_event(CUevent* event) override;
   CUresult destroy_event(CUevent event) override;
@@ -102,6 +103,7 @@ class FakeDriver final : public serve::Driver {
     bool alive = true;
     bool capturing = false;
     Clock clock;
+    unsigned flags = CU_STREAM_DEFAULT;
   };
   struct Event {
     CUcontext context = nullptr;

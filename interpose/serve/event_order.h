@@ -1,0 +1,198 @@
+// The order that a program itself makes between its streams, learnt from its events.
+//
+//     stream T   --- work --- free #7 --- record(e) --- more work --->
+//                                            \_ the program's wait: S is behind T's frees up to #7
+//     stream S   ------------------------------ wait(e) --- allocation of T's bytes, without any wait of ours --->
+//
+// An event carries the clock that its stream had when it was recorded (stream_clocks.h). A stream that waits for the
+// event is from then on behind all that the clock says, and a program that finds the event to be over knows that all of
+// it is. Streams that free nothing pass on what they learnt, as the streams of a communication library do.
+//
+// To believe in an order that is not there means that somebody's data is overwritten. So an order is believed in only
+// when the functions below saw everything that makes it. Why that is safe:
+//
+// 1. A record's clock is taken before CUDA is called. What is in it lies before the event on the stream: the frees had
+//    been made and the waits given to the stream when the clock was taken. A free that another thread makes while CUDA
+//    records is not in it.
+// 2. A wait counts after CUDA has accepted it, and only if the event was not recorded, destroyed or made anew from before
+//    the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a word with a
+//    number that grows whenever one of these begins, and with a count of the records that are under way. A clock
+//    belongs to one value of the number. While two records of an event overlap nobody knows which is the last: neither
+//    leaves a clock.
+// 3. A record that fails leaves no clock. Neither does one that may have been captured, and no wait counts that may have
+//    been: none counts where a capture was under way anywhere in the process at the beginning or at the end of the call,
+//    or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until its next
+//    record.
+// 4. An event that may be recorded unseen is distrusted for good: one that other processes share, one that a graph
+//    records when it is launched, one that a kernel's launch records, one that came from another interface than CUDA's.
+//    A record of a whole context is seen and leaves no clock.
+// 5. A clock is of one context. A stream of another one learns nothing from it.
+// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the word: a
+//    record of one takes the other's clock away, and distrust of one is distrust of both. Nothing is ever evicted that
+//    would have to be remembered.
+// 7. Records are counted from the process's beginning, before there is anything to order: a record that is under way
+//    when the first clock is taken is known of.
+//
+// What cannot be excluded: that a program records an event by public functions, and the same event again by functions
+// that are not public (tables of cuGetExportTable), before it waits for it. No library is known to do that. A function
+// that records events, that is found by its name and that is none of those hooked ends the belief in all events
+// (`looked_up`); one that is newer than this library and that the program is linked with would not be noticed.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+
+#include "interpose/serve/capture_gate.h"
+#include "interpose/serve/stream_clocks.h"
+
+namespace stalloc::serve {
+
+// The events of a process. Thread-safe and lock-free; nothing throws, nothing allocates. All members are zero at first,
+// and a static object takes no memory until events are used. The functions that call CUDA return what it returned.
+class EventOrder {
+ public:
+  // Around the program's record of `event`. `record` calls CUDA. `find` returns the clock of the stream (StreamClock*),
+  // null: there is none; it is asked before CUDA is, and only if its answer is of use.
+  template <class Find, class Record>
+  CUresult record(CUevent event, const CaptureGate& gate, Find find, Record record) noexcept {
+    Place& place = place_of(event);
+    const std::uint64_t before = place.word.fetch_add(kGeneration + 1, std::memory_order_acq_rel);
+    const std::uint64_t quiet = gate.quiet();
+    const bool notes = (before & kBusy) == 0 && quiet != 0 && is_needed();
+    const StreamClock* clock = notes ? find() : nullptr;
+    if (clock != nullptr) write(place, event, *clock);
+    const CUresult result = record();
+    if (clock != nullptr && result == CUDA_SUCCESS && gate.quiet() == quiet) {
+      place.written.store((before >> kGenerationShift) + 1, std::memory_order_release);
+    }
+    place.word.fetch_sub(1, std::memory_order_acq_rel);
+    return result;
+  }
+  // Around a record that leaves no clock.
+  template <class Record>
+  CUresult record_blindly(CUevent event, Record record) noexcept {
+    Place& place = place_of(event);
+    place.word.fetch_add(kGeneration + 1, std::memory_order_acq_rel);
+    const CUresult result = record();
+    place.word.fetch_sub(1, std::memory_order_acq_rel);
+    return result;
+  }
+
+  // Around the program's wait of a stream for `event`. `find` is asked for the stream's clock after CUDA was.
+  template <class Find, class Wait>
+  CUresult wait(CUevent event, const CaptureGate& gate, Find find, Wait wait) noexcept {
+    const Place& place = place_of(event);
+    const std::uint64_t word = look(place, event);
+    if (word == 0) return wait();
+    const std::uint64_t quiet = gate.quiet();
+    const CUresult result = wait();
+    if (result != CUDA_SUCCESS || quiet == 0 || gate.quiet() != quiet) return result;
+    Copy copy;
+    StreamClock* clock = nullptr;
+    if (read(place, word, &copy) && (clock = find()) != nullptr && clock->all().id() == copy.of) {
+      for (std::size_t i = 0; i < copy.count; ++i) {
+        if (copy.numbers[i] != 0) clock->raise(i + 1, copy.numbers[i]);
+      }
+    }
+    return result;
+  }
+
+  // Around a call that succeeds only if `event` is over. `find(id)` returns the clocks with that id (StreamClocks*), or
+  // null.
+  template <class Find, class Ask>
+  CUresult see_over(CUevent event, Find find, Ask ask) noexcept {
+    const Place& place = place_of(event);
+    const std::uint64_t word = look(place, event);
+    const CUresult result = ask();
+    if (word == 0 || result != CUDA_SUCCESS) return result;
+    Copy copy;
+    StreamClocks* clocks = nullptr;
+    if (read(place, word, &copy) && (clocks = find(copy.of)) != nullptr) {
+      for (std::size_t i = 0; i < copy.count; ++i) {
+        if (copy.numbers[i] != 0) clocks->completed(static_cast<StreamOrdinal>(i + 1), copy.numbers[i]);
+      }
+    }
+    return result;
+  }
+
+  // The event is about to be destroyed, or has just been made: it has no clock.
+  void forget(CUevent event) noexcept { place_of(event).word.fetch_add(kGeneration, std::memory_order_acq_rel); }
+  // It may be recorded unseen from now on.
+  void distrust(CUevent event) noexcept { place_of(event).word.fetch_or(kDistrusted, std::memory_order_acq_rel); }
+  void distrust_all() noexcept { distrusted_.store(true, std::memory_order_release); }
+  // The program looked up a function of the driver that is not hooked.
+  void looked_up(std::string_view symbol) noexcept;
+
+  // Two streams of a context use memory: from now on records leave clocks.
+  void need() noexcept { needed_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool is_needed() const noexcept { return needed_.load(std::memory_order_relaxed); }
+
+ private:
+  // Of a word: | number | distrusted | records under way |
+  static constexpr std::uint64_t kDistrusted = 1U << 15;
+  static constexpr std::uint64_t kBusy = (1U << 16) - 1;  // a record is under way, or it is distrusted
+  static constexpr unsigned kGenerationShift = 16;
+  static constexpr std::uint64_t kGeneration = std::uint64_t{1} << kGenerationShift;
+  static constexpr unsigned kPlaceBits = 14;
+
+  using Number = std::atomic<std::uint64_t>;
+  // Written by the one record that found no other under way, until it says that it is over. Others believe what they
+  // read if the word was the same before and after, with no record under way.
+  struct alignas(64) Place {
+    Number word;
+    Number written;  // the generation that the rest belongs to
+    std::atomic<CUevent> event;
+    Number of;  // the clocks' id, and behind it in 8 bits how many numbers there are
+    std::array<Number, StreamClock::kStreams> numbers;
+  };
+  static_assert(sizeof(Place) == 256);
+
+  struct Copy {
+    std::uint64_t of = 0;
+    std::size_t count = 0;
+    std::array<std::uint64_t, StreamClock::kStreams> numbers;
+  };
+
+  Place& place_of(CUevent event) noexcept {
+    // Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).
+    const auto key = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(event));
+    return places_[(key * 0x9e3779b97f4a7c15ULL) >> (64 - kPlaceBits)];
+  }
+
+  // Release: whoever reads one of these values knows of the record that is under way.
+  static void write(Place& place, CUevent event, const StreamClock& clock) noexcept {
+    const std::size_t count = clock.all().count();
+    place.event.store(event, std::memory_order_release);
+    place.of.store(clock.all().id() << 8 | count, std::memory_order_release);
+    for (std::size_t i = 0; i < count; ++i) place.numbers[i].store(clock.behind(i + 1), std::memory_order_release);
+    place.numbers[clock.ordinal() - 1U].store(clock.latest_free(), std::memory_order_release);
+  }
+
+  // The word, if the event has a clock now; else 0.
+  [[nodiscard]] std::uint64_t look(const Place& place, CUevent event) const noexcept {
+    const std::uint64_t word = place.word.load(std::memory_order_acquire);
+    const bool has_clock = (word & kBusy) == 0 && word != 0 &&
+                           place.written.load(std::memory_order_acquire) == word >> kGenerationShift &&
+                           place.event.load(std::memory_order_acquire) == event;
+    return has_clock && !distrusted_.load(std::memory_order_acquire) ? word : 0;
+  }
+
+  // False when it is not the clock that `look` saw.
+  [[nodiscard]] static bool read(const Place& place, std::uint64_t word, Copy* copy) noexcept {
+    const std::uint64_t of = place.of.load(std::memory_order_acquire);
+    copy->of = of >> 8;
+    copy->count = of & 0xff;
+    for (std::size_t i = 0; i < copy->count; ++i) copy->numbers[i] = place.numbers[i].load(std::memory_order_acquire);
+    return place.word.load(std::memory_order_acquire) == word;
+  }
+
+  std::atomic<bool> needed_{false};
+  std::atomic<bool> distrusted_{false};
+  std::array<Place, std::size_t{1} << kPlaceBits> places_{};
+};
+
+}  // namespace stalloc::serve
