@@ -284,6 +284,16 @@ void FakeDriver::finish_all_work() {
   for (const Stream& stream : streams_) join(finished_, stream.clock);
 }
 
+void FakeDriver::finish_work_of(StreamKey key) {
+  const Lock lock(mutex_);
+  join(finished_, streams_[index(key, key.is_default() ? context() : usable(key.handle).context)].clock);
+}
+
+void FakeDriver::finish_work_before(CUevent event) {
+  const Lock lock(mutex_);
+  join(finished_, known(event).clock);
+}
+
 bool FakeDriver::is_finished(const Clock& clock) const {
   for (std::size_t i = 0; i < clock.size(); ++i) {
     if (clock[i] > (i < finished_.size() ? finished_[i] : 0)) return false;
@@ -320,7 +330,12 @@ CUresult FakeDriver::create_event(CUevent* event) {
   const Lock lock(mutex_);
   if (fails()) return error_;
   *event = reinterpret_cast<CUevent>(next_object_);
-  next_object_ += 16;
+  if (free_events_.empty()) {
+    next_object_ += 16;
+  } else {
+    *event = free_events_.back();
+    free_events_.pop_back();
+  }
   events_[*event] = {context_stack.back(), false, {}};
   return CUDA_SUCCESS;
 }
@@ -330,6 +345,7 @@ CUresult FakeDriver::destroy_event(CUevent event) {
   known(event);
   if (fails()) return error_;
   events_.erase(event);
+  free_events_.push_back(event);
   return CUDA_SUCCESS;
 }
 

@@ -47,6 +47,9 @@ class FakeDriver final : public serve::Driver {
   Moment work(serve::StreamKey stream);
   // All work up to now of every stream is complete from now on.
   void finish_all_work();
+  // The same of what the stream, or the event, is behind.
+  void finish_work_of(serve::StreamKey stream);
+  void finish_work_before(CUevent event);
   // True when work given to `stream` from now on starts only after `moment`, whatever the device does.
   bool is_ordered(serve::StreamKey stream, Moment moment);
 
@@ -146,6 +149,7 @@ class FakeDriver final : public serve::Driver {
   std::vector<Stream> streams_;
   std::vector<CUstream> free_handles_;  // of destroyed streams, given to the next ones
   std::unordered_map<CUevent, Event> events_;
+  std::vector<CUevent> free_events_;  // likewise
   std::uintptr_t next_object_ = 0x10000;
   Clock finished_;
   std::map<CUdeviceptr, CUcontext> plain_;
