@@ -15,12 +15,12 @@ serve::EventOrder& order() noexcept { return program_order::events; }
 bool watched() noexcept { return program_order::watched.load(std::memory_order_relaxed); }
 
 StreamClock* clock_of(CUstream stream, Default zero) noexcept {
-  Heaps* heaps = Session::get().known_heaps();
+  Heaps* heaps = Session::known_heaps();
   return heaps == nullptr ? nullptr : heaps->stream_clock(key_of(stream, zero));
 }
 
 StreamClocks* clocks_with(std::uint64_t id) noexcept {
-  Heaps* heaps = Session::get().known_heaps();
+  Heaps* heaps = Session::known_heaps();
   return heaps == nullptr ? nullptr : heaps->clocks(id);
 }
 
@@ -52,7 +52,7 @@ CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
 // `context` null: no heap's.
 template <class Ask>
 CUresult see_context_over(CUcontext context, Ask ask) noexcept {
-  Heaps* heaps = watched() && context != nullptr ? Session::get().known_heaps() : nullptr;
+  Heaps* heaps = watched() && context != nullptr ? Session::known_heaps() : nullptr;
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->known(context);
   if (heap == nullptr) return ask();
   const std::uint64_t number = heap->clocks().latest_number();

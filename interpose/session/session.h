@@ -33,7 +33,7 @@ class Session {
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
   // The heaps if they were made before: what does not allocate need not make them.
-  Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
+  static Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
 
   // Logs the figures if STALLOC_SIGNAL came since the last call: a handler itself may do next to nothing.
   void answer_signal() noexcept;
@@ -63,7 +63,7 @@ class Session {
   std::atomic<bool> ready_{false};
   // Set once in first_use, never destroyed.
   std::atomic<record::Recorder*> recorder_{nullptr};
-  std::atomic<Heaps*> heaps_{nullptr};
+  static inline constinit std::atomic<Heaps*> heaps_{nullptr};
   std::atomic<StatisticsPage*> page_{nullptr};  // null: nobody asked for one, or it could not be made
 };
 
