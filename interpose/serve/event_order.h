@@ -15,10 +15,9 @@
 //    been made and the waits given to the stream when the clock was taken. A free that another thread makes while CUDA
 //    records is not in it.
 // 2. A wait counts after CUDA has accepted it, and only if the event was not recorded, destroyed or made anew from before
-//    the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a word with a
-//    number that grows whenever one of these begins, and with a count of the records that are under way. A clock
-//    belongs to one value of the number. While two records of an event overlap nobody knows which is the last: neither
-//    leaves a clock.
+//    the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a number that grows
+//    whenever one of these begins, and a clock belongs to one value of it. When one begins and the one before is not
+//    known to be over, nobody knows which is the last: such an event is distrusted for good.
 // 3. A record that fails leaves no clock. Neither does one that may have been captured, and no wait counts that may have
 //    been: none counts where a capture was under way anywhere in the process at the beginning or at the end of the call,
 //    or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until its next
@@ -27,7 +26,7 @@
 //    records when it is launched, one that a kernel's launch records, one that came from another interface than CUDA's.
 //    A record of a whole context is seen and leaves no clock.
 // 5. A clock is of one context. A stream of another one learns nothing from it.
-// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the word: a
+// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the number: a
 //    record of one takes the other's clock away, and distrust of one is distrust of both. Nothing is ever evicted that
 //    would have to be remembered.
 // 7. Records are counted from the process's beginning, before there is anything to order: a record that is under way
@@ -60,25 +59,21 @@ class EventOrder {
   template <class Find, class Record>
   CUresult record(CUevent event, const CaptureGate& gate, Find find, Record record) noexcept {
     Place& place = place_of(event);
-    const std::uint64_t before = place.word.fetch_add(kGeneration + 1, std::memory_order_acq_rel);
+    const Turn turn = begin(place);
     const std::uint64_t quiet = gate.quiet();
-    const bool notes = (before & kBusy) == 0 && quiet != 0 && is_needed();
-    const StreamClock* clock = notes ? find() : nullptr;
+    const StreamClock* clock = turn.alone && quiet != 0 && is_needed() ? find() : nullptr;
     if (clock != nullptr) write(place, event, *clock);
     const CUresult result = record();
-    if (clock != nullptr && result == CUDA_SUCCESS && gate.quiet() == quiet) {
-      place.written.store((before >> kGenerationShift) + 1, std::memory_order_release);
-    }
-    place.word.fetch_sub(1, std::memory_order_acq_rel);
+    end(place, turn, clock != nullptr && result == CUDA_SUCCESS && gate.quiet() == quiet);
     return result;
   }
   // Around a record that leaves no clock.
   template <class Record>
   CUresult record_blindly(CUevent event, Record record) noexcept {
     Place& place = place_of(event);
-    place.word.fetch_add(kGeneration + 1, std::memory_order_acq_rel);
+    const Turn turn = begin(place);
     const CUresult result = record();
-    place.word.fetch_sub(1, std::memory_order_acq_rel);
+    end(place, turn, false);
     return result;
   }
 
@@ -120,7 +115,10 @@ class EventOrder {
   }
 
   // The event is about to be destroyed, or has just been made: it has no clock.
-  void forget(CUevent event) noexcept { place_of(event).word.fetch_add(kGeneration, std::memory_order_acq_rel); }
+  void forget(CUevent event) noexcept {
+    Place& place = place_of(event);
+    end(place, begin(place), false);
+  }
   // It may be recorded unseen from now on.
   void distrust(CUevent event) noexcept { place_of(event).word.fetch_or(kDistrusted, std::memory_order_acq_rel); }
   void distrust_all() noexcept { distrusted_.store(true, std::memory_order_release); }
@@ -132,24 +130,36 @@ class EventOrder {
   [[nodiscard]] bool is_needed() const noexcept { return needed_.load(std::memory_order_relaxed); }
 
  private:
-  // Of a word: | number | distrusted | records under way |
-  static constexpr std::uint64_t kDistrusted = 1U << 15;
-  static constexpr std::uint64_t kBusy = (1U << 16) - 1;  // a record is under way, or it is distrusted
-  static constexpr unsigned kGenerationShift = 16;
-  static constexpr std::uint64_t kGeneration = std::uint64_t{1} << kGenerationShift;
+  // Of a place's word: the number of what happened to the event, shifted by one, and whether it is distrusted.
+  static constexpr std::uint64_t kDistrusted = 1;
+  static constexpr std::uint64_t kNext = 2;
   static constexpr unsigned kPlaceBits = 14;
 
   using Number = std::atomic<std::uint64_t>;
-  // Written by the one record that found no other under way, until it says that it is over. Others believe what they
-  // read if the word was the same before and after, with no record under way.
+  // Written only by who is alone between the beginning and the end of a turn. Others believe what they read if the word
+  // was the same before and after, and `ended` belongs to it.
   struct alignas(64) Place {
     Number word;
-    Number written;  // the generation that the rest belongs to
+    Number ended;  // the latest turn that ended, as in a word, and in its lowest bit whether it left a clock
     std::atomic<CUevent> event;
     Number of;  // the clocks' id, and behind it in 8 bits how many numbers there are
     std::array<Number, StreamClock::kStreams> numbers;
   };
   static_assert(sizeof(Place) == 256);
+
+  struct Turn {
+    std::uint64_t word = 0;
+    bool alone = false;
+  };
+  static Turn begin(Place& place) noexcept {
+    const std::uint64_t before = place.word.fetch_add(kNext, std::memory_order_acq_rel);
+    const bool over = (place.ended.load(std::memory_order_acquire) | 1) == (before | 1);
+    if (!over) place.word.fetch_or(kDistrusted, std::memory_order_acq_rel);
+    return {(before + kNext) & ~kDistrusted, over && (before & kDistrusted) == 0};
+  }
+  static void end(Place& place, Turn turn, bool leaves_clock) noexcept {
+    place.ended.store(turn.word | static_cast<std::uint64_t>(leaves_clock), std::memory_order_release);
+  }
 
   struct Copy {
     std::uint64_t of = 0;
@@ -175,8 +185,7 @@ class EventOrder {
   // The word, if the event has a clock now; else 0.
   [[nodiscard]] std::uint64_t look(const Place& place, CUevent event) const noexcept {
     const std::uint64_t word = place.word.load(std::memory_order_acquire);
-    const bool has_clock = (word & kBusy) == 0 && word != 0 &&
-                           place.written.load(std::memory_order_acquire) == word >> kGenerationShift &&
+    const bool has_clock = (word & kDistrusted) == 0 && place.ended.load(std::memory_order_acquire) == (word | 1) &&
                            place.event.load(std::memory_order_acquire) == event;
     return has_clock && !distrusted_.load(std::memory_order_acquire) ? word : 0;
   }

@@ -24,8 +24,8 @@ class Program {
       const std::size_t context = i < 5 ? 0 : 1;
       streams_.push_back({model_.make_stream(context, i == 1 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING)});
     }
-    for (std::size_t i = 0; i < 6; ++i) {
-      const std::size_t context = i < 4 ? 0 : 1;
+    for (std::size_t i = 0; i < kEvents; ++i) {
+      const std::size_t context = i < kEvents - 3 ? 0 : 1;
       events_.push_back({model_.make_event(context), context});
     }
   }
@@ -43,6 +43,9 @@ class Program {
   }
 
  private:
+  // So many that most are never recorded twice at once, which ends all belief in an event.
+  static constexpr std::size_t kEvents = 12;
+
   struct Stream {
     OrderModel::Stream stream;
     bool capturing = false;
