@@ -11,8 +11,8 @@ namespace {
 using serve::StreamClock;
 using serve::StreamClocks;
 
-serve::EventOrder& order() noexcept { return program_order::events; }
-bool watched() noexcept { return program_order::watched.load(std::memory_order_relaxed); }
+// Null: events are not watched.
+serve::EventOrder* watched() noexcept { return program_order::watched.load(std::memory_order_acquire); }
 
 StreamClock* clock_of(CUstream stream, Default zero) noexcept {
   Heaps* heaps = Session::known_heaps();
@@ -27,20 +27,23 @@ StreamClocks* clocks_with(std::uint64_t id) noexcept {
 template <class... Flags>
 CUresult record_on(const Call<CUresult(CUevent, CUstream, Flags...)>& call, CUevent event, CUstream stream,
                    Default zero, std::type_identity_t<Flags>... flags) noexcept {
-  if (!watched()) return call.original(event, stream, flags...);
-  return order().record(
+  serve::EventOrder* order = watched();
+  if (order == nullptr) return call.original(event, stream, flags...);
+  return order->record(
       event, capture::gate(), [&] { return clock_of(stream, zero); },
       [&] { return call.original(event, stream, flags...); });
 }
 
 template <class Ask>
 CUresult see_event_over(CUevent event, Ask ask) noexcept {
-  return watched() ? order().see_over(event, clocks_with, ask) : ask();
+  serve::EventOrder* order = watched();
+  return order == nullptr ? ask() : order->see_over(event, clocks_with, ask);
 }
 
 template <class Ask>
 CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
-  StreamClock* clock = watched() && order().is_needed() ? clock_of(stream, zero) : nullptr;
+  const serve::EventOrder* order = watched();
+  StreamClock* clock = order != nullptr && order->is_needed() ? clock_of(stream, zero) : nullptr;
   if (clock == nullptr) return ask();
   StreamClock::Known known;
   clock->know(&known);
@@ -52,7 +55,7 @@ CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
 // `context` null: no heap's.
 template <class Ask>
 CUresult see_context_over(CUcontext context, Ask ask) noexcept {
-  Heaps* heaps = watched() && context != nullptr ? Session::known_heaps() : nullptr;
+  Heaps* heaps = watched() != nullptr && context != nullptr ? Session::known_heaps() : nullptr;
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->known(context);
   if (heap == nullptr) return ask();
   const std::uint64_t number = heap->clocks().latest_number();
@@ -73,21 +76,24 @@ CUresult synchronized(Wait wait) noexcept {
 }  // namespace
 
 void distrust(CUevent event) noexcept {
-  if (watched()) order().distrust(event);
+  if (serve::EventOrder* order = watched()) order->distrust(event);
 }
 
-void looked_up(const char* symbol) noexcept { order().looked_up(symbol); }
+void looked_up(const char* symbol) noexcept {
+  if (serve::EventOrder* order = watched()) order->looked_up(symbol);
+}
 
 CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept {
   const CUresult result = call.original(event, flags);
-  if (result != CUDA_SUCCESS || !watched()) return result;
-  order().forget(*event);
-  if ((flags & CU_EVENT_INTERPROCESS) != 0) order().distrust(*event);
+  serve::EventOrder* order = watched();
+  if (result != CUDA_SUCCESS || order == nullptr) return result;
+  order->forget(*event);
+  if ((flags & CU_EVENT_INTERPROCESS) != 0) order->distrust(*event);
   return result;
 }
 
 CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
-  if (watched()) order().forget(event);
+  if (serve::EventOrder* order = watched()) order->forget(event);
   return call.original(event);
 }
 
@@ -102,21 +108,25 @@ CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent
 }
 
 CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept {
-  if (!watched()) return call.original(context, event);
-  return order().record_blindly(event, [&] { return call.original(context, event); });
+  serve::EventOrder* order = watched();
+  if (order == nullptr) return call.original(context, event);
+  return order->record_blindly(event, [&] { return call.original(context, event); });
 }
 
 CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUgreenCtx_st* context,
                         CUevent event) noexcept {
-  if (!watched()) return call.original(context, event);
-  return order().record_blindly(event, [&] { return call.original(context, event); });
+  serve::EventOrder* order = watched();
+  if (order == nullptr) return call.original(context, event);
+  return order->record_blindly(event, [&] { return call.original(context, event); });
 }
 
 CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,
               Default zero) noexcept {
   const auto original = [&] { return captures::wait_event(call, stream, event, flags); };
-  if (!watched() || flags != CU_EVENT_WAIT_DEFAULT) return original();
-  return order().wait(event, capture::gate(), [&] { return clock_of(stream, zero); }, original);
+  serve::EventOrder* order = watched();
+  if (order == nullptr || flags != CU_EVENT_WAIT_DEFAULT) return original();
+  return order->wait(
+      event, capture::gate(), [&] { return clock_of(stream, zero); }, original);
 }
 
 CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
@@ -144,7 +154,7 @@ CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext co
 }
 
 void distrust_launch(const CUlaunchConfig* launch) noexcept {
-  if (!watched() || launch == nullptr || launch->attrs == nullptr) return;
+  if (launch == nullptr || launch->attrs == nullptr) return;
   for (unsigned i = 0; i < launch->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = launch->attrs[i];
     if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) distrust(attribute.value.programmaticEvent.event);

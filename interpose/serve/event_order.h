@@ -14,19 +14,22 @@
 // 1. A record's clock is taken before CUDA is called. What is in it lies before the event on the stream: the frees had
 //    been made and the waits given to the stream when the clock was taken. A free that another thread makes while CUDA
 //    records is not in it.
-// 2. A wait counts after CUDA has accepted it, and only if the event was not recorded, destroyed or made anew from before
-//    the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a number that grows
-//    whenever one of these begins, and a clock belongs to one value of it. When one begins and the one before is not
-//    known to be over, nobody knows which is the last: such an event is distrusted for good.
-// 3. A record that fails leaves no clock. Neither does one that may have been captured, and no wait counts that may have
-//    been: none counts where a capture was under way anywhere in the process at the beginning or at the end of the call,
-//    or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until its next
-//    record.
+// 2. A wait counts after CUDA has accepted it, and only if the event was not recorded, destroyed or made anew from
+// before
+//    the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a number that
+//    grows whenever one of these begins, and a clock belongs to one value of it. When one begins and the one before is
+//    not known to be over, nobody knows which is the last: such an event is distrusted for good.
+// 3. A record that fails leaves no clock. Neither does one that may have been captured, and no wait counts that may
+// have
+//    been: none counts where a capture was under way anywhere in the process at the beginning or at the end of the
+//    call, or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until its
+//    next record.
 // 4. An event that may be recorded unseen is distrusted for good: one that other processes share, one that a graph
 //    records when it is launched, one that a kernel's launch records, one that came from another interface than CUDA's.
 //    A record of a whole context is seen and leaves no clock.
 // 5. A clock is of one context. A stream of another one learns nothing from it.
-// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the number: a
+// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the number:
+// a
 //    record of one takes the other's clock away, and distrust of one is distrust of both. Nothing is ever evicted that
 //    would have to be remembered.
 // 7. Records are counted from the process's beginning, before there is anything to order: a record that is under way
@@ -50,10 +53,16 @@
 
 namespace stalloc::serve {
 
-// The events of a process. Thread-safe and lock-free; nothing throws, nothing allocates. All members are zero at first,
-// and a static object takes no memory until events are used. The functions that call CUDA return what it returned.
+// The events of a process. Thread-safe and lock-free; nothing but the constructor throws or allocates. Memory is taken
+// as events are used, 4 MiB at most. The functions that call CUDA return what it returned.
 class EventOrder {
  public:
+  // Throws std::bad_alloc.
+  EventOrder();
+  ~EventOrder();
+  EventOrder(const EventOrder&) = delete;
+  EventOrder& operator=(const EventOrder&) = delete;
+
   // Around the program's record of `event`. `record` calls CUDA. `find` returns the clock of the stream (StreamClock*),
   // null: there is none; it is asked before CUDA is, and only if its answer is of use.
   template <class Find, class Record>
@@ -167,7 +176,9 @@ class EventOrder {
     std::array<std::uint64_t, StreamClock::kStreams> numbers;
   };
 
-  Place& place_of(CUevent event) noexcept {
+  static constexpr std::size_t kPlacesBytes = sizeof(Place) << kPlaceBits;
+
+  Place& place_of(CUevent event) const noexcept {
     // Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).
     const auto key = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(event));
     return places_[(key * 0x9e3779b97f4a7c15ULL) >> (64 - kPlaceBits)];
@@ -201,7 +212,7 @@ class EventOrder {
 
   std::atomic<bool> needed_{false};
   std::atomic<bool> distrusted_{false};
-  std::array<Place, std::size_t{1} << kPlaceBits> places_{};
+  Place* places_;  // 2^kPlaceBits, zero at first
 };
 
 }  // namespace stalloc::serve

@@ -125,8 +125,8 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   return {};
 }
 
-// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them. `number`: of the free, where
-// it has one already.
+// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them. `number`: of the free,
+// where it has one already.
 void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, std::uint64_t number) {
   try {
     const PhysicalRanges freed = ranges(entry);

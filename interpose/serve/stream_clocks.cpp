@@ -4,10 +4,10 @@
 
 namespace stalloc::serve {
 
-// What a blocking stream freed is left out: such a free is ordered behind the legacy stream's work, and one on the legacy
-// stream behind that of all blocking ones, as if it were work of the stream. The library gives the stream no work at a
-// free, so that who waits for the stream alone need not have waited for what the free is behind. What the stream itself
-// was made to wait for is work of its own.
+// What a blocking stream freed is left out: such a free is ordered behind the legacy stream's work, and one on the
+// legacy stream behind that of all blocking ones, as if it were work of the stream. The library gives the stream no
+// work at a free, so that who waits for the stream alone need not have waited for what the free is behind. What the
+// stream itself was made to wait for is work of its own.
 void StreamClock::know(Known* known) const noexcept {
   known->fill(0);
   const std::size_t count = all_->count();

@@ -1,10 +1,11 @@
-// What is known of the order between the streams of one context: vector clocks (Lamport 1978; Fidge 1988, Mattern 1989).
+// What is known of the order between the streams of one context: vector clocks (Lamport 1978; Fidge 1988, Mattern
+// 1989).
 //
-// Each free of memory gets a number, and each stream that is known has an ordinal. The clock of a stream S says for each
-// stream T: all work that S is given from now on starts behind T's frees up to this number. Each number in it is a fact
-// about S of its own, and stays true for as long as S lives: no other number makes it wrong, and time does not. That
-// is why clocks are read and written here without a lock, one number after the other. Of two threads that raise the
-// same number at once, one may undo what the other wrote: the lower number is true as well, and says less.
+// Each free of memory gets a number, and each stream that is known has an ordinal. The clock of a stream S says for
+// each stream T: all work that S is given from now on starts behind T's frees up to this number. Each number in it is a
+// fact about S of its own, and stays true for as long as S lives: no other number makes it wrong, and time does not.
+// That is why clocks are read and written here without a lock, one number after the other. Of two threads that raise
+// the same number at once, one may undo what the other wrote: the lower number is true as well, and says less.
 //
 // What a number must never do is pass from one stream to another. So the ordinals that have a clock name a stream until
 // that stream is destroyed (StreamOrder::reclaim leaves them alone), and the next stream begins with an empty clock.
@@ -60,7 +61,8 @@ class StreamClock {
 
   std::atomic<CUstream> handle_{nullptr};  // null: names no stream
   std::atomic<std::uint64_t> thread_{0};
-  // Its work waits for no other stream's but by events: not created so, a stream and the legacy one wait for each other.
+  // Its work waits for no other stream's but by events: not created so, a stream and the legacy one wait for each
+  // other.
   std::atomic<bool> non_blocking_{false};
   StreamClocks* all_ = nullptr;
   StreamOrdinal ordinal_ = kNoStream;

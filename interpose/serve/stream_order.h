@@ -109,9 +109,9 @@ class StreamOrder {
   };
   struct Stream {
     StreamKey key;
-    bool alive = false;         // names a stream of the program
-    bool uses_memory = false;   // else it is known for its events only
-    std::uint64_t used_at = 0;  // number when it was last looked up, for choosing the idlest
+    bool alive = false;           // names a stream of the program
+    bool uses_memory = false;     // else it is known for its events only
+    std::uint64_t used_at = 0;    // number when it was last looked up, for choosing the idlest
     std::array<Event, 8> events;  // a ring: the least recent is recorded anew
   };
 
@@ -125,7 +125,7 @@ class StreamOrder {
   bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   Event* covering(Stream& stream, std::uint64_t number) noexcept;
-  Event* record(StreamOrdinal stream) noexcept;
+  Event* record(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
   void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;

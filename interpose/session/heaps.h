@@ -103,9 +103,9 @@ class Heaps {
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
 
   void stream_destroyed(CUstream stream) noexcept;
-  // The clock of the calling thread's stream with that name, made on first sight; null: none is kept, for the stream is of
-  // a context without a heap, or of one with too many streams. Valid until the stream is destroyed. Lock-free but for
-  // the first time.
+  // The clock of the calling thread's stream with that name, made on first sight; null: none is kept, for the stream is
+  // of a context without a heap, or of one with too many streams. Valid until the stream is destroyed. Lock-free but
+  // for the first time.
   serve::StreamClock* stream_clock(const serve::StreamKey& stream) noexcept {
     const CUcontext context = stream.is_default() ? cuda_query::current_context() : nullptr;
     StreamPlace& place = stream_places_[place_of(stream, context)];

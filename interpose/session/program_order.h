@@ -7,11 +7,11 @@
 
 namespace stalloc::program_order {
 
-// The process's events. They count from the beginning, before there is a heap. No memory until one is used.
-extern serve::EventOrder events;
+// The process's events, never destroyed. Null: they are not watched; that is decided when the library is loaded, or by
+// what turns it off, and in a child of fork: what was not watched once is never watched later.
+inline constinit std::atomic<serve::EventOrder*> watched{nullptr};
 
-// Whether events are watched: from the library's loading on, or never; not in a child of fork, whose requests are not
-// served either. What was not watched once is never watched later.
-inline std::atomic<bool> watched{false};
+// Pre: the library is being loaded. Without host memory they are not watched.
+void watch() noexcept;
 
 }  // namespace stalloc::program_order

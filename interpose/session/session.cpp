@@ -30,7 +30,7 @@ serve::HeapOptions heap_options(const Options& options) {
   if (!wrong.empty()) log::warn("STALLOC_POLICY: {}; the defaults are used", wrong);
   heap.policy.stitch = options.stitch;
   heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
-  heap.events = &program_order::events;
+  heap.events = program_order::watched.load();
   return heap;
 }
 
@@ -58,7 +58,7 @@ Session::Session() noexcept : options_(parse_options(environment::keep)) {
   remember_foreign_variables();
   if (options_.frameworks) set_framework_variables(options_.torch == TorchRoad::Async);
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
-  program_order::watched.store(crosses_streams(options_));
+  if (crosses_streams(options_)) program_order::watch();
   active_.store(true);
 }
 
@@ -101,7 +101,7 @@ void Session::turn_off(const std::string& why) noexcept {
 
 void Session::deactivate() noexcept {
   active_.store(false);
-  program_order::watched.store(false);
+  program_order::watched.store(nullptr);
   quick_.heaps.store(nullptr);
 }
 

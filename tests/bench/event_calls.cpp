@@ -1,7 +1,7 @@
-// What the library adds to the calls that order streams: a record, a wait for an event, a question about one. The program
-// runs itself with each library preloaded, in turn, and without any; the difference is the hooks' cost. Two streams use
-// memory and the number of streams given as `streams` take part, so that there is order to learn. Prints a table; is no
-// test. On simcuda:
+// What the library adds to the calls that order streams: a record, a wait for an event, a question about one. The
+// program runs itself with each library preloaded, in turn, and without any; the difference is the hooks' cost. Two
+// streams use memory and the number of streams given as `streams` take part, so that there is order to learn. Prints a
+// table; is no test. On simcuda:
 //
 //     LD_LIBRARY_PATH=tests/simcuda/lib event_calls interpose/libstalloc_interpose.so
 //
@@ -71,8 +71,8 @@ int measure(std::size_t count) {
 }
 
 bool run_with(const std::string& library, const char* streams, Costs* costs) {
-  const std::string command = "STALLOC_MODE=dynamic LD_PRELOAD='" + library + "' /proc/" + std::to_string(getpid()) +
-                              "/exe " + streams;
+  const std::string command =
+      "STALLOC_MODE=dynamic LD_PRELOAD='" + library + "' /proc/" + std::to_string(getpid()) + "/exe " + streams;
   FILE* out = popen(command.c_str(), "r");  // NOLINT(cert-env33-c): a measuring program of ours
   if (out == nullptr) return false;
   bool read = true;

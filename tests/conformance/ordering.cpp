@@ -36,8 +36,8 @@ class Late {
     report_.expect(!gate.timed_out(), "a stream-ordered request waited on the host for another stream: " + who);
   }
 
-  // Read and freed on `reader`, wanted on `writer`, which waits for an event: `record` records one that is none behind the
-  // free. It is called before the gate, then between the free and the wait.
+  // Read and freed on `reader`, wanted on `writer`, which waits for an event: `record` records one that is none behind
+  // the free. It is called before the gate, then between the free and the wait.
   template <class Record>
   void try_event(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who, Record record) {
     const CUdeviceptr early = machine_.allocate(bytes, reader);

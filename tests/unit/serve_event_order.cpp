@@ -217,7 +217,8 @@ TEST_CASE("an event has no other event's clock", "[serve][events]") {
 
 TEST_CASE("unknown functions that record events end the belief in all", "[serve][events]") {
   Fixture f;
-  for (const char* name : {"cudaEventRecord", "cuEventElapsedTime_v3", "cuGraphEventRecordNodeGetEvent", "cuEventQuery"}) {
+  for (const char* name :
+       {"cudaEventRecord", "cuEventElapsedTime_v3", "cuGraphEventRecordNodeGetEvent", "cuEventQuery"}) {
     f.model.events->looked_up(name);
   }
   f.model.use_and_free(f.t, 0);
@@ -226,7 +227,8 @@ TEST_CASE("unknown functions that record events end the belief in all", "[serve]
   REQUIRE(f.waits_for(f.s) == 0);
   f.model.use_and_free(f.t, 1);
   f.record(f.t);
-  f.model.events->looked_up(GENERATE("cuEventRecord_v9", "cuCtxRecordEvent_v9", "cuGraphAddNode_v9", "cuIpcOpenEventHandle_v9"));
+  f.model.events->looked_up(
+      GENERATE("cuEventRecord_v9", "cuCtxRecordEvent_v9", "cuGraphAddNode_v9", "cuIpcOpenEventHandle_v9"));
   f.wait(f.s);
   REQUIRE(f.waits_for(f.s, 1) == 1);
 }

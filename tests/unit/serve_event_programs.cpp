@@ -1,5 +1,5 @@
-// Random programs of streams and events: whatever is believed of their order is true in the fake driver, which knows it.
-// A mistake is no test's bad luck: every number that the library believes in is compared after every step.
+// Random programs of streams and events: whatever is believed of their order is true in the fake driver, which knows
+// it. A mistake is no test's bad luck: every number that the library believes in is compared after every step.
 #include <atomic>
 #include <random>
 #include <string>

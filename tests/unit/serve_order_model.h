@@ -47,8 +47,8 @@ class OrderModel {
         : handle(context), order(driver, context, kPages * kPage, kPage, events) {}
   };
 
-  OrderModel() : contexts{{driver, FakeDriver::context(), events.get()},
-                          {driver, FakeDriver::other_context(), events.get()}} {}
+  OrderModel()
+      : contexts{{driver, FakeDriver::context(), events.get()}, {driver, FakeDriver::other_context(), events.get()}} {}
 
   FakeDriver driver{kPage};
   std::unique_ptr<serve::EventOrder> events = std::make_unique<serve::EventOrder>();
@@ -230,7 +230,8 @@ class OrderModel {
       if (owner == believed->ordinal()) continue;
       const std::uint64_t number = believed->behind(owner);
       for (const auto& free : frees_up_to(of, owner, number)) {
-        if (!driver.is_ordered(stream.key, free.moment)) throw Broken("a stream is not behind a free that it is said to be");
+        if (!driver.is_ordered(stream.key, free.moment))
+          throw Broken("a stream is not behind a free that it is said to be");
       }
       believed_ += number != 0;
     }

@@ -56,7 +56,8 @@ void Actor::make_things() {
   }
   pool_ = machine_.make_pool();
   machine_.must(machine_.cuda.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-  for (CUevent& event : kept_) machine_.must(machine_.cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  for (CUevent& event : kept_)
+    machine_.must(machine_.cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   for (Read& read : reads_) {
     machine_.must(machine_.cuda.cuEventCreate(&read.done, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     read.bytes = 0;

@@ -28,7 +28,7 @@ struct World {
   std::set<std::string> without;  // kinds of calls that are left out
   // Events that actors of a machine use at once; by machine.
   std::vector<std::array<CUevent, 3>> events;
-  std::uint64_t tensors = 0;      // of earlier programs: their numbers are not used again
+  std::uint64_t tensors = 0;  // of earlier programs: their numbers are not used again
 };
 
 class Actor {
