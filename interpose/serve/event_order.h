@@ -11,34 +11,38 @@
 // To believe in an order that is not there means that somebody's data is overwritten. So an order is believed in only
 // when the functions below saw everything that makes it. Why that is safe:
 //
-// 1. A record's clock is taken before CUDA is called. What is in it lies before the event on the stream: the frees had
-//    been made and the waits given to the stream when the clock was taken. A free that another thread makes while CUDA
-//    records is not in it.
+// 1. A record's clock is taken before CUDA is called. What is in it lies before the event on the stream: the frees
+//    had been made and the waits given to the stream when the clock was taken. A free that another thread makes while
+//    CUDA records is not in it.
 // 2. A wait counts after CUDA has accepted it, and only if the event was not recorded, destroyed or made anew from
-// before
-//    the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a number that
-//    grows whenever one of these begins, and a clock belongs to one value of it. When one begins and the one before is
-//    not known to be over, nobody knows which is the last: such an event is distrusted for good.
+//    before the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a number
+//    that grows whenever one of these begins, and a clock belongs to one value of it. When one begins and the one
+//    before is not known to be over, nobody knows which is the last: such an event is distrusted for good.
 // 3. A record that fails leaves no clock. Neither does one that may have been captured, and no wait counts that may
-// have
-//    been: none counts where a capture was under way anywhere in the process at the beginning or at the end of the
-//    call, or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until its
-//    next record.
+//    have been: none counts where a capture was under way anywhere in the process at the beginning or at the end of
+//    the call, or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until
+//    its next record.
 // 4. An event that may be recorded unseen is distrusted for good: one that other processes share, one that a graph
-//    records when it is launched, one that a kernel's launch records, one that came from another interface than CUDA's.
-//    A record of a whole context is seen and leaves no clock.
+//    records when it is launched, one that a kernel's launch records, one that came from another interface than
+//    CUDA's. A record of a whole context is seen and leaves no clock.
 // 5. A clock is of one context. A stream of another one learns nothing from it.
-// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the number:
-// a
-//    record of one takes the other's clock away, and distrust of one is distrust of both. Nothing is ever evicted that
-//    would have to be remembered.
+// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the
+//    number: a record of one takes the other's clock away, and distrust of one is distrust of both. Nothing is ever
+//    evicted that would have to be remembered. An event that gets a distrusted one's handle is distrusted, too.
 // 7. Records are counted from the process's beginning, before there is anything to order: a record that is under way
 //    when the first clock is taken is known of.
+// 8. What a legacy or blocking stream is behind without any event, the work of the others, is not in its clock. But
+//    it is behind that when an event comes: a record is work of the stream. The library gives a stream no work at a
+//    free, so that a program that waits for a blocking stream itself, and not for an event on it, learns nothing of
+//    what the stream freed (StreamClock::know).
+//
+// A function that the host runs in a stream's order (cuLaunchHostFunc) is not watched: what it orders it orders by
+// other calls, or by what nobody but the program sees.
 //
 // What cannot be excluded: that a program records an event by public functions, and the same event again by functions
-// that are not public (tables of cuGetExportTable), before it waits for it. No library is known to do that. A function
-// that records events, that is found by its name and that is none of those hooked ends the belief in all events
-// (`looked_up`); one that is newer than this library and that the program is linked with would not be noticed.
+// that are not public (tables of cuGetExportTable), before it waits for it. No library is known to do that. A
+// function that records events, that is found by its name and that is none of those hooked ends the belief in all
+// events (`looked_up`); one that is newer than this library and that the program is linked with would not be noticed.
 #pragma once
 
 #include <cuda.h>

@@ -261,6 +261,9 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
       }
     }
     late.try_idle_stream(streams.blocking, streams.first, bytes);
+  }
+  // Last: an event that a graph recorded once, and one that gets its handle, may be believed less.
+  for (const std::size_t bytes : kSizes) {
     if (cuda.cuEventRecordWithFlags == nullptr) continue;
     std::pair<CUgraph, CUgraphExec> made{};
     late.try_event(streams.first, streams.second, bytes, "recorded by a graph", [&](CUevent event, bool freed) {
