@@ -128,6 +128,34 @@ TEST_CASE("two records of an event at once leave no clock, whichever is the last
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
+TEST_CASE("a stream that waits between two records at once learns nothing", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream u = f.model.make_stream(0);
+  f.model.use_and_free(f.t, 0);
+  int part = 0;
+  f.model.record(f.event, u, false, [&] { ++part == 1 ? f.record(f.t) : f.wait(f.s); });  // the other's is the last
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("a third record, begun while two are under way, leaves no clock either", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream u = f.model.make_stream(0);
+  const CUevent event = f.event;
+  f.model.use_and_free(f.t, 0);
+  int part = 0;
+  f.model.record(event, u, false, [&] {
+    if (++part == 1) {
+      f.model.record(event, u, false, kNothing);
+      f.record(f.t);
+    } else {
+      f.wait(f.s);
+    }
+  });
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
 TEST_CASE("a record that is under way when the first clock is taken is known of", "[serve][events]") {
   OrderModel model;
   const OrderModel::Stream s = model.make_stream(0);
