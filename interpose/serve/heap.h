@@ -264,6 +264,7 @@ class Heap {
   void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream, std::uint64_t number = 0);
+  [[nodiscard]] bool wants_event(const LiveEntry& entry) const noexcept;
   PhysicalRanges ranges(const LiveEntry& entry);
 
   Driver& driver_;

@@ -134,7 +134,7 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, std::uint64_t
       order_.cleared(freed);
     } else {
       if (number == 0) number = order_.number_free(stream);
-      order_.freed(freed, stream, number, entry.origin == Origin::Plan && planned_->event_on_free(entry.place));
+      order_.freed(freed, stream, number, wants_event(entry));
     }
     if (entry.origin == Origin::Dynamic) {
       dynamic_->free(freed, entry.place, stream);
@@ -146,6 +146,14 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, std::uint64_t
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
+}
+
+// Whether an event is recorded at the free, so that who has to wait for it waits for nothing behind it: where the plan
+// knows that another stream will want the bytes, or where streams share large blocks as a rule.
+bool Heap::wants_event(const LiveEntry& entry) const noexcept {
+  if (entry.origin == Origin::Plan) return planned_->event_on_free(entry.place);
+  return options_.cross_stream == CrossStream::Share && entry.bytes >= options_.policy.small_bytes &&
+         order_.has_several_users();
 }
 
 }  // namespace stalloc::serve

@@ -98,6 +98,9 @@ class StreamOrder {
   // stream is destroyed. Pre: the stream is of our context.
   StreamClock* clock(StreamKey key) noexcept;
 
+  // More than one stream has used memory.
+  [[nodiscard]] bool has_several_users() const noexcept { return users_ > 1; }
+
   [[nodiscard]] std::uint64_t waits() const noexcept { return waits_; }
   // Waits that were not made because the program had made that order itself.
   [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
