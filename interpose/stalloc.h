@@ -38,6 +38,7 @@ struct stalloc_statistics {
   uint64_t view_hits; /* requests served in a view made before */
   uint64_t misses;    /* requests left to CUDA for want of memory */
   uint64_t physical_peak;
+  uint64_t spared_waits; /* orderings between streams that the program had made itself, by its events */
 };
 
 /* Fills `statistics` for a CUDA device ordinal. 0: done; 1: nothing is served on that device; 2: struct_bytes is

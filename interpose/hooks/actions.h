@@ -87,18 +87,60 @@ CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUs
 }  // namespace captures
 
 namespace synchronization {
-// What was freed is given back as far as the pools' release thresholds ask for it.
+// Around a call that waits: what was freed is given back as far as the pools' release thresholds ask for it.
 void begin() noexcept;
-void end() noexcept;
+void end() noexcept;  // it succeeded
+}  // namespace synchronization
 
+namespace events {
+CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept;
+CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
+CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream, Default zero) noexcept;
+CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent event, CUstream stream, unsigned flags,
+                Default zero) noexcept;
+// All work of a context.
+CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept;
+CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUgreenCtx_st* context,
+                        CUevent event) noexcept;
+CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,
+              Default zero) noexcept;
+CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
+CUresult synchronize(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
+CUresult query_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept;
+CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept;
+CUresult synchronize_context(const Call<CUresult()>& call) noexcept;
+CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
+
+// Events that are recorded without a call of the program's for each record: no order is learnt from them any more.
+void distrust(CUevent event) noexcept;
+void distrust_launch(const CUlaunchConfig* launch) noexcept;
+void distrust_node(const CUgraphNodeParams* node) noexcept;
+
+// Forwards, behind that.
 template <class... Arguments>
-CUresult wait(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
-  begin();
-  const CUresult result = call.original(arguments...);
-  if (result == CUDA_SUCCESS) end();
+CUresult recorded_unseen(const Call<CUresult(Arguments...)>& call, CUevent event,
+                         std::type_identity_t<Arguments>... arguments) noexcept {
+  distrust(event);
+  return call.original(arguments...);
+}
+template <class... Arguments>
+CUresult node(const Call<CUresult(Arguments...)>& call, const CUgraphNodeParams* node,
+              std::type_identity_t<Arguments>... arguments) noexcept {
+  distrust_node(node);
+  return call.original(arguments...);
+}
+// For a call that makes an event which others may record.
+template <class... Arguments>
+CUresult create_unseen(const Call<CUresult(CUevent*, Arguments...)>& call, CUevent* event,
+                       std::type_identity_t<Arguments>... arguments) noexcept {
+  const CUresult result = call.original(event, arguments...);
+  if (result == CUDA_SUCCESS) distrust(*event);
   return result;
 }
-}  // namespace synchronization
+
+// The program looked up a function of the driver that is no hook of ours.
+void looked_up(const char* symbol) noexcept;
+}  // namespace events
 
 namespace device_memory {
 // Whoever is refused device memory gets what is idle here. `bytes`: how much is wanted, 0 when that is not known.
@@ -114,6 +156,13 @@ CUresult take(const Call<Result(Arguments...)>& call, size_t bytes,
   const CUresult result = call.original(arguments...);
   if (result != CUDA_ERROR_OUT_OF_MEMORY || !make_room(bytes)) return result;
   return call.original(arguments...);
+}
+// A kernel's launch may record events.
+template <class... Arguments>
+CUresult launch(const Call<CUresult(const CUlaunchConfig*, Arguments...)>& call, const CUlaunchConfig* launch,
+                std::type_identity_t<Arguments>... arguments) noexcept {
+  if (launch != nullptr && launch->numAttrs != 0) events::distrust_launch(launch);
+  return take(call, 0, launch, arguments...);
 }
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept;
 }  // namespace device_memory

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "interpose/base/loader.h"
+#include "interpose/hooks/actions.h"
 #include "interpose/hooks/hook_table.h"
 #include "interpose/session/capture.h"
 #include "interpose/session/session.h"
@@ -23,7 +24,10 @@ struct Answer {
 Answer answer(void* handle, const char* symbol) noexcept {
   if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u') return {nullptr, 0};
   const Hook hook = find_hook(symbol);
-  if (hook == Hook::kCount) capture::looked_up(symbol);
+  if (hook == Hook::kCount) {
+    capture::looked_up(symbol);
+    events::looked_up(symbol);
+  }
   if (hook == Hook::kCount || !Session::get().active()) return {nullptr, 0};
   if (handle == RTLD_NEXT) {
     // Next behind the program itself is our own export: without CUDA the answer is "no", with dlerror set.

@@ -6,7 +6,9 @@
 #undef cuCtxDestroy
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
+#undef cuEventDestroy
 #undef cuGetProcAddress
+#undef cuGraphAddNode
 #undef cuStreamBeginCapture
 #undef cuStreamBeginCaptureToGraph
 #undef cuStreamDestroy

@@ -22,6 +22,7 @@ void* replace(const char* name, void* real) noexcept {
     return replacement_of(hook);
   }
   capture::looked_up(name);
+  events::looked_up(name);
   return real;
 }
 

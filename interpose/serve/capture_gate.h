@@ -25,8 +25,17 @@ class CaptureGate {
 
   // A capture is about to begin; call it before it does. One that did not begin, or that is over, has `ended`. What
   // begins unseen never ends: then the driver is asked for each request.
-  void began() noexcept { captures_.fetch_add(1, std::memory_order_relaxed); }
-  void ended() noexcept { captures_.fetch_sub(1, std::memory_order_relaxed); }
+  void began() noexcept {
+    captures_.fetch_add(1, std::memory_order_relaxed);
+    begun_.fetch_add(1, std::memory_order_release);  // after the other: whoever sees this one sees that one, too
+  }
+  void ended() noexcept { captures_.fetch_sub(1, std::memory_order_release); }
+
+  // 0: a capture may be under way. Two equal answers other than 0: none was in between, nor has one begun.
+  [[nodiscard]] std::uint64_t quiet() const noexcept {
+    const std::uint64_t begun = begun_.load(std::memory_order_acquire);
+    return captures_.load(std::memory_order_acquire) == 0 ? begun + 1 : 0;
+  }
 
   // While it lives, no capture begins and no stream joins one.
   class Work {
@@ -48,6 +57,7 @@ class CaptureGate {
 
  private:
   std::atomic<std::uint64_t> captures_{0};  // begun and not known to be over
+  std::atomic<std::uint64_t> begun_{0};
   std::shared_mutex mutex_;
 };
 

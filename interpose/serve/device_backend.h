@@ -31,10 +31,18 @@ class DeviceBackend {
     std::uint32_t view = 0;
   };
 
-  // `driver` and `order` must outlive it; `order` knows the whole line, whose pages have `page` bytes.
+  static constexpr std::uint64_t kNoEvents = ~std::uint64_t{0};
+
+  // `driver` and `order` must outlive it; `order` knows the whole line, whose pages have `page` bytes. A free of
+  // `event_bytes` or more records an event where several streams use memory (kNoEvents: none does).
   DeviceBackend(Driver& driver, StreamOrder& order, std::unique_ptr<Mapper> mapper, std::uint64_t line_begin,
-                std::uint64_t page)
-      : order_(&order), mapper_(std::move(mapper)), line_begin_(line_begin), page_(page), driver_(&driver) {}
+                std::uint64_t page, std::uint64_t event_bytes)
+      : order_(&order),
+        mapper_(std::move(mapper)),
+        line_begin_(line_begin),
+        page_(page),
+        event_bytes_(event_bytes),
+        driver_(&driver) {}
 
   // As a backend. `create` asks the device first whether it has so much, if it is much, and creates no more in sum than
   // `set_limit` says.
@@ -53,11 +61,12 @@ class DeviceBackend {
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }
-  void freed(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+  std::uint64_t number_free(plan::StreamIndex stream) noexcept { return order_->number_free(ordinal(stream)); }
+  void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
       order_->cleared(ranges);
     } else {
-      order_->freed(ranges, ordinal(stream), false);
+      order_->freed(ranges, ordinal(stream), free_number, wants_event(ranges));
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
@@ -103,6 +112,13 @@ class DeviceBackend {
 
  private:
   static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
+  // Whether an event is recorded at the free, so that who has to wait for it waits for nothing behind it.
+  [[nodiscard]] bool wants_event(PhysicalRanges ranges) const noexcept {
+    if (event_bytes_ == kNoEvents || !order_->has_several_users()) return false;
+    std::uint64_t bytes = 0;
+    for (const PhysicalRange& range : ranges) bytes += range.bytes();
+    return bytes >= event_bytes_;
+  }
   bool device_has(std::uint64_t bytes) noexcept;
   [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
 
@@ -110,6 +126,7 @@ class DeviceBackend {
   std::unique_ptr<Mapper> mapper_;
   std::uint64_t line_begin_;
   std::uint64_t page_;
+  std::uint64_t event_bytes_;
   Driver* driver_;
   Arena* arena_ = nullptr;  // adopted
   std::uint64_t created_bytes_ = 0;

@@ -49,6 +49,7 @@ class Driver {
   virtual CUresult pop_context() = 0;  // pre: undoes the thread's latest push_context
   // The context `stream` belongs to; for the default streams (legacy, per thread) the calling thread's current one.
   virtual CUresult stream_context(CUstream stream, CUcontext* context) = 0;
+  virtual CUresult stream_flags(CUstream stream, unsigned* flags) = 0;  // as it was created; no default stream
 
   // Order. Events carry no timing. CU_STREAM_PER_THREAD names the calling thread's own stream, both default streams
   // those of the current context. is_capturing says an error too when `stream` is the legacy stream and another,

@@ -143,6 +143,11 @@ CUresult RealDriver::stream_context(CUstream stream, CUcontext* context) {
   return call_.cuStreamGetCtx(stream, context);
 }
 
+CUresult RealDriver::stream_flags(CUstream stream, unsigned* flags) {
+  const RelaxedCapture relaxed(call_);
+  return call_.cuStreamGetFlags(stream, flags);
+}
+
 // CUDA allows this question whatever is being captured, so nothing is relaxed. It is on the path of every request:
 // while no capture is known of, the driver is not asked, and an unknown stream is then no error.
 CUresult RealDriver::is_capturing(CUstream stream, bool* capturing) {

@@ -42,6 +42,7 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuCtxPopCurrent)(CUcontext*) = nullptr;  // cuCtxPopCurrent_v2
   CUresult(CUDAAPI* cuCtxSynchronize)() = nullptr;
   CUresult(CUDAAPI* cuStreamGetCtx)(CUstream, CUcontext*) = nullptr;
+  CUresult(CUDAAPI* cuStreamGetFlags)(CUstream, unsigned*) = nullptr;
   CUresult(CUDAAPI* cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* cuStreamWaitEvent)(CUstream, CUevent, unsigned) = nullptr;
   CUresult(CUDAAPI* cuEventCreate)(CUevent*, unsigned) = nullptr;
@@ -92,6 +93,7 @@ class RealDriver final : public Driver {
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
   CUresult stream_context(CUstream stream, CUcontext* context) override;
+  CUresult stream_flags(CUstream stream, unsigned* flags) override;
   CUresult is_capturing(CUstream stream, bool* capturing) override;
   CUresult create_event(CUevent* event) override;
   CUresult destroy_event(CUevent event) override;

@@ -52,9 +52,12 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
   std::unique_ptr<Mapper> mapper = Mapper::create(driver, device, bytes, view_bytes, why);
   if (!mapper) return nullptr;
   const Range line{line_begin, line_begin + bytes};
+  // Where streams share large blocks as a rule, a wait is for the free and not for all that its stream was given since.
+  const std::uint64_t event_bytes =
+      options.cross_stream == CrossStream::Share ? options.policy.small_bytes : DeviceBackend::kNoEvents;
   return std::unique_ptr<Dynamic>(
       new Dynamic({placement_options(options, line, page, total), options.cross_stream, view_bytes},
-                  DeviceBackend(driver, *order, std::move(mapper), line_begin, page)));
+                  DeviceBackend(driver, *order, std::move(mapper), line_begin, page, event_bytes)));
 }
 
 void Dynamic::close() noexcept {

@@ -35,6 +35,7 @@ struct alignas(64) Statistics {
   std::uint64_t refused_slots = 0;             // the slot's bytes were taken, or could not be ordered on the stream
   std::uint64_t resynchronisations = 0;        // jumps of the cursor
   std::uint64_t stream_waits = 0;              // cross-stream orderings made
+  std::uint64_t spared_waits = 0;              // those that the program had made itself
   std::uint64_t mapping_calls_at_start = 0;    // create, map, set access
   std::uint64_t mapping_calls_after_start = 0;
   std::uint64_t mapping_nanoseconds_at_start = 0;  // spent in these calls

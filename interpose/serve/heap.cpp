@@ -86,7 +86,7 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
       options_(options),
       device_bytes_(line.device_bytes),
       fence_(driver, context),
-      order_(driver, context, line.bytes, line.page) {}
+      order_(driver, context, line.bytes, line.page, options.events) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
@@ -178,6 +178,11 @@ void Heap::stream_destroyed(CUstream stream) noexcept {
   order_.stream_destroyed(stream);
 }
 
+StreamClock* Heap::clock(StreamKey stream) noexcept {
+  const Look look(mutex_);
+  return is_closed() ? nullptr : order_.clock(stream);
+}
+
 CUresult Heap::grant_access(int peer) noexcept {
   const Lock lock(*this);
   if (is_closed()) return CUDA_SUCCESS;
@@ -246,6 +251,7 @@ Statistics Heap::gather_statistics() const noexcept {
   Statistics statistics = figures_.sums();
   if (planned_) statistics.resynchronisations = planned_->cursors().resynchronisations();
   statistics.stream_waits = order_.waits();
+  statistics.spared_waits = order_.spared_waits();
   statistics.mapping_calls_at_start = mapping_calls_at_start_;
   statistics.mapping_calls_after_start = mapping_calls() - mapping_calls_at_start_;
   statistics.mapping_nanoseconds_at_start = mapping_nanoseconds_at_start_;

@@ -112,6 +112,12 @@ class Heap {
 
   // Call before the original destroys the stream: work that the bytes freed on it wait for gets its event now.
   void stream_destroyed(CUstream stream) noexcept;
+
+  // What is known of the order between the context's streams; without a lock.
+  [[nodiscard]] StreamClocks& clocks() noexcept { return order_.clocks(); }
+  // A stream's clock, made on first sight; null: it has none. Valid until the stream is destroyed. Pre: the stream is
+  // of `context`.
+  StreamClock* clock(StreamKey stream) noexcept;
   // Kernels of `peer` may touch this device's memory from now on.
   CUresult grant_access(int peer) noexcept;
 

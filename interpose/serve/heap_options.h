@@ -9,12 +9,16 @@ namespace stalloc::serve {
 
 using plan::CrossStream;
 
+class EventOrder;
+
 struct HeapOptions {
   bool dynamic = true;  // false: what the plan does not serve belongs to the original allocator
   CrossStream cross_stream = CrossStream::OrderThenGrow;
   plan::OnlinePolicy policy;
   // Dynamic requests use free bytes of the plan from where they would need more memory than this beside it.
   std::uint64_t beside_plan = std::uint64_t{16} << 20;
+  // Told as soon as there is order between streams to learn; null: nobody. Must outlive the heap.
+  EventOrder* events = nullptr;
 };
 
 }  // namespace stalloc::serve

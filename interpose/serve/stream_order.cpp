@@ -10,12 +10,16 @@ constexpr int kMostQuestions = 256;
 
 }  // namespace
 
-StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes)
+StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
+                         EventOrder* events)
     : driver_(driver),
       context_(context),
+      events_(events),
       marks_(physical_bytes, page_bytes),
       streams_(std::make_unique<Stream[]>(kMaxStreams + 1)),
-      ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
+      clocks_(context),
+      ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
+      waited_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
 
 StreamOrder::~StreamOrder() {
   if (stream_count_ == 0) return;
@@ -29,6 +33,7 @@ void StreamOrder::close(bool destroy_events) noexcept {
       if (event.event != nullptr && destroy_events) driver_.destroy_event(event.event);
     }
     streams_[i] = {};
+    clocks_.forget(static_cast<StreamOrdinal>(i));
   }
   stream_count_ = 0;
   latest_ = kNoStream;
@@ -44,11 +49,30 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
     CUcontext context = nullptr;
     if (driver_.stream_context(key.handle, &context) != CUDA_SUCCESS || context != context_) return kNoStream;
   }
-  if (stream == kNoStream) stream = admit(key);
+  if (stream == kNoStream) {
+    StreamOrdinal fresh = unused();
+    if (fresh == kNoStream) fresh = stream_count_ < kMaxStreams ? ++stream_count_ : reclaim();
+    stream = admit(key, fresh);
+  }
+  if (stream != kNoStream && !streams_[stream].uses_memory) {
+    streams_[stream].uses_memory = true;
+    if (++users_ > 1 && events_ != nullptr) events_->need();
+  }
   latest_key_ = key;
   latest_ = stream;
-  streams_[stream].used_at = sequence_;
+  streams_[stream].used_at = latest_number();
   return stream;
+}
+
+StreamClock* StreamOrder::clock(StreamKey key) noexcept {
+  StreamOrdinal stream = find(key);
+  if (stream == kNoStream) {
+    // No stream gives up its ordinal for one that may use no memory.
+    StreamOrdinal fresh = unused();
+    if (fresh == kNoStream && stream_count_ < StreamClock::kStreams) fresh = ++stream_count_;
+    stream = admit(key, fresh);
+  }
+  return clocks_.of(stream);
 }
 
 StreamOrdinal StreamOrder::find(StreamKey key) const noexcept {
@@ -58,18 +82,40 @@ StreamOrdinal StreamOrder::find(StreamKey key) const noexcept {
   return kNoStream;
 }
 
-StreamOrdinal StreamOrder::admit(StreamKey key) noexcept {
-  const StreamOrdinal stream = stream_count_ < kMaxStreams ? ++stream_count_ : reclaim();
+// As `stream`, unless that is none.
+StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   if (stream == kNoStream) return kNoStream;
   Stream& admitted = streams_[stream];
   admitted.key = key;
   admitted.alive = true;
-  for (std::size_t owner = 1; owner <= kMaxStreams; ++owner) ordered(stream, static_cast<StreamOrdinal>(owner)) = 0;
+  admitted.uses_memory = false;
+  admitted.used_at = latest_number();
+  for (std::size_t owner = 1; owner <= kMaxStreams; ++owner) {
+    ordered_[pair(stream, static_cast<StreamOrdinal>(owner))] = 0;
+    waited_[pair(stream, static_cast<StreamOrdinal>(owner))] = 0;
+  }
+  unsigned flags = CU_STREAM_DEFAULT;
+  const bool asked = !key.is_default() && clocks_.of(stream) != nullptr;
+  const bool non_blocking =
+      asked && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
+  clocks_.name(stream, key, non_blocking);
   return stream;
 }
 
+// A destroyed stream's ordinal, of those with a clock, that can name another stream: all of its frees are known to be
+// complete. No driver is asked.
+StreamOrdinal StreamOrder::unused() const noexcept {
+  const std::size_t last = std::min<std::size_t>(stream_count_, StreamClock::kStreams);
+  for (std::size_t i = 1; i <= last; ++i) {
+    const auto stream = static_cast<StreamOrdinal>(i);
+    if (!streams_[i].alive && clocks_.complete(stream) >= last_free(stream)) return stream;
+  }
+  return kNoStream;
+}
+
 // The idlest stream whose frees are all complete: its claims bind nobody, so that its ordinal can name another stream.
-// Numbers never repeat, hence what others know about the old frees stays true.
+// Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock keeps
+// its ordinal: its clock is written without the heap's lock (stream_clocks.h).
 StreamOrdinal StreamOrder::reclaim() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return kNoStream;
@@ -77,6 +123,7 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
     StreamOrdinal best = kNoStream;
     for (std::size_t i = 1; i <= stream_count_; ++i) {
       const auto stream = static_cast<StreamOrdinal>(i);
+      if (alive && clocks_.of(stream) != nullptr) continue;
       if (streams_[i].alive != alive || !is_idle(stream)) continue;
       if (best == kNoStream || streams_[i].used_at < streams_[best].used_at) best = stream;
     }
@@ -86,8 +133,7 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
 }
 
 bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
-  Stream& candidate = streams_[stream];
-  return complete_[stream] >= candidate.last_free || completed(stream, candidate.last_free);
+  return clocks_.complete(stream) >= last_free(stream) || completed(stream, last_free(stream));
 }
 
 bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
@@ -99,8 +145,9 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
   if (!scope.ok()) return false;
   bool all = true;
   marks_.for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
-    const std::uint64_t number = std::min(sequence, streams_[owner].last_free);
-    all = all && (ordered(stream, owner) >= number || complete_[owner] >= number || wait_for(stream, owner, number));
+    const std::uint64_t number = std::min(sequence, last_free(owner));
+    if (ordered(stream, owner) >= number) return count_spared_wait(stream, owner, number);
+    all = all && (clocks_.complete(owner) >= number || wait_for(stream, owner, number));
   });
   return all;
 }
@@ -111,8 +158,8 @@ bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
   if (!scope.ok()) return false;
   bool all = true;
   marks_.for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, std::uint64_t sequence) {
-    const std::uint64_t number = std::min(sequence, streams_[owner].last_free);
-    all = all && (complete_[owner] >= number || completed(owner, number));
+    const std::uint64_t number = std::min(sequence, last_free(owner));
+    all = all && (clocks_.complete(owner) >= number || completed(owner, number));
   });
   return all;
 }
@@ -123,8 +170,8 @@ bool StreamOrder::is_complete(std::uint64_t number) noexcept {
   bool all = true;
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto owner = static_cast<StreamOrdinal>(i);
-    const std::uint64_t last = std::min(number, streams_[i].last_free);
-    all = all && (complete_[i] >= last || completed(owner, last));
+    const std::uint64_t last = std::min(number, last_free(owner));
+    all = all && (clocks_.complete(owner) >= last || completed(owner, last));
   }
   return all;
 }
@@ -132,20 +179,42 @@ bool StreamOrder::is_complete(std::uint64_t number) noexcept {
 bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   Event* event = covering(streams_[owner], number);
   if (event != nullptr && completed(owner, number)) return true;
-  if (event == nullptr) event = record(streams_[owner]);
+  if (event == nullptr) event = record(owner);
   if (event == nullptr) return false;
   if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
-  ordered(waiter, owner) = std::max(ordered(waiter, owner), event->covers);
+  order_behind(waiter, owner, event->covers);
+  std::uint64_t& waited = waited_[pair(waiter, owner)];
+  waited = std::max(waited, event->covers);
   ++waits_;
   return true;
+}
+
+std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
+  const StreamClock* clock = clocks_.of(waiter);
+  return clock != nullptr && clocks_.of(owner) != nullptr ? clock->behind(owner) : ordered_[pair(waiter, owner)];
+}
+
+void StreamOrder::order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+  StreamClock* clock = clocks_.of(waiter);
+  if (clock != nullptr && clocks_.of(owner) != nullptr) return clock->raise(owner, number);
+  std::uint64_t& known = ordered_[pair(waiter, owner)];
+  known = std::max(known, number);
+}
+
+// A wait of ours would have been for all that had been freed by now.
+void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+  std::uint64_t& waited = waited_[pair(waiter, owner)];
+  if (waited >= number) return;
+  waited = last_free(owner);
+  ++spared_waits_;
 }
 
 // Asks the device. Records the event that the next asking needs when there is none.
 bool StreamOrder::completed(StreamOrdinal owner, std::uint64_t number) noexcept {
   Event* event = covering(streams_[owner], number);
-  if (event == nullptr) event = record(streams_[owner]);
+  if (event == nullptr) event = record(owner);
   if (event == nullptr || driver_.query_event(event->event) != CUDA_SUCCESS) return false;
-  complete_[owner] = std::max(complete_[owner], event->covers);
+  clocks_.completed(owner, event->covers);
   return true;
 }
 
@@ -159,7 +228,8 @@ StreamOrder::Event* StreamOrder::covering(Stream& stream, std::uint64_t number) 
 }
 
 // Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current.
-StreamOrder::Event* StreamOrder::record(Stream& stream) noexcept {
+StreamOrder::Event* StreamOrder::record(StreamOrdinal ordinal) noexcept {
+  Stream& stream = streams_[ordinal];
   const bool reachable = stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
   if (!reachable) return nullptr;
   Event& oldest = *std::min_element(stream.events.begin(), stream.events.end(),
@@ -169,35 +239,36 @@ StreamOrder::Event* StreamOrder::record(Stream& stream) noexcept {
     return nullptr;
   }
   if (driver_.record_event(oldest.event, stream.key.handle) != CUDA_SUCCESS) return nullptr;
-  oldest.covers = stream.last_free;
+  oldest.covers = last_free(ordinal);
   return &oldest;
 }
 
-void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
-  Stream& owner = streams_[stream];
-  owner.last_free = ++sequence_;
-  marks_.freed(ranges, stream, sequence_);
-  if (!event_now && !owner.key.is_per_thread()) return;
-  const ContextScope scope(driver_, context_);
-  if (scope.ok()) record(owner);
+std::uint64_t StreamOrder::number_free(StreamOrdinal stream) noexcept {
+  const std::uint64_t number = clocks_.take_number();
+  clocks_.freed(stream, number);
+  return number;
 }
 
-void StreamOrder::synchronized(std::uint64_t number) noexcept {
-  for (std::uint64_t& complete : complete_) complete = std::max(complete, number);
+void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
+  marks_.freed(ranges, stream, number);
+  if (!event_now && !streams_[stream].key.is_per_thread()) return;
+  const ContextScope scope(driver_, context_);
+  if (scope.ok()) record(stream);
 }
 
 void StreamOrder::mark_frees() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return;
   for (std::size_t i = 1; i <= stream_count_; ++i) {
-    Stream& stream = streams_[i];
-    if (complete_[i] < stream.last_free && covering(stream, stream.last_free) == nullptr) record(stream);
+    const auto stream = static_cast<StreamOrdinal>(i);
+    const std::uint64_t last = last_free(stream);
+    if (clocks_.complete(stream) < last && covering(streams_[i], last) == nullptr) record(stream);
   }
 }
 
 void StreamOrder::settle() noexcept {
   mark_frees();
-  const std::uint64_t all = sequence_;
+  const std::uint64_t all = latest_number();
   for (int asked = 0; asked < kMostQuestions && !is_complete(all); ++asked) {
   }
 }
@@ -206,12 +277,13 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   const StreamOrdinal ordinal = find({stream, 0});
   if (ordinal == kNoStream) return;
   Stream& gone = streams_[ordinal];
-  if (complete_[ordinal] < gone.last_free && covering(gone, gone.last_free) == nullptr) {
+  if (clocks_.complete(ordinal) < last_free(ordinal) && covering(gone, last_free(ordinal)) == nullptr) {
     // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
     const ContextScope scope(driver_, context_);
-    if (scope.ok()) record(gone);
+    if (scope.ok()) record(ordinal);
   }
   gone.alive = false;
+  clocks_.forget(ordinal);
   if (latest_ == ordinal) latest_ = kNoStream;
 }
 

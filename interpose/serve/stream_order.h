@@ -9,13 +9,16 @@
 #include <memory>
 
 #include "interpose/serve/driver.h"
+#include "interpose/serve/event_order.h"
 #include "interpose/serve/free_marks.h"
+#include "interpose/serve/stream_clocks.h"
 #include "interpose/serve/stream_key.h"
 
 namespace stalloc::serve {
 
-// Every free gets a sequence number. ordered_[S][T] is the number up to which stream S is ordered behind T's frees (a
-// vector clock, after Lamport and Mattern), complete_[T] the number up to which T's frees are known to be complete.
+// Every free gets a sequence number. ordered(S, T) is the number up to which stream S is ordered behind T's frees (a
+// vector clock, stream_clocks.h), complete(T) the number up to which T's frees are known to be complete. Both grow by
+// what is done here, and by what the program itself does with its events and by synchronising (event_order.h).
 //
 //     stream T   --- work --- free #7 ---(event, recorded when somebody needs it)--- more work --->
 //                                            \_ wait: ordered_[S][T] = 7
@@ -27,8 +30,10 @@ namespace stalloc::serve {
 // not serve them. Not thread-safe: the heap's lock covers it.
 class StreamOrder {
  public:
-  // `context` is the one all streams belong to. Throws std::bad_alloc.
-  StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes);
+  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; null: nobody is.
+  // Throws std::bad_alloc.
+  StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
+              EventOrder* events = nullptr);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -60,17 +65,23 @@ class StreamOrder {
     return !marks_.only(ranges, stream);
   }
 
-  // The bytes were freed on `stream`. `event_now`: another stream will want them.
-  void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept;
+  // The program freed something on `stream`: the free's number. What was freed is said by `freed`, before that of any
+  // later free.
+  std::uint64_t number_free(StreamOrdinal stream) noexcept;
+  // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
+  void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
+  void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
+    freed(ranges, stream, number_free(stream), event_now);
+  }
   // The bytes were freed and the device is done with them.
   void cleared(PhysicalRanges ranges) noexcept { marks_.cleared(ranges); }
 
   // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, wait
   // (free_fence.h), say that every free up to the number is complete.
-  std::uint64_t take_number() noexcept { return ++sequence_; }
+  std::uint64_t take_number() noexcept { return clocks_.take_number(); }
   // The number of the latest free, if none was taken since.
-  [[nodiscard]] std::uint64_t latest_number() const noexcept { return sequence_; }
-  void synchronized(std::uint64_t number) noexcept;
+  [[nodiscard]] std::uint64_t latest_number() const noexcept { return clocks_.latest_number(); }
+  void synchronized(std::uint64_t number) noexcept { clocks_.synchronized(number); }
 
   // Records an event behind the frees of each stream that has none there yet: once the program has synchronised with
   // the stream, asking says that they are complete.
@@ -81,7 +92,18 @@ class StreamOrder {
   // Pre: the stream is still alive. Its handle may name another stream afterwards.
   void stream_destroyed(CUstream stream) noexcept;
 
+  // What is known of the order; to be used without the heap's lock.
+  [[nodiscard]] StreamClocks& clocks() noexcept { return clocks_; }
+  // The stream's clock, made on first sight; null: it has none, since there are too many streams. Valid until the
+  // stream is destroyed. Pre: the stream is of our context.
+  StreamClock* clock(StreamKey key) noexcept;
+
+  // More than one stream has used memory.
+  [[nodiscard]] bool has_several_users() const noexcept { return users_ > 1; }
+
   [[nodiscard]] std::uint64_t waits() const noexcept { return waits_; }
+  // Waits that were not made because the program had made that order itself.
+  [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
 
  private:
   struct Event {
@@ -91,13 +113,14 @@ class StreamOrder {
   struct Stream {
     StreamKey key;
     bool alive = false;           // names a stream of the program
-    std::uint64_t last_free = 0;  // number of its latest free
+    bool uses_memory = false;     // else it is known for its events only
     std::uint64_t used_at = 0;    // number when it was last looked up, for choosing the idlest
     std::array<Event, 8> events;  // a ring: the least recent is recorded anew
   };
 
   StreamOrdinal find(StreamKey key) const noexcept;
-  StreamOrdinal admit(StreamKey key) noexcept;
+  StreamOrdinal admit(StreamKey key, StreamOrdinal stream) noexcept;
+  StreamOrdinal unused() const noexcept;
   StreamOrdinal reclaim() noexcept;
   bool is_idle(StreamOrdinal stream) noexcept;
 
@@ -105,22 +128,29 @@ class StreamOrder {
   bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   Event* covering(Stream& stream, std::uint64_t number) noexcept;
-  Event* record(Stream& stream) noexcept;
-  std::uint64_t& ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
-    return ordered_[std::uint64_t{waiter} * (kMaxStreams + 1) + owner];
+  Event* record(StreamOrdinal ordinal) noexcept;
+  [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
+  [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
+  void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
+    return std::uint64_t{waiter} * (kMaxStreams + 1) + owner;
   }
 
   StreamKey latest_key_;              // looked up last,
   StreamOrdinal latest_ = kNoStream;  // and its ordinal; kNoStream: the stream is gone
   Driver& driver_;
   CUcontext context_;
+  EventOrder* events_;
   FreeMarks marks_;
   std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
-  LazyTable<std::uint64_t> ordered_;
-  std::array<std::uint64_t, kMaxStreams + 1> complete_{};
+  StreamClocks clocks_;
+  LazyTable<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
+  LazyTable<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
   StreamOrdinal stream_count_ = 0;
-  std::uint64_t sequence_ = 0;
+  unsigned users_ = 0;  // how often an ordinal was first used for memory
   std::uint64_t waits_ = 0;
+  std::uint64_t spared_waits_ = 0;
 };
 
 }  // namespace stalloc::serve

@@ -30,7 +30,7 @@ std::optional<serve::DriverFunctions> find_driver_functions(const char** missing
       find("cuMemGetInfo_v2", f.cuMemGetInfo, missing) && find("cuCtxGetCurrent", f.cuCtxGetCurrent, missing) &&
       find("cuCtxPushCurrent_v2", f.cuCtxPushCurrent, missing) &&
       find("cuCtxPopCurrent_v2", f.cuCtxPopCurrent, missing) && find("cuCtxSynchronize", f.cuCtxSynchronize, missing) &&
-      find("cuStreamGetCtx", f.cuStreamGetCtx, missing) &&
+      find("cuStreamGetCtx", f.cuStreamGetCtx, missing) && find("cuStreamGetFlags", f.cuStreamGetFlags, missing) &&
       find("cuStreamIsCapturing", f.cuStreamIsCapturing, missing) &&
       find("cuStreamWaitEvent", f.cuStreamWaitEvent, missing) && find("cuMemAlloc_v2", f.cuMemAlloc, missing) &&
       find("cuMemFree_v2", f.cuMemFree, missing) && find("cuEventCreate", f.cuEventCreate, missing) &&

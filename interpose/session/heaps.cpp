@@ -89,6 +89,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   device.heap.store(heap.release(), std::memory_order_release);
   device.context.store(context, std::memory_order_release);
   used_devices_.store(std::max(used_devices_.load(), ordinal + 1), std::memory_order_release);
+  for (StreamPlace& place : stream_places_) place.without.store(0);  // streams of its context may have a clock now
   return device.heap.load(std::memory_order_relaxed);
 }
 
@@ -272,6 +273,34 @@ void Heaps::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexce
 
 void Heaps::stream_destroyed(CUstream stream) noexcept {
   each_heap([&](int, serve::Heap& heap) { heap.stream_destroyed(stream); });
+  const serve::StreamKey key{stream, 0};
+  std::uint64_t hash = hash_of(key, nullptr);
+  stream_places_[place_of(key, nullptr)].without.compare_exchange_strong(hash, 0);
+}
+
+// The context of a stream that was created is the driver's to say; `context`: that of a default stream.
+serve::StreamClock* Heaps::find_stream_clock(const serve::StreamKey& stream, CUcontext context,
+                                             StreamPlace& place) noexcept {
+  const std::uint64_t hash = hash_of(stream, context);
+  if (place.without.load(std::memory_order_relaxed) == hash) return nullptr;
+  CUcontext owner = context;
+  if (!stream.is_default() && driver_.stream_context(stream.handle, &owner) != CUDA_SUCCESS) return nullptr;
+  serve::Heap* heap = owner == nullptr ? nullptr : known(owner);
+  serve::StreamClock* clock = heap == nullptr ? nullptr : heap->clock(stream);
+  if (clock != nullptr) {
+    place.clock.store(clock, std::memory_order_release);
+  } else {
+    place.without.store(hash, std::memory_order_relaxed);
+  }
+  return clock;
+}
+
+serve::StreamClocks* Heaps::clocks(std::uint64_t id) noexcept {
+  serve::StreamClocks* found = nullptr;
+  each_heap([&](int, serve::Heap& heap) {
+    if (heap.clocks().id() == id) found = &heap.clocks();
+  });
+  return found;
 }
 
 Heaps::Original Heaps::find_original(CUdeviceptr address) noexcept {
@@ -345,13 +374,13 @@ void Heaps::log_figures_of(int ordinal, const serve::Statistics& s, bool always)
                "/ {} after, "
                "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, "
                "misses {}, mapping "
-               "{:.1f} ms at start / {:.1f} ms after",
+               "{:.1f} ms at start / {:.1f} ms after, spared waits {}",
                ordinal, s.live_peak_bytes, s.physical_peak_bytes,
                percent(s.served_live_peak_bytes, s.physical_peak_bytes), s.planned_requests, s.unplanned_requests,
                s.unplanned_large_requests, s.refused_slots, s.resynchronisations, s.stream_waits,
                s.mapping_calls_at_start, s.mapping_calls_after_start, s.dynamic_requests, s.pool_live_peak_bytes,
                s.stitches, s.view_hits, s.borrows, s.grows, s.misses, milliseconds(s.mapping_nanoseconds_at_start),
-               milliseconds(s.mapping_nanoseconds_after_start));
+               milliseconds(s.mapping_nanoseconds_after_start), s.spared_waits);
 }
 
 }  // namespace stalloc

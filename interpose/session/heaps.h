@@ -14,6 +14,7 @@
 
 #include "interpose/serve/driver_real.h"
 #include "interpose/serve/heap.h"
+#include "interpose/session/cuda_query.h"
 #include "interpose/session/pools.h"
 #include "interpose/session/statistics_page.h"
 #include "interpose/session/unserved_contexts.h"
@@ -104,6 +105,19 @@ class Heaps {
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
 
   void stream_destroyed(CUstream stream) noexcept;
+  // The clock of the calling thread's stream with that name, made on first sight; null: none is kept, for the stream is
+  // of a context without a heap, or of one with too many streams. Valid until the stream is destroyed. Lock-free but
+  // for the first time.
+  serve::StreamClock* stream_clock(const serve::StreamKey& stream) noexcept {
+    const CUcontext context = stream.is_default() ? cuda_query::current_context() : nullptr;
+    StreamPlace& place = stream_places_[place_of(stream, context)];
+    serve::StreamClock* clock = place.clock.load(std::memory_order_acquire);
+    const bool found =
+        clock != nullptr && clock->names(stream) && (context == nullptr || clock->all().context() == context);
+    return found ? clock : find_stream_clock(stream, context, place);
+  }
+  // The clocks with that id; null: of no heap.
+  serve::StreamClocks* clocks(std::uint64_t id) noexcept;
   // Where and by which number CUDA's own memory at `address` is noted; no heap: nowhere.
   struct Original {
     serve::Heap* heap = nullptr;
@@ -138,6 +152,22 @@ class Heaps {
     std::atomic<serve::Heap*> closed_heap{nullptr};
   };
 
+  // Streams by their names, one to a place: of two that share one the later is kept.
+  struct StreamPlace {
+    std::atomic<serve::StreamClock*> clock{nullptr};
+    std::atomic<std::uint64_t> without{0};  // a stream that has no clock, by its hash; 0: none
+  };
+  static constexpr unsigned kStreamPlaceBits = 10;
+  static std::uint64_t hash_of(const serve::StreamKey& stream, CUcontext context) noexcept {
+    const auto handle = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(stream.handle));
+    const auto owner = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(context));
+    return ((handle * 31 + stream.thread) * 31 + owner) * 0x9e3779b97f4a7c15ULL | 1;
+  }
+  static std::size_t place_of(const serve::StreamKey& stream, CUcontext context) noexcept {
+    return hash_of(stream, context) >> (64 - kStreamPlaceBits);
+  }
+  serve::StreamClock* find_stream_clock(const serve::StreamKey& stream, CUcontext context, StreamPlace& place) noexcept;
+
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   std::optional<Pools::Known> forget_pool(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
@@ -164,6 +194,7 @@ class Heaps {
   alignas(64) std::atomic<int> used_devices_{0};
   std::atomic<bool> redirected_{false};  // some device's current pool is not its default one
   std::array<Device, kDevices> devices_;
+  std::array<StreamPlace, std::size_t{1} << kStreamPlaceBits> stream_places_;
   Pools pools_;
   UnservedContexts unserved_;
   std::mutex thresholds_mutex_;

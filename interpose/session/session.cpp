@@ -17,6 +17,7 @@
 #include "interpose/session/capture.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/driver_functions.h"
+#include "interpose/session/program_order.h"
 #include "plan/files/plan_file.h"
 
 namespace stalloc {
@@ -29,7 +30,15 @@ serve::HeapOptions heap_options(const Options& options) {
   if (!wrong.empty()) log::warn("STALLOC_POLICY: {}; the defaults are used", wrong);
   heap.policy.stitch = options.stitch;
   heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
+  heap.events = program_order::watched.load();
   return heap;
+}
+
+// Whether any request may be served from bytes that another stream freed.
+bool crosses_streams(const Options& options) {
+  if (options.mode == Mode::Alloc) return true;
+  const bool serves = options.dynamic || options.mode == Mode::Dynamic;
+  return serves && static_cast<serve::CrossStream>(options.cross_stream) != serve::CrossStream::Never;
 }
 
 }  // namespace
@@ -49,6 +58,7 @@ Session::Session() noexcept : options_(parse_options(environment::keep)) {
   remember_foreign_variables();
   if (options_.frameworks) set_framework_variables(options_.torch == TorchRoad::Async);
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
+  if (crosses_streams(options_)) program_order::watch();
   active_.store(true);
 }
 
@@ -91,6 +101,7 @@ void Session::turn_off(const std::string& why) noexcept {
 
 void Session::deactivate() noexcept {
   active_.store(false);
+  program_order::watched.store(nullptr);
   quick_.heaps.store(nullptr);
 }
 

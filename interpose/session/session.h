@@ -33,7 +33,7 @@ class Session {
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
   // The heaps if they were made before: what does not allocate need not make them.
-  Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
+  static Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
 
   // Heaps that are made from now on create memory that other processes can be given.
   void share_memory() noexcept { shares_memory_.store(true); }
@@ -67,7 +67,7 @@ class Session {
   std::atomic<bool> ready_{false};
   // Set once in first_use, never destroyed.
   std::atomic<record::Recorder*> recorder_{nullptr};
-  std::atomic<Heaps*> heaps_{nullptr};
+  static inline constinit std::atomic<Heaps*> heaps_{nullptr};
   std::atomic<StatisticsPage*> page_{nullptr};  // null: nobody asked for one, or it could not be made
 };
 

@@ -32,6 +32,7 @@ constexpr Field kFields[] = {
     {&stalloc_statistics::view_hits, &Statistics::view_hits},
     {&stalloc_statistics::misses, &Statistics::misses},
     {&stalloc_statistics::physical_peak, &Statistics::physical_peak_bytes},
+    {&stalloc_statistics::spared_waits, &Statistics::spared_waits},
 };
 
 }  // namespace

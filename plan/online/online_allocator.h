@@ -105,8 +105,11 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // True when another stream than this one freed some of the bytes last. Only counted.
   { backend.is_foreign(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // The bytes were freed on `stream`; kAnyStream: the device is done with them.
-  { backend.freed(ranges, stream) }
+  // Numbers a free on `stream`, which is not kAnyStream. Numbers grow.
+  { backend.number_free(stream) }
+  noexcept->std::same_as<std::uint64_t>;
+  // The bytes were freed on `stream` by the free of that number; kAnyStream: the device is done with them.
+  { backend.freed(ranges, stream, free_number) }
   noexcept;
   // The number of the latest free. Numbers never go down.
   { backend.latest_free() }
@@ -164,7 +167,9 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
   // it. Throws std::bad_alloc; the block is then never used again.
-  void free(Block block, std::uint64_t bytes, StreamIndex stream);
+  void free(Block block, std::uint64_t bytes, StreamIndex stream) {
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream));
+  }
   // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Simulations
   // defer every free, the library those of the stream that was used last (heap_fast_path.cpp). Completes the free that
   // was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
@@ -177,6 +182,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
+      deferred_.number = backend_.number_free(stream);  // what the program orders behind the free is behind it now
     }
   }
   // Completes the free that is deferred, if one is. What looks at free bytes or idle memory must do so first. Throws
@@ -253,6 +259,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     Block block;
     std::uint64_t bytes = 0;
     StreamIndex stream = kNotDeferred;
+    std::uint64_t number = 0;  // of the free
   };
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
@@ -275,8 +282,9 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
-    free(deferred_.block, deferred_.bytes, stream);
+    free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number);
   }
+  void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number);
 
   // Carrying out a proposal, and undoing it.
   bool grow(const Proposal& proposal, StreamIndex stream);
@@ -448,10 +456,11 @@ bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
 }
 
 template <OnlineBackend Backend>
-void OnlineAllocator<Backend>::free(Block block, std::uint64_t bytes, StreamIndex stream) {
+void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, StreamIndex stream,
+                                             std::uint64_t number) {
   const Place left = place(block);
   const Ranges freed = ranges(left, bytes);
-  backend_.freed(freed, stream);
+  backend_.freed(freed, stream, number);
   placement_.give(freed, stream);
   if (left.view == 0) return;
   ViewCache::View& view = placement_.views()[left.view];

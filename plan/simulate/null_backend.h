@@ -26,7 +26,8 @@ class NullBackend {
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return false; }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
-  void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept {}
+  std::uint64_t number_free(StreamIndex /*stream*/) noexcept { return 0; }
+  void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/, std::uint64_t /*free_number*/) noexcept {}
   std::uint64_t latest_free() noexcept { return 0; }
   bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return false; }
   [[nodiscard]] Place place(const Block& block, VirtualAddress /*begin*/) const noexcept { return block; }

@@ -8,6 +8,7 @@ const std::vector<Check>& all_checks() {
       {"sizes", sizes},
       {"random-programs", random_programs},
       {"late-readers", late_readers},
+      {"orders-of-events", orders_of_events},
       {"plain-requests", plain_requests},
       {"ends-of-streams", ends_of_streams},
       {"thread-streams", thread_streams},

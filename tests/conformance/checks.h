@@ -24,8 +24,10 @@ void sizes(Machine&, Report&, std::uint64_t seed);            // every way to al
 void steps(Machine&, Report&, std::uint64_t seed);            // the same requests again and again
 void random_programs(Machine&, Report&, std::uint64_t seed);  // many streams and threads
 
-void late_readers(Machine&, Report&, std::uint64_t seed);     // freed memory that is still being read
-void plain_requests(Machine&, Report&, std::uint64_t seed);   // cuMemAlloc and cuMemFree beside pending work
+void late_readers(Machine&, Report&, std::uint64_t seed);  // freed memory that is still being read
+void orders_of_events(Machine&, Report&,
+                      std::uint64_t seed);                   // order that events make, and order that they only seem to
+void plain_requests(Machine&, Report&, std::uint64_t seed);  // cuMemAlloc and cuMemFree beside pending work
 void ends_of_streams(Machine&, Report&, std::uint64_t seed);  // destroyed with work pending; many alive
 void thread_streams(Machine&, Report&, std::uint64_t seed);   // per-thread default streams
 

@@ -35,7 +35,7 @@ namespace stalloc::conformance {
   apply(cuMemCreate) apply(cuMemRelease) apply(cuMemRetainAllocationHandle) apply(cuMemGetHandleForAddressRange) \
   apply(cuPointerSetAttribute) \
   apply(cuModuleLoadData) apply(cuModuleUnload) apply(cuModuleGetFunction) apply(cuLaunchKernel) \
-  apply(cuStreamIsCapturing) apply(cuThreadExchangeStreamCaptureMode) apply(cuGraphGetNodes) apply(cuDeviceGraphMemTrim) \
+  apply(cuStreamIsCapturing) apply(cuThreadExchangeStreamCaptureMode) apply(cuEventRecordWithFlags) apply(cuGraphGetNodes) apply(cuDeviceGraphMemTrim) \
   CONFORMANCE_GREEN_CONTEXTS(apply)
 #if CUDA_VERSION >= 12040
 #define CONFORMANCE_GREEN_CONTEXTS(apply) \

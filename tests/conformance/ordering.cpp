@@ -4,8 +4,10 @@
 #include <exception>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "tests/conformance/capture.h"
 #include "tests/conformance/checks.h"
 
 namespace stalloc::conformance {
@@ -32,6 +34,54 @@ class Late {
     gate.open();
     finish(reader, writer, bytes, who);
     report_.expect(!gate.timed_out(), "a stream-ordered request waited on the host for another stream: " + who);
+  }
+
+  // Read and freed on `reader`, wanted on `writer`, which waits for an event: `record` records one that is none behind
+  // the free. It is called before the gate, then between the free and the wait.
+  template <class Record>
+  void try_event(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who, Record record) {
+    const CUdeviceptr early = machine_.allocate(bytes, reader);
+    machine_.fill(early, bytes, kEarly, reader);
+    const CUevent event = make_event();
+    record(event, false);
+    Gate gate(machine_, reader, kNobodyWaits);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.free(early, reader);
+    record(event, true);
+    machine_.must(machine_.cuda.cuStreamWaitEvent(writer, event, 0), "cuStreamWaitEvent");
+    take_three(writer, bytes);
+    gate.open();
+    machine_.wait(reader);
+    finish(reader, writer, bytes, who);
+    machine_.must(machine_.cuda.cuEventDestroy(event), "cuEventDestroy");
+  }
+
+  // Read on the legacy stream and freed on a blocking one, which is behind that although it has no work itself.
+  void try_idle_stream(CUstream blocking, CUstream writer, std::size_t bytes) {
+    const CUdeviceptr early = machine_.allocate(bytes, CU_STREAM_LEGACY);
+    machine_.fill(early, bytes, kEarly, CU_STREAM_LEGACY);
+    machine_.wait(blocking);
+    Gate gate(machine_, CU_STREAM_LEGACY, kNobodyWaits);
+    machine_.read(host(0), early, bytes, CU_STREAM_LEGACY);
+    machine_.free(early, blocking);
+    machine_.cuda.cuStreamQuery(blocking);
+    take_three(writer, bytes);
+    gate.open();
+    finish(CU_STREAM_LEGACY, writer, bytes, "freed on a blocking stream");
+  }
+
+  // Read and freed on `reader`, wanted on `writer`, which the program itself ordered behind that.
+  void try_ordered(CUstream reader, CUstream between, CUstream writer, std::size_t bytes) {
+    const CUdeviceptr early = machine_.allocate(bytes, reader);
+    machine_.fill(early, bytes, kEarly, reader);
+    Gate gate(machine_, reader, kNobodyWaits);
+    machine_.read(host(0), early, bytes, reader);
+    machine_.free(early, reader);
+    machine_.order(reader, between);
+    machine_.order(between, writer);
+    take_three(writer, bytes);
+    gate.open();
+    finish(reader, writer, bytes, "ordered by the program");
   }
 
   // Used on `reader`, freed on `owner` behind that, wanted on `writer`.
@@ -106,6 +156,12 @@ class Late {
 
   [[nodiscard]] void* host(std::size_t index) const { return static_cast<char*>(host_.data()) + index * kLargest; }
 
+  [[nodiscard]] CUevent make_event() const {
+    CUevent event = nullptr;
+    machine_.must(machine_.cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    return event;
+  }
+
   // Three, so that memory which is not the first choice is taken too.
   void take_three(CUstream stream, std::size_t bytes) {
     for (std::size_t i = 1; i <= 3; ++i) {
@@ -171,6 +227,56 @@ void late_readers(Machine& machine, Report& report, std::uint64_t) {
     late.try_chain(streams.first, streams.second, streams.blocking, bytes);
     late.try_chain(streams.blocking, streams.first, streams.second, bytes);
   }
+}
+
+void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
+  const Driver& cuda = machine.cuda;
+  const Streams streams(machine);
+  const CUstream third = machine.make_stream();
+  Late late(machine, report);
+  const auto record = [&](CUevent event, CUstream stream) {
+    machine.must(cuda.cuEventRecord(event, stream), "cuEventRecord");
+  };
+  const auto record_captured = [&](CUevent event, unsigned flags) {
+    Capture capture(machine, third, CU_STREAM_CAPTURE_MODE_RELAXED);
+    machine.must(cuda.cuEventRecordWithFlags(event, third, flags), "cuEventRecordWithFlags");
+    const CUgraph graph = capture.end();
+    CUgraphExec executable = nullptr;
+    machine.must(cuda.cuGraphInstantiate(&executable, graph, 0), "cuGraphInstantiate");
+    return std::pair(graph, executable);
+  };
+  for (const std::size_t bytes : kSizes) {
+    for (const CUstream reader : {streams.first, CUstream{nullptr}}) {
+      for (const CUstream writer : {streams.second, streams.first}) {
+        if (reader == writer) continue;
+        late.try_ordered(reader, third, writer, bytes);
+        late.try_event(reader, writer, bytes, "the record is before the free", [&](CUevent event, bool freed) {
+          if (!freed) record(event, reader);
+        });
+        late.try_event(reader, writer, bytes, "recorded again elsewhere", [&](CUevent event, bool freed) {
+          if (freed) record(event, reader);
+          if (freed) record(event, third);
+        });
+        late.try_event(reader, writer, bytes, "never recorded", [&](CUevent, bool) {});
+      }
+    }
+    late.try_idle_stream(streams.blocking, streams.first, bytes);
+  }
+  // Last: an event that a graph recorded once, and one that gets its handle, may be believed less.
+  for (const std::size_t bytes : kSizes) {
+    if (cuda.cuEventRecordWithFlags == nullptr) continue;
+    std::pair<CUgraph, CUgraphExec> made{};
+    late.try_event(streams.first, streams.second, bytes, "recorded by a graph", [&](CUevent event, bool freed) {
+      if (!freed) made = record_captured(event, CU_EVENT_RECORD_EXTERNAL);
+      if (!freed) return;
+      record(event, streams.first);
+      machine.must(cuda.cuGraphLaunch(made.second, third), "cuGraphLaunch");
+    });
+    machine.wait(third);
+    machine.must(cuda.cuGraphExecDestroy(made.second), "cuGraphExecDestroy");
+    machine.must(cuda.cuGraphDestroy(made.first), "cuGraphDestroy");
+  }
+  machine.destroy(third);
 }
 
 void plain_requests(Machine& machine, Report& report, std::uint64_t) {

@@ -204,6 +204,13 @@ CUresult FakeDriver::stream_context(CUstream stream, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+CUresult FakeDriver::stream_flags(CUstream stream, unsigned* flags) {
+  const Lock lock(mutex_);
+  if (fails()) return error_;
+  *flags = usable(stream).flags;
+  return CUDA_SUCCESS;
+}
+
 // --- streams and events: vector clocks
 
 std::size_t FakeDriver::index(StreamKey key, CUcontext context) {
@@ -232,7 +239,7 @@ FakeDriver::Event& FakeDriver::known(CUevent event) {
   return found->second;
 }
 
-CUstream FakeDriver::new_stream(CUcontext owner) {
+CUstream FakeDriver::new_stream(CUcontext owner, unsigned flags) {
   const Lock lock(mutex_);
   auto handle = reinterpret_cast<CUstream>(next_object_);
   if (free_handles_.empty()) {
@@ -241,7 +248,7 @@ CUstream FakeDriver::new_stream(CUcontext owner) {
     handle = free_handles_.back();
     free_handles_.pop_back();
   }
-  streams_.push_back({{handle, 0}, owner, true, false, {}});
+  streams_.push_back({{handle, 0}, owner, true, false, {}, flags});
   return handle;
 }
 
@@ -280,6 +287,16 @@ void FakeDriver::finish_all_work() {
   for (const Stream& stream : streams_) join(finished_, stream.clock);
 }
 
+void FakeDriver::finish_work_of(StreamKey key) {
+  const Lock lock(mutex_);
+  join(finished_, streams_[index(key, key.is_default() ? context() : usable(key.handle).context)].clock);
+}
+
+void FakeDriver::finish_work_before(CUevent event) {
+  const Lock lock(mutex_);
+  join(finished_, known(event).clock);
+}
+
 bool FakeDriver::is_finished(const Clock& clock) const {
   for (std::size_t i = 0; i < clock.size(); ++i) {
     if (clock[i] > (i < finished_.size() ? finished_[i] : 0)) return false;
@@ -316,7 +333,12 @@ CUresult FakeDriver::create_event(CUevent* event) {
   const Lock lock(mutex_);
   if (fails()) return error_;
   *event = reinterpret_cast<CUevent>(next_object_);
-  next_object_ += 16;
+  if (free_events_.empty()) {
+    next_object_ += 16;
+  } else {
+    *event = free_events_.back();
+    free_events_.pop_back();
+  }
   events_[*event] = {context_stack.back(), false, {}};
   return CUDA_SUCCESS;
 }
@@ -326,6 +348,7 @@ CUresult FakeDriver::destroy_event(CUevent event) {
   known(event);
   if (fails()) return error_;
   events_.erase(event);
+  free_events_.push_back(event);
   return CUDA_SUCCESS;
 }
 

@@ -39,7 +39,7 @@ class FakeDriver final : public serve::Driver {
   static CUcontext context() { return reinterpret_cast<CUcontext>(0x1000); }
   static CUcontext other_context() { return reinterpret_cast<CUcontext>(0x2000); }
 
-  CUstream new_stream(CUcontext owner = context());
+  CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
   void destroy_stream(CUstream stream);
   void set_capturing(CUstream stream, bool capturing);
 
@@ -47,6 +47,9 @@ class FakeDriver final : public serve::Driver {
   Moment work(serve::StreamKey stream);
   // All work up to now of every stream is complete from now on.
   void finish_all_work();
+  // The same of what the stream, or the event, is behind.
+  void finish_work_of(serve::StreamKey stream);
+  void finish_work_before(CUevent event);
   // True when work given to `stream` from now on starts only after `moment`, whatever the device does.
   bool is_ordered(serve::StreamKey stream, Moment moment);
 
@@ -87,6 +90,7 @@ class FakeDriver final : public serve::Driver {
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
   CUresult stream_context(CUstream stream, CUcontext* context) override;
+  CUresult stream_flags(CUstream stream, unsigned* flags) override;
   CUresult is_capturing(CUstream stream, bool* capturing) override;
   CUresult create_event(CUevent* event) override;
   CUresult destroy_event(CUevent event) override;
@@ -104,6 +108,7 @@ class FakeDriver final : public serve::Driver {
     bool alive = true;
     bool capturing = false;
     Clock clock;
+    unsigned flags = CU_STREAM_DEFAULT;
   };
   struct Event {
     CUcontext context = nullptr;
@@ -146,6 +151,7 @@ class FakeDriver final : public serve::Driver {
   std::vector<Stream> streams_;
   std::vector<CUstream> free_handles_;  // of destroyed streams, given to the next ones
   std::unordered_map<CUevent, Event> events_;
+  std::vector<CUevent> free_events_;  // likewise
   std::uintptr_t next_object_ = 0x10000;
   Clock finished_;
   std::map<CUdeviceptr, CUcontext> plain_;

@@ -308,6 +308,22 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
   REQUIRE(fixture.statistics().borrows == (shared ? 1 : 0));
 }
 
+TEST_CASE("shared memory: who waits for a large free waits for nothing behind it", "[serve][dynamic]") {
+  const bool shared = GENERATE(false, true);
+  HeapOptions options = small_options();
+  options.policy.last_free_bytes = 0;
+  if (shared) options.cross_stream = CrossStream::Share;
+  Fixture fixture(options);
+  fixture.take_on(fixture.other, 1);
+  const CUdeviceptr first = fixture.take(4);
+  const Moment before = fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  const Moment behind = fixture.driver.work(fixture.stream);
+  REQUIRE(fixture.take_on(fixture.other, 4) == first);
+  REQUIRE(fixture.driver.is_ordered(fixture.other, before));
+  REQUIRE(fixture.driver.is_ordered(fixture.other, behind) == !shared);
+}
+
 TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr kept = fixture.take(2);

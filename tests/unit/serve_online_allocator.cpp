@@ -33,7 +33,7 @@ class KnowsUnused : public plan::NullBackend {
     for (const plan::Range& range : ranges) used_.intersect(range, pending);
     return pending.empty();
   }
-  void freed(std::span<const plan::Range> ranges, plan::StreamIndex /*stream*/) noexcept {
+  void freed(std::span<const plan::Range> ranges, plan::StreamIndex /*stream*/, std::uint64_t /*number*/) noexcept {
     for (const plan::Range& range : ranges) used_.add(range);
   }
 

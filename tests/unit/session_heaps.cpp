@@ -158,3 +158,71 @@ TEST_CASE("threads allocate and free while another resets their device", "[sessi
     REQUIRE(machine.free_bytes() == machine.total_bytes());
   }
 }
+
+TEST_CASE("a stream's clock is found by its name, for as long as the stream lives", "[session][heaps][events]") {
+  Machine machine;
+  const CUcontext primary = machine.enter();
+  const auto key = [](CUstream stream) { return serve::make_stream_key(stream, false); };
+  CUstream stream = nullptr;
+  REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  REQUIRE(machine.heaps->stream_clock(key(stream)) == nullptr);  // no heap yet
+  REQUIRE(machine.heaps->stream_clock(key(nullptr)) == nullptr);
+  serve::Heap* heap = machine.heaps->of_current(primary);
+  REQUIRE(heap != nullptr);
+  serve::StreamClock* clock = machine.heaps->stream_clock(key(stream));
+  REQUIRE(clock != nullptr);
+  REQUIRE(&clock->all() == &heap->clocks());
+  REQUIRE(machine.heaps->clocks(heap->clocks().id()) == &heap->clocks());
+  REQUIRE(machine.heaps->stream_clock(key(stream)) == clock);
+  serve::StreamClock* legacy = machine.heaps->stream_clock(key(nullptr));
+  REQUIRE(legacy != nullptr);
+  REQUIRE(legacy != clock);
+  serve::StreamClock* mine = machine.heaps->stream_clock(serve::make_stream_key(nullptr, true));
+  serve::StreamClock* others = nullptr;
+  std::thread([&] {
+    REQUIRE(cuCtxSetCurrent(primary) == CUDA_SUCCESS);
+    others = machine.heaps->stream_clock(serve::make_stream_key(nullptr, true));
+  }).join();
+  REQUIRE(others != nullptr);
+  REQUIRE(mine != others);
+
+  SECTION("the default streams of another context are others") {
+    CUcontext own = nullptr;
+    REQUIRE(create_context(&own) == CUDA_SUCCESS);
+    REQUIRE(machine.heaps->stream_clock(key(nullptr)) == nullptr);
+    CUstream foreign = nullptr;
+    REQUIRE(cuStreamCreate(&foreign, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(machine.heaps->stream_clock(key(foreign)) == nullptr);
+    REQUIRE(machine.heaps->stream_clock(key(stream)) == clock);  // whatever is current
+    REQUIRE(cuCtxDestroy(own) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(primary) == CUDA_SUCCESS);
+    // The handle may come back, as another stream of this context.
+    machine.heaps->stream_destroyed(foreign);
+    CUstream next = nullptr;
+    REQUIRE(cuStreamCreate(&next, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(machine.heaps->stream_clock(key(next)) != nullptr);
+    REQUIRE(cuStreamDestroy(next) == CUDA_SUCCESS);
+  }
+  SECTION("a handle that comes back is another stream") {
+    clock->raise(5, 77);
+    machine.heaps->stream_destroyed(stream);
+    REQUIRE_FALSE(clock->names(key(stream)));
+    REQUIRE(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    CUstream next = nullptr;
+    REQUIRE(cuStreamCreate(&next, CU_STREAM_DEFAULT) == CUDA_SUCCESS);
+    REQUIRE(next == stream);
+    serve::StreamClock* fresh = machine.heaps->stream_clock(key(next));
+    REQUIRE(fresh != nullptr);
+    REQUIRE(fresh->behind(5) == 0);
+  }
+  SECTION("the end of the context is the end of its streams") {
+    machine.heaps->resetting(0);
+    REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
+    machine.heaps->was_reset(0);
+    machine.enter();
+    CUstream next = nullptr;
+    REQUIRE(cuStreamCreate(&next, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(machine.heaps->stream_clock(key(next)) == nullptr);
+    REQUIRE(machine.heaps->stream_clock(key(nullptr)) == nullptr);
+  }
+}

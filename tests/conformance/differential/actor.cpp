@@ -40,6 +40,7 @@ Actor::~Actor() {
   }
   for (Read& read : reads_) machine_.cuda.cuEventDestroy(read.done);
   machine_.cuda.cuEventDestroy(event_);
+  for (const CUevent event : kept_) machine_.cuda.cuEventDestroy(event);
   for (const CUstream stream : streams_) {
     machine_.cuda.cuStreamSynchronize(stream);
     machine_.cuda.cuStreamDestroy(stream);
@@ -55,6 +56,8 @@ void Actor::make_things() {
   }
   pool_ = machine_.make_pool();
   machine_.must(machine_.cuda.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  for (CUevent& event : kept_)
+    machine_.must(machine_.cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   for (Read& read : reads_) {
     machine_.must(machine_.cuda.cuEventCreate(&read.done, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     read.bytes = 0;
@@ -95,7 +98,8 @@ void Actor::act() {
     const std::size_t choice = below(1000);
     if (choice < 380) return live_bytes_ < kLiveBytesMost && tensors_.size() < kLiveMost ? allocate() : free_any();
     if (choice < 720) return tensors_.empty() ? allocate() : free_any();
-    if (choice < 790) return synchronise();
+    if (choice < 740) return synchronise();
+    if (choice < 790) return use_events();
     if (choice < 840) return copy();
     if (choice < 890) return asking();
     if (choice < 920) return with("captures") ? Capturing(*this).capture() : allocate();
@@ -230,6 +234,39 @@ void Actor::synchronise() {
   log.answer("cuEventRecord on " + name(stream), machine_.cuda.cuEventRecord(event_, stream));
   log.answer("cuEventSynchronize", machine_.cuda.cuEventSynchronize(event_));
   log.answer("cuEventQuery", machine_.cuda.cuEventQuery(event_));
+}
+
+// Records and waits that nothing depends on: what is freed before a record, behind it or meanwhile must stay as safe as
+// without them. Shared events are recorded by all actors of the machine at once.
+void Actor::use_events() {
+  const Driver& cuda = machine_.cuda;
+  const bool shared = !world_.events.empty() && one_in(3);
+  CUevent& own = kept_[below(kept_.size())];
+  const CUevent event = shared ? world_.events[index_ % world_.machines.size()][below(3)] : own;
+  const std::string named = shared ? "a shared event" : "an event";
+  const CUstream stream = any_stream();
+  switch (below(8)) {
+    case 0:
+    case 1:
+    case 2:
+      log.answer("cuEventRecord of " + named + " on " + name(stream), cuda.cuEventRecord(event, stream));
+      return;
+    case 3:
+    case 4:
+    case 5:
+      log.answer("cuStreamWaitEvent for " + named + " on " + name(stream), cuda.cuStreamWaitEvent(stream, event, 0));
+      return;
+    case 6: {
+      const CUresult result = cuda.cuEventQuery(event);  // by the device's time
+      log.answer("cuEventQuery of " + named, result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result);
+      return;
+    }
+    default:
+      if (shared) return;
+      log.answer("cuEventDestroy of " + named, cuda.cuEventDestroy(own));
+      log.answer("cuEventCreate", cuda.cuEventCreate(&own, CU_EVENT_DISABLE_TIMING));
+      return;
+  }
 }
 
 void Actor::trim() {

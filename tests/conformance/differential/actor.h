@@ -26,7 +26,9 @@ struct World {
   bool peers = false;             // the devices reach each other's memory
   bool refusals = false;          // also calls that a capture of their own forbids
   std::set<std::string> without;  // kinds of calls that are left out
-  std::uint64_t tensors = 0;      // of earlier programs: their numbers are not used again
+  // Events that actors of a machine use at once; by machine.
+  std::vector<std::array<CUevent, 3>> events;
+  std::uint64_t tensors = 0;  // of earlier programs: their numbers are not used again
 };
 
 class Actor {
@@ -104,6 +106,7 @@ class Actor {
   void replace_stream();
   void leave_stream(CUstream stream, CUstream to);
   void synchronise();
+  void use_events();
   void trim();
   void settings();
   void other_context();
@@ -116,6 +119,7 @@ class Actor {
   std::vector<CUstream> streams_;
   CUmemoryPool pool_ = nullptr;
   CUevent event_ = nullptr;
+  std::array<CUevent, 3> kept_{};  // recorded and waited for at random: orders that nobody needs
   std::vector<Tensor> tensors_;
   std::size_t live_bytes_ = 0;
   std::uint64_t next_;

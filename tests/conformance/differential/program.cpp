@@ -86,6 +86,14 @@ void run_program(World& world, const ProgramOptions& options, std::FILE* to) {
     machine->join();
     machine->keep_all(machine->default_pool(), random() % 2 == 0);
   }
+  if (!options.resets) {  // which end a context's events
+    for (const auto& machine : world.machines) {
+      machine->join();
+      for (CUevent& event : world.events.emplace_back()) {
+        machine->must(machine->cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+      }
+    }
+  }
   for (std::size_t i = 0; i < count; ++i) actors.push_back(std::make_unique<Actor>(world, i, options.seed));
   for (int round = 0; round < kRounds; ++round) {
     run_together(actors, kDeeds / 2 + random() % kDeeds);
@@ -94,6 +102,10 @@ void run_program(World& world, const ProgramOptions& options, std::FILE* to) {
     if (options.resets && random() % 2 == 0) reset_device(*actors[random() % actors.size()], actors);
   }
   free_everything(actors);
+  for (const auto& events : world.events) {
+    for (const CUevent event : events) world.machines.front()->cuda.cuEventDestroy(event);
+  }
+  world.events.clear();
   const std::string prefix = fmt::format("program {}", options.seed);
   for (const auto& actor : actors) actor->log.write(to, prefix);
   world.tensors += std::uint64_t{1} << 20;

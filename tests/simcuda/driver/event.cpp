@@ -123,7 +123,23 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult event_record_flags(CUevent event, CUstream stream, unsigned) { return event_record(event, stream); }
+// CU_EVENT_RECORD_EXTERNAL: a node that records the event at each launch. Of captures only.
+CUresult event_record_flags(CUevent handle, CUstream stream_handle, unsigned flags) {
+  if (flags == CU_EVENT_RECORD_DEFAULT) return event_record(handle, stream_handle);
+  Context* context = nullptr;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = enter(&context)) return result;
+  if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
+  const std::shared_ptr<Event> event = find_event(handle);
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const std::scoped_lock streams(stream_mutex());
+  if (const CUresult result = check_open(*stream)) return result;
+  if (flags != CU_EVENT_RECORD_EXTERNAL || stream->capture == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  add_node(*stream, {});
+  stream->capture->graph->records.push_back(event);
+  return CUDA_SUCCESS;
+}
 
 CUresult event_query(CUevent handle) {
   if (const CUresult result = check_initialized()) return result;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "tests/simcuda/driver/capture.h"
+#include "tests/simcuda/driver/event.h"
 #include "tests/simcuda/driver/heap.h"
 #include "tests/simcuda/driver/mapped_allocation.h"
 #include "tests/simcuda/driver/stream.h"
@@ -123,6 +124,12 @@ CUresult launch(Stream& stream, const Executable& executable) {
   };
   if (const CUresult result = submit_locked(stream, run, {graph->last}, &done)) return result;
   graph->last = done;
+  for (const std::shared_ptr<Event>& event : graph->records) {
+    const std::scoped_lock lock(event->mutex);
+    event->recorded = true;
+    event->point = done;
+    event->capture = nullptr;
+  }
   const std::scoped_lock lock(memory_mutex());
   begin_lives(*graph);
   end_foreign_lives(*graph, done);

@@ -12,6 +12,8 @@
 
 namespace simcuda {
 
+struct Event;
+
 struct GraphMemory {
   CUdeviceptr address = 0;
   std::uint64_t bytes = 0;  // whole pages
@@ -23,10 +25,11 @@ struct GraphMemory {
 
 struct Graph {
   std::vector<std::function<void()>> nodes;
-  std::vector<GraphMemory> memory;   // guarded by memory_mutex()
-  std::vector<CUdeviceptr> foreign;  // memory of other graphs that this one frees; guarded by memory_mutex()
-  std::weak_ptr<void> executable;    // the only one, of a graph with memory; guarded by stream_mutex()
-  Point last;                        // of the last launch; guarded by stream_mutex()
+  std::vector<std::shared_ptr<Event>> records;  // that each launch records, here at its end; guarded by stream_mutex()
+  std::vector<GraphMemory> memory;              // guarded by memory_mutex()
+  std::vector<CUdeviceptr> foreign;             // memory of other graphs that this one frees; guarded by memory_mutex()
+  std::weak_ptr<void> executable;               // the only one, of a graph with memory; guarded by stream_mutex()
+  Point last;                                   // of the last launch; guarded by stream_mutex()
 
   Graph() = default;
   Graph(const Graph&) = delete;

@@ -18,7 +18,7 @@ class _Statistics(ctypes.Structure):
     _fields_ = [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
         "live", "live_peak", "pool_live_peak", "physical", "planned_requests", "dynamic_requests",
         "unplanned_requests", "refused_slots", "stitches", "borrows", "waits", "grows", "mapping_calls_at_start",
-        "mapping_calls_after_start", "views", "view_hits", "misses", "physical_peak")]
+        "mapping_calls_after_start", "views", "view_hits", "misses", "physical_peak", "spared_waits")]
 
 
 def statistics():

@@ -1,0 +1,170 @@
+// Events, and what else orders the work of streams or finds it to be over (serve/event_order.h).
+#include "interpose/hooks/actions.h"
+#include "interpose/hooks/request.h"
+#include "interpose/session/cuda_query.h"
+#include "interpose/session/program_order.h"
+#include "interpose/session/session.h"
+
+namespace stalloc::hooks::events {
+namespace {
+
+using serve::StreamClock;
+using serve::StreamClocks;
+
+// Null: events are not watched.
+serve::EventOrder* watched() noexcept { return program_order::watched.load(std::memory_order_acquire); }
+
+StreamClock* clock_of(CUstream stream, Default zero) noexcept {
+  Heaps* heaps = Session::known_heaps();
+  return heaps == nullptr ? nullptr : heaps->stream_clock(key_of(stream, zero));
+}
+
+StreamClocks* clocks_with(std::uint64_t id) noexcept {
+  Heaps* heaps = Session::known_heaps();
+  return heaps == nullptr ? nullptr : heaps->clocks(id);
+}
+
+template <class... Flags>
+CUresult record_on(const Call<CUresult(CUevent, CUstream, Flags...)>& call, CUevent event, CUstream stream,
+                   Default zero, std::type_identity_t<Flags>... flags) noexcept {
+  serve::EventOrder* order = watched();
+  if (order == nullptr) return call.original(event, stream, flags...);
+  return order->record(
+      event, capture::gate(), [&] { return clock_of(stream, zero); },
+      [&] { return call.original(event, stream, flags...); });
+}
+
+template <class Ask>
+CUresult see_event_over(CUevent event, Ask ask) noexcept {
+  serve::EventOrder* order = watched();
+  return order == nullptr ? ask() : order->see_over(event, clocks_with, ask);
+}
+
+template <class Ask>
+CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
+  const serve::EventOrder* order = watched();
+  StreamClock* clock = order != nullptr && order->is_needed() ? clock_of(stream, zero) : nullptr;
+  if (clock == nullptr) return ask();
+  StreamClock::Known known;
+  clock->know(&known);
+  const CUresult result = ask();
+  if (result == CUDA_SUCCESS) clock->all().completed(known);
+  return result;
+}
+
+// `context` null: no heap's.
+template <class Ask>
+CUresult see_context_over(CUcontext context, Ask ask) noexcept {
+  Heaps* heaps = watched() != nullptr && context != nullptr ? Session::known_heaps() : nullptr;
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->known(context);
+  if (heap == nullptr) return ask();
+  const std::uint64_t number = heap->clocks().latest_number();
+  const CUresult result = ask();
+  if (result == CUDA_SUCCESS) heap->clocks().synchronized(number);
+  return result;
+}
+
+// As synchronization::wait, which says what the pools give back then.
+template <class Wait>
+CUresult synchronized(Wait wait) noexcept {
+  synchronization::begin();
+  const CUresult result = wait();
+  if (result == CUDA_SUCCESS) synchronization::end();
+  return result;
+}
+
+}  // namespace
+
+void distrust(CUevent event) noexcept {
+  if (serve::EventOrder* order = watched()) order->distrust(event);
+}
+
+void looked_up(const char* symbol) noexcept {
+  if (serve::EventOrder* order = watched()) order->looked_up(symbol);
+}
+
+CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept {
+  const CUresult result = call.original(event, flags);
+  serve::EventOrder* order = watched();
+  if (result != CUDA_SUCCESS || order == nullptr) return result;
+  order->forget(*event);
+  if ((flags & CU_EVENT_INTERPROCESS) != 0) order->distrust(*event);
+  return result;
+}
+
+CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
+  if (serve::EventOrder* order = watched()) order->forget(event);
+  return call.original(event);
+}
+
+CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream, Default zero) noexcept {
+  return record_on(call, event, stream, zero);
+}
+
+CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent event, CUstream stream, unsigned flags,
+                Default zero) noexcept {
+  if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) distrust(event);  // a node of a graph
+  return record_on(call, event, stream, zero, flags);
+}
+
+CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept {
+  serve::EventOrder* order = watched();
+  if (order == nullptr) return call.original(context, event);
+  return order->record_blindly(event, [&] { return call.original(context, event); });
+}
+
+CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUgreenCtx_st* context,
+                        CUevent event) noexcept {
+  serve::EventOrder* order = watched();
+  if (order == nullptr) return call.original(context, event);
+  return order->record_blindly(event, [&] { return call.original(context, event); });
+}
+
+CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,
+              Default zero) noexcept {
+  const auto original = [&] { return captures::wait_event(call, stream, event, flags); };
+  serve::EventOrder* order = watched();
+  if (order == nullptr || flags != CU_EVENT_WAIT_DEFAULT) return original();
+  return order->wait(
+      event, capture::gate(), [&] { return clock_of(stream, zero); }, original);
+}
+
+CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
+  return see_event_over(event, [&] { return call.original(event); });
+}
+
+CUresult synchronize(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
+  return synchronized([&] { return query(call, event); });
+}
+
+CUresult query_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept {
+  return see_stream_over(stream, zero, [&] { return call.original(stream); });
+}
+
+CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept {
+  return synchronized([&] { return query_stream(call, stream, zero); });
+}
+
+CUresult synchronize_context(const Call<CUresult()>& call) noexcept {
+  return synchronized([&] { return see_context_over(cuda_query::current_context(), [&] { return call.original(); }); });
+}
+
+CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
+  return synchronized([&] { return see_context_over(context, [&] { return call.original(context); }); });
+}
+
+void distrust_launch(const CUlaunchConfig* launch) noexcept {
+  if (launch == nullptr || launch->attrs == nullptr) return;
+  for (unsigned i = 0; i < launch->numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = launch->attrs[i];
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) distrust(attribute.value.programmaticEvent.event);
+    // CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, which headers before CUDA 12.3 do not know: the same layout.
+    if (static_cast<int>(attribute.id) == 12) distrust(attribute.value.programmaticEvent.event);
+  }
+}
+
+void distrust_node(const CUgraphNodeParams* node) noexcept {
+  if (node != nullptr && node->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) distrust(node->eventRecord.event);
+}
+
+}  // namespace stalloc::hooks::events
