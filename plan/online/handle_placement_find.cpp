@@ -1,0 +1,86 @@
+// Finding a place in memory that is there: contiguous on the line, or in a stitched view made before.
+#include "plan/online/handle_placement.h"
+
+#include <algorithm>
+#include <array>
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::size_t kMostCompared = 16;  // ranges
+
+}  // namespace
+
+std::uint64_t HandlePlacement::find_on_line(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
+  const Spaces& spaces = reachable(stream, reach);
+  const bool small = bytes < options_.policy.small_bytes;
+  std::uint64_t at = gentlest_fit(small ? spaces.small : spaces.large, bytes);
+  if (at == kNowhere) at = gentlest_fit(small ? spaces.large : spaces.small, bytes);
+  if (at == kNowhere) at = gentlest_fit(spaces.planned, bytes);
+  return at;
+}
+
+// Of the best-fitting ranges and their two ends, the place that strands fewest bytes: free ones beside the request in
+// handles that it takes a part of. A handle can be mapped only whole, so no stitched view can use them. Those that were
+// stranded before count half.
+// Small requests lie in handles of one page: their end does not matter.
+std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
+  const auto fit = space.best_fit(bytes);
+  if (!fit) return kNowhere;
+  if (fit->bytes() == bytes || bytes < options_.policy.small_bytes) return fit->begin;
+  std::array<Range, kMostCompared> ranges;
+  const OnlinePolicy& policy = options_.policy;
+  const std::size_t most =
+      bytes / options_.page < policy.compared_pages ? 1 : std::min<std::size_t>(policy.compared_fits, kMostCompared);
+  const std::size_t count = space.fits(bytes, std::span(ranges).first(most));
+  std::uint64_t best = fit->begin;
+  std::uint64_t fewest = ~std::uint64_t{0};
+  for (std::size_t i = 0; i < count && fewest > 0; ++i) {
+    for (const std::uint64_t begin : {ranges[i].begin, ranges[i].end - bytes}) {
+      const std::uint64_t stranded = stranded_by(ranges[i], {begin, begin + bytes});
+      if (stranded >= fewest) continue;
+      best = begin;
+      fewest = stranded;
+    }
+  }
+  return best;
+}
+
+// In half bytes. Pre: `taken` is one end of `free`: free bytes are left on its other side only.
+std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
+  const bool above = taken.begin == free.begin;
+  const auto handle = holding(above ? taken.end - 1 : taken.begin);
+  const Range whole{handle->first, handle->first + handle->second.bytes};
+  const std::uint64_t left = above ? std::min(whole.end, free.end) - std::min(taken.end, whole.end)
+                                   : taken.begin - std::max(whole.begin, free.begin);
+  const bool was_whole = whole.begin >= free.begin && whole.end <= free.end;
+  return was_whole ? 2 * left : left;
+}
+
+std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> out) const {
+  const bool small = bytes < options_.policy.small_bytes;
+  std::size_t count = 0;
+  for (const FreeSpace* space : {small ? &all_.small : &all_.large, small ? &all_.large : &all_.small, &all_.planned}) {
+    count += space->fits(bytes, out.subspan(count));
+  }
+  return count;
+}
+
+std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
+  const Spaces& spaces = reachable(stream, reach);
+  Place best;
+  Range shortest;
+  std::size_t looked_at = 0;
+  const ViewCache::ByBytes& by_bytes = views_.by_bytes();
+  for (auto at = by_bytes.lower_bound(bytes); at != by_bytes.end() && looked_at < options_.policy.searched_views;
+       ++at, ++looked_at) {
+    const Range run = views_[at->second].stitched.shortest_free(bytes, kUnitBytes, space_of(spaces));
+    if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
+    best = {at->second, run.begin};
+    shortest = run;
+    if (shortest.bytes() == bytes) break;
+  }
+  return best.view == 0 ? std::nullopt : std::optional(best);
+}
+
+}  // namespace stalloc::plan

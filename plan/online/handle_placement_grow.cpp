@@ -1,0 +1,134 @@
+// Making room where no free range is long enough: new handles behind the last, or a view stitched of free handles.
+#include "plan/online/handle_placement.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "plan/online/growth.h"
+#include "plan/placement/stitching.h"
+#include "plan/placement/units.h"
+
+namespace stalloc::plan {
+namespace {
+
+std::uint64_t grown(const HandlePlacement::Proposal& proposal) {
+  return std::accumulate(proposal.grow.begin(), proposal.grow.end(), std::uint64_t{0});
+}
+
+}  // namespace
+
+std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream, Reach reach,
+                                                                  bool may_grow, bool may_stitch) const {
+  const Spaces& spaces = reachable(stream, reach);
+  std::optional<Proposal> extended;
+  if (may_grow) extended = extend(bytes, spaces);
+  if (!may_stitch || !is_stitchable(bytes)) return extended;
+  std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
+  std::optional<Proposal> lengthened = lengthen(bytes, spaces, may_grow);
+  if (lengthened && (!stitched || grown(*lengthened) <= grown(*stitched))) stitched.swap(lengthened);
+  if (!stitched || !extended) return stitched ? stitched : extended;
+  return grown(*extended) <= grown(*stitched) ? extended : stitched;
+}
+
+// New handles behind the last one, where the free bytes before them, if any, are part of the request; where the line
+// has no room for that, the smallest stretch without handles that is long enough.
+std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
+  const bool small = bytes < options_.policy.small_bytes;
+  const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
+  if (unmapped.ranges().empty()) return std::nullopt;
+  const Range tail{unmapped.ranges().rbegin()->first, unmapped.ranges().rbegin()->second};
+  Proposal proposal;
+  proposal.offset = tail.begin;
+  std::uint64_t missing = bytes;
+  const FreeSpace& space = small ? spaces.small : spaces.large;
+  if (!space.ranges().empty() && space.ranges().rbegin()->second == tail.begin) {
+    proposal.offset = space.ranges().rbegin()->first;
+    missing -= std::min(missing, tail.begin - proposal.offset);
+  }
+  proposal.grow_at = tail.begin;
+  if (round_up(missing, options_.page) > tail.bytes()) {  // then anywhere
+    const auto room = unmapped.best_fit(round_up(bytes, options_.page));
+    if (!room) return std::nullopt;
+    missing = bytes;
+    proposal.offset = proposal.grow_at = room->begin;
+  }
+  proposal.grow = new_handles(missing, bytes, 0);
+  return proposal;
+}
+
+std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t bytes, const Spaces& spaces,
+                                                                 bool may_grow) const {
+  Stitching stitching = Stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of()).stitch(bytes, true);
+  Proposal proposal;
+  proposal.pieces = std::move(stitching.pieces);
+  proposal.offset = stitching.offset;
+  if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
+  join(&proposal);
+  return proposal;
+}
+
+// The view at whose end most is free: all of that is mapped already.
+std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t bytes, const Spaces& spaces,
+                                                                   bool may_grow) const {
+  Proposal proposal;
+  std::uint64_t most = round_up(bytes / options_.policy.request_per_free_end, kUnitBytes);
+  for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
+    const ViewCache::View& candidate = views_[number];
+    const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
+    if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
+    most = free;
+    proposal.view = number;
+  }
+  if (proposal.view == 0) return std::nullopt;
+  const ViewCache::View& found = views_[proposal.view];
+  FreeSpace in_view;
+  for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
+  const Stitcher stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of());
+  Stitching stitching = stitcher.lengthen(bytes - most, in_view);
+  proposal.pieces = std::move(stitching.pieces);
+  proposal.offset = found.bytes() - most;
+  if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
+  return found.bytes() + proposal.shown() <= found.room ? std::optional(proposal) : std::nullopt;
+}
+
+// New handles behind the pieces of a proposal. False when they may not be, or there is no place for them.
+bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow,
+                                  Proposal* proposal) const {
+  if (missing == 0) return true;
+  const std::uint64_t bytes = round_up(missing, options_.page);
+  const auto room = may_grow ? unmapped_.large.best_fit(bytes) : std::nullopt;
+  if (!room) return false;
+  proposal->grow = new_handles(missing, request, free_bytes() - (request - missing));
+  proposal->grow_at = room->begin;
+  proposal->pieces.push_back({room->begin, room->begin + bytes});
+  return true;
+}
+
+// The new handles of a new view are mapped at home anyway. Where the line has room, the old ones are shown right before
+// them, so that the new ones are mapped only once. Small requests are left out: they gain more by a view that can be
+// lengthened later.
+//
+//     line   |aa......|bbbb....| ... |  lent  |........|
+//                [1]                  [1 again]   [new]
+//                                        |..... ........|   the view
+void HandlePlacement::join(Proposal* proposal) const {
+  if (proposal->grow.empty() || proposal->pieces.size() < 2) return;
+  const std::uint64_t grown = proposal->pieces.back().bytes();
+  const std::uint64_t old = proposal->shown() - grown;
+  if (old + grown < physical_bytes_ / options_.policy.held_per_joined_view) return;
+  if (lent_bytes_ + old > options_.large.bytes() / options_.policy.line_per_lent) return;
+  const auto room = unmapped_.large.best_fit(old + grown);
+  if (!room) return;
+  proposal->lent = {room->begin, room->begin + old};
+  proposal->grow_at = proposal->lent.end;
+  proposal->pieces.back() = {proposal->grow_at, proposal->grow_at + grown};
+}
+
+std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,
+                                                        std::uint64_t stranded) const {
+  return new_handle_sizes(options_.policy,
+                          {missing, request, physical_bytes_, stranded, options_.device_bytes, !large_was_freed_},
+                          options_.page);
+}
+
+}  // namespace stalloc::plan
