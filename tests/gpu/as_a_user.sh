@@ -22,8 +22,9 @@ run() {
   printf '[%d s]\n' $((SECONDS - begin))
 }
 
-# PyTorch is the machine's own.
-run python3 -m venv --system-site-packages environment
+run python3 -m venv environment
+# PyTorch is the machine's own, wherever its python3 has it.
+python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$(echo environment/lib/python*/site-packages)/outer.pth"
 PATH=$folder/environment/bin:$PATH
 run pip install --no-deps --no-index "$wheel"
 options=(--recompute --batch 8 --steps 4)
