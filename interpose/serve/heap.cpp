@@ -223,13 +223,23 @@ void Heap::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept
 void Heap::pool_destroyed(CUmemoryPool pool) noexcept {
   const Lock lock(*this);
   figures_.pool_destroyed(pool);
-  keep_bytes_.store(figures_.release_threshold(), std::memory_order_relaxed);
+  update_keep();
 }
 
 void Heap::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept {
   const Look look(mutex_);
   figures_.set_release_threshold(pool, bytes);
-  keep_bytes_.store(figures_.release_threshold(), std::memory_order_relaxed);
+  update_keep();
+}
+
+void Heap::keep_idle() noexcept {
+  const Look look(mutex_);
+  keeps_idle_ = true;
+  update_keep();
+}
+
+void Heap::update_keep() noexcept {
+  keep_bytes_.store(keeps_idle_ ? ~std::uint64_t{0} : figures_.release_threshold(), std::memory_order_relaxed);
 }
 
 std::uint64_t Heap::mapping_calls() const noexcept {

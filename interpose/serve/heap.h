@@ -95,6 +95,9 @@ class Heap {
   // context is reusable when an event behind it has completed. Never waits for the device. `context_is_current`: the
   // caller knows that `context` is the thread's current one.
   CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
+  // Gives it back when the work of `stream` so far is over, and not before: nobody is ordered behind that stream for
+  // the bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live.
+  CUresult free_when_over(CUdeviceptr address, StreamKey stream) noexcept;
   // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
   // from a pool is not waited for, since CUDA takes the program's word that nothing uses it. Returns what CUDA returns:
   // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
@@ -167,6 +170,8 @@ class Heap {
   // other pool, is given back at the next synchronisation. Until one is set, everything is kept. Synchronising takes
   // two calls, before the program's own and after it succeeded.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
+  // From now on synchronising gives nothing back, whatever the pools say: for somebody who says so himself (`trim`).
+  void keep_idle() noexcept;
   void before_synchronization() noexcept;
   void after_synchronization() noexcept;
   // Bytes that the plan holds and nothing lives in: CUDA would have them free.
@@ -206,7 +211,8 @@ class Heap {
     StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
     PoolIndex pool = kNoPool;
   };
-  // What was freed on a stream that others cannot be ordered behind: free when the event has completed.
+  // What was freed on a stream that others cannot be ordered behind, or should not be: free when the event has
+  // completed.
   struct ForeignFree {
     LiveEntry entry;
     CUcontext context = nullptr;  // of the stream and the event
@@ -223,6 +229,7 @@ class Heap {
   void give_back_all(bool context_lives) noexcept;
   void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
   void update_physical() noexcept;
+  void update_keep() noexcept;
   [[nodiscard]] Statistics gather_statistics() const noexcept;
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
@@ -264,7 +271,7 @@ class Heap {
   // heap_free.cpp
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
-  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream);
+  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noexcept;
   void collect_foreign_frees();
   void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
@@ -294,6 +301,7 @@ class Heap {
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_nanoseconds_at_start_ = 0;
   int complaints_ = 0;
+  bool keeps_idle_ = false;
   bool dropped_ = false;  // the plan is not used any more
   bool merged_ = false;   // the plan's free bytes serve dynamic requests too, and the dynamic sub-allocator keeps them
   std::atomic<bool> closed_{false};  // set under the lock

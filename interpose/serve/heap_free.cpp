@@ -22,9 +22,17 @@ CUresult Heap::free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr addr
   return free_on_foreign_stream(address, stream);
 }
 
-// The stream is none that this heap can order others behind: of another context, or one too many. An event behind the
-// free says when the bytes can be used again.
-CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) {
+CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
+  {
+    const Lock lock(*this);
+    if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return free_on_foreign_stream(address, stream);
+}
+
+// The stream is none that others are ordered behind: of another context, or one too many, or the caller wants nobody to
+// wait for it. An event behind the free says when the bytes can be used again.
+CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noexcept {
   ForeignFree free;
   if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
     return result;
@@ -50,12 +58,19 @@ CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) {
   return result;
 }
 
-// Gives back what foreign streams are done with. A context that is gone has no work left.
+// Gives back what foreign streams are done with. A context that is gone has no work left. The oldest are asked, and no
+// more once several are not over: a question costs as much as a request.
 void Heap::collect_foreign_frees() {
-  std::erase_if(foreign_frees_, [this](const ForeignFree& free) {
+  constexpr int kMostPending = 4;
+  int pending = 0;
+  std::erase_if(foreign_frees_, [&](const ForeignFree& free) {
+    if (pending == kMostPending) return false;
     const CUresult result = driver_.query_event(free.event);
     const bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (!over) return false;
+    if (!over) {
+      ++pending;
+      return false;
+    }
     if (result == CUDA_SUCCESS) driver_.destroy_event(free.event);
     give_back(free.entry, kNoStream);
     return true;

@@ -81,6 +81,7 @@ void Heap::complain(const Ask& ask) {
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
     const Lock lock(*this);
+    collect_foreign_frees();
     order_.settle();
     return give_back_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
@@ -91,6 +92,7 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
     const Lock lock(*this);
+    collect_foreign_frees();
     if (bytes > unlocked_available_bytes()) return 0;
     order_.settle();
     return give_back_idle(0);

@@ -78,6 +78,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   if (heap == nullptr) return nullptr;
   learn_pools(ordinal);
   learn_thresholds(*heap);
+  if (keeps_idle_) heap->keep_idle();
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
@@ -125,6 +126,12 @@ void Heaps::each_heap(Action action) noexcept {
     serve::Heap* heap = devices_[static_cast<std::size_t>(ordinal)].heap.load(std::memory_order_acquire);
     if (heap != nullptr) action(ordinal, *heap);
   }
+}
+
+void Heaps::keep_idle() noexcept {
+  const std::lock_guard lock(mutex_);
+  keeps_idle_ = true;
+  each_heap([](int, serve::Heap& heap) { heap.keep_idle(); });
 }
 
 void Heaps::set_limit(int device, std::uint64_t bytes) noexcept {

@@ -103,6 +103,8 @@ class Heaps {
   std::uint64_t idle_plan_bytes(int device) noexcept;
   // The most generous of the pools that a heap serves from says what it may keep.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
+  // As Heap::keep_idle, for all heaps, also those yet to be made.
+  void keep_idle() noexcept;
 
   void stream_destroyed(CUstream stream) noexcept;
   // The clock of the calling thread's stream with that name, made on first sight; null: none is kept, for the stream is
@@ -186,8 +188,9 @@ class Heaps {
   const plan::Plan plan_;
   serve::RealDriver driver_;
   const serve::HeapOptions options_;
-  StatisticsPage* const page_;    // null: nobody looks
-  std::mutex mutex_;              // guards making and closing heaps, and peers
+  StatisticsPage* const page_;  // null: nobody looks
+  std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
+  bool keeps_idle_ = false;
   std::mutex redirection_mutex_;  // guards changes of redirected pools
   // One more than the highest ordinal with a heap: how far a search must look. With what `known` asks of the first
   // device in one cache line.

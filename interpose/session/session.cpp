@@ -118,8 +118,14 @@ void Session::begin_serving() {
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
-  const serve::RealDriver driver(*functions, capture::gate(), {rdma, shares_memory_.load()});
+  const serve::RealDriver driver(*functions, capture::gate(), {rdma, serves_pytorch_.load()});
   heaps_.store(new Heaps(std::move(plan), driver, heap_options(options_), page_.load()));
+  if (serves_pytorch_.load()) heaps_.load()->keep_idle();
+}
+
+void Session::serve_pytorch() noexcept {
+  serves_pytorch_.store(true);
+  if (Heaps* heaps = known_heaps()) heaps->keep_idle();
 }
 
 record::Recorder* Session::recorder() noexcept {

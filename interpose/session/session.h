@@ -35,8 +35,9 @@ class Session {
   // The heaps if they were made before: what does not allocate need not make them.
   static Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
 
-  // Heaps that are made from now on create memory that other processes can be given.
-  void share_memory() noexcept { shares_memory_.store(true); }
+  // PyTorch's tensors come through a door. Heaps keep idle memory until they are told to give it back, as PyTorch's own
+  // allocator does, and those that are made from now on create memory that other processes can be given.
+  void serve_pytorch() noexcept;
 
   // Logs the figures if STALLOC_SIGNAL came since the last call: a handler itself may do next to nothing.
   void answer_signal() noexcept;
@@ -62,7 +63,7 @@ class Session {
 
   Options options_;
   std::atomic<bool> active_{false};
-  std::atomic<bool> shares_memory_{false};
+  std::atomic<bool> serves_pytorch_{false};
   std::once_flag used_;
   std::atomic<bool> ready_{false};
   // Set once in first_use, never destroyed.

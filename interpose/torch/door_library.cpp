@@ -144,7 +144,13 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
   if (!scope.ok()) return STALLOC_DOOR_DONE;
   CUstream behind = nullptr;
   const CUresult result = find_stream_behind(*heaps, *heap, {streams, count}, &behind);
-  if (result == CUDA_SUCCESS) return give_back(*heap, address, device, behind);
+  if (result == CUDA_SUCCESS) {
+    const CUresult freed = heap->free_when_over(as_address(address), key_of(behind));
+    if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;  // a capture began just now
+    if (freed != CUDA_SUCCESS) return give_back(*heap, address, device, behind);    // no event can be made
+    record(EventKind::FreeAsync, device, 0, behind, nullptr, address);
+    return STALLOC_DOOR_DONE;
+  }
   if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || capture::gate().may_be_capturing()) return STALLOC_DOOR_LATER;
   // One of the streams was destroyed, say: what it was given is done when all of the devices are.
   for (std::size_t i = 0; i < count; ++i) {

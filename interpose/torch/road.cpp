@@ -97,7 +97,7 @@ void try_door(const PyTorch& pytorch) {
   native_high.store(pytorch.allocator.high);
   const std::string why = open_door(path);
   if (why.empty()) {
-    Session::get().share_memory();
+    Session::get().serve_pytorch();
     open.store(true, std::memory_order_release);
     log::info("PyTorch {}: its tensors come through {}", pytorch.version, path);
     return;

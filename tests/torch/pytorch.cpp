@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -104,6 +105,26 @@ void Tensor::drop() {
 c10::DataPtr Tensor::take() {
   if (pointer_.get_context() != nullptr) ledger().remove(pointer_.get());
   return std::move(pointer_);
+}
+
+Gate::Gate(cudaStream_t stream) {
+  const auto hold = [](void* self) {
+    Gate& gate = *static_cast<Gate*>(self);
+    std::unique_lock lock(gate.mutex_);
+    gate.changed_.wait_for(lock, std::chrono::seconds(5), [&] { return gate.open_; });
+    gate.passed_ = true;
+    gate.changed_.notify_all();
+  };
+  MUST(cudaLaunchHostFunc(stream, hold, this));
+}
+
+bool Gate::open() {
+  std::unique_lock lock(mutex_);
+  const bool in_time = !passed_;
+  open_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return passed_; });
+  return in_time;
 }
 
 void settle() {

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -101,6 +102,22 @@ class Tensor {
   std::size_t bytes_ = 0;
   cudaStream_t stream_ = nullptr;
   int pattern_ = 0;
+};
+
+// Holds a stream until it is opened, or for five seconds.
+class Gate {
+ public:
+  explicit Gate(cudaStream_t stream);
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  // False: the five seconds were over before.
+  bool open();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  bool passed_ = false;
 };
 
 // Waits for the device and compares everything that was read back so far, in all threads.

@@ -107,6 +107,38 @@ CHECK_OF_DOOR(record_stream) {
   settle();
 }
 
+// A free that another stream holds up holds nobody else up: the first stream ends its work before the other may.
+CHECK_OF_DOOR(record_stream_does_not_stall) {
+  const Stream main = make_stream();
+  const Stream side = make_stream();
+  const On on(main);
+  std::optional<Tensor> tensor(std::in_place, 8 * kMiB);
+  MUST(cudaStreamSynchronize(main.stream()));
+  Gate gate(side.stream());
+  allocator().recordStream(tensor->pointer(), side);
+  tensor.reset();
+  for (int i = 0; i < 10; ++i) Tensor(4 * kMiB + static_cast<std::size_t>(i) * 1000).check_on(main.stream());
+  MUST(cudaStreamSynchronize(main.stream()));
+  EXPECT(gate.open());
+  settle();
+  // What was held up serves again, once somebody asks.
+  const std::int64_t held = figures().reserved_bytes[0].current;
+  for (int i = 0; i < 4; ++i) Tensor(8 * kMiB).check_on(main.stream());
+  EXPECT(figures().reserved_bytes[0].current <= held);
+  settle();
+}
+
+// What tensors leave is kept for the next until somebody empties the cache: synchronising gives nothing back.
+CHECK_OF_DOOR(idle_memory_is_kept) {
+  { const Tensor tensor(100 * kMiB); }
+  settle();
+  const std::int64_t held = figures().reserved_bytes[0].current;
+  EXPECT(held >= static_cast<std::int64_t>(100 * kMiB));
+  { const Tensor tensor(100 * kMiB); }
+  settle();
+  EXPECT(figures().reserved_bytes[0].current == held);
+}
+
 CHECK_OF_DOOR(foreign_thread_frees) {
   const Stream stream = make_stream();
   for (int round = 0; round < 20; ++round) {
