@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "interpose/hooks/call.h"
-#include "interpose/serve/heap.h"
+#include "interpose/serve/heap/heap.h"
 #include "plan/files/trace_file.h"
 
 namespace stalloc::hooks {

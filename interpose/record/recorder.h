@@ -12,7 +12,7 @@
 #include "interpose/base/options.h"
 #include "interpose/record/interning.h"
 #include "interpose/record/trace_output.h"
-#include "interpose/serve/heap.h"
+#include "interpose/serve/streams/stream_key.h"
 #include "plan/files/trace_file.h"
 
 namespace stalloc::record {

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-#include "interpose/serve/capture_gate.h"
+#include "interpose/serve/driver/capture_gate.h"
 
 namespace stalloc::capture {
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "interpose/serve/driver_real.h"
+#include "interpose/serve/driver/driver_real.h"
 
 namespace stalloc {
 

@@ -12,8 +12,8 @@
 #include <mutex>
 #include <optional>
 
-#include "interpose/serve/driver_real.h"
-#include "interpose/serve/heap.h"
+#include "interpose/serve/driver/driver_real.h"
+#include "interpose/serve/heap/heap.h"
 #include "interpose/session/cuda_query.h"
 #include "interpose/session/pools.h"
 #include "interpose/session/statistics_page.h"

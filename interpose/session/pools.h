@@ -10,7 +10,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "interpose/serve/driver_real.h"
+#include "interpose/serve/driver/driver_real.h"
 
 namespace stalloc {
 

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "interpose/serve/event_order.h"
+#include "interpose/serve/streams/event_order.h"
 
 namespace stalloc::program_order {
 

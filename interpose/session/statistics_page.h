@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "interpose/serve/shown_figures.h"
+#include "interpose/serve/heap/shown_figures.h"
 
 namespace stalloc {
 

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "interpose/serve/driver.h"
-#include "interpose/serve/heap.h"
+#include "interpose/serve/driver/driver.h"
+#include "interpose/serve/heap/heap.h"
 
 namespace stalloc::torch {
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "interpose/serve/driver.h"
+#include "interpose/serve/driver/driver.h"
 
 namespace stalloc::torch {
 

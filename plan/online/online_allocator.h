@@ -1,8 +1,8 @@
 // Serves requests as they come, when nobody knows the future: the policy of the run time, written once.
 //
-// The preloaded library runs it over a device's memory (interpose/serve/device_backend.h), simulations over nothing
-// (plan/simulate/null_backend.h). Both do the same things in the same order, so a simulation shows what a program would
-// hold. DESIGN: docs/design.md, "Dynamic: stitch before you grow"; numbers: docs/policy.md.
+// The preloaded library runs it over a device's memory (interpose/serve/dynamic/device_backend.h), simulations over
+// nothing (plan/simulate/null_backend.h). Both do the same things in the same order, so a simulation shows what a
+// program would hold. DESIGN: docs/design.md, "Dynamic: stitch before you grow"; numbers: docs/policy.md.
 //
 // How a request is served
 // -----------------------

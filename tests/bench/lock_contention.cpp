@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "interpose/serve/heap_mutex.h"
+#include "interpose/serve/heap/heap_mutex.h"
 
 namespace {
 

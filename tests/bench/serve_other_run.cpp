@@ -17,12 +17,12 @@
 #include <string>
 #include <vector>
 
-#include "interpose/serve/heap.h"
+#include "interpose/serve/heap/heap.h"
 #include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
 #include "tests/replay/turns.h"
-#include "tests/unit/fake_driver.h"
+#include "tests/unit/serve/fake_driver.h"
 
 using namespace stalloc;
 

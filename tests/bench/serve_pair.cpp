@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "interpose/serve/heap.h"
+#include "interpose/serve/heap/heap.h"
 
 using namespace stalloc;
 using serve::Heap;

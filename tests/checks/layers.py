@@ -7,6 +7,13 @@ import sys
 
 # What all of the planner speaks of.
 TERMS = {"plan/outcome.h", "plan/plan.h", "plan/problem.h"}
+
+
+def serve(*rooms):
+    """Rooms of the serving half, and the term that they share."""
+    return {"interpose/serve/physical.h", *(f"interpose/serve/{room}" for room in rooms)}
+
+
 # Folder: the folders and files that it may include.
 MAY_INCLUDE = {
     "plan/placement": {"plan/placement"},
@@ -19,15 +26,20 @@ MAY_INCLUDE = {
     "plan": {"plan", "plan/layout", "plan/steps", "plan/files", "plan/placement"},
     "tools/stalloc-plan": {"tools/stalloc-plan", "plan", "plan/layout", "plan/simulate", "plan/steps", "plan/files"},
     "interpose/base": {"interpose/base"},
-    "interpose/serve": {"interpose/serve", "plan/online", "plan/placement", *TERMS},
-    "interpose/record": {"interpose/record", "interpose/base", "interpose/serve", "plan/files"},
-    "interpose/session": {"interpose/session", "interpose/record", "interpose/serve", "interpose/base", "interpose",
-                          "plan/files", *TERMS},
-    "interpose/torch": {"interpose/torch", "interpose/session", "interpose/serve", "interpose/base", "interpose/record",
-                        "plan/files"},
+    "interpose/serve": {"plan/placement"},
+    "interpose/serve/driver": {"interpose/serve/driver"},
+    "interpose/serve/streams": {*serve("streams", "driver"), "plan/placement"},
+    "interpose/serve/planned": {*serve("planned", "streams", "driver"), "plan/placement", *TERMS},
+    "interpose/serve/dynamic": {*serve("dynamic", "planned", "streams", "driver"), "plan/online", "plan/placement", *TERMS},
+    "interpose/serve/heap": {*serve("heap", "dynamic", "planned", "streams", "driver"), "plan/placement", *TERMS},
+    "interpose/record": {"interpose/record", "interpose/base", *serve("streams"), "plan/files"},
+    "interpose/session": {"interpose/session", "interpose/record", *serve("heap", "dynamic", "streams", "driver"),
+                          "interpose/base", "interpose", "plan/files", *TERMS},
+    "interpose/torch": {"interpose/torch", "interpose/session", *serve("heap", "streams", "driver"), "interpose/base",
+                        "interpose/record", "plan/files"},
     "interpose/torch/door": {"interpose/torch/door", "interpose/torch/door.h"},
-    "interpose/hooks": {"interpose/hooks", "interpose/torch/road.h", "interpose/session", "interpose/serve", "interpose/base",
-                        "plan/communication.h", "plan/files"},
+    "interpose/hooks": {"interpose/hooks", "interpose/torch/road.h", "interpose/session",
+                        *serve("heap", "streams", "driver"), "interpose/base", "plan/communication.h", "plan/files"},
 }
 INCLUDE = re.compile(r'^#include "((?:plan|tools|interpose|tests)/[^"]+)"', re.MULTILINE)
 

@@ -6,7 +6,7 @@
 
 #include "plan/files/file_io.h"
 #include "plan/files/plan_file.h"
-#include "plan_samples.h"
+#include "tests/unit/plan/samples.h"
 
 int main(int argc, char** argv) {
   using namespace stalloc;

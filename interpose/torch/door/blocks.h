@@ -73,7 +73,7 @@ class Blocks {
   }
 
  private:
-  // Fibonacci hashing, as stalloc's own table (interpose/serve/live_table.h).
+  // Fibonacci hashing, as stalloc's own table (interpose/serve/heap/live_table.h).
   [[nodiscard]] std::size_t home(const void* address) const {
     const auto key = reinterpret_cast<std::uintptr_t>(address) * std::uint64_t{0x9e3779b97f4a7c15};
     return static_cast<std::size_t>(key >> 32) & (cells_.size() - 1);

@@ -1,0 +1,115 @@
+// The driver interface over the original functions of libcuda.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "interpose/serve/driver/capture_gate.h"
+#include "interpose/serve/driver/driver.h"
+
+namespace stalloc::serve {
+
+// The original functions, each named after its symbol in libcuda (given behind it where it is a later version; never
+// a _ptsz variant, since streams are named explicitly). All must be set.
+struct DriverFunctions {
+  CUresult(CUDAAPI* cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
+  CUresult(CUDAAPI* cuMemGetAllocationGranularity)(std::size_t*, const CUmemAllocationProp*,
+                                                   CUmemAllocationGranularity_flags) = nullptr;
+  CUresult(CUDAAPI* cuMemAddressReserve)(CUdeviceptr*, std::size_t, std::size_t, CUdeviceptr,
+                                         unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemAddressFree)(CUdeviceptr, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemCreate)(CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*,
+                                 unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemRelease)(CUmemGenericAllocationHandle) = nullptr;
+  CUresult(CUDAAPI* cuMemMap)(CUdeviceptr, std::size_t, std::size_t, CUmemGenericAllocationHandle,
+                              unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemUnmap)(CUdeviceptr, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemSetAccess)(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuMemExportToShareableHandle)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                                                  unsigned long long) = nullptr;
+  CUresult(CUDAAPI* cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle*, void*,
+                                                    CUmemAllocationHandleType) = nullptr;
+  CUresult(CUDAAPI* cuMemGetInfo)(std::size_t*, std::size_t*) = nullptr;  // cuMemGetInfo_v2
+  CUresult(CUDAAPI* cuMemAlloc)(CUdeviceptr*, std::size_t) = nullptr;     // cuMemAlloc_v2
+  CUresult(CUDAAPI* cuMemFree)(CUdeviceptr) = nullptr;                    // cuMemFree_v2
+  CUresult(CUDAAPI* cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) = nullptr;
+  CUresult(CUDAAPI* cuMemPoolTrimTo)(CUmemoryPool, std::size_t) = nullptr;
+  CUresult(CUDAAPI* cuCtxGetCurrent)(CUcontext*) = nullptr;
+  CUresult(CUDAAPI* cuCtxPushCurrent)(CUcontext) = nullptr;  // cuCtxPushCurrent_v2
+  CUresult(CUDAAPI* cuCtxPopCurrent)(CUcontext*) = nullptr;  // cuCtxPopCurrent_v2
+  CUresult(CUDAAPI* cuCtxSynchronize)() = nullptr;
+  CUresult(CUDAAPI* cuStreamGetCtx)(CUstream, CUcontext*) = nullptr;
+  CUresult(CUDAAPI* cuStreamGetFlags)(CUstream, unsigned*) = nullptr;
+  CUresult(CUDAAPI* cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
+  CUresult(CUDAAPI* cuStreamWaitEvent)(CUstream, CUevent, unsigned) = nullptr;
+  CUresult(CUDAAPI* cuEventCreate)(CUevent*, unsigned) = nullptr;
+  CUresult(CUDAAPI* cuEventDestroy)(CUevent) = nullptr;  // cuEventDestroy_v2
+  CUresult(CUDAAPI* cuEventRecord)(CUevent, CUstream) = nullptr;
+  CUresult(CUDAAPI* cuEventQuery)(CUevent) = nullptr;
+  CUresult(CUDAAPI* cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) = nullptr;
+};
+
+// The pools that the program made itself. Thread-safe.
+class CreatedPools {
+ public:
+  virtual ~CreatedPools() = default;
+  // Calls `visit` for each pool of the device; none of them is destroyed meanwhile.
+  virtual void each_of(int device, const std::function<void(CUmemoryPool)>& visit) = 0;
+};
+
+// Stateless but for the functions; thread-safe. `gate` is the one that the hooks of captures go through; it must
+// outlive the driver.
+class RealDriver final : public Driver {
+ public:
+  // What memory is created for, where the device can.
+  struct Purpose {
+    bool rdma = true;      // GPUDirect RDMA; mapping it for the first time then takes longer
+    bool sharing = false;  // other processes may have it as file descriptors
+  };
+  RealDriver(const DriverFunctions& functions, CaptureGate& gate, const Purpose& purpose)
+      : call_(functions), gate_(&gate), purpose_(purpose) {}
+
+  // Beside each device's default pool these are CUDA's own. They must outlive the driver.
+  void know_pools(CreatedPools& pools) noexcept { pools_ = &pools; }
+
+  CUresult granularity(int device, std::size_t* bytes) override;
+  CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
+  CUresult unreserve(CUdeviceptr base, std::size_t bytes) override;
+  CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) override;
+  CUresult release(CUmemGenericAllocationHandle handle) override;
+  CUresult map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocationHandle handle) override;
+  CUresult unmap(CUdeviceptr at, std::size_t bytes) override;
+  CUresult set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) override;
+  CUresult memory_info(std::size_t* free, std::size_t* total) override;
+  CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
+  CUresult free_plain(CUdeviceptr at) override;
+  CUresult export_handle(CUmemGenericAllocationHandle handle, int* file) override;
+  CUresult import_handle(int file, CUmemGenericAllocationHandle* handle) override;
+  CUresult trim_pools(int device) override;
+  CUresult current_context(CUcontext* context) override;
+  CUresult push_context(CUcontext context) override;
+  CUresult pop_context() override;
+  CUresult stream_context(CUstream stream, CUcontext* context) override;
+  CUresult stream_flags(CUstream stream, unsigned* flags) override;
+  CUresult is_capturing(CUstream stream, bool* capturing) override;
+  CUresult create_event(CUevent* event) override;
+  CUresult destroy_event(CUevent event) override;
+  CUresult record_event(CUevent event, CUstream stream) override;
+  CUresult wait_event(CUstream stream, CUevent event) override;
+  CUresult query_event(CUevent event) override;
+  CUresult synchronize_context() override;
+
+ private:
+  // Whether the stream can be given work of ours. Pre: the gate is held.
+  [[nodiscard]] CUresult check_not_capturing(CUstream stream) const;
+
+  DriverFunctions call_;
+  CaptureGate* gate_;
+  CreatedPools* pools_ = nullptr;  // null: there are none
+  Purpose purpose_;
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,49 @@
+#include "interpose/serve/dynamic/device_backend.h"
+
+#include "interpose/serve/planned/arena.h"
+
+namespace stalloc::serve {
+namespace {
+
+constexpr std::uint64_t kAskedBefore = 32;  // the device is asked before so many pages are created
+// Creating all that is free fails at its very end: page tables take memory too. A request that leaves fewer pages than
+// this is left to CUDA.
+constexpr std::uint64_t kLeftOver = 16;
+
+}  // namespace
+
+bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept {
+  std::uint64_t bytes = 0;
+  for (const Handle& handle : handles) bytes += handle.bytes;
+  if (created_bytes_ + bytes > limit_) return false;
+  if (bytes >= kAskedBefore * page_ && !device_has(bytes)) return false;
+  if (mapper_->create_at(home(at), handles) != CUDA_SUCCESS) return false;
+  created_bytes_ += bytes;
+  const PhysicalRange created{at, at + bytes};
+  order_->cleared({&created, 1});
+  return true;
+}
+
+// Spares the driver many handles of a request that cannot be served, as some programs make to learn what is free.
+bool DeviceBackend::device_has(std::uint64_t bytes) noexcept {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  return driver_->memory_info(&free, &total) != CUDA_SUCCESS || free >= bytes + kLeftOver * page_;
+}
+
+bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {
+  if (!mapper_->destroy_at(home(at), handle)) return false;
+  created_bytes_ -= handle.bytes;
+  return true;
+}
+
+bool DeviceBackend::destroy_planned(std::uint64_t at) noexcept { return arena_->give_back(arena_->handle_at(at)) != 0; }
+
+CUdeviceptr DeviceBackend::planned_address(std::uint64_t at) const noexcept { return arena_->address(0, at); }
+
+void DeviceBackend::close() noexcept {
+  mapper_->close();
+  created_bytes_ = 0;
+}
+
+}  // namespace stalloc::serve

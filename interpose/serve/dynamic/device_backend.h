@@ -1,0 +1,136 @@
+// What the online allocator stands on in the library: memory of one device, and the order between its streams.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "interpose/serve/driver/driver.h"
+#include "interpose/serve/dynamic/mapper.h"
+#include "interpose/serve/streams/stream_order.h"
+#include "plan/online/online_allocator.h"
+
+namespace stalloc::serve {
+
+class Arena;
+
+static_assert(kNoStream == plan::kAnyStream);
+
+// An OnlineBackend (plan/online/online_allocator.h says what its functions do) over the driver. The bytes of the line
+// before `line_begin` belong to the plan's arena, those behind are created here. Not thread-safe: the heap's lock
+// covers it, but for `contains`. Only `adopt` and the functions of the arena know the plan.
+class DeviceBackend {
+ public:
+  using Handle = MappedHandle;
+  // A block by its address, and the number of its view; 0: it lies in the home view.
+  struct Block {
+    CUdeviceptr address = 0;
+    std::uint32_t view = 0;
+  };
+
+  static constexpr std::uint64_t kNoEvents = ~std::uint64_t{0};
+
+  // `driver` and `order` must outlive it; `order` knows the whole line, whose pages have `page` bytes. A free of
+  // `event_bytes` or more records an event where several streams use memory (kNoEvents: none does).
+  DeviceBackend(Driver& driver, StreamOrder& order, std::unique_ptr<Mapper> mapper, std::uint64_t line_begin,
+                std::uint64_t page, std::uint64_t event_bytes)
+      : order_(&order),
+        mapper_(std::move(mapper)),
+        line_begin_(line_begin),
+        page_(page),
+        event_bytes_(event_bytes),
+        driver_(&driver) {}
+
+  // As a backend. `create` asks the device first whether it has so much, if it is much, and creates no more in sum than
+  // `set_limit` says.
+  bool create(std::uint64_t at, std::span<Handle> handles) noexcept;
+  bool destroy(std::uint64_t at, const Handle& handle) noexcept;
+  bool map(plan::VirtualAddress begin, std::span<const Handle> handles) noexcept {
+    return mapper_->map_at(address(begin), handles) == CUDA_SUCCESS;
+  }
+  bool unmap(plan::VirtualAddress begin, std::span<const Handle> handles) noexcept {
+    return mapper_->unmap(address(begin), handles);
+  }
+  bool make_ready(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+    return order_->make_ready(ranges, ordinal(stream));
+  }
+  bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
+  bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+    return order_->is_foreign(ranges, ordinal(stream));
+  }
+  std::uint64_t number_free(plan::StreamIndex stream) noexcept { return order_->number_free(ordinal(stream)); }
+  void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
+    if (stream == plan::kAnyStream) {
+      order_->cleared(ranges);
+    } else {
+      order_->freed(ranges, ordinal(stream), free_number, wants_event(ranges));
+    }
+  }
+  std::uint64_t latest_free() noexcept { return order_->latest_number(); }
+  bool is_complete_up_to(std::uint64_t free_number) noexcept { return order_->is_complete(free_number); }
+  [[nodiscard]] plan::Place place(const Block& block, plan::VirtualAddress begin) const noexcept {
+    if (block.view != 0) return {block.view, block.address - address(begin)};
+    if (contains(block.address)) return {0, block.address - mapper_->home(0) + line_begin_};
+    return {0, block.address - planned_address(0)};
+  }
+
+  // Pre, for bytes of the plan: they were adopted.
+  [[nodiscard]] CUdeviceptr address(plan::VirtualAddress place) const noexcept {
+    if (place.space == plan::VirtualAddress::Space::Views) return mapper_->view(place.offset);
+    return place.offset < line_begin_ ? planned_address(place.offset) : mapper_->home(place.offset - line_begin_);
+  }
+  // Of a byte of the line.
+  [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept {
+    return address({plan::VirtualAddress::Space::Line, at});
+  }
+  // True for its own addresses, whatever is mapped there; those of the arena are not. Lock-free.
+  [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
+  [[nodiscard]] bool is_of_plan(std::uint64_t at) const noexcept { return at < line_begin_; }
+
+  // From now on the line's bytes before its own are those of the plan's arena, which must outlive it.
+  void adopt(Arena* arena) noexcept { arena_ = arena; }
+  // Gives a handle of the arena back to the driver; false when that refused. Pre: as for `destroy`.
+  bool destroy_planned(std::uint64_t at) noexcept;
+
+  // `peer` may touch what is mapped from now on; false: no host memory to remember it in. And, by `renew_access`, what
+  // is mapped there already. Neither is for the arena's memory.
+  bool remember_peer(int peer) noexcept { return mapper_->remember_peer(peer); }
+  CUresult renew_access(plan::VirtualAddress begin, std::uint64_t bytes) noexcept {
+    return mapper_->renew_access(address(begin), bytes);
+  }
+
+  // In bytes, without the arena's. The limit binds what is created from now on.
+  void set_limit(std::uint64_t bytes) noexcept { limit_ = bytes; }
+  [[nodiscard]] std::uint64_t created_bytes() const noexcept { return created_bytes_; }
+  [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
+
+  // Gives the addresses back, as Mapper::close. Pre: everything was destroyed and unmapped.
+  void close() noexcept;
+
+ private:
+  static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
+  // Whether an event is recorded at the free, so that who has to wait for it waits for nothing behind it.
+  [[nodiscard]] bool wants_event(PhysicalRanges ranges) const noexcept {
+    if (event_bytes_ == kNoEvents || !order_->has_several_users()) return false;
+    std::uint64_t bytes = 0;
+    for (const PhysicalRange& range : ranges) bytes += range.bytes();
+    return bytes >= event_bytes_;
+  }
+  bool device_has(std::uint64_t bytes) noexcept;
+  [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
+
+  StreamOrder* order_;
+  std::unique_ptr<Mapper> mapper_;
+  std::uint64_t line_begin_;
+  std::uint64_t page_;
+  std::uint64_t event_bytes_;
+  Driver* driver_;
+  Arena* arena_ = nullptr;  // adopted
+  std::uint64_t created_bytes_ = 0;
+  std::uint64_t limit_ = ~std::uint64_t{0};
+};
+
+}  // namespace stalloc::serve

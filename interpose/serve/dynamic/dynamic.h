@@ -1,0 +1,102 @@
+// The dynamic sub-allocator of one device: serves what no plan covers. DESIGN: docs/design.md, "Serving", "Dynamic".
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "interpose/serve/dynamic/device_backend.h"
+#include "interpose/serve/dynamic/heap_options.h"
+#include "plan/online/online_allocator.h"
+
+namespace stalloc::plan {
+extern template class OnlineAllocator<serve::DeviceBackend>;
+}
+
+namespace stalloc::serve {
+
+using plan::Place;
+
+// The online allocator over a device's memory, which says how requests are served, and beside it what only the run time
+// does: giving idle memory back, serving from the plan's arena, letting peers in. Physical bytes are named by their
+// place on the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind to this class. Not
+// thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
+class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
+ public:
+  // `order` must outlive it and know the whole line. Nothing on failure, and `why` says in one line what was refused.
+  static std::unique_ptr<Dynamic> create(Driver& driver, int device, const HeapOptions& options,
+                                         std::uint64_t line_begin, std::uint64_t page, StreamOrder* order,
+                                         std::string* why);
+  // As `close`.
+  ~Dynamic() { close(); }
+  Dynamic(const Dynamic&) = delete;
+  Dynamic& operator=(const Dynamic&) = delete;
+
+  // Unmaps and gives back all of it. Idempotent; nothing but `contains`, `counts` and the figures may be asked
+  // afterwards. Pre: no work is pending that may touch it.
+  void close() noexcept;
+
+  // The part of the line that a device with `device_bytes` of memory needs, in bytes.
+  static std::uint64_t line_bytes(std::uint64_t device_bytes, std::uint64_t page);
+
+  [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return backend().contains(address); }
+  // The address of a place.
+  [[nodiscard]] CUdeviceptr address_of(Place place) const noexcept { return backend().address(address(place)); }
+  // The home address of a byte of the line. Pre: it is not the plan's, or those were adopted.
+  [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept { return backend().home(at); }
+  // True for a place on bytes of the plan that it was given.
+  [[nodiscard]] bool is_of_plan(Place place) const noexcept {
+    return place.view == 0 && backend().is_of_plan(place.offset);
+  }
+
+  // Unmaps the views, and ends of views, that nothing lives in and no pending work may touch. Never waits.
+  void drop_idle_views();
+  // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
+  // held; those of the plan only if asked to. Returns the bytes released. Never waits.
+  std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
+  // The same for just the handles that these ranges lie in, those of the plan excepted, and the view (0: none) that
+  // showed them.
+  std::uint64_t release_handles(PhysicalRanges freed, std::uint32_t view);
+  // Gives memory back to the driver for a request of `bytes`, no more than it needs: idle handles that no view maps,
+  // then idle views and their handles. Returns the bytes released. Never waits.
+  std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
+
+  // The plan's memory serves dynamic requests from now on. Its free bytes come by `give`.
+  void adopt(Arena* arena);
+  // These bytes of the plan are free, behind the work of `stream`. The order between streams must know of it already.
+  void give(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }
+
+  // Kernels of `peer` may touch this memory from now on, what is mapped and what will be.
+  CUresult grant_access(int peer) noexcept;
+
+  // No more than `bytes` are created from now on, in sum with what is held.
+  void set_limit(std::uint64_t bytes) noexcept { backend().set_limit(bytes); }
+
+  // The handles at home, by place on the line: the plan's too once they were adopted.
+  [[nodiscard]] const plan::HandlePlacement::Handles& handles() const noexcept { return placement().handles(); }
+  // Of its own, without the plan's; the others with those, once they were adopted. In bytes.
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return backend().created_bytes(); }
+  [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement().free_bytes(); }
+  [[nodiscard]] std::uint64_t free_plan_bytes() const noexcept { return placement().free_plan_bytes(); }
+  [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement().largest_free(); }
+  [[nodiscard]] std::size_t views() const noexcept { return placement().views().count(); }
+  [[nodiscard]] const Mapper& mapper() const noexcept { return backend().mapper(); }
+
+ private:
+  using Handles = plan::HandlePlacement::Handles;
+
+  Dynamic(const Options& options, DeviceBackend backend) : OnlineAllocator(options, std::move(backend)) {}
+
+  void unmap_all();
+  void shorten_idle(std::uint32_t view);
+  [[nodiscard]] plan::FreeSpace shown_in_views() const;
+  bool can_be_released(const Handles::value_type& handle, const plan::FreeSpace& shown);
+  std::uint64_t release(std::uint64_t at);
+
+  bool closed_ = false;
+};
+
+}  // namespace stalloc::serve

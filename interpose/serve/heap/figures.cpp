@@ -1,0 +1,122 @@
+#include "interpose/serve/heap/figures.h"
+
+#include <algorithm>
+
+namespace stalloc::serve {
+namespace {
+
+constexpr std::uint64_t kLargeBytes = std::uint64_t{1} << 20;
+
+}  // namespace
+
+PoolIndex Figures::add_pool(CUmemoryPool pool) noexcept {
+  const auto end = pools_.begin() + static_cast<std::ptrdiff_t>(pool_count_);
+  auto made = std::find_if(pools_.begin(), end, [](const Pool& each) { return !each.alive && each.used == 0; });
+  if (made == pools_.end()) return kNoPool;
+  if (made == end) ++pool_count_;
+  *made = {};
+  made->handle = pool;
+  made->alive = true;
+  made->shown = shown_ != nullptr;
+  return static_cast<PoolIndex>(made - pools_.begin());
+}
+
+void Figures::pool_destroyed(CUmemoryPool pool) noexcept {
+  const PoolIndex known = find(pool);
+  if (known != kNoPool) pools_[known].alive = false;
+}
+
+void Figures::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept {
+  const PoolIndex index = pool_index(pool);
+  if (index != kNoPool) pools_[index].release_threshold = bytes;
+}
+
+std::uint64_t Figures::release_threshold() const noexcept {
+  std::uint64_t most = 0;
+  for (std::size_t i = 0; i < pool_count_; ++i) {
+    if (pools_[i].alive) most = std::max(most, pools_[i].release_threshold);
+  }
+  return most;
+}
+
+void Figures::planned(std::uint64_t bytes, PoolIndex pool) noexcept {
+  ++sums_.planned_requests;
+  sums_.planned_live_bytes += bytes;
+  sums_.planned_live_peak_bytes = std::max(sums_.planned_live_peak_bytes, sums_.planned_live_bytes);
+  served(bytes, pool);
+}
+
+void Figures::planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+  sums_.planned_live_bytes -= bytes;
+  served_freed(bytes, pool);
+}
+
+void Figures::unplanned(std::uint64_t bytes, PoolIndex pool) noexcept {
+  ++sums_.unplanned_requests;
+  if (bytes >= kLargeBytes) ++sums_.unplanned_large_requests;
+  sums_.unplanned_live_bytes += bytes;
+  added(bytes, pool);
+}
+
+void Figures::unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+  sums_.unplanned_live_bytes -= bytes;
+  removed(bytes, pool);
+}
+
+void Figures::show_in(ShownFigures* shown) noexcept {
+  shown_ = shown;
+  for (Pool& pool : pools_) pool.shown = true;
+  ShownFigures::set(&shown->served, 1);
+  ShownFigures::set(&shown->misses, sums_.misses);
+  show_requests();
+  physical_is(sums_.physical_bytes);
+}
+
+void Figures::show_requests() noexcept {
+  const std::uint64_t served = sums_.planned_live_bytes + sums_.dynamic_live_bytes;
+  ShownFigures::set(&shown_->live, served + sums_.unplanned_live_bytes);
+  ShownFigures::set(&shown_->live_peak, sums_.live_peak_bytes);
+  ShownFigures::set(&shown_->served_live_peak, sums_.served_live_peak_bytes);
+  ShownFigures::set(&shown_->planned_requests, sums_.planned_requests);
+  ShownFigures::set(&shown_->dynamic_requests, sums_.dynamic_requests);
+  ShownFigures::set(&shown_->unplanned_requests, sums_.unplanned_requests);
+}
+
+void Figures::physical_is(std::uint64_t bytes) noexcept {
+  sums_.physical_bytes = bytes;
+  sums_.physical_peak_bytes = std::max(sums_.physical_peak_bytes, bytes);
+  if (shown_ != nullptr) {
+    ShownFigures::set(&shown_->physical, bytes);
+    ShownFigures::set(&shown_->physical_peak, sums_.physical_peak_bytes);
+  }
+  for (std::size_t i = 0; i < pool_count_; ++i) {
+    pools_[i].reserved_high = std::max(pools_[i].reserved_high, reserved(static_cast<PoolIndex>(i)));
+  }
+}
+
+std::uint64_t Figures::reserved(PoolIndex pool) const noexcept {
+  const auto end = pools_.begin() + static_cast<std::ptrdiff_t>(pool_count_);
+  const auto first = std::find_if(pools_.begin(), end, [](const Pool& each) { return each.alive && each.known; });
+  const std::uint64_t own = pools_[pool].served;
+  if (first == end || first != pools_.begin() + pool) return own;
+  const std::uint64_t others = sums_.planned_live_bytes + sums_.dynamic_live_bytes - own;
+  return std::max(sums_.physical_bytes, others + own) - others;
+}
+
+PoolUse Figures::pool_use(CUmemoryPool pool) const noexcept {
+  const PoolIndex index = find(pool);
+  if (index == kNoPool) return {};
+  const Pool& named = pools_[index];
+  const std::uint64_t now = reserved(index);
+  return {named.known, named.used, named.used_high, now, std::max(named.reserved_high, now)};
+}
+
+void Figures::reset_pool_high(CUmemoryPool pool, bool used, bool reserved_too) noexcept {
+  const PoolIndex index = find(pool);
+  if (index == kNoPool) return;
+  Pool& named = pools_[index];
+  if (used) named.used_high = named.used;
+  if (reserved_too) named.reserved_high = reserved(index);
+}
+
+}  // namespace stalloc::serve

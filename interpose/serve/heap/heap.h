@@ -1,0 +1,310 @@
+// One device's served memory: the plan's slots, the dynamic sub-allocator for what no plan covers, the order between
+// streams, the figures. DESIGN: docs/design.md, "Serving".
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "interpose/serve/driver/driver.h"
+#include "interpose/serve/dynamic/dynamic.h"
+#include "interpose/serve/dynamic/heap_options.h"
+#include "interpose/serve/heap/figures.h"
+#include "interpose/serve/heap/heap_mutex.h"
+#include "interpose/serve/heap/live_table.h"
+#include "interpose/serve/heap/shown_figures.h"
+#include "interpose/serve/planned/planned.h"
+#include "interpose/serve/streams/free_fence.h"
+#include "interpose/serve/streams/stream_key.h"
+#include "interpose/serve/streams/stream_order.h"
+#include "plan/plan.h"
+
+namespace stalloc::serve {
+
+// Told once, in one line without a newline, what the user should know. Called without any lock held, on the thread of
+// a request; must not throw.
+using Notice = void (*)(const char* text);
+
+// What is live at an address, as the program asked for it.
+struct LiveRange {
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;        // as requested
+  std::uint64_t number = 0;     // no other request that this heap served had it, or will
+  bool from_pool = false;       // stream-ordered; false: of cuMemAlloc
+  CUmemoryPool pool = nullptr;  // that it is from; null: the device's own
+  bool sync_memops = false;     // as `set_sync_memops` left it
+};
+
+// Thread-safe throughout; nothing but `create` throws or fails for want of host memory: then a request goes unplanned.
+// The calls into the driver that a request needs are made on the requesting thread.
+class Heap {
+ public:
+  // Reserves, creates and maps everything that `plan` names, once; null, or a plan that places nothing: everything is
+  // served dynamically.
+  // `context`, of `device`, is the one the heap serves; requests made under any other belong to the original allocator.
+  // It must be current. Pre: `plan` was read by plan::decode_plan and is of the same device; it is not needed
+  // afterwards. On failure everything is given back, and `why` says in one line what did not fit. `driver` must outlive
+  // the heap. Never throws.
+  static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
+                                      const HeapOptions& options, std::string* why, Notice notice = nullptr) noexcept;
+  // Closes it. Not for the end of a process: the driver may be gone by then. Pre: no stream of the context is being
+  // captured, and no other thread is inside.
+  ~Heap();
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  // The context is about to end: waits for its work and gives everything back. Other threads may be inside or come
+  // later: nothing is live any more, and no request is served. The addresses may come back as the driver's. False: the
+  // driver does not let us wait (the device has failed, or a stream is being captured), and all is still mapped.
+  // Idempotent, and so is the second, which is for a context that has ended and gives back what is left.
+  bool close() noexcept;
+  void close_after_context() noexcept;
+  // True from the beginning of either on: what this heap does not know may be the driver's.
+  [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+  // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
+  // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
+  // `note_unplanned`. That is so for a captured stream, for what the plan passes through, for more than the device has,
+  // and when memory is exhausted: the last two set `exhausted`, where it is asked for. `pool` is the driver pool the
+  // request names (null: the device's own, also when the program names that one by its handle). Never waits for the
+  // device. Pre: `context` is current.
+  std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
+                                      bool* exhausted = nullptr) noexcept;
+  // As cuMemAlloc: the bytes may be used on any stream at once. Served only from bytes on which nothing is pending.
+  std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
+  // The original allocator served a request of the program. `note_unplanned_sync`: one that names no pool (cuMemAlloc).
+  void note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept;
+  void note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept;
+
+  // True for addresses inside the heap's reservations, whatever is live there. Lock-free.
+  [[nodiscard]] bool owns(CUdeviceptr address) const noexcept {
+    return (planned_ && planned_->contains(address)) || (dynamic_ && dynamic_->contains(address));
+  }
+
+  // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
+  // CUDA_ERROR_INVALID_VALUE when no live range starts at `address`, and when the stream is being captured: as CUDA,
+  // which lets a graph free only what a graph allocated. The bytes then stay live. What is freed on a stream of another
+  // context is reusable when an event behind it has completed. Never waits for the device. `context_is_current`: the
+  // caller knows that `context` is the thread's current one.
+  CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
+  // Gives it back when the work of `stream` so far is over, and not before: nobody is ordered behind that stream for
+  // the bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live.
+  CUresult free_when_over(CUdeviceptr address, StreamKey stream) noexcept;
+  // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
+  // from a pool is not waited for, since CUDA takes the program's word that nothing uses it. Returns what CUDA returns:
+  // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
+  CUresult free_sync(CUdeviceptr address) noexcept;
+  // The number of a noted request of CUDA's own memory, or 0; and its free, once CUDA has made it. The address may be
+  // in use again by then: a request of another number is left alone, as is what nobody noted.
+  [[nodiscard]] std::uint64_t find_unplanned(CUdeviceptr address) const noexcept;
+  void note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept;
+
+  // The live range that holds `address`; nothing when there is none. In constant time for starts, else logarithmic in
+  // what is live, but for the first time.
+  std::optional<LiveRange> find_live(CUdeviceptr address) noexcept;
+  // Remembers what the program set for the live range that holds `address`, if there is one.
+  void set_sync_memops(CUdeviceptr address, bool set) noexcept;
+
+  // Call before the original destroys the stream: work that the bytes freed on it wait for gets its event now.
+  void stream_destroyed(CUstream stream) noexcept;
+
+  // What is known of the order between the context's streams; without a lock.
+  [[nodiscard]] StreamClocks& clocks() noexcept { return order_.clocks(); }
+  // A stream's clock, made on first sight; null: it has none. Valid until the stream is destroyed. Pre: the stream is
+  // of `context`.
+  StreamClock* clock(StreamKey stream) noexcept;
+  // Kernels of `peer` may touch this device's memory from now on.
+  CUresult grant_access(int peer) noexcept;
+
+  // Gives idle memory back to the device until at most `keep_bytes` are held: unmaps the views that nothing lives in,
+  // releases the handles that nothing lives on, if the device is done with both. Returns the bytes given back. Never
+  // waits. The plan's memory is kept as long as the plan is served.
+  std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
+  // The same for somebody who was refused `bytes` (0: nobody knows how many): nothing is given back when all of it
+  // would not be enough, and a plan gives up its idle memory when nothing else is.
+  std::uint64_t make_room(std::uint64_t bytes) noexcept;
+
+  // From now on the heap creates no memory beyond `bytes`. What it holds above that stays until it is idle; a plan's
+  // memory is created before anybody can say so. ~0: as much as the device has.
+  void set_limit(std::uint64_t bytes) noexcept;
+  // Physical memory that is held, in bytes. One load.
+  [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
+  // Of it, what nothing lives in, and the largest contiguous part of that.
+  [[nodiscard]] std::uint64_t free_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t largest_free() const noexcept;
+
+  // The handles behind a live block, as they are mapped one behind the other: the block begins `offset` bytes behind
+  // the beginning of the first. They stay the heap's, and are held as long as the block is live.
+  struct Backing {
+    std::vector<MappedHandle> handles;
+    std::uint64_t offset = 0;
+  };
+  // Nothing when no live block starts at `address`, and when the host is out of memory.
+  std::optional<Backing> backing(CUdeviceptr address) noexcept;
+
+  // Tells `visitor` of every home range that is mapped, in order, then of every live block that is not at home, with
+  // the home ranges whose bytes it uses. The visitor is called under the heap's lock and must not call back; it may
+  // throw std::bad_alloc, which ends the visit.
+  struct Visitor {
+    virtual ~Visitor() = default;
+    virtual void home(CUdeviceptr address, std::uint64_t bytes) = 0;
+    virtual void stitched(CUdeviceptr address, std::uint64_t bytes) = 0;
+    virtual void used_by_stitched(CUdeviceptr home_address, std::uint64_t bytes) = 0;
+  };
+  void describe(Visitor& visitor) noexcept;
+
+  // What a request could have at most: free memory of the device, and all that is idle here. In bytes.
+  [[nodiscard]] std::uint64_t available_bytes() const noexcept;
+  // A request for so much that asking what is available costs little beside it.
+  [[nodiscard]] bool is_large(std::uint64_t bytes) const noexcept { return bytes >= device_bytes_ / 16; }
+
+  // The release threshold of a pool (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD): memory held above it, and above that of every
+  // other pool, is given back at the next synchronisation. Until one is set, everything is kept. Synchronising takes
+  // two calls, before the program's own and after it succeeded.
+  void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
+  // From now on synchronising gives nothing back, whatever the pools say: for somebody who says so himself (`trim`).
+  void keep_idle() noexcept;
+  void before_synchronization() noexcept;
+  void after_synchronization() noexcept;
+  // Bytes that the plan holds and nothing lives in: CUDA would have them free.
+  [[nodiscard]] std::uint64_t idle_plan_bytes() const noexcept;
+
+  // The figures for a pool; `reset_pool_high` is cuMemPoolSetAttribute(..._HIGH, 0).
+  [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
+  void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
+
+  // Call when the program destroys a pool: its handle may come back as another one.
+  void pool_destroyed(CUmemoryPool pool) noexcept;
+
+  [[nodiscard]] Statistics statistics() const noexcept;
+  // The same without waiting: false when another thread uses the heap just now.
+  bool try_statistics(Statistics* statistics) const noexcept;
+  // From now on other processes can read figures in `shown`, which must outlive the heap.
+  void show_in(ShownFigures* shown) noexcept;
+  [[nodiscard]] CUcontext context() const noexcept { return context_; }
+  [[nodiscard]] int device() const noexcept { return device_; }
+
+ private:
+  // Held by whatever looks at free bytes: a deferred free is completed first. Only a request and a free of a stream
+  // take the mutex itself (heap_fast_path.cpp), and what looks at nothing but live ranges and figures.
+  class Lock {
+   public:
+    explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
+
+   private:
+    std::lock_guard<HeapMutex> guard_;
+  };
+  using Look = std::lock_guard<HeapMutex>;
+  struct Line;
+
+  // A request whose stream and pool are known to the heap.
+  struct Ask {
+    std::uint64_t bytes = 0;           // as requested
+    StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
+    PoolIndex pool = kNoPool;
+  };
+  // What was freed on a stream that others cannot be ordered behind, or should not be: free when the event has
+  // completed.
+  struct ForeignFree {
+    LiveEntry entry;
+    CUcontext context = nullptr;  // of the stream and the event
+    CUevent event = nullptr;
+  };
+
+  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
+       const Line& line, Notice notice);
+  static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
+  static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
+
+  // heap.cpp
+  void end_service() noexcept;
+  void give_back_all(bool context_lives) noexcept;
+  void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
+  void update_physical() noexcept;
+  void update_keep() noexcept;
+  [[nodiscard]] Statistics gather_statistics() const noexcept;
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
+
+  // heap_fast_path.cpp
+  void complete_deferred_free() noexcept {
+    if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
+  }
+  void complete_deferred_free_now() noexcept;
+
+  // heap_allocate.cpp; address 0: not served
+  std::optional<CUdeviceptr> allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
+                                                const StreamKey* stream, CUmemoryPool pool, bool capturing,
+                                                bool* exhausted = nullptr) noexcept;
+  CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
+                    bool capturing, bool* exhausted);
+  bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
+  CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
+  CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
+  bool take_slot(PhysicalRanges wanted, StreamOrdinal stream);
+  [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
+  void merge(StreamOrdinal stream);
+
+  // heap_pressure.cpp
+  CUdeviceptr serve_under_pressure(const Ask& ask);
+  CUdeviceptr reclaim_and_serve(const Ask& ask);
+  bool trim_cuda_pools();
+  void complain(const Ask& ask);
+  [[nodiscard]] std::uint64_t device_free_bytes() const;
+  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
+  std::uint64_t give_back_dropped_plan();
+  [[nodiscard]] std::uint64_t unlocked_idle_plan_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
+
+  // heap_describe.cpp
+  [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
+  // The handle of a physical byte, and the first physical byte of it.
+  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
+
+  // heap_free.cpp
+  CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                          bool context_is_current) noexcept;
+  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noexcept;
+  void collect_foreign_frees();
+  void release_freed(const LiveEntry& entry);
+  void forget(const LiveEntry& entry);
+  void give_back(const LiveEntry& entry, StreamOrdinal stream);
+  PhysicalRanges ranges(const LiveEntry& entry);
+
+  Driver& driver_;
+  const std::unique_ptr<Planned> planned_;  // null: no plan
+  const int device_;
+  const CUcontext context_;
+  const Notice notice_;
+  const HeapOptions options_;
+  const std::uint64_t device_bytes_;  // no request for more is looked at
+  std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
+  std::atomic<std::uint64_t> held_bytes_{0};
+  FreeFence fence_;
+
+  mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_
+  // In one cache line, with the begin of the next what most requests touch.
+  LiveTable live_;
+  std::unique_ptr<Dynamic> dynamic_;  // null: off
+  StreamOrder order_;
+  LiveTable unplanned_;
+  std::vector<ForeignFree> foreign_frees_;
+  Figures figures_;
+  ShownFigures* shown_ = nullptr;  // null: nobody looks
+  std::uint64_t mapping_calls_at_start_ = 0;
+  std::uint64_t mapping_nanoseconds_at_start_ = 0;
+  int complaints_ = 0;
+  bool keeps_idle_ = false;
+  bool dropped_ = false;  // the plan is not used any more
+  bool merged_ = false;   // the plan's free bytes serve dynamic requests too, and the dynamic sub-allocator keeps them
+  std::atomic<bool> closed_{false};  // set under the lock
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,83 @@
+// What a heap holds, told range by range, for whoever wants to draw it.
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "interpose/serve/heap/heap.h"
+
+namespace stalloc::serve {
+
+// Of a physical byte: where it is mapped in order, which is where its block is shown to be.
+CUdeviceptr Heap::home_address(std::uint64_t at) const {
+  const bool of_plan = planned_ && at < planned_->arena().planned_bytes();
+  return of_plan ? planned_->arena().address(0, at) : dynamic_->home(at);
+}
+
+void Heap::describe(Visitor& visitor) noexcept {
+  try {
+    const Lock lock(*this);
+    if (is_closed()) return;
+    for (std::size_t i = 0; planned_ && i < planned_->arena().handle_count(); ++i) {
+      const PhysicalRange range = planned_->arena().handle_range(i);
+      if (planned_->arena().is_held(i)) visitor.home(home_address(range.begin), range.bytes());
+    }
+    if (dynamic_) {
+      for (const auto& [at, handle] : dynamic_->handles()) {
+        if (!handle.planned) visitor.home(home_address(at), handle.bytes);
+      }
+    }
+    live_.for_each([&](const LiveEntry& entry) {
+      const PhysicalRanges used = ranges(entry);
+      if (used.size() == 1 && home_address(used.front().begin) == entry.address) return;
+      visitor.stitched(entry.address, rounded(entry.bytes));
+      for (const PhysicalRange& range : used) visitor.used_by_stitched(home_address(range.begin), range.bytes());
+    });
+  } catch (const std::bad_alloc&) {
+    // The picture stays incomplete.
+  }
+}
+
+// A handle is mapped whole: a block that lies in several has all bytes between its first and its last.
+std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
+  try {
+    const Lock lock(*this);
+    const LiveEntry* entry = live_.find(address);
+    if (is_closed() || entry == nullptr) return std::nullopt;
+    Backing backing;
+    for (const PhysicalRange& range : ranges(*entry)) {
+      for (std::uint64_t at = range.begin; at < range.end;) {
+        const auto [begin, handle] = handle_holding(at);
+        if (backing.handles.empty()) backing.offset = at - begin;
+        backing.handles.push_back(handle);
+        at = begin + handle.bytes;
+      }
+    }
+    return backing;
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) const {
+  if (planned_ && at < planned_->arena().planned_bytes()) {
+    const std::size_t handle = planned_->arena().handle_at(at);
+    const PhysicalRange range = planned_->arena().handle_range(handle);
+    return {range.begin, {range.bytes(), planned_->arena().handle_id(handle)}};
+  }
+  const auto handle = std::prev(dynamic_->handles().upper_bound(at));
+  return {handle->first, {handle->second.bytes, handle->second.id}};
+}
+
+std::uint64_t Heap::free_bytes() const noexcept {
+  const Look look(mutex_);
+  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
+  return idle + (merged_ ? 0 : unlocked_idle_plan_bytes());
+}
+
+std::uint64_t Heap::largest_free() const noexcept {
+  const Look look(mutex_);
+  return dynamic_ ? dynamic_->largest_free() : 0;
+}
+
+}  // namespace stalloc::serve

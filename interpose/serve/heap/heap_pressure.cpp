@@ -1,0 +1,176 @@
+// Memory under pressure: what a request tries when the driver gives no more, and giving idle memory back.
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "interpose/serve/heap/heap.h"
+
+namespace stalloc::serve {
+namespace {
+
+constexpr int kMostComplaints = 16;  // lines about exhausted memory: a program may probe for what it can get
+
+double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0); }
+
+}  // namespace
+
+// What a request tries when the driver gives no more: wait for other streams on the device, give up idle handles and
+// views, use free bytes of the plan. Nothing is given up for a request that could not be served all the same.
+CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
+  {
+    const Lock lock(*this);
+    if (!live_.reserve_one()) return 0;
+    CUdeviceptr served = reclaim_and_serve(ask);
+    if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
+    if (served != 0) return served;
+  }
+  complain(ask);
+  return 0;
+}
+
+// What was left to CUDA may stay with its own pools when it is freed, all of the device's memory after a program has
+// probed for it, and then nothing could grow here any more. True when there is more free memory for it.
+bool Heap::trim_cuda_pools() {
+  const ContextScope scope(driver_, context_);
+  if (is_closed() || !scope.ok()) return false;
+  const std::uint64_t before = device_free_bytes();
+  return driver_.trim_pools(device_) == CUDA_SUCCESS && device_free_bytes() > before;
+}
+
+CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
+  if (is_closed() || ask.bytes > unlocked_available_bytes()) return 0;
+  CUdeviceptr served = serve_dynamic(ask, true);
+  if (served != 0) return served;
+  order_.settle();
+  if (dynamic_->reclaim(ask.bytes, dropped_) > 0) served = serve_dynamic(ask, true);
+  if (served != 0 || !planned_ || merged_) return served;
+  merge(ask.stream);
+  return serve_dynamic(ask, true);
+}
+
+// All that there may be, when the driver does not say.
+std::uint64_t Heap::device_free_bytes() const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const ContextScope scope(driver_, context_);
+  return scope.ok() && driver_.memory_info(&free, &total) == CUDA_SUCCESS ? free : device_bytes_;
+}
+
+void Heap::complain(const Ask& ask) {
+  char text[256];
+  {
+    const Lock lock(*this);
+    if (is_closed()) return;
+    figures_.missed();
+    update_physical();
+    if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
+    const Statistics& sums = figures_.sums();
+    std::snprintf(text, sizeof text,
+                  "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
+                  "GiB, largest hole %.3f GiB",
+                  device_, gibibytes(ask.bytes),
+                  gibibytes(sums.planned_live_bytes + sums.dynamic_live_bytes + sums.unplanned_live_bytes),
+                  gibibytes(sums.physical_bytes), gibibytes(dynamic_->free_bytes()),
+                  gibibytes(dynamic_->largest_free()));
+  }
+  notice_(text);
+}
+
+std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
+  try {
+    const Lock lock(*this);
+    collect_foreign_frees();
+    order_.settle();
+    return give_back_idle(keep_bytes);
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
+std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
+  try {
+    const Lock lock(*this);
+    collect_foreign_frees();
+    if (bytes > unlocked_available_bytes()) return 0;
+    order_.settle();
+    return give_back_idle(0);
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
+void Heap::before_synchronization() noexcept {
+  const Lock lock(*this);
+  order_.mark_frees();
+}
+
+void Heap::after_synchronization() noexcept {
+  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  if (keep == ~std::uint64_t{0}) return;
+  try {
+    const Lock lock(*this);
+    if (!foreign_frees_.empty()) collect_foreign_frees();
+    if (figures_.sums().physical_bytes <= keep) return;
+    order_.settle();
+    give_back_idle(keep);
+  } catch (const std::bad_alloc&) {
+    // Whatever is held stays.
+  }
+}
+
+void Heap::set_limit(std::uint64_t bytes) noexcept {
+  const Look look(mutex_);
+  const std::uint64_t kept_apart = planned_ ? planned_->arena().physical_bytes() : 0;
+  if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, kept_apart));
+}
+
+std::uint64_t Heap::available_bytes() const noexcept {
+  const Look look(mutex_);
+  return unlocked_available_bytes();
+}
+
+std::uint64_t Heap::unlocked_available_bytes() const noexcept {
+  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
+  return device_free_bytes() + idle + (merged_ ? 0 : unlocked_idle_plan_bytes());
+}
+
+std::uint64_t Heap::idle_plan_bytes() const noexcept {
+  const Look look(mutex_);
+  return unlocked_idle_plan_bytes();
+}
+
+std::uint64_t Heap::unlocked_idle_plan_bytes() const noexcept {
+  if (!planned_) return 0;
+  if (merged_) return dynamic_->free_plan_bytes();
+  const std::uint64_t held = planned_->arena().physical_bytes();
+  return held - std::min(held, figures_.sums().planned_live_bytes);
+}
+
+// What the device is done with.
+std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
+  if (is_closed()) return 0;
+  if (!dynamic_) return give_back_dropped_plan();
+  if (dropped_ && !merged_) merge(kNoStream);
+  const std::uint64_t kept_apart = planned_ && !merged_ ? planned_->arena().physical_bytes() : 0;
+  const std::uint64_t keep = keep_bytes - std::min(keep_bytes, kept_apart);
+  dynamic_->drop_idle_views();
+  const std::uint64_t given_back = dynamic_->release_idle(keep, dropped_);
+  update_physical();
+  return given_back;
+}
+
+std::uint64_t Heap::give_back_dropped_plan() {
+  if (!dropped_) return 0;
+  std::uint64_t given_back = 0;
+  for (std::size_t handle = 0; handle < planned_->arena().handle_count(); ++handle) {
+    const PhysicalRange range = planned_->arena().handle_range(handle);
+    if (!planned_->occupancy().is_free(range) || !order_.is_complete({&range, 1})) continue;
+    given_back += planned_->arena().give_back(handle);
+  }
+  update_physical();
+  return given_back;
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,195 @@
+#include "interpose/serve/planned/cursor.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace stalloc::serve {
+namespace {
+
+using plan::SlotKind;
+
+constexpr int kLookAround = 64;             // slots searched ahead and behind for the end of a deviation
+constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps
+constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
+constexpr int kCandidates = 64;             // places compared when it is
+
+std::uint32_t to_units(std::uint64_t bytes) noexcept {
+  const std::uint64_t units = bytes / plan::kUnitBytes + (bytes % plan::kUnitBytes != 0);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(units, std::numeric_limits<std::uint32_t>::max()));
+}
+
+// One step of FNV-1a over words (Fowler, Noll, Vo).
+std::uint64_t mix(std::uint64_t hash, std::uint32_t units) noexcept { return (hash ^ units) * 0x100000001b3ULL; }
+constexpr std::uint64_t kSeed = 0xcbf29ce484222325ULL;
+
+}  // namespace
+
+Cursor::Cursor(const plan::DevicePlan& plan) : body_begin_(plan.prologue), body_end_(plan.prologue + plan.body) {
+  slots_.reserve(plan.slots.size());
+  for (const plan::Slot& slot : plan.slots)
+    slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
+  for (const std::uint32_t slot : plan.varying) slots_[slot].varies = true;
+  index_grams();
+}
+
+Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
+  const std::uint32_t units = to_units(bytes);
+  remember(units);
+  Position found = find_here(units);
+  if (found == kNowhere) {
+    found = find_after_deviation();
+    if (found != kNowhere) ++resynchronisations_;
+  }
+  count(found != kNowhere);
+  if (found == kNowhere) return {};
+  at_ = successor(found);
+  const Wanted& slot = slots_[found];
+  if (slot.kind == SlotKind::PassThrough) {  // one that varies has no place, but nothing stands against serving it
+    return {slot.varies ? Answer::Unplanned : Answer::Original, found};
+  }
+  if (units > slot.units) return {};  // larger than was ever seen of this slot
+  return {Answer::Serve, found};
+}
+
+void Cursor::pass_through(std::uint64_t bytes) noexcept {
+  if (at_ < slots_.size() && slots_[at_].kind == SlotKind::PassThrough && matches(at_, to_units(bytes))) {
+    at_ = successor(at_);
+  }
+}
+
+bool Cursor::awaits(std::uint64_t bytes) const noexcept {
+  const Position found = find_here(to_units(bytes));
+  return found != kNowhere && matches(found, to_units(bytes));
+}
+
+bool Cursor::body_begins_with(std::uint64_t bytes) const noexcept {
+  return body_begin_ < body_end_ && matches(body_begin_, to_units(bytes));
+}
+
+bool Cursor::lost() const noexcept { return std::popcount(recent_misses_) >= kManyRecentMisses; }
+
+Cursor::Position Cursor::successor(Position at) const noexcept {
+  ++at;
+  const bool repeats = body_begin_ < body_end_;
+  return repeats && (at == body_end_ || at == slots_.size()) ? body_begin_ : at;
+}
+
+Cursor::Position Cursor::predecessor(Position at) const noexcept {
+  if (body_begin_ < body_end_ && at == body_begin_) return body_end_ - 1;
+  return at == 0 ? kNowhere : at - 1;
+}
+
+bool Cursor::matches(Position at, std::uint32_t units) const noexcept {
+  if (at >= slots_.size()) return false;
+  const Wanted& wanted = slots_[at];
+  return wanted.varies ? units <= wanted.units : units == wanted.units;
+}
+
+void Cursor::remember(std::uint32_t units) noexcept {
+  history_[seen_ % kHistory] = units;
+  ++seen_;
+}
+
+void Cursor::count(bool matched) noexcept {
+  misses_ = matched ? 0 : misses_ + 1;
+  recent_misses_ = static_cast<std::uint16_t>(recent_misses_ << 1 | (matched ? 0 : 1));
+  fit_.count(matched);
+}
+
+// The slot expected now: the next one; a later one when only requests that go to the original allocator lie between
+// (they may never come here); the epilogue's first when the body may be over.
+Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
+  Position at = at_;
+  for (int i = 0; i < kLookAround && at < slots_.size(); ++i, at = successor(at)) {
+    if (slots_[at].varies || matches(at, units)) return at;
+    if (slots_[at].kind != SlotKind::PassThrough) break;
+  }
+  const bool body_may_be_over = body_begin_ < body_end_ && at_ == body_begin_ && seen_ > 1;
+  return body_may_be_over && matches(body_end_, units) ? body_end_ : kNowhere;
+}
+
+Cursor::Position Cursor::find_after_deviation() const noexcept {
+  // One request that does not match says nothing yet: were it an extra one, jumping after it would lose the place.
+  const Position near = misses_ != 0 ? find_near() : kNowhere;
+  if (near != kNowhere) return near;
+  return lost() ? find_anywhere() : kNowhere;
+}
+
+// The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals. What
+// came before has found its slots, and says nothing about how many are missing now.
+Cursor::Position Cursor::find_near() const noexcept {
+  Position best = kNowhere;
+  std::size_t best_agreement = kLeastAgreement - 1;
+  const auto look = [&](Position at) {
+    const std::size_t agreed = std::min<std::size_t>(agreement(at), misses_ + 1);
+    if (agreed <= best_agreement) return;
+    best = at;
+    best_agreement = agreed;
+  };
+  Position ahead = at_;
+  Position behind = predecessor(at_);
+  for (int i = 0; i < kLookAround; ++i) {
+    if (ahead < slots_.size()) {
+      look(ahead);
+      ahead = successor(ahead);
+    }
+    if (behind != kNowhere) {
+      look(behind);
+      behind = predecessor(behind);
+    }
+  }
+  return best;
+}
+
+// The place in the whole plan that the latest requests agree with best; of equals the next one after the cursor.
+Cursor::Position Cursor::find_anywhere() const noexcept {
+  if (seen_ < kGram || grams_.empty()) return kNowhere;
+  std::uint64_t hash = kSeed;
+  for (std::size_t back = kGram; back-- > 0;) hash = mix(hash, past(back));
+  const auto first = std::lower_bound(grams_.begin(), grams_.end(), Gram{hash, 0});
+  const auto last = std::upper_bound(first, grams_.end(), Gram{hash, kNowhere});
+  if (first == last) return kNowhere;
+  auto gram = std::lower_bound(first, last, Gram{hash, at_});
+  Position best = kNowhere;
+  std::size_t best_agreement = kGram - 1;
+  const auto candidates = std::min<std::ptrdiff_t>(last - first, kCandidates);
+  for (std::ptrdiff_t i = 0; i < candidates; ++i, ++gram) {
+    if (gram == last) gram = first;
+    const std::size_t agreed = agreement(gram->end);
+    if (agreed > best_agreement) {
+      best = gram->end;
+      best_agreement = agreed;
+    }
+  }
+  return best;
+}
+
+// How many of the latest requests, newest first, match the slots that end at `at`. Those of slots that take many sizes
+// do not count; but none may be more than twice as large as was seen.
+std::size_t Cursor::agreement(Position at) const noexcept {
+  const std::size_t known = std::min<std::uint64_t>(seen_, kHistory);
+  std::size_t agreed = 0;
+  for (std::size_t back = 0; back < known && at != kNowhere; ++back) {
+    const bool varies = slots_[at].varies;
+    if (!matches(at, varies ? past(back) / 2 : past(back))) break;
+    agreed += varies ? 0 : 1;
+    at = predecessor(at);
+  }
+  return agreed;
+}
+
+void Cursor::index_grams() {
+  for (Position end = 0; end < slots_.size(); ++end) {
+    std::array<Position, kGram> gram{};
+    Position at = end;
+    for (std::size_t i = kGram; i-- > 0 && at != kNowhere; at = predecessor(at)) gram[i] = at;
+    if (at == kNowhere && end + 1 < kGram) continue;  // too near the plan's start
+    std::uint64_t hash = kSeed;
+    for (const Position position : gram) hash = mix(hash, slots_[position].units);
+    grams_.push_back({hash, end});
+  }
+  std::sort(grams_.begin(), grams_.end());
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,89 @@
+#include "interpose/serve/planned/cursors.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stalloc::serve {
+namespace {
+
+// The plan of one lane's slots; `slots` are their numbers in the whole plan.
+plan::DevicePlan plan_of_lane(const plan::DevicePlan& plan, std::size_t lane, std::vector<std::uint32_t>* slots) {
+  plan::DevicePlan own;
+  for (std::uint32_t slot = 0; slot < plan.slots.size(); ++slot) {
+    if (plan.lanes[slot] != lane) continue;
+    if (slot < plan.prologue) {
+      ++own.prologue;
+    } else if (slot - plan.prologue < plan.body) {
+      ++own.body;
+    }
+    if (std::binary_search(plan.varying.begin(), plan.varying.end(), slot)) {
+      own.varying.push_back(static_cast<std::uint32_t>(slots->size()));
+    }
+    slots->push_back(slot);
+    own.slots.push_back(plan.slots[slot]);
+  }
+  return own;
+}
+
+}  // namespace
+
+Cursors::Cursors(const plan::DevicePlan& plan, Gone is_gone)
+    : all_(plan.lanes.empty() ? plan : plan::DevicePlan()), is_gone_(is_gone) {
+  if (plan.lanes.empty()) return;
+  const std::size_t lanes = *std::max_element(plan.lanes.begin(), plan.lanes.end()) + std::size_t{1};
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    std::vector<std::uint32_t> slots;
+    Cursor cursor(plan_of_lane(plan, lane, &slots));
+    lanes_.push_back({std::move(cursor), std::move(slots)});
+  }
+}
+
+Cursor::Step Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
+  Lane* lane = lane_of(thread);
+  if (lane == nullptr || (lane->cursor.lost() && !lane->cursor.awaits(bytes))) {
+    if (Lane* const other = find_lane(bytes, lane)) {
+      if (lane != nullptr) lane->thread = 0;
+      other->thread = thread;
+      lane = other;
+    }
+  }
+  if (lane == nullptr) {
+    fit_.count(false);
+    return {};
+  }
+  Cursor::Step step = lane->cursor.next(bytes);
+  fit_.count(!lane->cursor.missed());
+  if (step.answer == Cursor::Answer::Serve) step.slot = lane->slots[step.slot];
+  return step;
+}
+
+void Cursors::pass_through(std::uint64_t bytes) noexcept {
+  if (lanes_.empty()) return all_.pass_through(bytes);
+  if (Lane* const lane = lane_of(this_thread())) lane->cursor.pass_through(bytes);
+}
+
+std::uint64_t Cursors::resynchronisations() const noexcept {
+  std::uint64_t sum = all_.resynchronisations();
+  for (const Lane& lane : lanes_) sum += lane.cursor.resynchronisations();
+  return sum;
+}
+
+Cursors::Lane* Cursors::lane_of(ThreadId thread) noexcept {
+  const auto at = std::find_if(lanes_.begin(), lanes_.end(), [=](const Lane& lane) { return lane.thread == thread; });
+  return at == lanes_.end() ? nullptr : &*at;
+}
+
+// Another lane than `own` that can be taken and awaits the request.
+Cursors::Lane* Cursors::find_lane(std::uint64_t bytes, const Lane* own) noexcept {
+  for (Lane& lane : lanes_) {
+    if (&lane == own) continue;
+    const bool next = lane.cursor.awaits(bytes);
+    if (!next && !lane.cursor.body_begins_with(bytes)) continue;
+    if (lane.thread != 0 && !lane.cursor.lost() && !is_gone_(lane.thread)) continue;
+    if (!next) lane.cursor.begin_body();
+    return &lane;
+  }
+  return nullptr;
+}
+
+}  // namespace stalloc::serve

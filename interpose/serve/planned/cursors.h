@@ -1,0 +1,53 @@
+// Which slot of the plan the next request takes, for all threads of a program.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "interpose/serve/planned/cursor.h"
+#include "interpose/serve/planned/fit.h"
+#include "interpose/serve/streams/thread_id.h"
+#include "plan/plan.h"
+
+namespace stalloc::serve {
+
+// One cursor for all requests, or where the plan has lanes one for each, moved by the requests of one thread.
+//
+// A thread takes the lane that awaits its request: at the next slot, or at the body's first. A lane can be taken that
+// no thread has, or one that is gone or has lost its place. Requests of a thread without a lane go unplanned and move
+// no cursor. A wrong guess costs unplanned requests, never more. Not thread-safe.
+class Cursors {
+ public:
+  using Gone = bool (*)(ThreadId) noexcept;
+
+  // Throws std::bad_alloc.
+  explicit Cursors(const plan::DevicePlan& plan, Gone is_gone = serve::is_gone);
+
+  // As of Cursor, for a request of the calling thread.
+  Cursor::Step next(std::uint64_t bytes) noexcept {
+    return lanes_.empty() ? all_.next(bytes) : next_of(this_thread(), bytes);
+  }
+  void pass_through(std::uint64_t bytes) noexcept;
+  [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : fit_.fits(); }
+  [[nodiscard]] std::uint64_t resynchronisations() const noexcept;
+
+  // Where there are lanes.
+  Cursor::Step next_of(ThreadId thread, std::uint64_t bytes) noexcept;
+
+ private:
+  struct Lane {
+    Cursor cursor;
+    std::vector<std::uint32_t> slots;  // of the plan, by the cursor's
+    ThreadId thread = 0;               // whose it is; 0: nobody's
+  };
+
+  Lane* lane_of(ThreadId thread) noexcept;
+  Lane* find_lane(std::uint64_t bytes, const Lane* own) noexcept;
+
+  Cursor all_;
+  std::vector<Lane> lanes_;
+  Fit fit_;
+  Gone is_gone_;
+};
+
+}  // namespace stalloc::serve

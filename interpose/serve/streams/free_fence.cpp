@@ -1,0 +1,68 @@
+#include "interpose/serve/streams/free_fence.h"
+
+#include <new>
+
+namespace stalloc::serve {
+namespace {
+
+constexpr std::size_t kBlockBytes = 512;  // the driver cuts them from one page of its own
+
+}  // namespace
+
+void FreeFence::close(bool context_lives) {
+  std::vector<CUdeviceptr> blocks;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    blocks.swap(blocks_);
+  }
+  if (!context_lives) return;
+  for (const CUdeviceptr block : blocks) driver_.free_plain(block);
+}
+
+bool FreeFence::prepare() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || !blocks_.empty()) return !closed_;
+  }
+  const ContextScope scope(driver_, context_);
+  CUdeviceptr block = 0;
+  if (!scope.ok() || driver_.allocate_plain(&block, kBlockBytes) != CUDA_SUCCESS) return false;
+  keep(block);
+  return true;
+}
+
+CUresult FreeFence::wait() {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  CUdeviceptr block = 0;
+  if (const CUresult result = take(&block); result != CUDA_SUCCESS) return result;
+  const CUresult result = driver_.free_plain(block);
+  if (result != CUDA_SUCCESS) keep(block);
+  return result;
+}
+
+// A new block, so that the one that was prepared keeps the driver's page alive, or else that one.
+CUresult FreeFence::take(CUdeviceptr* block) {
+  const CUresult result = driver_.allocate_plain(block, kBlockBytes);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+  const std::lock_guard lock(mutex_);
+  if (blocks_.empty()) return result;
+  *block = blocks_.back();
+  blocks_.pop_back();
+  return CUDA_SUCCESS;
+}
+
+void FreeFence::keep(CUdeviceptr block) {
+  {
+    const std::lock_guard lock(mutex_);
+    try {
+      if (!closed_) return blocks_.push_back(block);
+    } catch (const std::bad_alloc&) {
+      return;  // the block is lost; CUDA has it back when the context ends
+    }
+  }
+  driver_.free_plain(block);
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,43 @@
+// The wait of cuMemFree, for memory that CUDA did not hand out.
+#pragma once
+
+#include <cuda.h>
+
+#include <mutex>
+#include <vector>
+
+#include "interpose/serve/driver/driver.h"
+
+namespace stalloc::serve {
+
+// cuMemFree waits for the work of its context, refuses some captures and reports what went wrong on the device, and
+// nothing else in the driver does just the same: cuCtxSynchronize breaks every capture of the context. So a free of
+// memory that is served frees, in its place, a small block of CUDA's own. Thread-safe.
+class FreeFence {
+ public:
+  FreeFence(Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
+  FreeFence(const FreeFence&) = delete;
+  FreeFence& operator=(const FreeFence&) = delete;
+
+  // Takes the block that is there when the device has no memory for another one. False: the driver refused.
+  bool prepare();
+
+  // Waits for all work that was given to the context before the call; returns what cuMemFree returns. Hold no lock: the
+  // work may itself wait for another thread of the program.
+  CUresult wait();
+
+  // The context ends: gives the blocks back if it is still there, and takes none from now on.
+  void close(bool context_lives);
+
+ private:
+  CUresult take(CUdeviceptr* block);
+  void keep(CUdeviceptr block);
+
+  Driver& driver_;
+  const CUcontext context_;
+  std::mutex mutex_;                 // guards what follows
+  std::vector<CUdeviceptr> blocks_;  // to be freed in place of others'
+  bool closed_ = false;
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,48 @@
+#include "interpose/serve/streams/stream_clocks.h"
+
+#include <algorithm>
+
+namespace stalloc::serve {
+
+// What a blocking stream freed is left out: such a free is ordered behind the legacy stream's work, and one on the
+// legacy stream behind that of all blocking ones, as if it were work of the stream. The library gives the stream no
+// work at a free, so that who waits for the stream alone need not have waited for what the free is behind. What the
+// stream itself was made to wait for is work of its own.
+void StreamClock::know(Known* known) const noexcept {
+  known->fill(0);
+  const std::size_t count = all_->count();
+  for (std::size_t owner = 1; owner <= count; ++owner) (*known)[owner - 1] = behind(owner);
+  if (non_blocking_.load(std::memory_order_relaxed)) (*known)[ordinal_ - 1U] = latest_free();
+}
+
+namespace {
+
+std::uint64_t next_id() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
+
+StreamClocks::StreamClocks(CUcontext context) noexcept : id_(next_id()), context_(context) {
+  for (std::size_t i = 0; i < clocks_.size(); ++i) {
+    clocks_[i].all_ = this;
+    clocks_[i].ordinal_ = static_cast<StreamOrdinal>(i + 1);
+  }
+}
+
+void StreamClocks::name(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept {
+  StreamClock* clock = of(stream);
+  if (clock == nullptr) return;
+  for (StreamClock::Number& number : clock->behind_) number.store(0, std::memory_order_relaxed);
+  clock->non_blocking_.store(non_blocking, std::memory_order_relaxed);
+  clock->thread_.store(key.thread, std::memory_order_relaxed);
+  clock->handle_.store(key.handle, std::memory_order_release);
+  count_.store(std::max(count(), std::size_t{stream}), std::memory_order_release);
+}
+
+void StreamClocks::forget(StreamOrdinal stream) noexcept {
+  if (StreamClock* clock = of(stream)) clock->handle_.store(nullptr, std::memory_order_release);
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,290 @@
+#include "interpose/serve/streams/stream_order.h"
+
+#include <algorithm>
+
+namespace stalloc::serve {
+namespace {
+
+// An event that was recorded on an idle stream completes within some microseconds, each question takes a tenth of one.
+constexpr int kMostQuestions = 256;
+
+}  // namespace
+
+StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
+                         EventOrder* events)
+    : driver_(driver),
+      context_(context),
+      events_(events),
+      marks_(physical_bytes, page_bytes),
+      streams_(std::make_unique<Stream[]>(kMaxStreams + 1)),
+      clocks_(context),
+      ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
+      waited_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
+
+StreamOrder::~StreamOrder() {
+  if (stream_count_ == 0) return;
+  const ContextScope scope(driver_, context_);
+  close(scope.ok());
+}
+
+void StreamOrder::close(bool destroy_events) noexcept {
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    for (const Event& event : streams_[i].events) {
+      if (event.event != nullptr && destroy_events) driver_.destroy_event(event.event);
+    }
+    streams_[i] = {};
+    clocks_.forget(static_cast<StreamOrdinal>(i));
+  }
+  stream_count_ = 0;
+  latest_ = kNoStream;
+}
+
+StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexcept {
+  StreamOrdinal stream = latest(key);
+  if (stream == kNoStream) stream = find(key);
+  // A default stream's handle names another stream under another context; any other keeps the context it was admitted
+  // with for as long as it lives.
+  const bool asks = key.is_default() ? !context_is_current : stream == kNoStream;
+  if (asks) {
+    CUcontext context = nullptr;
+    if (driver_.stream_context(key.handle, &context) != CUDA_SUCCESS || context != context_) return kNoStream;
+  }
+  if (stream == kNoStream) {
+    StreamOrdinal fresh = unused();
+    if (fresh == kNoStream) fresh = stream_count_ < kMaxStreams ? ++stream_count_ : reclaim();
+    stream = admit(key, fresh);
+  }
+  if (stream != kNoStream && !streams_[stream].uses_memory) {
+    streams_[stream].uses_memory = true;
+    if (++users_ > 1 && events_ != nullptr) events_->need();
+  }
+  latest_key_ = key;
+  latest_ = stream;
+  streams_[stream].used_at = latest_number();
+  return stream;
+}
+
+StreamClock* StreamOrder::clock(StreamKey key) noexcept {
+  StreamOrdinal stream = find(key);
+  if (stream == kNoStream) {
+    // No stream gives up its ordinal for one that may use no memory.
+    StreamOrdinal fresh = unused();
+    if (fresh == kNoStream && stream_count_ < StreamClock::kStreams) fresh = ++stream_count_;
+    stream = admit(key, fresh);
+  }
+  return clocks_.of(stream);
+}
+
+StreamOrdinal StreamOrder::find(StreamKey key) const noexcept {
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    if (streams_[i].alive && streams_[i].key == key) return static_cast<StreamOrdinal>(i);
+  }
+  return kNoStream;
+}
+
+// As `stream`, unless that is none.
+StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
+  if (stream == kNoStream) return kNoStream;
+  Stream& admitted = streams_[stream];
+  admitted.key = key;
+  admitted.alive = true;
+  admitted.uses_memory = false;
+  admitted.used_at = latest_number();
+  for (std::size_t owner = 1; owner <= kMaxStreams; ++owner) {
+    ordered_[pair(stream, static_cast<StreamOrdinal>(owner))] = 0;
+    waited_[pair(stream, static_cast<StreamOrdinal>(owner))] = 0;
+  }
+  unsigned flags = CU_STREAM_DEFAULT;
+  const bool asked = !key.is_default() && clocks_.of(stream) != nullptr;
+  const bool non_blocking =
+      asked && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
+  clocks_.name(stream, key, non_blocking);
+  return stream;
+}
+
+// A destroyed stream's ordinal, of those with a clock, that can name another stream: all of its frees are known to be
+// complete. No driver is asked.
+StreamOrdinal StreamOrder::unused() const noexcept {
+  const std::size_t last = std::min<std::size_t>(stream_count_, StreamClock::kStreams);
+  for (std::size_t i = 1; i <= last; ++i) {
+    const auto stream = static_cast<StreamOrdinal>(i);
+    if (!streams_[i].alive && clocks_.complete(stream) >= last_free(stream)) return stream;
+  }
+  return kNoStream;
+}
+
+// The idlest stream whose frees are all complete: its claims bind nobody, so that its ordinal can name another stream.
+// Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock keeps
+// its ordinal: its clock is written without the heap's lock (stream_clocks.h).
+StreamOrdinal StreamOrder::reclaim() noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return kNoStream;
+  for (const bool alive : {false, true}) {  // destroyed streams first: asking after live ones records events on them
+    StreamOrdinal best = kNoStream;
+    for (std::size_t i = 1; i <= stream_count_; ++i) {
+      const auto stream = static_cast<StreamOrdinal>(i);
+      if (alive && clocks_.of(stream) != nullptr) continue;
+      if (streams_[i].alive != alive || !is_idle(stream)) continue;
+      if (best == kNoStream || streams_[i].used_at < streams_[best].used_at) best = stream;
+    }
+    if (best != kNoStream) return best;
+  }
+  return kNoStream;
+}
+
+bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
+  return clocks_.complete(stream) >= last_free(stream) || completed(stream, last_free(stream));
+}
+
+bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  return marks_.only(ranges, stream) || order_slowly(ranges, stream);
+}
+
+bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return false;
+  bool all = true;
+  marks_.for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
+    const std::uint64_t number = std::min(sequence, last_free(owner));
+    if (ordered(stream, owner) >= number) return count_spared_wait(stream, owner, number);
+    all = all && (clocks_.complete(owner) >= number || wait_for(stream, owner, number));
+  });
+  return all;
+}
+
+bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
+  if (marks_.only(ranges, kNoStream)) return true;
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return false;
+  bool all = true;
+  marks_.for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, std::uint64_t sequence) {
+    const std::uint64_t number = std::min(sequence, last_free(owner));
+    all = all && (clocks_.complete(owner) >= number || completed(owner, number));
+  });
+  return all;
+}
+
+bool StreamOrder::is_complete(std::uint64_t number) noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return false;
+  bool all = true;
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    const auto owner = static_cast<StreamOrdinal>(i);
+    const std::uint64_t last = std::min(number, last_free(owner));
+    all = all && (clocks_.complete(owner) >= last || completed(owner, last));
+  }
+  return all;
+}
+
+bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+  Event* event = covering(streams_[owner], number);
+  if (event != nullptr && completed(owner, number)) return true;
+  if (event == nullptr) event = record(owner);
+  if (event == nullptr) return false;
+  if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
+  order_behind(waiter, owner, event->covers);
+  std::uint64_t& waited = waited_[pair(waiter, owner)];
+  waited = std::max(waited, event->covers);
+  ++waits_;
+  return true;
+}
+
+std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
+  const StreamClock* clock = clocks_.of(waiter);
+  return clock != nullptr && clocks_.of(owner) != nullptr ? clock->behind(owner) : ordered_[pair(waiter, owner)];
+}
+
+void StreamOrder::order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+  StreamClock* clock = clocks_.of(waiter);
+  if (clock != nullptr && clocks_.of(owner) != nullptr) return clock->raise(owner, number);
+  std::uint64_t& known = ordered_[pair(waiter, owner)];
+  known = std::max(known, number);
+}
+
+// A wait of ours would have been for all that had been freed by now.
+void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+  std::uint64_t& waited = waited_[pair(waiter, owner)];
+  if (waited >= number) return;
+  waited = last_free(owner);
+  ++spared_waits_;
+}
+
+// Asks the device. Records the event that the next asking needs when there is none.
+bool StreamOrder::completed(StreamOrdinal owner, std::uint64_t number) noexcept {
+  Event* event = covering(streams_[owner], number);
+  if (event == nullptr) event = record(owner);
+  if (event == nullptr || driver_.query_event(event->event) != CUDA_SUCCESS) return false;
+  clocks_.completed(owner, event->covers);
+  return true;
+}
+
+// The earliest event that stands behind the free with this number: the later ones wait for more than is needed.
+StreamOrder::Event* StreamOrder::covering(Stream& stream, std::uint64_t number) noexcept {
+  Event* best = nullptr;
+  for (Event& event : stream.events) {
+    if (event.covers >= number && event.covers != 0 && (best == nullptr || event.covers < best->covers)) best = &event;
+  }
+  return best;
+}
+
+// Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current.
+StreamOrder::Event* StreamOrder::record(StreamOrdinal ordinal) noexcept {
+  Stream& stream = streams_[ordinal];
+  const bool reachable = stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
+  if (!reachable) return nullptr;
+  Event& oldest = *std::min_element(stream.events.begin(), stream.events.end(),
+                                    [](const Event& a, const Event& b) { return a.covers < b.covers; });
+  if (oldest.event == nullptr && driver_.create_event(&oldest.event) != CUDA_SUCCESS) {
+    oldest.event = nullptr;
+    return nullptr;
+  }
+  if (driver_.record_event(oldest.event, stream.key.handle) != CUDA_SUCCESS) return nullptr;
+  oldest.covers = last_free(ordinal);
+  return &oldest;
+}
+
+std::uint64_t StreamOrder::number_free(StreamOrdinal stream) noexcept {
+  const std::uint64_t number = clocks_.take_number();
+  clocks_.freed(stream, number);
+  return number;
+}
+
+void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
+  marks_.freed(ranges, stream, number);
+  if (!event_now && !streams_[stream].key.is_per_thread()) return;
+  const ContextScope scope(driver_, context_);
+  if (scope.ok()) record(stream);
+}
+
+void StreamOrder::mark_frees() noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return;
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    const auto stream = static_cast<StreamOrdinal>(i);
+    const std::uint64_t last = last_free(stream);
+    if (clocks_.complete(stream) < last && covering(streams_[i], last) == nullptr) record(stream);
+  }
+}
+
+void StreamOrder::settle() noexcept {
+  mark_frees();
+  const std::uint64_t all = latest_number();
+  for (int asked = 0; asked < kMostQuestions && !is_complete(all); ++asked) {
+  }
+}
+
+void StreamOrder::stream_destroyed(CUstream stream) noexcept {
+  const StreamOrdinal ordinal = find({stream, 0});
+  if (ordinal == kNoStream) return;
+  Stream& gone = streams_[ordinal];
+  if (clocks_.complete(ordinal) < last_free(ordinal) && covering(gone, last_free(ordinal)) == nullptr) {
+    // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
+    const ContextScope scope(driver_, context_);
+    if (scope.ok()) record(ordinal);
+  }
+  gone.alive = false;
+  clocks_.forget(ordinal);
+  if (latest_ == ordinal) latest_ = kNoStream;
+}
+
+}  // namespace stalloc::serve

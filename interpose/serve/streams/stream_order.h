@@ -1,0 +1,156 @@
+// Order between streams: invariant 2, bytes freed on one stream are used on another only behind an event that the
+// driver orders, or when the work before the free is known to be complete.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "interpose/serve/driver/driver.h"
+#include "interpose/serve/streams/event_order.h"
+#include "interpose/serve/streams/free_marks.h"
+#include "interpose/serve/streams/stream_clocks.h"
+#include "interpose/serve/streams/stream_key.h"
+
+namespace stalloc::serve {
+
+// Every free gets a sequence number. ordered(S, T) is the number up to which stream S is ordered behind T's frees (a
+// vector clock, stream_clocks.h), complete(T) the number up to which T's frees are known to be complete. Both grow by
+// what is done here, and by what the program itself does with its events and by synchronising (event_order.h).
+//
+//     stream T   --- work --- free #7 ---(event, recorded when somebody needs it)--- more work --->
+//                                            \_ wait: ordered_[S][T] = 7
+//     stream S   ------------------------------ allocation of T's bytes --- work --->
+//
+// A free costs no driver call; the event is recorded on T when S wants the bytes (S then waits for somewhat more than
+// it must), or at the free when the plan knows that another stream will want them, or when T is a thread's own default
+// stream, which no other thread can name. Whatever the driver refuses leaves the bytes unordered, and the caller must
+// not serve them. Not thread-safe: the heap's lock covers it.
+class StreamOrder {
+ public:
+  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; null: nobody is.
+  // Throws std::bad_alloc.
+  StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
+              EventOrder* events = nullptr);
+  ~StreamOrder();
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+
+  // Forgets every stream. `destroy_events`: the context lives and is current; its end destroys its events itself.
+  void close(bool destroy_events) noexcept;
+
+  // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams
+  // have work pending to tell them apart. `context_is_current`: the calling thread's context is known to be ours, so
+  // that a default stream need not be asked for its own.
+  StreamOrdinal ordinal(StreamKey key, bool context_is_current = false) noexcept;
+  // The same if this was the stream looked up last, else kNoStream; changes nothing. Pre, for a default stream: the
+  // calling thread's context is ours.
+  [[nodiscard]] StreamOrdinal latest(StreamKey key) const noexcept { return key == latest_key_ ? latest_ : kNoStream; }
+
+  // Orders the use of free bytes on `stream` behind every free of them. False: refused, the bytes may still be in use.
+  [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
+  // For bytes that any stream may use at once (cudaMalloc): true only when every free of them is complete.
+  [[nodiscard]] bool is_complete(PhysicalRanges ranges) noexcept;
+  // True only when every free up to the number is complete.
+  [[nodiscard]] bool is_complete(std::uint64_t number) noexcept;
+  // The one or the other: kNoStream stands for any stream at once.
+  [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+    return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
+  }
+
+  // Another stream than this one freed some of them last.
+  [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
+    return !marks_.only(ranges, stream);
+  }
+
+  // The program freed something on `stream`: the free's number. What was freed is said by `freed`, before that of any
+  // later free.
+  std::uint64_t number_free(StreamOrdinal stream) noexcept;
+  // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
+  void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
+  void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
+    freed(ranges, stream, number_free(stream), event_now);
+  }
+  // The bytes were freed and the device is done with them.
+  void cleared(PhysicalRanges ranges) noexcept { marks_.cleared(ranges); }
+
+  // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, wait
+  // (free_fence.h), say that every free up to the number is complete.
+  std::uint64_t take_number() noexcept { return clocks_.take_number(); }
+  // The number of the latest free, if none was taken since.
+  [[nodiscard]] std::uint64_t latest_number() const noexcept { return clocks_.latest_number(); }
+  void synchronized(std::uint64_t number) noexcept { clocks_.synchronized(number); }
+
+  // Records an event behind the frees of each stream that has none there yet: once the program has synchronised with
+  // the stream, asking says that they are complete.
+  void mark_frees() noexcept;
+  // Finds out which frees are complete, asking the device a limited number of times. It never waits for work.
+  void settle() noexcept;
+
+  // Pre: the stream is still alive. Its handle may name another stream afterwards.
+  void stream_destroyed(CUstream stream) noexcept;
+
+  // What is known of the order; to be used without the heap's lock.
+  [[nodiscard]] StreamClocks& clocks() noexcept { return clocks_; }
+  // The stream's clock, made on first sight; null: it has none, since there are too many streams. Valid until the
+  // stream is destroyed. Pre: the stream is of our context.
+  StreamClock* clock(StreamKey key) noexcept;
+
+  // More than one stream has used memory.
+  [[nodiscard]] bool has_several_users() const noexcept { return users_ > 1; }
+
+  [[nodiscard]] std::uint64_t waits() const noexcept { return waits_; }
+  // Waits that were not made because the program had made that order itself.
+  [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
+
+ private:
+  struct Event {
+    CUevent event = nullptr;
+    std::uint64_t covers = 0;  // the stream's frees up to this number; 0: not recorded
+  };
+  struct Stream {
+    StreamKey key;
+    bool alive = false;           // names a stream of the program
+    bool uses_memory = false;     // else it is known for its events only
+    std::uint64_t used_at = 0;    // number when it was last looked up, for choosing the idlest
+    std::array<Event, 8> events;  // a ring: the least recent is recorded anew
+  };
+
+  StreamOrdinal find(StreamKey key) const noexcept;
+  StreamOrdinal admit(StreamKey key, StreamOrdinal stream) noexcept;
+  StreamOrdinal unused() const noexcept;
+  StreamOrdinal reclaim() noexcept;
+  bool is_idle(StreamOrdinal stream) noexcept;
+
+  bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
+  bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
+  Event* covering(Stream& stream, std::uint64_t number) noexcept;
+  Event* record(StreamOrdinal ordinal) noexcept;
+  [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
+  [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
+  void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
+    return std::uint64_t{waiter} * (kMaxStreams + 1) + owner;
+  }
+
+  StreamKey latest_key_;              // looked up last,
+  StreamOrdinal latest_ = kNoStream;  // and its ordinal; kNoStream: the stream is gone
+  Driver& driver_;
+  CUcontext context_;
+  EventOrder* events_;
+  FreeMarks marks_;
+  std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
+  StreamClocks clocks_;
+  LazyTable<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
+  LazyTable<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
+  StreamOrdinal stream_count_ = 0;
+  unsigned users_ = 0;  // how often an ordinal was first used for memory
+  std::uint64_t waits_ = 0;
+  std::uint64_t spared_waits_ = 0;
+};
+
+}  // namespace stalloc::serve

@@ -1,0 +1,251 @@
+// Plan files: what is written is read; what is damaged or cannot be served is refused.
+#include "plan/files/plan_file.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include "catch.h"
+#include "folder.h"
+#include "plan/files/byte_checksum.h"
+#include "plan/files/file_io.h"
+#include "plan_generated.h"
+#include "samples.h"
+
+using namespace stalloc;
+using plan::DevicePlan;
+using plan::Plan;
+
+namespace {
+
+constexpr std::uint64_t kPage = std::uint64_t{2} << 20;
+
+std::string defect_after(const std::function<void(DevicePlan&)>& change) {
+  Plan plan = test::sample_plan();
+  change(plan.devices.front());
+  return plan::find_defect(plan);
+}
+
+Plan plan_with_every_field() {
+  Plan plan = test::sample_plan();
+  plan.devices.front().lanes = {0, 1, 1, 0};
+  plan.devices.front().varying = {3};
+  return plan;
+}
+
+// Where the root table's description says where a field lies.
+std::size_t vtable_entry(const std::vector<std::uint8_t>& bytes, std::uint16_t field) {
+  std::uint32_t table = 0;
+  std::int32_t back = 0;
+  std::memcpy(&table, bytes.data(), sizeof table);
+  std::memcpy(&back, bytes.data() + table, sizeof back);
+  return static_cast<std::size_t>(static_cast<std::int64_t>(table) - back) + field;
+}
+
+}  // namespace
+
+TEST_CASE("a plan survives encoding and decoding") {
+  const Plan plan = test::sample_plan();
+  const auto bytes = plan::encode_plan(plan);
+  const auto decoded = plan::decode_plan(bytes);
+  REQUIRE(decoded.error.empty());
+  CHECK(decoded.value.writer == plan.writer);
+  CHECK(decoded.value.source_checksum == plan.source_checksum);
+  CHECK(decoded.value.devices.front().slots.size() == 4);
+  CHECK(decoded.value.devices.front().views[1].handles == plan.devices.front().views[1].handles);
+  CHECK(plan::encode_plan(decoded.value) == bytes);
+}
+
+TEST_CASE("lanes survive, and every slot must have one") {
+  Plan plan = test::sample_plan();
+  plan.devices.front().lanes = {0, 1, 0, 255};
+  const auto decoded = plan::decode_plan(plan::encode_plan(plan));
+  REQUIRE(decoded.error.empty());
+  CHECK(decoded.value.devices.front().lanes == plan.devices.front().lanes);
+  CHECK(defect_after([](DevicePlan& d) { d.lanes = {0, 1, 0}; }) == "device 0: not every slot has a lane");
+}
+
+TEST_CASE("an empty plan survives too") {
+  const auto decoded = plan::decode_plan(plan::encode_plan(Plan{}));
+  CHECK(decoded.error.empty());
+  CHECK(decoded.value.devices.empty());
+}
+
+TEST_CASE("a plan cut short anywhere is refused") {
+  const auto bytes = plan::encode_plan(test::sample_plan());
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    const std::vector<std::uint8_t> cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    const auto decoded = plan::decode_plan(cut);
+    // The last bytes of a buffer may be padding that nothing refers to.
+    if (decoded.ok()) CHECK(plan::encode_plan(decoded.value) == bytes);
+  }
+  CHECK_FALSE(plan::decode_plan(std::span(bytes).first(bytes.size() / 2)).ok());
+}
+
+// A checksum over bytes knows no fields: what a later version of the schema adds is covered when it is written.
+TEST_CASE("a plan with any byte changed is refused, whichever field it is of") {
+  const auto bytes = plan::encode_plan(plan_with_every_field());
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    for (const std::uint8_t flip : {0x01, 0x80, 0xff}) {
+      auto changed = bytes;
+      changed[at] = static_cast<std::uint8_t>(changed[at] ^ flip);
+      const auto decoded = plan::decode_plan(changed);
+      if (decoded.ok()) FAIL_CHECK("byte " << at << " was changed and nobody noticed");
+      CHECK(decoded.error.find('\n') == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a plan without its byte checksum is refused") {
+  auto bytes = plan::encode_plan(plan_with_every_field());
+  const auto in_vtable = vtable_entry(bytes, planfb::Plan::VT_BYTE_CHECKSUM);
+  bytes[in_vtable] = bytes[in_vtable + 1] = 0;  // the field counts as not stored
+  CHECK(plan::decode_plan(bytes).error == "corrupt plan: the checksum does not match");
+}
+
+TEST_CASE("a plan of an older minor version is read") {
+  const auto plan = plan::read_plan(TEST_DATA "/plan-1.2.fb");
+  REQUIRE(plan.error.empty());
+  CHECK(plan.value.devices.front().lanes == std::vector<std::uint8_t>{0, 1, 1, 0});
+  CHECK(plan.value.devices.front().varying == std::vector<std::uint32_t>{3});
+  // What such a reader holds against the file is right in a new one too.
+  const auto again = plan::encode_plan(plan.value);
+  const auto old = plan::read_file(TEST_DATA "/plan-1.2.fb");
+  CHECK(planfb::GetPlan(again.data())->checksum() == planfb::GetPlan(old.value.data())->checksum());
+}
+
+TEST_CASE("a plan of a newer minor version is read") {
+  auto bytes = plan::encode_plan(test::sample_plan());
+  const auto minor = find_root_field(bytes, {0, planfb::Plan::VT_VERSION_MINOR}, 2);
+  REQUIRE(minor);
+  bytes[*minor] = 99;
+  CHECK_FALSE(plan::decode_plan(bytes).ok());
+  store_byte_checksum(bytes, {0, planfb::Plan::VT_BYTE_CHECKSUM});
+  CHECK(plan::decode_plan(bytes).ok());
+}
+
+TEST_CASE("plans of another major version and foreign files are named as such") {
+  CHECK(plan::decode_plan(std::vector<std::uint8_t>{}).error == "not a plan: the file is empty");
+  CHECK(plan::decode_plan(std::vector<std::uint8_t>(100, 'x')).error == "not a plan");
+  const std::string expected =
+      "plan of format version 9." + std::to_string(plan::kPlanVersionMinor) + "; this stalloc reads version 1";
+  auto bytes = plan::encode_plan(test::sample_plan());
+  const auto major = find_root_field(bytes, {0, planfb::Plan::VT_VERSION_MAJOR}, 2);
+  REQUIRE(major);
+  bytes[*major] = 9;
+  CHECK(plan::decode_plan(bytes).error == expected);
+  // Another version's fields may be of other types, which does not pass for a plan of ours at all.
+  const auto writer = find_root_field(bytes, {0, planfb::Plan::VT_WRITER}, 4);
+  REQUIRE(writer);
+  for (std::size_t i = 0; i < 4; ++i) bytes[*writer + i] = 0xff;
+  CHECK(plan::decode_plan(bytes).error == expected);
+}
+
+TEST_CASE("read_plan takes nothing but regular files, and waits for none") {
+  const test::Folder folder;
+  const std::string fifo = folder / "fifo";
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  CHECK(plan::read_plan(fifo).error == "cannot read " + fifo + ": it is no regular file");
+  CHECK(plan::read_plan(folder / ".").error == "cannot read " + (folder / ".") + ": it is no regular file");
+  CHECK(plan::read_plan("/dev/null").error == "cannot read /dev/null: it is no regular file");
+  const std::string huge = folder / "huge";
+  REQUIRE(plan::replace_file(huge, {}).empty());
+  REQUIRE(truncate(huge.c_str(), off_t{1} << 40) == 0);
+  CHECK(plan::read_plan(huge).error == "cannot read " + huge + ": it is too large for such a file");
+  REQUIRE(truncate(huge.c_str(), off_t{1} << 30) == 0);  // not read to its end
+  CHECK(plan::read_plan(huge).error == huge + ": not a plan");
+  CHECK(plan::read_plan(folder / "none").error == "cannot open " + (folder / "none") + ": No such file or directory");
+}
+
+TEST_CASE("a written plan replaces the file as a whole, behind a link too, and nothing else") {
+  const test::Folder folder;
+  const Plan plan = test::sample_plan();
+  const std::string file = folder / "plan.fb";
+  const std::string link = folder / "link.fb";
+  REQUIRE(plan::write_plan(plan, file).empty());
+  REQUIRE(symlink("plan.fb", link.c_str()) == 0);
+  // The name that is tried first is somebody else's.
+  const std::string theirs = file + ".tmp" + std::to_string(getpid());
+  REQUIRE(symlink("plan.fb", theirs.c_str()) == 0);
+  Plan other = plan;
+  other.source = "other.fb";
+  CHECK(plan::write_plan(other, link).empty());
+  CHECK(plan::read_plan(file).value.source == "other.fb");
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(std::filesystem::is_symlink(theirs));
+  // Too large for the process: the old file stays, and nothing is left beside it.
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const rlimit small{100, limit.rlim_max};
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string error = plan::write_plan(plan, file);
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, before);
+  CHECK(error == "cannot write " + file + ": File too large");
+  CHECK(plan::read_plan(file).value.source == "other.fb");
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);
+}
+
+TEST_CASE("find_defect accepts what can be served") { CHECK(plan::find_defect(test::sample_plan()).empty()); }
+
+TEST_CASE("find_defect names what cannot be served") {
+  CHECK(defect_after([](DevicePlan& d) { d.granularity = 0; }) == "device 0: the granularity is not usable");
+  CHECK(defect_after([](DevicePlan& d) { d.granularity = 1000; }) == "device 0: the granularity is not usable");
+  CHECK(defect_after([](DevicePlan& d) { d.handles[1] += 512; }) ==
+        "device 0: handle 1 is not a multiple of the granularity");
+  CHECK(defect_after([](DevicePlan& d) { d.handles[0] = 0; }) ==
+        "device 0: handle 0 is not a multiple of the granularity");
+  CHECK(defect_after([](DevicePlan& d) { d.handles[0] = d.handles[1] = ~std::uint64_t{0} / kPage * kPage; }) ==
+        "device 0: handle 1 makes the sum of bytes overflow");
+  CHECK(defect_after([](DevicePlan& d) { d.physical_bytes += kPage; }) ==
+        "device 0: physical_bytes is not the sum of the handles");
+  CHECK(defect_after([](DevicePlan& d) { d.views.clear(); }) == "device 0: there is no home view");
+  CHECK(defect_after([](DevicePlan& d) {
+          d.views[0].handles = {0, 2, 1};
+        }) == "device 0: the home view does not map every handle once, in order");
+  CHECK(defect_after([](DevicePlan& d) {
+          d.views[1].handles = {0, 9};
+        }) == "device 0: view 1 names a handle that does not exist");
+  CHECK(defect_after([](DevicePlan& d) { d.views[1].handles = {0, 0}; }) == "device 0: view 1 maps a handle twice");
+  CHECK(defect_after([](DevicePlan& d) { d.views[1].bytes = kPage; }) ==
+        "device 0: view 1 is not as large as its handles");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].view = 2; }) ==
+        "device 0: slot 1 names a view that does not exist");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].offset += 256; }) == "device 0: slot 1 is not aligned");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].offset = 4 * kPage; }) == "device 0: slot 1 ends outside its view");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].size = ~std::uint64_t{0}; }) ==
+        "device 0: slot 1 ends outside its view");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].kind = static_cast<plan::SlotKind>(4); }) ==
+        "device 0: slot 1 is of an unknown kind");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].upper = 0; }) == "device 0: slot 1 ends before it begins");
+  CHECK(defect_after([](DevicePlan& d) { d.prologue = 5; }) == "device 0: the body ends behind the last slot");
+  CHECK(defect_after([](DevicePlan& d) { d.body = ~std::uint32_t{0}; }) ==
+        "device 0: the body ends behind the last slot");
+  CHECK(defect_after([](DevicePlan& d) { d.waits[0].freed = 4; }) ==
+        "device 0: wait 0 names a slot that does not exist");
+  CHECK(defect_after([](DevicePlan& d) { d.slots[1].event_on_free = false; }) ==
+        "device 0: wait 0 is for a free that records no event");
+  CHECK(defect_after([](DevicePlan& d) { d.waits.push_back({1, 1}); }) == "device 0: wait 1 is out of order");
+}
+
+TEST_CASE("find_defect refuses a device planned twice") {
+  Plan plan = test::sample_plan();
+  plan.devices.push_back(plan.devices.front());
+  CHECK(plan::find_defect(plan) == "device 0 is planned twice");
+}
+
+TEST_CASE("a passed-through slot needs no place") {
+  CHECK(defect_after([](DevicePlan& d) { d.slots[3].view = 77; }).empty());
+}
+
+TEST_CASE("a defect in a well-formed file is found on reading") {
+  Plan plan = test::sample_plan();
+  plan.devices.front().slots[1].offset = 64 * kPage;
+  CHECK(plan::decode_plan(plan::encode_plan(plan)).error == "unusable plan: device 0: slot 1 ends outside its view");
+}

@@ -1,0 +1,358 @@
+// Whole plans: sound by the checker, near the bound, complete.
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <random>
+
+#include "catch.h"
+#include "plan/checker.h"
+#include "plan/files/csv.h"
+#include "plan/files/plan_file.h"
+#include "plan/layout/packed.h"
+#include "plan/layout/sweep.h"
+#include "plan/lifetimes.h"
+#include "plan/steps/steady_state.h"
+#include "samples.h"
+#include "soundly.h"
+
+using namespace stalloc;
+using namespace stalloc::plan;
+using stalloc::test::plan_soundly;
+
+namespace {
+
+// Requests with random sizes and lifetimes; `streams` > 1 mixes them, `synchronous` adds cudaMalloc and cudaFree.
+Problem random_problem(std::uint32_t seed, std::size_t count, std::uint32_t streams, bool synchronous) {
+  std::mt19937 random(seed);
+  Problem problem;
+  for (std::size_t i = 0; i < count; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = random() % 4 == 0 ? random() % 5000 : random() % 300'000;
+    const std::uint64_t life = 1 + random() % (random() % 8 == 0 ? count : 12);
+    request.until = i + life < count ? i + life : kNever;
+    request.upper = std::min<std::uint64_t>(request.until, count);
+    request.stream = request.alloc_order = request.free_order = random() % streams;
+    if (random() % 6 == 0) request.free_order = random() % streams;
+    if (synchronous && random() % 4 == 0) request.alloc_order = kEveryStream;
+    if (synchronous && random() % 4 == 0) request.free_order = kEveryStream;
+    if (random() % 50 == 0) request.pass = PassReason::Exported;
+  }
+  return problem;
+}
+
+// A body of random requests repeated, some living into the next step or two, with other requests before and behind.
+Problem random_loop(std::uint32_t seed, std::uint32_t streams) {
+  std::mt19937 random(seed);
+  const std::size_t before = random() % 40;
+  const std::size_t period = 5 + random() % 60;
+  const std::size_t steps = 2 + random() % 5;
+  const std::size_t behind = random() % 40;
+  const std::size_t count = before + period * steps + behind;
+  std::vector<Request> body;
+  for (std::size_t i = 0; i < period; ++i) {
+    Request& request = body.emplace_back();
+    request.size = 1 + random() % 200'000;
+    request.stream = request.alloc_order = request.free_order = random() % streams;
+    if (random() % 8 == 0) request.free_order = random() % streams;
+    request.until = 1 + random() % (random() % 6 == 0 ? period + random() % 2 * period : period / 2 + 1);
+  }
+  Problem problem;
+  problem.repeats = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    Request request;
+    if (i >= before && i < before + period * steps) {
+      request = body[(i - before) % period];
+      if (random() % 5 == 0 && request.until > 1) --request.until;  // lives vary a little
+      request.until += i;
+    } else {
+      request.size = 1 + random() % 200'000;
+      request.until = i + 1 + random() % count;
+      request.stream = request.alloc_order = request.free_order = random() % streams;
+    }
+    request.id = request.lower = i;
+    if (request.until >= count) request.until = random() % 2 == 0 ? count : kNever;
+    request.upper = std::min<std::uint64_t>(request.until, count);
+    problem.requests.push_back(request);
+  }
+  return problem;
+}
+
+constexpr std::uint64_t kSmallPage = 64 * 1024;
+
+std::vector<Range> bytes_of(const Layout& layout, const Sequence& sequence, std::size_t slot) {
+  const auto [view, offset] = layout.places[slot];
+  const std::uint64_t bytes = sequence.items[slot].bytes;
+  std::vector<Range> ranges;
+  if (view == 0) {
+    ranges.push_back({offset, offset + bytes});
+  } else {
+    layout.stitched[view - 1].translate(offset, bytes, ranges);
+  }
+  return ranges;
+}
+
+// Two slots that live at the same time and share a byte; nothing where there are none.
+std::optional<std::pair<std::size_t, std::size_t>> find_clash(const Layout& layout, const Sequence& sequence) {
+  const auto meet = [](const auto& some, const auto& others) {
+    return std::any_of(some.begin(), some.end(), [&others](const Range& a) {
+      return std::any_of(others.begin(), others.end(),
+                         [&a](const Range& b) { return std::max(a.begin, b.begin) < std::min(a.end, b.end); });
+    });
+  };
+  for (std::size_t a = 0; a < sequence.items.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      if (sequence.items[a].bytes == 0 || sequence.items[b].bytes == 0) continue;
+      if (!meet(lives_of(sequence, a), lives_of(sequence, b))) continue;
+      if (meet(bytes_of(layout, sequence, a), bytes_of(layout, sequence, b))) return std::pair(a, b);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("a problem without requests has a plan without memory") {
+  const auto planned = plan_soundly({});
+  CHECK(planned.plan.physical_bytes == 0);
+  CHECK(planned.plan.slots.empty());
+}
+
+TEST_CASE("a CSV keeps ids, times and sizes for every row, those of no bytes too") {
+  const auto parsed = parse_csv("id,lower,upper,size\n40,10,30,5000000\n41,12,13,0\n42,11,20,1\n");
+  REQUIRE(parsed.error.empty());
+  const auto planned = plan_soundly(parsed.value);
+  const auto& slots = planned.plan.slots;
+  REQUIRE(slots.size() == 3);
+  CHECK(slots[0].id == 40);
+  CHECK(slots[0].lower == 10);
+  CHECK(slots[0].upper == 30);
+  CHECK(slots[0].size == 5000000);
+  CHECK(slots[1].id == 42);
+  CHECK(slots[2].id == 41);
+  CHECK(slots[2].size == 0);
+  CHECK(slots[2].kind == SlotKind::Static);
+  CHECK(planned.plan.body == 0);
+}
+
+TEST_CASE("fragments that no contiguous request fits into are stitched: the bound is reached") {
+  // 1 page each, every second one freed, then one as large as all the holes.
+  constexpr std::size_t kPages = 64;
+  Problem problem;
+  for (std::size_t i = 0; i <= kPages; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = i < kPages ? kDefaultGranularity : kPages / 2 * kDefaultGranularity;
+    request.until = i % 2 == 0 && i < kPages ? kPages : kNever;
+    request.upper = std::min<std::uint64_t>(request.until, kPages + 1);
+  }
+  const auto planned = plan_soundly(problem);
+  CHECK(planned.plan.physical_bytes == kPages * kDefaultGranularity);
+}
+
+TEST_CASE("random problems are planned soundly and near the bound") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const Problem problem = random_problem(seed, 50 + seed * 5, 1, false);
+    const auto planned = plan_soundly(problem, {.granularity = seed % 2 == 0 ? kSmallPage : 4096});
+    CHECK(static_cast<double>(planned.plan.physical_bytes) <=
+          1.05 * static_cast<double>(planned.plan.peak_live_bytes) + 4 * kSmallPage);
+  }
+}
+
+TEST_CASE("random problems on several streams are planned soundly, ordered or isolated") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const Problem problem = random_problem(1000 + seed, 200, 1 + seed % 4, seed % 2 == 0);
+    for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
+      plan_soundly(problem, {.granularity = kSmallPage, .handle_cap = 4 * kSmallPage, .streams = mode});
+    }
+  }
+}
+
+TEST_CASE("random loops are planned soundly, however their requests cross the step") {
+  std::size_t bodies = 0;
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    const Problem problem = random_loop(seed, 1 + seed % 3);
+    for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
+      const auto planned = plan_soundly(problem, {.granularity = kSmallPage, .streams = mode});
+      bodies += planned.plan.body != 0 ? 1 : 0;
+    }
+  }
+  CHECK(bodies > 300);
+}
+
+TEST_CASE("what lives shortly keeps away from what is packed ahead of it") {
+  constexpr std::uint64_t kRoom = 4096 * kSmallPage;
+  std::size_t swept = 0;
+  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+    const Problem problem = random_loop(seed, 1);
+    const Sequence sequence = make_sequence(problem, find_steady_state(problem), StreamMode::Order);
+    const LayoutOptions options{.granularity = kSmallPage};
+    for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
+      auto packed = pack_long_lived(sequence, {0, kRoom}, kSmallPage, first);
+      if (!packed) continue;
+      const Foresight foresight{std::vector<Fit>(sequence.items.size(), Fit::Lowest), 0, std::move(packed)};
+      const auto layout = Sweep(sequence, options, foresight).run(4096, true);
+      if (!layout) continue;
+      ++swept;
+      CHECK_FALSE(find_clash(*layout, sequence));
+      for (std::size_t slot = 0; slot < sequence.items.size(); ++slot) {
+        const std::uint64_t offset = foresight.packed->offsets[slot];
+        if (offset == kNotPacked) continue;
+        CHECK(layout->places[slot].view == 0);
+        CHECK(layout->places[slot].offset == offset);
+      }
+    }
+  }
+  CHECK(swept > 250);
+}
+
+TEST_CASE("nothing is packed ahead where it does not fit, or on several streams") {
+  const auto pack = [](std::uint32_t streams, std::uint64_t room) {
+    const Problem problem = random_problem(1, 200, streams, false);
+    const Sequence sequence = make_sequence(problem, {}, StreamMode::Order);
+    return pack_long_lived(sequence, {0, room}, kSmallPage, PackFirst::Longest).has_value();
+  };
+  CHECK(pack(1, 4096 * kSmallPage));
+  CHECK_FALSE(pack(1, kSmallPage));
+  CHECK_FALSE(pack(2, 4096 * kSmallPage));
+}
+
+TEST_CASE("a sweep leaves synchronous memory the bytes kept for it") {
+  constexpr std::uint64_t kPages = 4;  // of each request
+  Sequence sequence;
+  for (std::size_t i = 0; i < 4; ++i) {
+    Item& item = sequence.items.emplace_back();
+    item.bytes = kPages * kSmallPage;
+    item.upper = i == 0 ? 1 : 4;
+  }
+  sequence.prologue = sequence.items.size();
+  sequence.items[3].stream = sequence.items[3].owner = kEveryStream;
+  const LayoutOptions options{.granularity = kSmallPage};
+  // The first three have been everywhere when the last one comes.
+  const std::vector<Fit> fits = {Fit::Highest, Fit::Lowest, Fit::Lowest, Fit::Lowest};
+  CHECK_FALSE(Sweep(sequence, options, {fits, 0, {}}).run(3 * kPages, false));
+  CHECK(Sweep(sequence, options, {fits, kPages * kSmallPage, {}}).run(3 * kPages, false));
+}
+
+TEST_CASE("training loops are planned by the step, near the bound") {
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    const auto trace = test::training_trace(seed, 4, 1 + static_cast<int>(seed % 4));
+    const auto lifetimes = find_lifetimes(trace);
+    REQUIRE(lifetimes.devices.size() == 1);
+    const auto planned = plan_soundly(lifetimes.devices[0]);
+    CHECK(planned.report.repetitions * planned.report.unrolled >= 3);
+    CHECK(planned.plan.peak_live_bytes == peak_live_bytes(lifetimes.devices[0]));
+    CHECK(planned.plan.slots.size() < lifetimes.devices[0].requests.size());
+    CHECK(static_cast<double>(planned.plan.physical_bytes) <=
+          1.02 * static_cast<double>(planned.plan.peak_live_bytes) + 4 * kDefaultGranularity);
+    const auto kinds = [&planned](SlotKind kind) {
+      return std::count_if(planned.plan.slots.begin(), planned.plan.slots.end(),
+                           [kind](const Slot& slot) { return slot.kind == kind; });
+    };
+    CHECK(kinds(SlotKind::Persistent) > 0);  // optimizer states
+    CHECK(kinds(SlotKind::PassThrough) == 0);
+  }
+}
+
+TEST_CASE("planning is deterministic") {
+  const auto trace = test::training_trace(5, 3, 2);
+  const auto lifetimes = find_lifetimes(trace);
+  const auto a = plan_soundly(lifetimes.devices[0]);
+  const auto b = plan_soundly(lifetimes.devices[0]);
+  CHECK(encode_plan({"", "", 0, {a.plan}}) == encode_plan({"", "", 0, {b.plan}}));
+}
+
+TEST_CASE("reuse across streams waits; with isolation there is none") {
+  test::TraceBuilder calls;
+  for (int i = 0; i < 8; ++i) {
+    calls.stream = 1 + static_cast<std::uint32_t>(i % 2);
+    calls.free(calls.alloc(100'000'000));
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto ordered = plan_soundly(lifetimes.devices[0]);
+  CHECK(ordered.plan.physical_bytes < 110'000'000);
+  CHECK_FALSE(ordered.plan.waits.empty());
+  const auto isolated = plan_soundly(lifetimes.devices[0], {.streams = StreamMode::Isolate});
+  CHECK(isolated.plan.physical_bytes > 190'000'000);
+}
+
+TEST_CASE("a request leaked in every step is passed through, not planned over itself") {
+  test::TraceBuilder calls;
+  for (int step = 0; step < 10; ++step) {
+    const auto a = calls.alloc(1'000'000);
+    calls.alloc(512);  // kept in a list for ever
+    const auto b = calls.alloc(3'000'000);
+    calls.free(a);
+    calls.free(b);
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto planned = plan_soundly(lifetimes.devices[0]);
+  CHECK(planned.plan.body == 3);
+  CHECK(planned.report.passed[static_cast<std::size_t>(PassReason::Leaked)] >= 1);
+}
+
+TEST_CASE("a body whose requests outlive the step is unrolled") {
+  test::TraceBuilder calls;
+  std::vector<test::TraceBuilder::Id> kept;
+  for (int step = 0; step < 9; ++step) {
+    const auto scratch = calls.alloc(4'000'000);
+    kept.push_back(calls.alloc(1'000'000));
+    if (kept.size() > 2) {  // each is freed two steps later
+      calls.free(kept.front());
+      kept.erase(kept.begin());
+    }
+    calls.free(scratch);
+    calls.free(calls.alloc(2'000'000));
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto planned = plan_soundly(lifetimes.devices[0]);
+  CHECK(planned.report.unrolled > 1);
+  CHECK(planned.plan.body == 3 * planned.report.unrolled);
+}
+
+TEST_CASE("values that alternate between two places over an odd number of steps need no third") {
+  test::TraceBuilder calls;
+  auto values = calls.alloc(50'000'000);
+  for (int step = 0; step < 24; ++step) {
+    const auto scratch = calls.alloc(static_cast<std::uint64_t>(10'000'000 + 1'000'000 * (step % 3)));
+    const auto renewed = calls.alloc(50'000'000);
+    calls.free(scratch);
+    calls.free(values);
+    values = renewed;
+  }
+  const auto lifetimes = find_lifetimes(calls.trace());
+  const auto planned = plan_soundly(lifetimes.devices[0]);
+  CHECK(planned.report.unrolled == 2);
+  CHECK(planned.plan.body == 12);
+  CHECK(static_cast<double>(planned.plan.physical_bytes) <= 1.04 * static_cast<double>(planned.plan.peak_live_bytes));
+}
+
+TEST_CASE("options that cannot be used are errors") {
+  CHECK(plan_device({}, {.granularity = 1000}).error == "the granularity must be a multiple of 512 bytes");
+  CHECK(plan_device({}, {.granularity = 1 << 20, .handle_cap = 4096}).error ==
+        "the largest handle is smaller than the granularity");
+}
+
+TEST_CASE("requests beyond any device are an error, not a long wait") {
+  Problem problem;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = kMostBytes / 2;
+    request.upper = 3;
+  }
+  CHECK(plan_device(problem, {}).error == "the requests need more memory than any device has");
+  problem.requests[0].size = ~std::uint64_t{0};
+  CHECK(plan_device(problem, {}).error == "the requests need more memory than any device has");
+  problem.requests.erase(problem.requests.begin(), problem.requests.begin() + 2);
+  CHECK(plan_device(problem, {.handle_cap = kDefaultGranularity}).error ==
+        "the plan would need more than 1048576 handles: raise the largest handle");
+}
+
+TEST_CASE("the granularity is the device's unless told otherwise") {
+  Problem problem;
+  CHECK(plan_soundly(problem).plan.granularity == kDefaultGranularity);
+  problem.granularity = 1 << 16;
+  CHECK(plan_soundly(problem).plan.granularity == 1 << 16);
+  CHECK(plan_soundly(problem, {.granularity = 4096}).plan.granularity == 4096);
+}

@@ -1,0 +1,132 @@
+// The end of a context beside threads that go on: the heap gives everything back and serves nothing more.
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/heap/heap.h"
+#include "plans.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::Heap;
+using serve::StreamKey;
+
+namespace {
+
+struct Fixture {
+  FakeDriver driver{kPage};
+  StreamKey stream{driver.new_stream(), 0};
+  StreamKey other{driver.new_stream(), 0};
+  plan::DevicePlan plan = plan_of_sizes({1000, 70'000, 512});
+  std::string why;
+  std::unique_ptr<Heap> heap;
+
+  explicit Fixture(bool planned = false) {
+    plan.body = static_cast<std::uint32_t>(plan.slots.size());
+    heap = Heap::create(driver, 0, planned ? &plan : nullptr, FakeDriver::context(), small_options(), &why);
+    REQUIRE(heap);
+  }
+
+  // Requests of every kind, some of them freed, some on another stream.
+  std::vector<CUdeviceptr> live_tensors() {
+    std::vector<CUdeviceptr> live;
+    for (int i = 0; i < 20; ++i) {
+      live.push_back(*heap->allocate(3 * kPage + 512, stream, nullptr));
+      live.push_back(*heap->allocate(1000, stream, nullptr));
+      live.push_back(*heap->allocate_sync(2 * kPage));
+      const auto freed = heap->allocate(5 * kPage, stream, nullptr);
+      REQUIRE(heap->free_async(*freed, stream) == CUDA_SUCCESS);
+      live.push_back(*heap->allocate(4 * kPage, other, nullptr));
+    }
+    return live;
+  }
+
+  void expect_nothing_served(const std::vector<CUdeviceptr>& live) {
+    REQUIRE(heap->is_closed());
+    REQUIRE_FALSE(heap->allocate(1000, stream, nullptr));
+    REQUIRE_FALSE(heap->allocate_sync(1000));
+    for (const CUdeviceptr at : live) {
+      REQUIRE_FALSE(heap->find_live(at));
+      REQUIRE(heap->free_async(at, stream) == CUDA_ERROR_INVALID_VALUE);
+      REQUIRE(heap->free_sync(at) == CUDA_ERROR_INVALID_VALUE);
+    }
+    REQUIRE(heap->trim() == 0);
+    REQUIRE(heap->grant_access(1) == CUDA_SUCCESS);
+    heap->stream_destroyed(stream.handle);
+    heap->set_sync_memops(live.front(), true);
+    REQUIRE(heap->statistics().physical_bytes == 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a closed heap has given everything back and serves nothing", "[serve][closed]") {
+  for (const bool planned : {false, true}) {
+    Fixture f(planned);
+    const std::vector<CUdeviceptr> live = f.live_tensors();
+    REQUIRE(f.heap->close());
+    REQUIRE(f.driver.is_clean());
+    f.expect_nothing_served(live);
+    REQUIRE(f.heap->close());
+    f.heap->close_after_context();
+    f.heap.reset();
+    REQUIRE(f.driver.is_clean());
+  }
+}
+
+TEST_CASE("after the end of its context a heap leaves events and streams alone", "[serve][closed]") {
+  Fixture f;
+  const std::vector<CUdeviceptr> live = f.live_tensors();
+  const std::uint64_t before = f.driver.order_calls();
+  f.heap->close_after_context();
+  REQUIRE(f.driver.order_calls() == before);
+  REQUIRE(f.driver.holds_nothing());
+  f.expect_nothing_served(live);
+  REQUIRE(f.driver.order_calls() == before);
+}
+
+TEST_CASE("what cannot be given back before the end of the context is given back after it", "[serve][closed]") {
+  Fixture f;
+  const std::vector<CUdeviceptr> live = f.live_tensors();
+  f.driver.fail_at(2, CUDA_ERROR_ILLEGAL_ADDRESS);  // to wait for the context
+  REQUIRE_FALSE(f.heap->close());
+  REQUIRE(f.heap->is_closed());
+  REQUIRE_FALSE(f.heap->find_live(live.front()));
+  REQUIRE_FALSE(f.driver.holds_nothing());
+  f.heap->close_after_context();
+  REQUIRE(f.driver.holds_nothing());
+  f.expect_nothing_served(live);
+}
+
+TEST_CASE("threads go on while their heap is closed", "[serve][closed]") {
+  for (const bool planned : {false, true}) {
+    Fixture f(planned);
+    std::atomic<int> rounds{0};
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 4; ++number) {
+      threads.emplace_back([&f, &rounds, number, stream = StreamKey{f.driver.new_stream(), 0}] {
+        for (int served = 0; served < 200 || !f.heap->is_closed(); ++served) {
+          const std::size_t bytes = static_cast<std::size_t>(1 + (served * 7 + number) % 40) * 5000;
+          const auto ordered = f.heap->allocate(bytes, stream, nullptr);
+          const auto plain = f.heap->allocate_sync(bytes);
+          if (plain) (void)f.heap->find_live(*plain + 100);
+          if (served % 50 == 0) f.heap->trim(0);
+          if (ordered) (void)f.heap->free_async(*ordered, stream);
+          if (plain) (void)f.heap->free_sync(*plain);
+          (void)f.heap->statistics();
+          ++rounds;
+        }
+      });
+    }
+    while (rounds < 400) std::this_thread::yield();
+    REQUIRE(f.heap->close());
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(f.driver.is_clean());
+  }
+}

@@ -1,0 +1,180 @@
+// The free of the block freed last is deferred: the block serves the next request of its size on its stream.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/heap/heap.h"
+#include "plan/online/online_policy.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::Heap;
+using serve::kMaxStreams;
+using serve::make_stream_key;
+using serve::StreamKey;
+
+namespace {
+
+constexpr std::uint64_t kSize = 1000;  // taken as 1024 bytes
+
+struct Fixture {
+  FakeDriver driver{kPage};
+  StreamKey stream{driver.new_stream(), 0};
+  StreamKey other{driver.new_stream(), 0};
+  std::string why;
+  std::unique_ptr<Heap> heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+
+  CUdeviceptr take(std::uint64_t bytes, StreamKey key) {
+    const auto address = heap->allocate(bytes, key, nullptr);
+    REQUIRE(address);
+    return *address;
+  }
+  void give(CUdeviceptr address, StreamKey key) { REQUIRE(heap->free_async(address, key) == CUDA_SUCCESS); }
+
+  // Of three blocks in a row the first is freed, then the last: best fit would choose the first again.
+  CUdeviceptr free_last_of_three(StreamKey key) {
+    const CUdeviceptr first = take(kSize, key);
+    take(kSize, key);
+    const CUdeviceptr last = take(kSize, key);
+    REQUIRE(first < last);
+    take(kSize, key);
+    give(first, key);
+    give(last, key);
+    return last;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the block freed last serves the next request of its size on its stream", "[serve][deferred_free]") {
+  Fixture f;
+  const CUdeviceptr last = f.free_last_of_three(f.stream);
+  REQUIRE(f.heap->statistics().dynamic_live_bytes == 2 * kSize);
+  const auto counted = f.heap->statistics().dynamic_requests;
+  REQUIRE(f.take(kSize + 20, f.stream) == last);
+  REQUIRE(f.heap->statistics().dynamic_live_bytes == 3 * kSize + 20);
+  REQUIRE(f.heap->statistics().dynamic_requests == counted + 1);
+  REQUIRE(f.heap->pool_use(nullptr).used == 3 * kSize + 20);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  REQUIRE(find_range(*f.heap, last, &base, &bytes));
+  REQUIRE(bytes == kSize + 20);
+}
+
+TEST_CASE("the block freed last cannot be freed or found", "[serve][deferred_free]") {
+  Fixture f;
+  const CUdeviceptr last = f.free_last_of_three(f.stream);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  REQUIRE_FALSE(find_range(*f.heap, last, &base, &bytes));
+  REQUIRE(f.heap->free_async(last, f.stream) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.heap->free_sync(last) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("any other request may have the bytes of the block freed last", "[serve][deferred_free]") {
+  Fixture f;
+  const CUdeviceptr all = f.take(kPage, f.stream);
+  const auto ordered_calls = f.driver.order_calls();
+  f.give(all, f.stream);
+  REQUIRE(f.take(kPage / 2, f.stream) == all);
+  REQUIRE(f.heap->statistics().physical_bytes == kPage);
+  REQUIRE(f.driver.order_calls() == ordered_calls);
+}
+
+TEST_CASE("another stream has the block freed last only behind the free", "[serve][deferred_free]") {
+  Fixture f;
+  const StreamKey user = GENERATE(0, 1) == 0 ? f.other : make_stream_key(nullptr, false);
+  const CUdeviceptr block = f.take(32 * kPage, f.stream);
+  const Moment use = f.driver.work(f.stream);
+  f.give(block, f.stream);
+  REQUIRE(f.take(32 * kPage, user) == block);
+  REQUIRE(f.driver.is_ordered(user, use));
+}
+
+TEST_CASE("a destroyed stream's handle has the block freed last only behind the free", "[serve][deferred_free]") {
+  Fixture f;
+  const CUdeviceptr block = f.take(32 * kPage, f.stream);
+  const Moment use = f.driver.work(f.stream);
+  f.give(block, f.stream);
+  f.heap->stream_destroyed(f.stream.handle);
+  f.driver.destroy_stream(f.stream.handle);
+  const StreamKey reused{f.driver.new_stream(), 0};
+  REQUIRE(reused == f.stream);
+  REQUIRE(f.take(32 * kPage, reused) == block);
+  REQUIRE(f.driver.is_ordered(reused, use));
+}
+
+TEST_CASE("a stream's number is not given to another while its last free is pending", "[serve][deferred_free]") {
+  Fixture f;
+  const bool by_free = GENERATE(false, true);
+  const CUdeviceptr later = f.take(kSize, f.stream);
+  f.give(f.take(kSize, f.stream), f.stream);
+  f.driver.finish_all_work();
+  REQUIRE(f.heap->free_sync(f.take(kSize, f.stream)) == CUDA_SUCCESS);  // nothing is pending on any stream
+  for (int i = 1; i < kMaxStreams; ++i) {
+    const StreamKey busy{f.driver.new_stream(), 0};
+    const CUdeviceptr block = f.take(kSize, busy);
+    f.driver.work(busy);
+    f.give(block, busy);
+  }
+  const CUdeviceptr block = f.take(32 * kPage, f.stream);
+  const Moment use = f.driver.work(f.stream);
+  f.give(block, f.stream);
+  const StreamKey newcomer{f.driver.new_stream(), 0};
+  if (by_free) f.give(later, newcomer);
+  const auto address = f.heap->allocate(32 * kPage, newcomer, nullptr);
+  REQUIRE((address != block || f.driver.is_ordered(newcomer, use)));
+}
+
+TEST_CASE("what is trimmed includes the block freed last", "[serve][deferred_free]") {
+  Fixture f;
+  f.give(f.take(kSize, f.stream), f.stream);
+  f.driver.finish_all_work();
+  REQUIRE(f.heap->trim() == kPage);
+  REQUIRE(f.heap->statistics().physical_bytes == 0);
+}
+
+TEST_CASE("a thread's own stream has its event at each free, also the last", "[serve][deferred_free]") {
+  Fixture f;
+  const StreamKey own = make_stream_key(nullptr, true);
+  const CUdeviceptr block = f.take(32 * kPage, own);
+  const auto before = f.driver.order_calls();
+  REQUIRE(f.heap->free_async(block, own, /*context_is_current=*/true) == CUDA_SUCCESS);
+  REQUIRE(f.driver.order_calls() == before + 1);
+}
+
+TEST_CASE("a free on another context's default stream waits for that", "[serve][deferred_free]") {
+  Fixture f;
+  const StreamKey legacy = make_stream_key(nullptr, false);
+  const CUdeviceptr block = f.take(kSize, legacy);
+  f.driver.push_context(FakeDriver::other_context());
+  const auto before = f.driver.order_calls();
+  f.give(block, legacy);
+  REQUIRE(f.driver.order_calls() == before + 1);
+  f.driver.pop_context();
+}
+
+TEST_CASE("under capture the block freed last is not served", "[serve][deferred_free]") {
+  Fixture f;
+  f.free_last_of_three(f.stream);
+  f.driver.set_capturing(f.stream.handle, true);
+  REQUIRE_FALSE(f.heap->allocate(kSize, f.stream, nullptr));
+  f.driver.set_capturing(f.stream.handle, false);
+}
+
+TEST_CASE("large blocks are placed anew each time", "[serve][deferred_free]") {
+  FakeDriver driver(std::size_t{2} << 20, std::size_t{4} << 30);
+  const StreamKey stream{driver.new_stream(), 0};
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), {}, &why);
+  constexpr std::uint64_t kLarge = plan::OnlinePolicy{}.last_free_bytes + (std::uint64_t{2} << 20);
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(heap->allocate(kLarge, stream, nullptr).value_or(0));
+  REQUIRE(heap->free_async(blocks[0], stream) == CUDA_SUCCESS);
+  REQUIRE(heap->free_async(blocks[2], stream) == CUDA_SUCCESS);
+  REQUIRE(heap->allocate(kLarge, stream, nullptr) == blocks[0]);
+}

@@ -1,0 +1,610 @@
+// The dynamic sub-allocator's policy, on the fake driver.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/heap/heap.h"
+#include "plan/simulate/null_backend.h"
+#include "plans.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::CrossStream;
+using serve::Heap;
+using serve::HeapOptions;
+using serve::StreamKey;
+
+namespace {
+
+std::string last_notice;  // a notice has no other way out
+void keep_notice(const char* text) { last_notice = text; }
+
+struct Fixture {
+  FakeDriver driver;
+  StreamKey stream;
+  StreamKey other;
+  std::unique_ptr<Heap> heap;
+
+  explicit Fixture(const HeapOptions& options = small_options(), std::uint64_t memory = std::uint64_t{1} << 30,
+                   const plan::DevicePlan* plan = nullptr)
+      : driver(kPage, memory), stream{driver.new_stream(), 0}, other{driver.new_stream(), 0} {
+    last_notice.clear();
+    std::string why;
+    heap = Heap::create(driver, 0, plan, FakeDriver::context(), options, &why, &keep_notice);
+    REQUIRE(heap);
+  }
+
+  CUdeviceptr take(std::uint64_t pages) { return take_on(stream, pages); }
+  CUdeviceptr take_on(StreamKey key, std::uint64_t pages) {
+    const auto address = heap->allocate(pages * kPage, key, nullptr);
+    REQUIRE(address);
+    REQUIRE(heap->owns(*address));
+    return *address;
+  }
+  void give(CUdeviceptr address) { REQUIRE(heap->free_async(address, stream) == CUDA_SUCCESS); }
+  // Takes blocks of two pages and gives back every other one, from the first on. Returns all of them.
+  std::vector<CUdeviceptr> scatter(std::size_t count) {
+    std::vector<CUdeviceptr> blocks;
+    for (std::size_t i = 0; i < count; ++i) blocks.push_back(take(2));
+    for (std::size_t i = 0; i < count; i += 2) give(blocks[i]);
+    return blocks;
+  }
+  serve::Statistics statistics() const { return heap->statistics(); }
+  std::uint64_t physical() const { return heap->statistics().physical_bytes; }
+};
+
+}  // namespace
+
+TEST_CASE("memory grows by what is asked for, rounded to a page", "[serve][dynamic]") {
+  Fixture fixture;
+  REQUIRE(fixture.physical() == 0);
+  REQUIRE(fixture.heap->allocate(3 * kPage + 1, fixture.stream, nullptr));
+  REQUIRE(fixture.physical() == 4 * kPage);
+  REQUIRE(fixture.statistics().grows == 1);
+  REQUIRE(fixture.statistics().dynamic_requests == 1);
+  REQUIRE(fixture.statistics().dynamic_live_bytes == 3 * kPage + 1);
+}
+
+TEST_CASE("freed bytes are used again before memory grows", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(4);
+  fixture.give(first);
+  REQUIRE(fixture.take(4) == first);
+  REQUIRE(fixture.physical() == 4 * kPage);
+  REQUIRE(fixture.statistics().grows == 1);
+}
+
+TEST_CASE("scattered handles are stitched before memory grows, and the view is used again", "[serve][dynamic]") {
+  Fixture fixture;
+  const std::vector<CUdeviceptr> blocks = fixture.scatter(6);
+  const CUdeviceptr stitched = fixture.take(6);
+  REQUIRE(fixture.physical() == 12 * kPage);
+  REQUIRE(fixture.statistics().stitches == 1);
+  REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(blocks[0]));
+  fixture.give(stitched);
+  REQUIRE(fixture.take(6) == stitched);
+  REQUIRE(fixture.statistics().stitches == 1);
+  REQUIRE(fixture.statistics().view_hits == 1);
+}
+
+TEST_CASE("a stitched view grows by what is missing only", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(2);
+  fixture.give(first);
+  fixture.take(5);
+  REQUIRE(fixture.physical() == 7 * kPage);
+  REQUIRE(fixture.statistics().stitches == 1);
+}
+
+TEST_CASE("the new handles of a view are mapped once, right behind the old ones", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(2);
+  fixture.give(first);
+  const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
+  const CUdeviceptr stitched = fixture.take(4);
+  // The new handle is created, mapped and given access to, the old one is mapped and given access to.
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 5);
+  REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(first));
+  fixture.give(stitched);
+  REQUIRE(fixture.take(2) == first);
+  REQUIRE(fixture.take(2) == stitched + 2 * kPage);  // at home, at the address where the view shows it
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all that the view shows is in use beside it
+  REQUIRE(fixture.statistics().views == 0);
+  REQUIRE_THROWS_AS(fixture.driver.physical(stitched), FakeDriver::Misuse);
+  REQUIRE(fixture.driver.physical(stitched + 2 * kPage) != 0);
+}
+
+TEST_CASE("addresses that such a view had are offered again", "[serve][dynamic]") {
+  Fixture fixture;
+  const std::vector<CUdeviceptr> blocks = fixture.scatter(4);
+  const CUdeviceptr view = fixture.take(6);
+  const CUdeviceptr end = view + 6 * kPage;
+  fixture.give(view);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 0);
+  REQUIRE(fixture.take((end - blocks[0]) / kPage) == blocks[0]);  // there is no hole where the view lay
+}
+
+namespace {
+
+// A view of six pages whose first two are in use at home. Four pages are free at its end, and two beside it.
+CUdeviceptr view_with_free_end(Fixture* fixture) {
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
+  for (std::size_t i = 0; i < 6; i += 2) fixture->give(blocks[i]);
+  const CUdeviceptr view = fixture->take(6);
+  fixture->give(view);
+  REQUIRE(fixture->take(2) == blocks[0]);
+  REQUIRE(fixture->driver.physical(view) == fixture->driver.physical(blocks[0]));
+  fixture->give(blocks[6]);
+  return view;
+}
+
+}  // namespace
+
+TEST_CASE("a view whose end is free is lengthened by the rest of a request", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr view = view_with_free_end(&fixture);
+  const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
+  REQUIRE(fixture.take(6) == view + 2 * kPage);
+  REQUIRE(fixture.physical() == 16 * kPage);
+  REQUIRE(fixture.statistics().views == 1);
+  REQUIRE(fixture.statistics().stitches == 2);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 2);  // one handle, and access
+}
+
+TEST_CASE("a view that could not be lengthened is as it was, and the request is served elsewhere", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr view = view_with_free_end(&fixture);
+  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3));  // the first one asks whether the stream is captured
+  CAPTURE(call);
+  fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+  const CUdeviceptr elsewhere = fixture.take(6);
+  REQUIRE((elsewhere + 6 * kPage <= view || elsewhere >= view + 6 * kPage));
+  REQUIRE(fixture.physical() == 16 * kPage);
+  fixture.give(elsewhere);
+  REQUIRE(fixture.take(4) == view + 2 * kPage);
+}
+
+TEST_CASE("when addresses for views run out, requests are served all the same", "[serve][dynamic]") {
+  constexpr std::uint64_t kBlocks = 20;
+  Fixture fixture(small_options(), 3 * kBlocks * kPage);
+  std::mt19937 random(1);
+  std::vector<CUdeviceptr> blocks;
+  for (std::uint64_t i = 0; i < kBlocks; ++i) blocks.push_back(fixture.take(2));
+  for (int round = 0; round < 500; ++round) {
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    const std::uint64_t count = 2 + random() % (kBlocks - 2);
+    for (std::uint64_t i = 0; i < count; ++i) fixture.give(blocks[i]);
+    fixture.give(fixture.take(2 * count));
+    for (std::uint64_t i = 0; i < count; ++i) blocks[i] = fixture.take(2);
+    fixture.driver.finish_all_work();
+  }
+}
+
+TEST_CASE("an idle end of a view that is in use is given back", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr view = view_with_free_end(&fixture);
+  const CUdeviceptr lengthened = fixture.take(6);
+  fixture.give(lengthened);
+  REQUIRE(fixture.take(4) == view + 2 * kPage);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 14 * kPage);
+  REQUIRE(fixture.driver.physical(view + 5 * kPage) != 0);
+  REQUIRE_THROWS_AS(fixture.driver.physical(view + 6 * kPage), FakeDriver::Misuse);
+}
+
+TEST_CASE("without stitching memory grows", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.policy.stitch = false;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(2);
+  fixture.give(first);
+  fixture.take(4);
+  REQUIRE(fixture.physical() == 8 * kPage);
+  REQUIRE(fixture.statistics().stitches == 0);
+}
+
+TEST_CASE("the view cache keeps to its limit", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.policy.kept_views = 2;
+  Fixture fixture(options);
+  fixture.scatter(12);
+  for (const std::uint64_t pages : {4, 6, 8, 10, 12}) {
+    fixture.give(fixture.take(pages));
+    fixture.driver.finish_all_work();
+    REQUIRE(fixture.statistics().views <= 2);
+  }
+  REQUIRE(fixture.statistics().stitches > 2);
+}
+
+TEST_CASE("a view makes room for another when its own work is over, whatever else uses its bytes", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.policy.kept_views = 1;
+  Fixture fixture(options);
+  fixture.scatter(8);
+  const CUdeviceptr stitched = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(stitched);
+  fixture.take(6);  // grows; the view's event is recorded when it is first asked after
+  REQUIRE(fixture.statistics().stitches == 1);
+  REQUIRE(fixture.driver.physical(stitched) != 0);  // still mapped
+  fixture.driver.finish_all_work();
+  const CUdeviceptr at_home = fixture.take(2);
+  fixture.driver.work(fixture.stream);
+  fixture.give(at_home);
+  fixture.take(6);
+  REQUIRE(fixture.statistics().stitches == 2);
+  REQUIRE(fixture.statistics().views == 1);
+}
+
+TEST_CASE("bytes of another stream are used when their last use is over", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.cross_stream = CrossStream::Never;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  REQUIRE(fixture.take_on(fixture.other, 4) != first);  // its event is recorded when it is first asked after
+  fixture.driver.finish_all_work();
+  REQUIRE(fixture.take_on(fixture.other, 4) == first);
+  REQUIRE(fixture.statistics().stream_waits == 0);
+  REQUIRE(fixture.statistics().borrows == 1);
+}
+
+TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dynamic]") {
+  const auto choice =
+      GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never, CrossStream::Share);
+  const bool waits = choice == CrossStream::OrderThenGrow || choice == CrossStream::Share;
+  HeapOptions options = small_options();
+  options.cross_stream = choice;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  fixture.take_on(fixture.other, 1);  // known from now on
+  fixture.driver.work(fixture.stream);
+  const CUdeviceptr second = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(second);
+  fixture.driver.work(fixture.stream);
+  const std::uint64_t before = fixture.physical();
+  fixture.take_on(fixture.other, 3);
+  const bool grew = fixture.physical() > before;
+  REQUIRE(grew == !waits);
+  REQUIRE((fixture.statistics().stream_waits > 0) == waits);
+  REQUIRE((fixture.statistics().borrows > 0) == waits);
+}
+
+TEST_CASE("shared memory: the best place is taken, though another stream freed it", "[serve][dynamic]") {
+  const bool shared = GENERATE(false, true);
+  HeapOptions options = small_options();
+  if (shared) options.cross_stream = CrossStream::Share;
+  Fixture fixture(options);
+  const CUdeviceptr best = fixture.take(4);
+  fixture.take(1);  // keeps the two apart
+  const CUdeviceptr own = fixture.take_on(fixture.other, 6);
+  fixture.driver.work(fixture.stream);
+  fixture.give(best);
+  fixture.driver.work(fixture.other);
+  REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
+  REQUIRE(fixture.take_on(fixture.other, 4) == (shared ? best : own));
+  REQUIRE(fixture.statistics().stream_waits == (shared ? 1 : 0));
+  REQUIRE(fixture.statistics().borrows == (shared ? 1 : 0));
+}
+
+TEST_CASE("shared memory: who waits for a large free waits for nothing behind it", "[serve][dynamic]") {
+  const bool shared = GENERATE(false, true);
+  HeapOptions options = small_options();
+  options.policy.last_free_bytes = 0;
+  if (shared) options.cross_stream = CrossStream::Share;
+  Fixture fixture(options);
+  fixture.take_on(fixture.other, 1);
+  const CUdeviceptr first = fixture.take(4);
+  const Moment before = fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  const Moment behind = fixture.driver.work(fixture.stream);
+  REQUIRE(fixture.take_on(fixture.other, 4) == first);
+  REQUIRE(fixture.driver.is_ordered(fixture.other, before));
+  REQUIRE(fixture.driver.is_ordered(fixture.other, behind) == !shared);
+}
+
+TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr kept = fixture.take(2);
+  const CUdeviceptr given = fixture.take(6);
+  fixture.driver.work(fixture.stream);
+  fixture.give(given);
+  REQUIRE(fixture.heap->trim(0) == 0);  // its work is pending, and nothing waits for it
+  fixture.driver.finish_all_work();
+  REQUIRE(fixture.heap->trim(0) == 6 * kPage);
+  REQUIRE(fixture.physical() == 2 * kPage);
+  REQUIRE(fixture.driver.physical(kept) != 0);
+  fixture.give(fixture.take(6));
+  REQUIRE(fixture.heap->trim(4 * kPage) == 4 * kPage);
+}
+
+TEST_CASE("pressure: other streams' bytes, then the plan's idle bytes, then nothing and one line", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({4 * kPage - 512});
+  Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
+  const CUdeviceptr all = fixture.take(4);
+  fixture.take(2);  // no memory left: from the plan
+  REQUIRE(fixture.statistics().borrows == 1);
+  REQUIRE(last_notice.empty());
+  const serve::Statistics before = fixture.statistics();
+  REQUIRE_FALSE(fixture.heap->allocate(4 * kPage, fixture.stream, nullptr));
+  REQUIRE(last_notice.find("no memory for a request") != std::string::npos);
+  const serve::Statistics after = fixture.statistics();
+  REQUIRE(after.misses == 1);
+  REQUIRE(after.physical_bytes == before.physical_bytes);
+  REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes);
+  fixture.give(all);
+  fixture.take(4);
+}
+
+TEST_CASE("a planned slot that is borrowed is served dynamically", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({3 * kPage});
+  Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
+  const CUdeviceptr all = fixture.take(4);
+  const CUdeviceptr borrowed = fixture.take(2);
+  fixture.give(all);
+  const auto wanted = fixture.heap->allocate(3 * kPage, fixture.stream, nullptr);
+  REQUIRE(wanted);
+  fixture.give(borrowed);
+}
+
+TEST_CASE("free bytes of the plan are used before memory grows, its slots are served where free", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({3 * kPage, 3 * kPage});
+  HeapOptions options = small_options();
+  options.beside_plan = 0;
+  Fixture fixture(options, std::uint64_t{1} << 30, &plan);
+  const CUdeviceptr unforeseen = fixture.take(2);
+  const CUdeviceptr refused = fixture.take(3);  // its slot is taken, others of the plan's bytes are not
+  REQUIRE(fixture.statistics().planned_requests == 0);
+  REQUIRE(fixture.statistics().borrows == 2);
+  fixture.give(unforeseen);
+  fixture.give(refused);
+  const CUdeviceptr slot = fixture.take(3);
+  REQUIRE(fixture.statistics().planned_requests == 1);
+  REQUIRE(fixture.statistics().physical_bytes == plan.physical_bytes);
+  fixture.give(slot);
+  REQUIRE(fixture.statistics().planned_live_bytes == 0);
+  REQUIRE(fixture.statistics().dynamic_live_bytes == 0);
+}
+
+TEST_CASE("a request that fails at any call leaves the figures and the memory as they were", "[serve][dynamic]") {
+  for (std::uint64_t call = 1; call < 40; ++call) {
+    CAPTURE(call);
+    Fixture fixture;
+    fixture.scatter(6);
+    const serve::Statistics before = fixture.statistics();
+    fixture.driver.fail_at(call);
+    const auto served = fixture.heap->allocate(9 * kPage, fixture.stream, nullptr);
+    fixture.driver.fail_at(0);
+    const serve::Statistics after = fixture.statistics();
+    if (served) {
+      REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes + 9 * kPage);
+      continue;
+    }
+    REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes);
+    REQUIRE(after.physical_bytes <= before.physical_bytes);
+    fixture.take(9);
+    fixture.heap.reset();
+  }
+}
+
+TEST_CASE("memory for every stream at once has nothing pending", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  const auto pending = fixture.heap->allocate_sync(4 * kPage);
+  REQUIRE(pending);
+  REQUIRE(*pending != first);
+  REQUIRE(fixture.physical() == 8 * kPage);
+  REQUIRE(fixture.heap->free_sync(*pending) == CUDA_SUCCESS);
+  REQUIRE(fixture.physical() == 4 * kPage);  // what cuMemFree gives back is free for everybody
+  REQUIRE(fixture.heap->allocate_sync(4 * kPage) == first);
+  REQUIRE(fixture.physical() == 4 * kPage);
+}
+
+TEST_CASE("a request for every stream grows beside the free bytes of a page that work is pending in",
+          "[serve][dynamic]") {
+  Fixture fixture;
+  const auto part = fixture.heap->allocate(kPage / 2, fixture.stream, nullptr);
+  fixture.driver.work(fixture.stream);
+  REQUIRE(fixture.heap->free_async(*part, fixture.stream) == CUDA_SUCCESS);
+  const std::uint64_t calls = fixture.driver.order_calls();
+  REQUIRE(fixture.heap->allocate_sync(8 * kPage));
+  REQUIRE(fixture.statistics().misses == 0);
+  REQUIRE(fixture.driver.order_calls() <= calls + 4);  // asked, never waited
+}
+
+TEST_CASE("memory above the release threshold goes back at a synchronisation", "[serve][dynamic]") {
+  Fixture fixture;
+  fixture.heap->set_release_threshold(nullptr, 4 * kPage);
+  const CUdeviceptr first = fixture.take(4);
+  const CUdeviceptr second = fixture.take(4);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  fixture.give(second);
+  REQUIRE(fixture.physical() == 8 * kPage);
+  fixture.heap->before_synchronization();
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 8 * kPage);  // of another stream: the work is still pending
+  fixture.heap->before_synchronization();
+  fixture.driver.finish_all_work();
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 4 * kPage);
+}
+
+TEST_CASE("the most generous pool says what is kept", "[serve][dynamic]") {
+  Fixture fixture;
+  const auto pool = reinterpret_cast<CUmemoryPool>(0x10);
+  fixture.heap->set_release_threshold(nullptr, 0);
+  fixture.heap->set_release_threshold(pool, ~std::uint64_t{0});
+  fixture.give(fixture.take(4));
+  fixture.driver.finish_all_work();
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 4 * kPage);
+  fixture.heap->pool_destroyed(pool);
+  fixture.heap->after_synchronization();
+  REQUIRE(fixture.physical() == 0);
+}
+
+TEST_CASE("a request for a large part of the device comes in few handles", "[serve][dynamic]") {
+  constexpr std::uint64_t kMemory = 65536 * kPage;
+  Fixture fixture(small_options(), kMemory);
+  fixture.take(kMemory / kPage / 2);
+  const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
+  REQUIRE(calls <= 2 * 128 + 1);
+}
+
+TEST_CASE("what cannot be had costs a question and leaves views and handles alone", "[serve][dynamic]") {
+  constexpr std::uint64_t kMemory = 64;
+  Fixture fixture(small_options(), kMemory * kPage);
+  fixture.scatter(12);
+  fixture.give(fixture.take(8));
+  fixture.driver.finish_all_work();
+  const serve::Statistics before = fixture.statistics();
+  REQUIRE_FALSE(fixture.heap->allocate(kMemory * kPage, fixture.stream, nullptr));
+  REQUIRE_FALSE(fixture.heap->allocate_sync(kMemory * kPage));
+  REQUIRE(fixture.heap->make_room(kMemory * kPage) == 0);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == before.mapping_calls_after_start);
+  REQUIRE(fixture.statistics().views == before.views);
+  REQUIRE(fixture.heap->make_room(16 * kPage) > 0);
+}
+
+TEST_CASE("memory that CUDA's own pool keeps idle serves requests here", "[serve][dynamic]") {
+  Fixture f(small_options(), 128 * kPage);
+  f.take(2);
+  f.driver.keep_in_pool(120 * kPage);
+  f.take(16);
+  REQUIRE(last_notice.empty());
+  REQUIRE_FALSE(f.heap->allocate(128 * kPage, f.stream, nullptr));  // what is not there is not had by it
+  REQUIRE_FALSE(last_notice.empty());
+}
+
+TEST_CASE("a dropped plan's memory serves dynamic requests", "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
+  Fixture fixture(small_options(), std::uint64_t{1} << 30, &plan);
+  const std::uint64_t planned = fixture.physical();
+  for (int i = 0; i < 1100; ++i) fixture.give(fixture.take(1));
+  REQUIRE(last_notice.find("does not fit") != std::string::npos);
+  const std::uint64_t before = fixture.physical();
+  const CUdeviceptr large = fixture.take(8);
+  REQUIRE(fixture.physical() == before);
+  fixture.give(large);
+  fixture.driver.finish_all_work();
+  REQUIRE(fixture.heap->trim(0) >= planned);
+  REQUIRE(fixture.physical() == 0);
+}
+
+TEST_CASE("a peer may use what is mapped before and after it is named", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr before = fixture.take(2);
+  REQUIRE(fixture.heap->grant_access(3) == CUDA_SUCCESS);
+  const CUdeviceptr after = fixture.take(2);
+  REQUIRE(fixture.driver.physical(before, 3) != 0);
+  REQUIRE(fixture.driver.physical(after, 3) != 0);
+}
+
+TEST_CASE("a pool's handle that comes back begins anew", "[serve][dynamic]") {
+  Fixture fixture;
+  const auto pool = reinterpret_cast<CUmemoryPool>(0x10);
+  const auto address = fixture.heap->allocate(kPage, fixture.stream, pool);
+  REQUIRE(address);
+  REQUIRE(fixture.heap->pool_use(pool).used == kPage);
+  REQUIRE(fixture.statistics().pool_live_peak_bytes == kPage);
+  fixture.give(*address);
+  fixture.heap->pool_destroyed(pool);
+  REQUIRE_FALSE(fixture.heap->pool_use(pool).known);
+  fixture.give(*fixture.heap->allocate(512, fixture.stream, pool));
+  REQUIRE(fixture.heap->pool_use(pool).used_high == 512);
+}
+
+TEST_CASE("a simulation without a device holds what the run time holds", "[serve][dynamic]") {
+  const auto seed = GENERATE(range(1U, 6U));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const HeapOptions run_time = small_options();
+  Fixture fixture(run_time, std::uint64_t{1} << 34);
+  plan::SimulatedAllocator simulated(plan::simulation_options(kPage, 4000 * kPage, run_time.policy));
+  struct Block {
+    CUdeviceptr address;
+    plan::Place place;
+    std::uint64_t bytes;
+  };
+  std::vector<Block> live;
+  for (int step = 0; step < 3000; ++step) {
+    if (!live.empty() && (live.size() > 60 || random() % 2 == 0)) {
+      std::swap(live[random() % live.size()], live.back());
+      fixture.give(live.back().address);
+      simulated.defer_free(live.back().place, live.back().bytes, 1);
+      live.pop_back();
+      continue;
+    }
+    const std::uint64_t bytes = (1 + random() % (random() % 4 == 0 ? 40 : 4000)) * plan::kUnitBytes;
+    const auto address = fixture.heap->allocate(bytes, fixture.stream, nullptr);
+    const auto place = simulated.allocate(bytes, 1);
+    REQUIRE((address && place));
+    live.push_back({*address, *place, bytes});
+    REQUIRE(fixture.physical() == simulated.placement().physical_bytes());
+  }
+  REQUIRE(simulated.counts().views > 0);
+  REQUIRE(simulated.counts().lengthened > 0);
+  REQUIRE(fixture.statistics().stitches == simulated.counts().views + simulated.counts().lengthened);
+}
+
+TEST_CASE("a program that repeats its steps maps nothing after the first few", "[serve][dynamic]") {
+  Fixture fixture;
+  std::uint64_t mapped = 0;
+  for (int step = 0; step < 8; ++step) {
+    if (step == 4) mapped = fixture.statistics().mapping_calls_after_start;
+    std::vector<CUdeviceptr> blocks;
+    for (const std::uint64_t pages : {3, 7, 2, 5, 9, 4}) blocks.push_back(fixture.take(pages));
+    for (std::size_t i = 0; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+    const CUdeviceptr stitched = fixture.take(13);
+    for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+    fixture.give(stitched);
+  }
+  REQUIRE(mapped > 0);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
+}
+
+TEST_CASE("what one stream takes and another frees, again and again, is mapped once", "[serve][dynamic]") {
+  Fixture fixture;
+  std::uint64_t mapped = 0;
+  for (int step = 0; step < 40; ++step) {
+    if (step == 5) mapped = fixture.statistics().mapping_calls_after_start;
+    const CUdeviceptr block = fixture.take(5);
+    fixture.driver.work(fixture.stream);
+    REQUIRE(fixture.heap->free_async(block, fixture.other) == CUDA_SUCCESS);
+    fixture.driver.work(fixture.other);
+  }
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
+}
+
+TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.policy.stitch = false;
+  Fixture fixture(options, 24 * kPage);
+  fixture.scatter(12);
+  fixture.take(4);
+  REQUIRE(fixture.physical() == 24 * kPage);
+}

@@ -1,0 +1,182 @@
+// Random programs served dynamically, with and without a plan: whatever the program and the driver do, no byte is
+// served twice, none before its last use is over, and every request that fits the device is served.
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/heap/heap.h"
+#include "plans.h"
+#include "programs.h"
+#include "shadow.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::CrossStream;
+using serve::HeapOptions;
+using serve::make_stream_key;
+
+namespace {
+
+// Dynamic requests come to the plan's free bytes early.
+HeapOptions sharing_options() {
+  HeapOptions options = small_options();
+  options.beside_plan = 2 * kPage;
+  return options;
+}
+
+struct Setting {
+  FakeDriver driver{kPage, std::uint64_t{1} << 30};
+  plan::DevicePlan plan;
+  std::unique_ptr<Heap> heap;
+  std::vector<Request> requests;
+  Random random;
+
+  Setting(std::uint64_t seed, bool with_plan, const HeapOptions& options, std::size_t count = 150) : random(seed) {
+    requests = random_requests(count, random);
+    plan = plan_for(requests, random);
+    std::string why;
+    heap = Heap::create(driver, 0, with_plan ? &plan : nullptr, FakeDriver::context(), options, &why);
+    REQUIRE(heap);
+  }
+};
+
+std::vector<StreamKey> all_kinds_of_streams(FakeDriver& driver) {
+  std::vector<StreamKey> streams = new_streams(driver, 3);
+  streams.push_back(make_stream_key(nullptr, false));
+  streams.push_back(make_stream_key(nullptr, true));
+  return streams;
+}
+
+}  // namespace
+
+TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  HeapOptions options = sharing_options();
+  options.cross_stream = std::vector{CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never,
+                                     CrossStream::Share}[seed % 4];
+  options.policy.stitch = seed % 5 != 0;
+  options.policy.kept_views = seed % 7;
+  Setting set(seed, with_plan, options);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, all_kinds_of_streams(set.driver), seed);
+  program.drop_some();
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 8, [&] {
+    if (set.random() % 50 == 0) set.driver.finish_all_work();
+    if (set.random() % 100 == 0) set.heap->trim(set.random() % 4 * kPage);
+  }));
+  REQUIRE(program.refused() == 0);
+  program.finish();
+  const serve::Statistics statistics = set.heap->statistics();
+  REQUIRE(statistics.planned_live_bytes == 0);
+  REQUIRE(statistics.dynamic_live_bytes == 0);
+  REQUIRE(statistics.dynamic_requests > 0);
+  set.driver.finish_all_work();
+  set.heap->trim(0);
+  if (!with_plan) REQUIRE(set.heap->statistics().physical_bytes == 0);
+  set.heap.reset();
+  REQUIRE(set.driver.is_clean());
+}
+
+TEST_CASE("random programs served dynamically while calls into the driver fail", "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  Setting set(seed, with_plan, sharing_options(), 100);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
+  program.drop_some();
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+    set.driver.fail_at(set.random() % 12 + 1, set.random() % 2 == 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_OUT_OF_MEMORY);
+    if (set.random() % 50 == 0) set.heap->trim(0);
+  }));
+  REQUIRE(program.served() > 50);
+  set.driver.fail_at(0);
+  program.finish();
+  set.heap.reset();
+  REQUIRE(set.driver.holds_nothing());
+}
+
+TEST_CASE("random programs served dynamically with captures in between", "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 16)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  Setting set(seed, with_plan, sharing_options(), 100);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
+  program.drop_some();
+  const CUstream captured = set.driver.new_stream();
+  bool capturing = false;
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+    if (set.random() % 10 == 0) set.driver.set_capturing(captured, capturing = !capturing);
+    if (!capturing) return;
+    if (set.heap->allocate(set.random() % kPage + 1, {captured, 0}, nullptr)) FAIL("served under capture");
+  }));
+  set.driver.set_capturing(captured, false);
+  REQUIRE(program.served() > 50);
+}
+
+TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  Random random(seed);
+  const std::vector<Request> requests = random_requests(100, random);
+  const plan::DevicePlan plan = plan_for(requests, random);
+  FakeDriver driver(kPage, plan.physical_bytes + 8 * kPage);
+  std::string why;
+  const auto heap =
+      Heap::create(driver, 0, with_plan ? &plan : nullptr, FakeDriver::context(), sharing_options(), &why);
+  REQUIRE(heap);
+  Shadow shadow(&driver);
+  Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
+  program.drop_some();
+  REQUIRE_NOTHROW(run(program, requests, plan, 6, [] {}));
+  REQUIRE(heap->statistics().physical_bytes <= plan.physical_bytes + 8 * kPage);
+  REQUIRE(heap->statistics().misses == program.refused());
+}
+
+TEST_CASE("random programs served dynamically on several threads", "[serve][random][dynamic][threads]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  Setting set(seed, with_plan, sharing_options(), 120);
+  Shadow shadow(&set.driver);
+  std::deque<Program> programs;  // outlive the threads: the shadow keeps their moments
+  std::mutex mutex;
+  std::vector<std::string> broken;
+  std::vector<std::thread> threads;
+  for (std::uint64_t number = 0; number < 4; ++number) {
+    threads.emplace_back([&, number] {
+      std::vector<StreamKey> streams = new_streams(set.driver, 2);
+      streams.push_back(make_stream_key(nullptr, true));
+      Program* program = nullptr;
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        program = &programs.emplace_back(&set.driver, set.heap.get(), &shadow, streams, seed * 10 + number);
+        program->drop_some();
+      }
+      try {
+        int step = 0;
+        run(*program, set.requests, set.plan, 4, [&] {
+          if (number == 0 && ++step % 100 == 0) set.heap->trim(0);
+        });
+        program->finish();
+      } catch (const Shadow::Broken& error) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        broken.emplace_back(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(broken.empty());
+  REQUIRE(set.heap->statistics().dynamic_live_bytes == 0);
+  for (const Program& program : programs) REQUIRE(program.refused() == 0);
+}

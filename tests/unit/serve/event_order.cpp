@@ -1,0 +1,370 @@
+// What the library learns from the program's events, case by case (interpose/serve/streams/event_order.h).
+#include "interpose/serve/streams/event_order.h"
+
+#include <vector>
+
+#include "catch.h"
+#include "order_model.h"
+
+using namespace stalloc::test;
+using stalloc::serve::kMaxStreams;
+using stalloc::serve::StreamClock;
+
+namespace {
+
+constexpr auto kNothing = [] {};
+
+struct Fixture {
+  OrderModel model;
+  OrderModel::Stream s = model.make_stream(0);
+  OrderModel::Stream t = model.make_stream(0);
+  CUevent event = model.make_event(0);
+  std::uint64_t calls = 0;
+
+  Fixture() {
+    // Both use memory: from then on there is order to learn.
+    model.take(s, 0);
+    model.take(t, 0);
+  }
+  void record(const OrderModel::Stream& on) { model.record(event, on, false, kNothing); }
+  void wait(const OrderModel::Stream& on) { model.wait(on, event, false, kNothing); }
+  // How many waits of its own the library needs for the page.
+  std::uint64_t waits_for(const OrderModel::Stream& stream, std::size_t page = 0) {
+    auto& order = model.contexts[stream.context].order;
+    const std::uint64_t before = order.waits();
+    model.take(stream, page);
+    return order.waits() - before;
+  }
+  std::uint64_t spared() { return model.contexts[0].order.spared_waits(); }
+};
+
+}  // namespace
+
+TEST_CASE("bytes that the program ordered itself need no wait", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.wait(f.s);
+  const std::uint64_t calls = f.model.driver.order_calls();
+  REQUIRE(f.waits_for(f.s) == 0);
+  REQUIRE(f.model.driver.order_calls() == calls);
+  REQUIRE(f.spared() == 1);
+  REQUIRE(f.waits_for(f.s) == 0);
+  REQUIRE(f.spared() == 1);  // one wait would have been enough
+}
+
+TEST_CASE("a free behind the record is not ordered by it", "[serve][events]") {
+  Fixture f;
+  f.record(f.t);
+  f.model.use_and_free(f.t, 0);
+  f.wait(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+  REQUIRE(f.spared() == 0);
+}
+
+TEST_CASE("a free while the record is made is not ordered by it", "[serve][events]") {
+  Fixture f;
+  f.model.record(f.event, f.t, false, [&] { f.model.use_and_free(f.t, 0); });
+  f.wait(f.s);
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("order is passed on by streams that free nothing", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream between = f.model.make_stream(0);
+  const CUevent second = f.model.make_event(0);
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.wait(between);
+  f.model.record(second, between, false, kNothing);
+  f.model.wait(f.s, second, false, kNothing);
+  REQUIRE(f.waits_for(f.s) == 0);
+}
+
+TEST_CASE("a wait that fails orders nothing", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.model.wait(f.s, f.event, true, kNothing);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("a record that fails leaves no clock", "[serve][events]") {
+  Fixture f;
+  f.record(f.t);
+  f.model.use_and_free(f.t, 0);
+  f.model.record(f.event, f.t, true, kNothing);
+  f.wait(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("an event that is recorded while a stream waits for it orders nothing", "[serve][events]") {
+  Fixture f;
+  const bool blindly = GENERATE(false, true);
+  const OrderModel::Stream u = f.model.make_stream(0);
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  bool first = true;
+  f.model.wait(f.s, f.event, false, [&] {
+    if (std::exchange(first, false)) blindly ? f.model.record_blindly(f.event, u) : f.record(u);
+  });
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("two records of an event at once leave no clock, whichever is the last", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream u = f.model.make_stream(0);
+  const int when = GENERATE(1, 2);  // the other thread's record comes before, or after
+  const bool other_first = GENERATE(false, true);
+  f.model.use_and_free(f.t, 0);
+  int part = 0;
+  f.model.record(f.event, other_first ? u : f.t, false, [&] {
+    if (++part == when) f.record(other_first ? f.t : u);
+  });
+  f.wait(f.s);
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("a stream that waits between two records at once learns nothing", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream u = f.model.make_stream(0);
+  f.model.use_and_free(f.t, 0);
+  int part = 0;
+  f.model.record(f.event, u, false, [&] { ++part == 1 ? f.record(f.t) : f.wait(f.s); });  // the other's is the last
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("a third record, begun while two are under way, leaves no clock either", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream u = f.model.make_stream(0);
+  const CUevent event = f.event;
+  f.model.use_and_free(f.t, 0);
+  int part = 0;
+  f.model.record(event, u, false, [&] {
+    if (++part == 1) {
+      f.model.record(event, u, false, kNothing);
+      f.record(f.t);
+    } else {
+      f.wait(f.s);
+    }
+  });
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("a record that is under way when the first clock is taken is known of", "[serve][events]") {
+  OrderModel model;
+  const OrderModel::Stream s = model.make_stream(0);
+  const OrderModel::Stream t = model.make_stream(0);
+  const OrderModel::Stream u = model.make_stream(0);
+  const CUevent event = model.make_event(0);
+  model.record(event, u, false, [&, first = true]() mutable {
+    if (!std::exchange(first, false)) return;
+    model.take(s, 0);
+    model.use_and_free(t, 0);
+    model.record(event, t, false, kNothing);
+  });
+  model.wait(s, event, false, kNothing);
+  model.check(s);
+}
+
+TEST_CASE("captures order nothing", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  SECTION("the record is captured") {
+    f.record(f.t);
+    f.model.begin_capture(f.t);
+    f.record(f.t);
+    f.model.end_capture(f.t);
+    f.wait(f.s);
+  }
+  SECTION("the wait is captured") {
+    f.record(f.t);
+    f.model.begin_capture(f.s);
+    f.wait(f.s);
+    f.model.end_capture(f.s);
+  }
+  SECTION("a capture begins and ends while the event is recorded") {
+    int part = 0;
+    f.model.record(f.event, f.t, false, [&] { ++part == 1 ? f.model.begin_capture(f.t) : f.model.end_capture(f.t); });
+    f.wait(f.s);
+  }
+  SECTION("a capture begins and ends while the stream waits") {
+    f.record(f.t);
+    int part = 0;
+    f.model.wait(f.s, f.event, false, [&] { ++part == 1 ? f.model.begin_capture(f.s) : f.model.end_capture(f.s); });
+  }
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("an event that is destroyed, or made anew with the same handle, has no clock", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.model.destroy_event(f.event);
+  const CUevent again = f.model.make_event(0);
+  REQUIRE(again == f.event);
+  f.wait(f.s);
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("an event that others may record is believed no more", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  const bool before = GENERATE(false, true);
+  if (before) f.model.events->distrust(f.event);
+  f.record(f.t);
+  if (!before) f.model.events->distrust(f.event);
+  f.model.record_now(f.event, f.s);
+  f.wait(f.s);
+  f.model.check(f.s);
+  f.record(f.t);
+  f.wait(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+// Where two handles fall on one place of the table, the clock there is of one of them.
+TEST_CASE("an event has no other event's clock", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  for (std::uintptr_t handle = 1; handle < 100'000; ++handle) {
+    const auto other = reinterpret_cast<CUevent>(handle << 36);
+    f.model.events->wait(
+        other, f.model.gate, [&] { return f.model.clock(f.s); }, [] { return CUDA_SUCCESS; });
+  }
+  f.model.check(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+}
+
+TEST_CASE("unknown functions that record events end the belief in all", "[serve][events]") {
+  Fixture f;
+  for (const char* name :
+       {"cudaEventRecord", "cuEventElapsedTime_v3", "cuGraphEventRecordNodeGetEvent", "cuEventQuery"}) {
+    f.model.events->looked_up(name);
+  }
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.wait(f.s);
+  REQUIRE(f.waits_for(f.s) == 0);
+  f.model.use_and_free(f.t, 1);
+  f.record(f.t);
+  f.model.events->looked_up(
+      GENERATE("cuEventRecord_v9", "cuCtxRecordEvent_v9", "cuGraphAddNode_v9", "cuIpcOpenEventHandle_v9"));
+  f.wait(f.s);
+  REQUIRE(f.waits_for(f.s, 1) == 1);
+}
+
+TEST_CASE("a stream of another context learns nothing", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream other = f.model.make_stream(1);
+  const OrderModel::Stream second = f.model.make_stream(1);
+  f.model.take(other, 0);
+  f.model.take(second, 0);
+  f.model.use_and_free(second, 0);
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.wait(other);
+  f.model.check(other);
+  REQUIRE(f.waits_for(other) == 1);
+}
+
+TEST_CASE("an event that is over tells that what is before it is", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.model.use_and_free(f.t, 1);
+  f.model.query(f.event, kNothing);
+  f.model.check_complete(0);
+  f.model.synchronize(f.event, kNothing);
+  f.model.check_complete(0);
+  const std::uint64_t calls = f.model.driver.order_calls();
+  f.model.take_for_all(0, 0);
+  REQUIRE(f.model.driver.order_calls() == calls);
+  f.model.take_for_all(0, 1);
+  REQUIRE(f.model.driver.order_calls() > calls);
+}
+
+TEST_CASE("an event that is recorded while it is asked about tells nothing", "[serve][events]") {
+  Fixture f;
+  const OrderModel::Stream idle = f.model.make_stream(0);
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  const bool blindly = GENERATE(false, true);
+  f.model.query(f.event, [&, first = true]() mutable {
+    if (std::exchange(first, false)) blindly ? f.model.record_blindly(f.event, idle) : f.record(idle);
+  });
+  f.model.check_complete(0);
+}
+
+TEST_CASE("who synchronises with a stream knows what the stream was behind", "[serve][events]") {
+  Fixture f;
+  f.model.use_and_free(f.t, 0);
+  f.record(f.t);
+  f.wait(f.s);
+  f.model.use_and_free(f.s, 1);
+  f.model.synchronize(f.s, [&] { f.model.use_and_free(f.s, 2); });
+  f.model.check_complete(0);
+  const auto& clocks = f.model.contexts[0].order.clocks();
+  REQUIRE(clocks.complete(2) != 0);
+  REQUIRE(clocks.complete(1) != 0);
+}
+
+// A free on it is behind the legacy stream's work, but the stream has no work that is.
+TEST_CASE("what a blocking stream freed is not known to be over when the stream is idle", "[serve][events]") {
+  OrderModel model;
+  const OrderModel::Stream s = model.make_stream(0, CU_STREAM_DEFAULT);
+  model.take(model.make_stream(0), 0);
+  model.use_and_free(s, 0);
+  model.synchronize(s, kNothing);
+  REQUIRE(model.contexts[0].order.clocks().complete(2) == 0);
+}
+
+TEST_CASE("streams that come and go keep the belief in events", "[serve][events]") {
+  Fixture f;
+  for (int i = 0; i < 2 * kMaxStreams; ++i) {
+    const OrderModel::Stream u = f.model.make_stream(0);
+    f.wait(u);
+    f.model.check(u);
+    f.model.use_and_free(u, 0);
+    f.record(u);
+    f.wait(f.s);
+    f.model.check(f.s);
+    f.model.synchronize(u, kNothing);
+    f.model.destroy_stream(u);
+  }
+  REQUIRE(f.model.contexts[0].order.clocks().count() < 5);
+}
+
+TEST_CASE("streams beyond those that have a clock wait as before", "[serve][events]") {
+  Fixture f;
+  std::vector<OrderModel::Stream> streams;
+  for (std::size_t i = 0; i < StreamClock::kStreams; ++i) {
+    streams.push_back(f.model.make_stream(0));
+    f.model.take(streams.back(), 0);
+  }
+  f.model.use_and_free(streams.back(), 0);
+  f.record(streams.back());
+  f.wait(f.s);
+  REQUIRE(f.waits_for(f.s) == 1);
+  REQUIRE(f.model.clock(streams.back()) == nullptr);
+}
+
+// A clock is written without the heap's lock by who waits on the stream.
+TEST_CASE("a living stream that has a clock keeps its ordinal", "[serve][events]") {
+  Fixture f;
+  StreamClock* const clock = f.model.clock(f.s);
+  for (int i = 0; i < 2 * kMaxStreams; ++i) {
+    const OrderModel::Stream u = f.model.make_stream(0);
+    f.model.use_and_free(u, 0);
+    f.model.driver.finish_all_work();
+  }
+  REQUIRE(clock->names(f.s.key));
+  REQUIRE(f.model.clock(f.s) == clock);
+}

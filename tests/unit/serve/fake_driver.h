@@ -1,0 +1,165 @@
+// A CUDA driver of bookkeeping only, for tests of the serving half. It holds callers to the contract of
+// interpose/serve/driver/driver.h (a breach throws FakeDriver::Misuse, which ends the test program), knows which
+// physical bytes an address means, orders streams in simulated time, and fails where a test says.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "interpose/serve/driver/driver.h"
+#include "interpose/serve/streams/stream_key.h"
+
+namespace stalloc::test {
+
+// A point in a stream's work: everything it did up to `step`.
+struct Moment {
+  std::size_t stream = 0;
+  std::uint64_t step = 0;
+};
+
+class FakeDriver final : public serve::Driver {
+ public:
+  struct Misuse : std::logic_error {
+    using std::logic_error::logic_error;
+  };
+
+  explicit FakeDriver(std::size_t page_bytes = 64 << 10, std::uint64_t memory_bytes = std::uint64_t{1} << 40);
+
+  // The context every thread starts with; another one for streams that belong elsewhere.
+  static CUcontext context() { return reinterpret_cast<CUcontext>(0x1000); }
+  static CUcontext other_context() { return reinterpret_cast<CUcontext>(0x2000); }
+
+  CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
+  void destroy_stream(CUstream stream);
+  void set_capturing(CUstream stream, bool capturing);
+
+  // Work of the program on a stream; the moment it ends.
+  Moment work(serve::StreamKey stream);
+  // All work up to now of every stream is complete from now on.
+  void finish_all_work();
+  // The same of what the stream, or the event, is behind.
+  void finish_work_of(serve::StreamKey stream);
+  void finish_work_before(CUevent event);
+  // True when work given to `stream` from now on starts only after `moment`, whatever the device does.
+  bool is_ordered(serve::StreamKey stream, Moment moment);
+
+  // Physical bytes behind an address, as handle number << 40 | offset; each must be mapped and accessible.
+  std::uint64_t physical(CUdeviceptr address, int device = 0);
+
+  // CUDA's default pool keeps so much that nobody uses, until it is trimmed.
+  void keep_in_pool(std::uint64_t bytes);
+
+  // The call that makes the counter `calls` reach `count` fails with `error`; 0: none does.
+  void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY);
+  std::uint64_t calls() const { return calls_; }
+  std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
+  std::function<void()> while_synchronizing;  // called inside a wait for the context, if set, when it has begun
+  // As long as it is set, another thread captures in global mode: frees that wait are refused.
+  std::atomic<bool> captures_globally{false};
+  // Called when `bytes` at an address are about to be unmapped, if set.
+  std::function<void(CUdeviceptr, std::size_t)> before_unmap;
+  bool is_over(Moment moment);  // true when the work up to then is complete
+  bool holds_nothing();         // nothing reserved, created, mapped
+  bool is_clean();              // and no event left
+
+  CUresult granularity(int device, std::size_t* bytes) override;
+  CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
+  CUresult unreserve(CUdeviceptr base, std::size_t bytes) override;
+  CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) override;
+  CUresult release(CUmemGenericAllocationHandle handle) override;
+  CUresult map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocationHandle handle) override;
+  CUresult unmap(CUdeviceptr at, std::size_t bytes) override;
+  CUresult set_access(CUdeviceptr at, std::size_t bytes, std::span<const int> devices) override;
+  CUresult memory_info(std::size_t* free, std::size_t* total) override;
+  CUresult allocate_plain(CUdeviceptr* at, std::size_t bytes) override;
+  CUresult free_plain(CUdeviceptr at) override;
+  CUresult export_handle(CUmemGenericAllocationHandle handle, int* file) override;
+  CUresult import_handle(int file, CUmemGenericAllocationHandle* handle) override;
+  CUresult trim_pools(int device) override;
+  CUresult current_context(CUcontext* context) override;
+  CUresult push_context(CUcontext context) override;
+  CUresult pop_context() override;
+  CUresult stream_context(CUstream stream, CUcontext* context) override;
+  CUresult stream_flags(CUstream stream, unsigned* flags) override;
+  CUresult is_capturing(CUstream stream, bool* capturing) override;
+  CUresult create_event(CUevent* event) override;
+  CUresult destroy_event(CUevent event) override;
+  CUresult record_event(CUevent event, CUstream stream) override;
+  CUresult wait_event(CUstream stream, CUevent event) override;
+  CUresult query_event(CUevent event) override;
+  CUresult synchronize_context() override;
+
+ private:
+  // steps[T]: ordered behind T's work up to that step.
+  using Clock = std::vector<std::uint64_t>;
+  struct Stream {
+    serve::StreamKey key;
+    CUcontext context = nullptr;
+    bool alive = true;
+    bool capturing = false;
+    Clock clock;
+    unsigned flags = CU_STREAM_DEFAULT;
+  };
+  struct Event {
+    CUcontext context = nullptr;
+    bool recorded = false;
+    Clock clock;
+  };
+  struct Physical {
+    std::size_t bytes = 0;
+    bool held = true;
+    std::size_t mappings = 0;
+  };
+  struct Mapping {
+    std::size_t bytes = 0;
+    CUmemGenericAllocationHandle handle = 0;
+    std::set<int> devices;
+  };
+
+  bool fails();  // counts the call
+  std::size_t index(serve::StreamKey key, CUcontext context);
+  std::size_t index(CUstream handle);
+  Stream& usable(CUstream handle);
+  Event& known(CUevent event);
+  bool blocked_by_capture(const Stream& stream) const;
+  bool is_finished(const Clock& clock) const;
+  void advance(std::size_t stream);
+  static void join(Clock& into, const Clock& from);
+  CUresult wait_for_context(bool breaks_captures);
+
+  std::recursive_mutex mutex_;
+  std::size_t page_bytes_;
+  std::uint64_t memory_bytes_;
+  std::uint64_t memory_used_ = 0;
+  std::uint64_t kept_in_pool_ = 0;  // of it
+  CUdeviceptr next_address_ = CUdeviceptr{1} << 44;
+  std::map<CUdeviceptr, std::size_t> reservations_;
+  std::map<CUdeviceptr, Mapping> mappings_;
+  std::map<CUmemGenericAllocationHandle, Physical> physical_;
+  CUmemGenericAllocationHandle next_handle_ = 1;
+
+  std::vector<Stream> streams_;
+  std::vector<CUstream> free_handles_;  // of destroyed streams, given to the next ones
+  std::unordered_map<CUevent, Event> events_;
+  std::vector<CUevent> free_events_;  // likewise
+  std::uintptr_t next_object_ = 0x10000;
+  Clock finished_;
+  std::map<CUdeviceptr, CUcontext> plain_;
+
+  std::atomic<std::uint64_t> calls_{0};
+  std::atomic<std::uint64_t> order_calls_{0};
+  std::atomic<std::uint64_t> fail_at_{0};
+  std::atomic<CUresult> error_{CUDA_ERROR_OUT_OF_MEMORY};
+};
+
+}  // namespace stalloc::test

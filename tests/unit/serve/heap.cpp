@@ -1,0 +1,484 @@
+#include "interpose/serve/heap/heap.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "plans.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::Heap;
+using serve::make_stream_key;
+using serve::StreamKey;
+
+namespace {
+
+constexpr std::uint64_t kKiB = 1024;
+
+int notices = 0;
+void count_notice(const char*) { ++notices; }
+
+CUmemoryPool pool_named(std::uintptr_t name) { return reinterpret_cast<CUmemoryPool>(name); }
+
+struct Fixture {
+  explicit Fixture(plan::DevicePlan device_plan) : plan(std::move(device_plan)) {
+    if (plan.prologue + plan.body == 0) plan.body = static_cast<std::uint32_t>(plan.slots.size());
+    notices = 0;
+    heap = plan_only_heap(driver, plan, &why, count_notice);
+    REQUIRE(heap);
+  }
+
+  // Serves the request and says at which offset of the reservation; -1 when it is not served.
+  std::int64_t ask(std::uint64_t bytes, StreamKey stream) {
+    const std::optional<CUdeviceptr> address = heap->allocate(bytes, stream, nullptr);
+    return address ? static_cast<std::int64_t>(*address - base()) : -1;
+  }
+  CUresult give(std::int64_t offset, StreamKey stream) {
+    return heap->free_async(base() + static_cast<CUdeviceptr>(offset), stream);
+  }
+  CUdeviceptr base() const { return CUdeviceptr{1} << 44; }
+
+  FakeDriver driver{kPage};
+  plan::DevicePlan plan;
+  std::string why;
+  std::unique_ptr<Heap> heap;
+  StreamKey s{driver.new_stream(), 0};
+  StreamKey t{driver.new_stream(), 0};
+};
+
+// One handle of two pages; two slots that share all bytes, and one behind them.
+plan::DevicePlan overlapping_plan() {
+  plan::DevicePlan plan = plan_of_handles({2});
+  add_slot(&plan, 4 * kKiB, 0);
+  add_slot(&plan, 8 * kKiB, 0);
+  add_slot(&plan, 1000, 64 * kKiB);
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("requests are served at their planned places, body after body", "[serve][heap]") {
+  Fixture f(plan_of_sizes({1000, 70'000, 512}));
+  for (int repetition = 0; repetition < 3; ++repetition) {
+    REQUIRE(f.ask(1000, f.s) == 0);
+    REQUIRE(f.ask(70'000, f.s) == 1024);
+    REQUIRE(f.ask(512, f.s) == 1024 + 70'144);
+    for (const std::int64_t offset : {0, 1024, 1024 + 70'144}) REQUIRE(f.give(offset, f.s) == CUDA_SUCCESS);
+  }
+  const serve::Statistics figures = f.heap->statistics();
+  REQUIRE(figures.planned_requests == 9);
+  REQUIRE(figures.planned_live_bytes == 0);
+  REQUIRE(figures.planned_live_peak_bytes == 71'512);
+  REQUIRE(figures.refused_slots == 0);
+  REQUIRE(figures.physical_bytes == 2 * kPage);
+  REQUIRE(figures.mapping_calls_at_start == 3);
+  REQUIRE(figures.mapping_calls_after_start == 0);
+}
+
+TEST_CASE("a slot whose bytes are still taken is refused, the next is not", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.ask(8 * kKiB, f.s) == -1);
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+  REQUIRE(f.heap->statistics().refused_slots == 1);
+}
+
+TEST_CASE("bytes taken through one view are taken in every other", "[serve][heap]") {
+  plan::DevicePlan plan = plan_of_handles({1, 1, 1});
+  add_view(&plan, {2, 0});
+  add_slot(&plan, kPage + 512, 0, 1);       // handle 2 and a bit of handle 0
+  add_slot(&plan, 512, 0);                  // that bit
+  add_slot(&plan, 1024, 512);               // beside it
+  add_slot(&plan, 2048, 3 * kPage - 2048);  // the end of handle 2
+  Fixture f(plan);
+  REQUIRE(f.ask(kPage + 512, f.s) == static_cast<std::int64_t>(3 * kPage));
+  REQUIRE(f.ask(512, f.s) == -1);
+  REQUIRE(f.ask(1024, f.s) == 512);
+  REQUIRE(f.ask(2048, f.s) == -1);
+}
+
+TEST_CASE("a request of nothing is not served and moves nothing", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(0, f.s) == -1);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+}
+
+TEST_CASE("only what is live can be freed, and once", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.give(0, f.s) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.give(512, f.s) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.heap->free_sync(f.base() + 512) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.give(0, f.s) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("addresses of the arena are known as such", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->owns(f.base()));
+  REQUIRE(f.heap->owns(f.base() + 2 * kPage - 1));
+  REQUIRE_FALSE(f.heap->owns(f.base() + 2 * kPage));
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  REQUIRE_FALSE(find_range(*f.heap, f.base() + 64 * kKiB, &base, &bytes));
+  f.ask(4 * kKiB, f.s);
+  f.ask(8 * kKiB, f.s);
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(find_range(*f.heap, f.base() + 64 * kKiB + 999, &base, &bytes));
+  REQUIRE(base == f.base() + 64 * kKiB);
+  REQUIRE(bytes == 1000);
+  REQUIRE_FALSE(find_range(*f.heap, f.base() + 64 * kKiB + 1000, &base, &bytes));
+}
+
+TEST_CASE("bytes freed on one stream are served on another behind the free", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  const Moment use = f.driver.work(f.s);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+  REQUIRE(f.driver.is_ordered(f.t, use));
+  REQUIRE(f.heap->statistics().stream_waits == 1);
+}
+
+TEST_CASE("the plan's events spare the waiting stream later work", "[serve][heap]") {
+  plan::DevicePlan plan = overlapping_plan();
+  plan.slots[0].event_on_free = true;
+  Fixture f(plan);
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  const Moment later = f.driver.work(f.s);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+  REQUIRE_FALSE(f.driver.is_ordered(f.t, later));
+}
+
+TEST_CASE("when the driver refuses the order, the slot is refused", "[serve][heap]") {
+  const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
+  CAPTURE(call);
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  const Moment use = f.driver.work(f.s);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+  const std::int64_t offset = f.ask(8 * kKiB, f.t);
+  f.driver.fail_at(0);
+  if (offset == 0) REQUIRE(f.driver.is_ordered(f.t, use));
+  if (offset == -1) {  // and the bytes are as free as before
+    f.ask(1000, f.s);
+    REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  }
+}
+
+TEST_CASE("a synchronous free makes the bytes usable everywhere", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  const Moment use = f.driver.work(f.s);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+  REQUIRE(f.driver.is_ordered(f.t, use));
+  REQUIRE(f.heap->statistics().stream_waits == 0);
+}
+
+TEST_CASE("a synchronous free under another context waits for the heap's", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  const Moment use = f.driver.work(f.s);
+  f.driver.push_context(FakeDriver::other_context());
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  f.driver.pop_context();
+  REQUIRE(f.driver.is_ordered(f.t, use));
+}
+
+TEST_CASE("a synchronous free of what came from a pool waits for nothing", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  const std::uint64_t calls = f.driver.order_calls();
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.driver.order_calls() == calls);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+}
+
+TEST_CASE("a synchronous free leaves captures alone", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  f.driver.set_capturing(f.s.handle, true);  // the fake driver throws when its context is synchronised now
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+  f.driver.set_capturing(f.s.handle, false);
+}
+
+TEST_CASE("a synchronous free that CUDA refuses during a capture changes nothing", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  f.driver.captures_globally = true;
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  f.driver.captures_globally = false;
+  REQUIRE(f.ask(8 * kKiB, f.t) == -1);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.ask(1000, f.t) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.t) == 0);
+}
+
+TEST_CASE("work that is given while a free waits is not taken to be over", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  REQUIRE(f.ask(8 * kKiB, f.s) == -1);
+  REQUIRE(f.heap->allocate_sync(1000) == f.base() + 64 * kKiB);
+  Moment use;
+  f.driver.while_synchronizing = [&] {
+    f.driver.while_synchronizing = nullptr;
+    use = f.driver.work(f.s);
+    REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  };
+  REQUIRE(f.heap->free_sync(f.base() + 64 * kKiB) == CUDA_SUCCESS);
+  REQUIRE(f.ask(4 * kKiB, f.t) == 0);
+  REQUIRE(f.driver.is_ordered(f.t, use));
+}
+
+TEST_CASE("a synchronous free that the driver fails keeps the bytes and tells", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  const auto call = static_cast<std::uint64_t>(GENERATE(1, 2, 3));  // current context; allocate; free
+  f.driver.fail_at(call, CUDA_ERROR_ILLEGAL_ADDRESS);
+  REQUIRE(f.heap->free_sync(f.base()) != CUDA_SUCCESS);
+  f.driver.fail_at(0);
+  REQUIRE(f.ask(8 * kKiB, f.s) == -1);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a synchronous free on a full device uses the block that was kept for it", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  f.driver.fail_at(2);  // allocate
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+}
+
+TEST_CASE("more than the device has is refused before anything is rounded", "[serve][heap]") {
+  FakeDriver driver(kPage, 64 * kPage);
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), {}, &why, count_notice);
+  REQUIRE(heap);
+  const StreamKey s{driver.new_stream(), 0};
+  REQUIRE(heap->allocate(kPage, s, nullptr));
+  notices = 0;
+  const std::uint64_t calls = driver.calls();
+  const std::uint64_t bytes =
+      GENERATE(~std::uint64_t{0}, ~std::uint64_t{0} - 4095, ~std::uint64_t{0} - (1 << 20), 64 * kPage + 1);
+  REQUIRE_FALSE(heap->allocate(bytes, s, nullptr));
+  REQUIRE_FALSE(heap->allocate_sync(bytes));
+  REQUIRE(heap->make_room(bytes) == 0);
+  REQUIRE(notices == 0);
+  REQUIRE(driver.calls() <= calls + 4);  // asked how much is free, at most
+}
+
+TEST_CASE("bytes for every stream are served only when nothing is pending", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  f.ask(4 * kKiB, f.s);
+  f.driver.work(f.s);
+  f.give(0, f.s);
+  REQUIRE_FALSE(f.heap->allocate_sync(8 * kKiB));
+  f.ask(1000, f.s);
+  f.driver.finish_all_work();
+  REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.heap->allocate_sync(8 * kKiB) == f.base());
+}
+
+TEST_CASE("under capture nothing is served, freed or counted as a deviation", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  f.driver.set_capturing(f.t.handle, true);
+  REQUIRE(f.ask(8 * kKiB, f.t) == -1);
+  REQUIRE(f.ask(8 * kKiB, make_stream_key(nullptr, false)) == -1);  // barred by the capture
+  REQUIRE(f.give(0, f.t) == CUDA_ERROR_INVALID_VALUE);
+  f.driver.set_capturing(f.t.handle, false);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+  REQUIRE(f.heap->statistics().refused_slots == 0);
+}
+
+TEST_CASE("bytes freed on a stream of another context are free when that stream is done", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
+  REQUIRE(f.ask(4 * kKiB, foreign) == -1);
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+  const Moment use = f.driver.work(foreign);
+  REQUIRE(f.give(0, foreign) == CUDA_SUCCESS);
+  REQUIRE_FALSE(f.driver.is_over(use));  // nobody waited
+  REQUIRE(f.give(0, foreign) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.s) == -1);
+  f.driver.finish_all_work();
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+}
+
+TEST_CASE("a stream destroyed with work pending leaves its bytes ordered", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  f.ask(4 * kKiB, f.s);
+  const Moment use = f.driver.work(f.s);
+  f.give(0, f.s);
+  f.heap->stream_destroyed(f.s.handle);
+  f.driver.destroy_stream(f.s.handle);
+  const StreamKey reused{f.driver.new_stream(), 0};
+  REQUIRE(reused == f.s);
+  REQUIRE(f.ask(8 * kKiB, reused) == 0);
+  REQUIRE(f.driver.is_ordered(reused, use));
+}
+
+TEST_CASE("pools are told what is live in their name", "[serve][heap]") {
+  Fixture f(plan_of_sizes({1000, 2000, 3000}));
+  REQUIRE_FALSE(f.heap->pool_use(nullptr).known);
+  const auto one = f.heap->allocate(1000, f.s, nullptr);
+  const auto two = f.heap->allocate(2000, f.s, pool_named(0x10));
+  REQUIRE(f.heap->allocate_sync(3000));
+  REQUIRE((one && two));
+  f.heap->note_unplanned(0x7000, 500, nullptr);
+  f.heap->note_unplanned_sync(0x8000, 700);
+  serve::PoolUse own = f.heap->pool_use(nullptr);
+  REQUIRE(own.known);
+  REQUIRE(own.used == 1500);
+  REQUIRE(own.reserved == kPage - 2000 - 3000);  // all that nobody else lives in
+  REQUIRE(f.heap->pool_use(pool_named(0x10)).used == 2000);
+  REQUIRE(f.heap->pool_use(pool_named(0x10)).reserved == 2000);
+  f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
+  f.heap->free_async(*one, f.s);
+  own = f.heap->pool_use(nullptr);
+  REQUIRE(own.used == 0);
+  REQUIRE(own.used_high == 1500);
+  f.heap->reset_pool_high(nullptr, true, false);
+  REQUIRE(f.heap->pool_use(nullptr).used_high == 0);
+  REQUIRE(f.heap->pool_use(pool_named(0x10)).used_high == 2000);
+  f.heap->free_async(*two, f.s);
+  own = f.heap->pool_use(nullptr);
+  REQUIRE(own.reserved == kPage - 3000);
+  REQUIRE(own.reserved_high == kPage - 3000);
+  serve::PoolUse other = f.heap->pool_use(pool_named(0x10));
+  REQUIRE(other.reserved == 0);
+  REQUIRE(other.reserved_high == 2000);
+  f.heap->reset_pool_high(pool_named(0x10), false, true);
+  REQUIRE(f.heap->pool_use(pool_named(0x10)).reserved_high == 0);
+
+  const serve::Statistics figures = f.heap->statistics();
+  REQUIRE(figures.unplanned_live_bytes == 700);
+  REQUIRE(figures.planned_live_bytes == 3000);
+  REQUIRE(figures.live_peak_bytes == 7200);
+  REQUIRE(figures.served_live_peak_bytes == 6000);
+  REQUIRE(figures.unplanned_requests == 2);
+  REQUIRE(figures.unplanned_large_requests == 0);
+}
+
+TEST_CASE("an address noted twice counts once; unknown ones not at all", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  f.heap->note_unplanned(0x7000, 500, nullptr);
+  f.heap->note_unplanned(0x7000, 2 << 20, nullptr);
+  REQUIRE(f.heap->statistics().unplanned_live_bytes == 2 << 20);
+  REQUIRE(f.heap->statistics().unplanned_large_requests == 1);
+  f.heap->note_original_freed(0x9000, f.heap->find_unplanned(0x9000));
+  f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
+  f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
+  REQUIRE(f.heap->statistics().unplanned_live_bytes == 0);
+}
+
+TEST_CASE("the free of an address that is in use again leaves the new request alone", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  f.heap->note_unplanned(0x7000, 500, nullptr);
+  const std::uint64_t number = f.heap->find_unplanned(0x7000);
+  f.heap->note_unplanned(0x7000, 700, nullptr);
+  f.heap->note_original_freed(0x7000, number);
+  REQUIRE(f.heap->statistics().unplanned_live_bytes == 700);
+}
+
+TEST_CASE("a plan of another program is dropped once, with what lives kept", "[serve][heap]") {
+  plan::DevicePlan plan = plan_of_handles({1, 1});
+  add_slot(&plan, 1000, 0);
+  add_slot(&plan, 3000, kPage);
+  Fixture f(plan);
+  REQUIRE(f.ask(1000, f.s) == 0);
+  REQUIRE(f.heap->trim() == 0);
+  for (int i = 0; i < 2000; ++i) REQUIRE(f.ask(5000, f.s) == -1);
+  REQUIRE(notices == 1);
+  REQUIRE(f.ask(3000, f.s) == -1);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  REQUIRE(find_range(*f.heap, f.base(), &base, &bytes));
+  REQUIRE(f.heap->trim() == kPage);
+  REQUIRE(f.heap->statistics().physical_bytes == kPage);
+  REQUIRE_NOTHROW(f.driver.physical(f.base()));
+  f.driver.work(f.s);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.heap->trim() == 0);  // nothing is unmapped under work, and nothing waits for it
+  f.driver.finish_all_work();
+  REQUIRE(f.heap->trim() == kPage);
+  REQUIRE(f.heap->statistics().physical_bytes == 0);
+  REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
+}
+
+TEST_CASE("a plan that places nothing leaves everything to the dynamic sub-allocator", "[serve][heap]") {
+  const plan::DevicePlan plan;
+  FakeDriver driver{kPage};
+  std::string why;
+  const auto heap = Heap::create(driver, 0, &plan, FakeDriver::context(), {}, &why, count_notice);
+  REQUIRE(heap);
+  notices = 0;
+  REQUIRE(heap->allocate(kPage, StreamKey{driver.new_stream(), 0}, nullptr));
+  REQUIRE(heap->statistics().dynamic_requests == 1);
+  REQUIRE(notices == 0);
+}
+
+TEST_CASE("a heap gives everything back, events included", "[serve][heap]") {
+  FakeDriver driver(kPage);
+  std::string why;
+  {
+    const auto heap = plan_only_heap(driver, overlapping_plan(), &why);
+    REQUIRE(heap);
+    const StreamKey s{driver.new_stream(), 0};
+    const StreamKey t{driver.new_stream(), 0};
+    const auto address = heap->allocate(4 * kKiB, s, nullptr);
+    heap->free_async(*address, s);
+    REQUIRE(heap->allocate(8 * kKiB, t, nullptr));
+  }
+  REQUIRE(driver.is_clean());
+}
+
+TEST_CASE("peers granted access reach what is served", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.heap->grant_access(1) == CUDA_SUCCESS);
+  REQUIRE_NOTHROW(f.driver.physical(f.base(), 1));
+}
+
+TEST_CASE("stream keys tell default streams apart", "[serve][heap]") {
+  REQUIRE(make_stream_key(nullptr, false) == make_stream_key(CU_STREAM_LEGACY, true));
+  REQUIRE(make_stream_key(nullptr, true) == make_stream_key(CU_STREAM_PER_THREAD, false));
+  REQUIRE_FALSE(make_stream_key(nullptr, true) == make_stream_key(nullptr, false));
+}
+
+TEST_CASE("figures are had without waiting, or not at all", "[serve][heap]") {
+  FakeDriver driver{kPage};
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+  REQUIRE(heap);
+  const StreamKey s{driver.new_stream(), 0};
+  const auto address = heap->allocate(4 * kPage, s, nullptr);
+  REQUIRE(address);
+  serve::Statistics figures;
+  REQUIRE(heap->try_statistics(&figures));
+  CHECK(figures.dynamic_requests == 1);
+  REQUIRE(heap->free_async(*address, s) == CUDA_SUCCESS);
+  bool tried = false;
+  driver.before_unmap = [&](CUdeviceptr, std::size_t) {  // with the heap's lock taken
+    CHECK_FALSE(heap->try_statistics(&figures));
+    tried = true;
+  };
+  heap->trim(0);
+  driver.before_unmap = nullptr;
+  CHECK(tried);
+  CHECK(heap->try_statistics(&figures));
+}

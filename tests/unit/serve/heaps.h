@@ -1,0 +1,39 @@
+// Heaps for tests: one that serves its plan and nothing else, and options in proportion to the tests' small pages.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "fake_driver.h"
+#include "interpose/serve/heap/heap.h"
+#include "plans.h"
+
+namespace stalloc::test {
+
+inline std::unique_ptr<serve::Heap> plan_only_heap(serve::Driver& driver, const plan::DevicePlan& plan,
+                                                   std::string* why, serve::Notice notice = nullptr) {
+  serve::HeapOptions options;
+  options.dynamic = false;
+  return serve::Heap::create(driver, 0, &plan, FakeDriver::context(), options, why, notice);
+}
+
+// The live range that holds an address; false when there is none.
+inline bool find_range(serve::Heap& heap, CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) {
+  const std::optional<serve::LiveRange> range = heap.find_live(address);
+  if (!range) return false;
+  *base = range->base;
+  *bytes = range->bytes;
+  return true;
+}
+
+// As the defaults, in proportion to the small pages and requests of the tests.
+inline serve::HeapOptions small_options() {
+  serve::HeapOptions options;
+  options.policy.small_bytes = kPage / 4;
+  options.policy.smallest_stitched = kPage;
+  options.policy.first_pages = 2;
+  return options;
+}
+
+}  // namespace stalloc::test

@@ -1,0 +1,123 @@
+// One policy, two backends: the library's allocator on the fake driver and the simulation of it place every block of a
+// random program of several streams equally.
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/dynamic/dynamic.h"
+#include "plan/simulate/null_backend.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::CrossStream;
+using serve::Dynamic;
+using serve::StreamKey;
+using serve::StreamOrder;
+
+namespace {
+
+constexpr std::uint64_t kMemory = std::uint64_t{1} << 32;
+constexpr std::size_t kStreams = 3;
+
+// Bytes that were created and not used yet are known to be ready, as the run time knows them to be.
+class KnowsUnused : public plan::NullBackend {
+ public:
+  bool is_complete(std::span<const plan::Range> ranges) noexcept {
+    std::vector<plan::Range> pending;
+    for (const plan::Range& range : ranges) used_.intersect(range, pending);
+    return pending.empty();
+  }
+  void freed(std::span<const plan::Range> ranges, plan::StreamIndex /*stream*/, std::uint64_t /*number*/) noexcept {
+    for (const plan::Range& range : ranges) used_.add(range);
+  }
+
+ private:
+  plan::FreeSpace used_;
+};
+
+struct Live {
+  plan::Place place;
+  std::uint64_t bytes;
+};
+
+// Whole pages, as many as a few blocks or one; or any sizes.
+std::uint64_t random_bytes(std::mt19937& random, bool whole_pages) {
+  if (whole_pages) return (1 + random() % (random() % 3 == 0 ? 40 : 4)) * kPage;
+  return (1 + random() % (random() % 3 == 0 ? 40 * kPage : kPage) / plan::kUnitBytes) * plan::kUnitBytes;
+}
+
+// All frees are late: the device never finishes what a stream was given.
+template <class Simulated>
+void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
+  serve::HeapOptions options = small_options();
+  options.cross_stream = cross_stream;
+  if (seed % 3 == 0) options.policy.kept_views = 12;
+  FakeDriver driver(kPage, kMemory);
+  StreamOrder order(driver, FakeDriver::context(), Dynamic::line_bytes(kMemory, kPage), kPage);
+  std::string why;
+  const auto dynamic = Dynamic::create(driver, 0, options, 0, kPage, &order, &why);
+  REQUIRE(dynamic);
+  Simulated simulated({dynamic->placement().options(), cross_stream, kMemory << 8});
+  std::vector<StreamKey> streams;
+  for (std::size_t i = 0; i < kStreams; ++i) streams.push_back({driver.new_stream(), 0});
+  std::mt19937 random(seed);
+  std::vector<Live> live;
+  for (int step = 0; step < 1500; ++step) {
+    CAPTURE(step);
+    const StreamKey stream = streams[random() % kStreams];
+    const serve::StreamOrdinal ordinal = order.ordinal(stream);
+    if (!live.empty() && (live.size() > 60 || random() % 2 == 0)) {
+      std::swap(live[random() % 3 == 0 ? random() % live.size() : live.size() - 1], live.back());
+      const auto [place, bytes] = live.back();
+      live.pop_back();
+      const serve::DeviceBackend::Block block{dynamic->address_of(place), place.view};
+      REQUIRE(dynamic->place(block) == place);
+      driver.work(stream);
+      if (random() % 4 == 0) {
+        dynamic->complete_deferred_free();
+        simulated.complete_deferred_free();
+        dynamic->free(block, bytes, ordinal);
+        simulated.free(place, bytes, ordinal);
+      } else {
+        dynamic->defer_free(block, bytes, ordinal);
+        simulated.defer_free(place, bytes, ordinal);
+      }
+      continue;
+    }
+    const std::uint64_t bytes = random_bytes(random, whole_pages);
+    const bool last_resort = random() % 20 == 0;
+    const auto served = dynamic->allocate(bytes, ordinal, last_resort);
+    REQUIRE(served);
+    REQUIRE(simulated.allocate(bytes, ordinal, last_resort) == served);
+    live.push_back({*served, bytes});
+    REQUIRE(dynamic->physical_bytes() == simulated.placement().physical_bytes());
+  }
+  const auto& counts = dynamic->counts();
+  REQUIRE(counts.views > 0);
+  REQUIRE(counts.views == simulated.counts().views);
+  REQUIRE(counts.lengthened == simulated.counts().lengthened);
+  REQUIRE(counts.mapped == simulated.counts().mapped);
+  REQUIRE(counts.view_hits == simulated.counts().view_hits);
+  REQUIRE(counts.handles == simulated.counts().handles);
+  REQUIRE(counts.grows == simulated.counts().grows);
+  const bool waits = cross_stream == CrossStream::OrderThenGrow || cross_stream == CrossStream::Share;
+  REQUIRE((!waits || order.waits() > 0));
+  driver.finish_all_work();
+}
+
+}  // namespace
+
+TEST_CASE("the library and a simulation of it place blocks of several streams equally", "[serve][online]") {
+  const auto seed = GENERATE(range(1U, 7U));
+  const auto cross_stream =
+      GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never, CrossStream::Share);
+  CAPTURE(seed, cross_stream);
+  compare<plan::SimulatedAllocator>(seed, cross_stream, true);
+  compare<plan::OnlineAllocator<KnowsUnused>>(seed, cross_stream, false);
+}

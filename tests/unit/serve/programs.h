@@ -1,0 +1,185 @@
+// Random programs: requests, work on several streams, frees, with deviations from a plan; every byte that they are
+// served is checked against what they know themselves (serve_shadow.h).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "fake_driver.h"
+#include "interpose/serve/heap/heap.h"
+#include "plans.h"
+#include "shadow.h"
+
+namespace stalloc::test {
+
+using serve::Heap;
+using serve::StreamKey;
+
+using Random = std::mt19937_64;
+
+struct Request {
+  std::uint64_t bytes = 0;
+  std::uint32_t lifetime = 0;  // in requests
+  std::size_t stream = 0;
+};
+
+inline std::vector<Request> random_requests(std::size_t count, Random& random) {
+  std::vector<Request> requests(count);
+  for (Request& request : requests) {
+    const std::uint64_t largest = random() % 4 == 0 ? 4 * kPage : random() % 2 == 0 ? kPage / 2 : 4096;
+    request = {random() % largest + 1, static_cast<std::uint32_t>(random() % 12 + 1), random() % 4};
+  }
+  return requests;
+}
+
+inline plan::DevicePlan plan_for(const std::vector<Request>& requests, Random& random) {
+  std::vector<std::uint64_t> handles(16);
+  for (std::uint64_t& pages : handles) pages = random() % 3 + 1;
+  plan::DevicePlan plan = plan_of_handles(handles);
+  NaivePlacer placer(&plan);
+  for (std::uint32_t i = 0; i < requests.size(); ++i) {
+    placer.place(requests[i].bytes, i, i + requests[i].lifetime, random);
+    plan.slots.back().event_on_free = random() % 3 == 0;
+  }
+  plan.prologue = static_cast<std::uint32_t>(random() % (requests.size() / 3));
+  plan.body = static_cast<std::uint32_t>(requests.size() / 2);
+  return plan;
+}
+
+struct Live {
+  CUdeviceptr address = 0;
+  std::uint64_t bytes = 0;
+  StreamKey stream;
+  std::uint64_t until = 0;
+  bool for_all = false;  // cuMemAlloc
+};
+
+// One thread's part of a program: requests, work, frees on its streams.
+class Program {
+ public:
+  Program(FakeDriver* driver, Heap* heap, Shadow* shadow, std::vector<StreamKey> streams, std::uint64_t seed)
+      : driver_(driver), heap_(heap), shadow_(shadow), streams_(std::move(streams)), random_(seed) {}
+
+  void request(const Request& wanted) {
+    ++now_;
+    give_back_the_dead();
+    if (random_() % 20 == 0) return;  // the plan waits for it in vain
+    if (random_() % 20 == 0) serve({random_() % kPage + 1, 3, random_()});
+    serve(wanted);
+    if (random_() % 4 == 0) driver_->work(any_stream());
+    if (drops_ && random_() % 4 == 0) drop_and_ask_again(wanted);
+  }
+
+  void finish() {
+    now_ += 1000;
+    give_back_the_dead();
+  }
+
+  StreamKey& any_stream() { return streams_[random_() % streams_.size()]; }
+  const std::vector<StreamKey>& streams() const { return streams_; }
+  std::size_t served() const { return served_; }
+  std::size_t refused() const { return refused_; }
+  void allow_synchronous(bool allowed) { synchronous_ = allowed; }
+  // From now on some requests are given back at once, and made again.
+  void drop_some() { drops_ = true; }
+
+ private:
+  void serve(const Request& wanted) {
+    const StreamKey stream = random_() % 10 == 0 ? any_stream() : streams_[wanted.stream % streams_.size()];
+    const bool for_all = synchronous_ && random_() % 16 == 0;
+    const auto address = for_all ? heap_->allocate_sync(wanted.bytes) : heap_->allocate(wanted.bytes, stream, nullptr);
+    if (!address) ++refused_;
+    if (!address) return;
+    ++served_;
+    shadow_->take(*address, wanted.bytes, for_all ? streams_ : std::vector<StreamKey>{stream});
+    const std::uint64_t late = random_() % 10 == 0 ? random_() % 30 : 0;
+    live_.push_back({*address, wanted.bytes, stream, now_ + wanted.lifetime + late, for_all});
+    driver_->work(stream);
+  }
+
+  void drop_and_ask_again(Request wanted) {
+    if (live_.empty() || !give_back(live_.back())) return;
+    wanted.bytes = live_.back().bytes;
+    if (random_() % 2 == 0) wanted.stream = random_();
+    live_.pop_back();
+    serve(wanted);
+  }
+
+  void give_back_the_dead() {
+    for (std::size_t i = 0; i < live_.size();) {
+      if (live_[i].until > now_ || !give_back(live_[i])) {
+        ++i;
+        continue;
+      }
+      live_[i] = live_.back();
+      live_.pop_back();
+    }
+  }
+
+  bool give_back(const Live& live) {
+    if (synchronous_ && random_() % 16 == 0) return give_back_synchronously(live);
+    moments_.push_back({driver_->work(live.stream)});
+    const StreamKey stream = random_() % 8 == 0 ? hand_over(live.stream) : live.stream;
+    moments_.back().push_back(driver_->work(stream));
+    shadow_->give(live.address, live.bytes, &moments_.back());
+    if (heap_->free_async(live.address, stream) == CUDA_SUCCESS) return true;
+    shadow_->take(live.address, live.bytes, {});  // refused: still ours, and nobody else's meanwhile
+    return false;
+  }
+
+  bool give_back_synchronously(const Live& live) {
+    moments_.emplace_back();
+    for (const StreamKey& stream : streams_) moments_.back().push_back(driver_->work(stream));
+    if (!live.for_all) driver_->finish_all_work();  // CUDA takes the program's word that nothing uses a pool's memory
+    shadow_->give(live.address, live.bytes, &moments_.back());
+    heap_->free_sync(live.address);
+    return true;
+  }
+
+  // The program orders another stream of its own behind `stream`, as CUDA asks before memory is freed there.
+  StreamKey hand_over(const StreamKey& stream) {
+    const StreamKey other = any_stream();
+    CUevent event = nullptr;
+    const bool ordered = driver_->create_event(&event) == CUDA_SUCCESS &&
+                         driver_->record_event(event, stream.handle) == CUDA_SUCCESS &&
+                         driver_->wait_event(other.handle, event) == CUDA_SUCCESS;
+    if (event != nullptr) driver_->destroy_event(event);
+    return ordered ? other : stream;
+  }
+
+  FakeDriver* driver_;
+  Heap* heap_;
+  Shadow* shadow_;
+  std::vector<StreamKey> streams_;
+  Random random_;
+  std::vector<Live> live_;
+  std::deque<Moments> moments_;
+  std::uint64_t now_ = 0;
+  std::size_t served_ = 0;
+  std::size_t refused_ = 0;
+  bool synchronous_ = true;
+  bool drops_ = false;
+};
+
+inline std::vector<StreamKey> new_streams(FakeDriver& driver, std::size_t count) {
+  std::vector<StreamKey> streams;
+  while (streams.size() < count) streams.push_back({driver.new_stream(), 0});
+  return streams;
+}
+
+// Runs the plan's own requests with small deviations, the body several times.
+template <class EachStep>
+void run(Program& program, const std::vector<Request>& requests, const plan::DevicePlan& plan, int repetitions,
+         EachStep each_step) {
+  for (std::size_t i = 0; i < plan.prologue; ++i) program.request(requests[i]), each_step();
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    for (std::size_t i = plan.prologue; i < plan.prologue + plan.body; ++i) program.request(requests[i]), each_step();
+  }
+  for (std::size_t i = plan.prologue + plan.body; i < requests.size(); ++i) program.request(requests[i]), each_step();
+}
+
+}  // namespace stalloc::test

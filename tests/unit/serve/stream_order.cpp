@@ -1,0 +1,265 @@
+#include "interpose/serve/streams/stream_order.h"
+
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+
+using namespace stalloc::test;
+using stalloc::serve::kMaxStreams;
+using stalloc::serve::kNoStream;
+using stalloc::serve::make_stream_key;
+using stalloc::serve::PhysicalRange;
+using stalloc::serve::StreamKey;
+using stalloc::serve::StreamOrder;
+using stalloc::serve::StreamOrdinal;
+
+namespace {
+
+constexpr std::uint64_t kPage = 64 << 10;
+using Ranges = std::vector<PhysicalRange>;
+
+struct Fixture {
+  FakeDriver driver{kPage};
+  StreamOrder order{driver, FakeDriver::context(), 16 * kPage, kPage};
+  StreamKey s{driver.new_stream(), 0};
+  StreamKey t{driver.new_stream(), 0};
+  const Ranges page{{0, kPage}};
+  const Ranges part{{512, 2048}};
+
+  Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = false) {
+    const Moment moment = driver.work(key);
+    order.freed(ranges, order.ordinal(key), event_now);
+    return moment;
+  }
+  bool use(const Ranges& ranges, StreamKey key) { return order.order(ranges, order.ordinal(key)); }
+};
+
+}  // namespace
+
+TEST_CASE("a stream takes its own frees and fresh bytes without a driver call", "[serve][order]") {
+  Fixture f;
+  REQUIRE(f.use(f.page, f.s));
+  f.use_and_free(f.page, f.s);
+  const std::uint64_t calls = f.driver.order_calls();
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.use({{kPage, 3 * kPage}}, f.s));
+  REQUIRE(f.driver.order_calls() == calls);
+}
+
+TEST_CASE("another stream waits for the free, once", "[serve][order]") {
+  Fixture f;
+  const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}}, Ranges{{1024, 3 * kPage + 512}});
+  const Moment freed = f.use_and_free(ranges, f.t);
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, freed));
+  REQUIRE(f.use(ranges, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+  const std::uint64_t calls = f.driver.order_calls();
+  REQUIRE(f.use(ranges, f.s));
+  REQUIRE(f.driver.order_calls() == calls);
+  REQUIRE(f.order.waits() == 1);
+}
+
+TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
+  Fixture f;
+  f.use_and_free(f.page, f.t, true);
+  f.driver.finish_all_work();
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.order.waits() == 0);
+}
+
+TEST_CASE("an event at the free spares the waiter the work behind it", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free(f.page, f.t, true);
+  const Moment later = f.driver.work(f.t);
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
+}
+
+TEST_CASE("many events are taken, the earliest that serves is waited for", "[serve][order]") {
+  Fixture f;
+  std::vector<Moment> freed;
+  for (std::uint64_t i = 0; i < 15; ++i) freed.push_back(f.use_and_free({{i * kPage, (i + 1) * kPage}}, f.t, true));
+  REQUIRE(f.use({{12 * kPage, 13 * kPage}}, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed[12]));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, freed[13]));
+  REQUIRE(f.use({{0, kPage}}, f.s));
+}
+
+TEST_CASE("two streams that share a page do not wait for each other", "[serve][order]") {
+  Fixture f;
+  const Ranges left{{0, 1024}};
+  const Ranges right{{1024, 2048}};
+  f.use_and_free(left, f.t);
+  const Moment s_freed = f.use_and_free(right, f.s);
+  const std::uint64_t calls = f.driver.order_calls();
+  REQUIRE(f.use(left, f.t));
+  REQUIRE(f.use(right, f.s));
+  REQUIRE(f.driver.order_calls() == calls);
+  REQUIRE(f.use({{512, 1536}}, f.t));
+  REQUIRE(f.driver.is_ordered(f.t, s_freed));
+}
+
+TEST_CASE("bytes of several streams are ordered behind each of them", "[serve][order]") {
+  Fixture f;
+  const StreamKey u{f.driver.new_stream(), 0};
+  const Moment first = f.use_and_free({{0, 2 * kPage}}, f.t);
+  const Moment second = f.use_and_free({{2 * kPage, 2 * kPage + 512}}, u);
+  REQUIRE(f.use({{0, 3 * kPage}}, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, first));
+  REQUIRE(f.driver.is_ordered(f.s, second));
+}
+
+TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]") {
+  const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
+  Fixture f;
+  f.order.ordinal(f.s);
+  const bool event_now = GENERATE(false, true);
+  const Moment freed = f.use_and_free(f.page, f.t, event_now);
+  f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+  const bool served = f.use(f.page, f.s);
+  if (served) REQUIRE(f.driver.is_ordered(f.s, freed));
+  f.driver.fail_at(0);
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+}
+
+TEST_CASE("an event that could not be recorded at the free is recorded when needed", "[serve][order]") {
+  Fixture f;
+  f.order.ordinal(f.t);
+  for (std::uint64_t call = 1; call <= 4; ++call) {
+    const Moment moment = f.driver.work(f.t);
+    const StreamOrdinal t = f.order.ordinal(f.t);
+    f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+    f.order.freed(f.page, t, true);
+    f.driver.fail_at(0);
+    REQUIRE(f.use(f.page, f.s));
+    REQUIRE(f.driver.is_ordered(f.s, moment));
+  }
+}
+
+TEST_CASE("a captured stream is neither recorded on nor served around", "[serve][order]") {
+  Fixture f;
+  f.use_and_free(f.page, f.t);
+  f.driver.set_capturing(f.t.handle, true);
+  REQUIRE_FALSE(f.use(f.page, f.s));
+  f.driver.set_capturing(f.t.handle, false);
+  REQUIRE(f.use(f.page, f.s));
+}
+
+TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free(f.page, f.t);
+  f.order.stream_destroyed(f.t.handle);
+  f.driver.destroy_stream(f.t.handle);
+  const StreamKey reused{f.driver.new_stream(), 0};
+  REQUIRE(reused == f.t);
+  REQUIRE(f.use(f.page, reused));
+  REQUIRE(f.driver.is_ordered(reused, freed));
+}
+
+TEST_CASE("a destroyed stream that could not be marked bars its bytes until all work is over", "[serve][order]") {
+  Fixture f;
+  f.use_and_free(f.page, f.t);
+  f.driver.fail_at(GENERATE(1, 2, 3), CUDA_ERROR_UNKNOWN);
+  f.order.stream_destroyed(f.t.handle);
+  f.driver.fail_at(0);
+  f.driver.destroy_stream(f.t.handle);
+  REQUIRE_FALSE(f.use(f.page, f.s));
+  const std::uint64_t number = f.order.take_number();
+  f.driver.synchronize_context();
+  f.order.synchronized(number);
+  REQUIRE(f.use(f.page, f.s));
+}
+
+TEST_CASE("a thread's own stream is marked at its frees, for others cannot name it", "[serve][order]") {
+  Fixture f;
+  Moment freed;
+  std::thread([&] {
+    const StreamKey own = make_stream_key(nullptr, true);
+    freed = f.use_and_free(f.page, own);
+  }).join();
+  const StreamKey mine = make_stream_key(nullptr, true);
+  REQUIRE(f.use(f.page, mine));
+  REQUIRE(f.driver.is_ordered(mine, freed));
+}
+
+TEST_CASE("a thread's own stream that could not be marked bars its bytes", "[serve][order]") {
+  Fixture f;
+  std::thread([&] {
+    const StreamKey own = make_stream_key(nullptr, true);
+    const StreamOrdinal ordinal = f.order.ordinal(own);
+    f.driver.work(own);
+    f.driver.fail_at(3, CUDA_ERROR_UNKNOWN);
+    f.order.freed(f.page, ordinal, false);
+    f.driver.fail_at(0);
+  }).join();
+  REQUIRE_FALSE(f.use(f.page, f.s));
+}
+
+TEST_CASE("bytes for every stream at once need complete frees", "[serve][order]") {
+  Fixture f;
+  REQUIRE(f.order.is_complete(f.page));
+  f.use_and_free(f.page, f.t);
+  REQUIRE_FALSE(f.order.is_complete(f.page));
+  f.driver.finish_all_work();
+  REQUIRE(f.order.is_complete(f.page));
+}
+
+TEST_CASE("a stream of another context has no ordinal", "[serve][order]") {
+  Fixture f;
+  REQUIRE(f.order.ordinal({f.driver.new_stream(FakeDriver::other_context()), 0}) == kNoStream);
+  const StreamKey legacy = make_stream_key(nullptr, false);
+  REQUIRE(f.order.ordinal(legacy) != kNoStream);
+  f.driver.push_context(FakeDriver::other_context());
+  REQUIRE(f.order.ordinal(legacy) == kNoStream);
+  f.driver.pop_context();
+  REQUIRE(f.order.ordinal(legacy) != kNoStream);
+}
+
+TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "[serve][order]") {
+  Fixture f;
+  const Moment first = f.use_and_free(f.page, f.t);
+  for (int i = 1; i < kMaxStreams; ++i) {
+    const StreamKey key{f.driver.new_stream(), 0};
+    f.use_and_free({{kPage, 2 * kPage}}, key);
+  }
+  REQUIRE(f.order.ordinal(f.s) == kNoStream);
+  f.driver.finish_all_work();
+  REQUIRE(f.order.ordinal(f.s) != kNoStream);
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, first));
+  // Whoever lost its ordinal is known again under another one.
+  const Moment again = f.use_and_free(f.page, f.t);
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, again));
+}
+
+TEST_CASE("a stream does not inherit what the last owner of its ordinal waited for", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free(f.page, f.t);
+  REQUIRE(f.use(f.page, f.s));
+  f.order.stream_destroyed(f.s.handle);
+  f.driver.destroy_stream(f.s.handle);
+  for (int i = 2; i < kMaxStreams; ++i) f.order.ordinal({f.driver.new_stream(), 0});
+  const StreamKey late{f.driver.new_stream(), 0};
+  REQUIRE(f.use(f.page, late));
+  REQUIRE(f.driver.is_ordered(late, freed));
+}
+
+TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]") {
+  Fixture f;
+  for (int i = 0; i < 3 * kMaxStreams; ++i) {
+    const StreamKey key{f.driver.new_stream(), 0};
+    REQUIRE(f.use(f.page, key));
+    const Moment moment = f.use_and_free(f.page, key);
+    if (i % 100 == 0) f.driver.finish_all_work();
+    f.order.stream_destroyed(key.handle);
+    f.driver.destroy_stream(key.handle);
+    REQUIRE(f.use(f.page, f.s));
+    REQUIRE(f.driver.is_ordered(f.s, moment));
+    f.use_and_free(f.page, f.s);
+  }
+}

@@ -1,0 +1,239 @@
+// Which pools are served, of which device, and whose memory peers may touch: on simcuda.
+#include "interpose/session/pools.h"
+
+#include <cuda.h>
+
+#include <optional>
+
+#include "catch.h"
+#include "machine.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+
+namespace {
+
+constexpr std::size_t kMiB = 1 << 20;
+
+CUmemPoolProps ordinary() {
+  CUmemPoolProps properties{};
+  properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  return properties;
+}
+
+CUmemoryPool named(std::uintptr_t name) { return reinterpret_cast<CUmemoryPool>(name); }
+
+// A pool of the driver's that the heaps were told of.
+CUmemoryPool make_pool(const Machine& machine, const CUmemPoolProps& properties) {
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+  machine.heaps->pool_created(pool, properties);
+  return pool;
+}
+
+void make_current(const Machine& machine, CUmemoryPool pool) {
+  REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
+  machine.heaps->current_pool_changed(0);
+}
+
+void destroy(const Machine& machine, CUmemoryPool pool) {
+  machine.heaps->pool_destroyed(pool, [&] { return cuMemPoolDestroy(pool) == CUDA_SUCCESS; });
+}
+
+CUmemoryPool default_pool() {
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+  return pool;
+}
+
+// What a request is booked to: nothing when it is not served, a null pool for the device's own.
+using Booked = std::optional<CUmemoryPool>;
+const Booked kNotServed;
+const Booked kOwn{nullptr};
+
+Booked from_named(const Machine& machine, const serve::Heap& heap, CUmemoryPool pool) {
+  return machine.heaps->resolve_pool(heap, &pool) ? Booked(pool) : kNotServed;
+}
+Booked from_current(const Machine& machine, const serve::Heap& heap) {
+  CUmemoryPool pool = nullptr;
+  return machine.heaps->resolve_current_pool(heap, &pool) ? Booked(pool) : kNotServed;
+}
+
+// A byte written by device 1.
+CUresult write_from_peer(const Machine& machine, CUdeviceptr at) {
+  CUcontext current = nullptr;
+  REQUIRE(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
+  machine.enter(1);
+  CUresult result = cuMemsetD8Async(at, 1, kMiB, CU_STREAM_LEGACY);
+  if (result == CUDA_SUCCESS) result = cuCtxSynchronize();
+  REQUIRE(cuDevicePrimaryCtxReset(1) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(current) == CUDA_SUCCESS);
+  return result;
+}
+
+void give_access(const Machine& machine, CUmemoryPool pool) {
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  REQUIRE(cuMemPoolSetAccess(pool, &access, 1) == CUDA_SUCCESS);
+  machine.heaps->pool_access_granted(pool, access.location);
+}
+
+}  // namespace
+
+TEST_CASE("only ordinary pools of device memory are served", "[session][pools]") {
+  Pools pools;
+  std::uintptr_t name = 0x1000;
+  const auto device_of = [&](const CUmemPoolProps& properties) {
+    pools.created(named(name), properties);
+    return pools.device_of(named(name++));
+  };
+  REQUIRE(device_of(ordinary()) == 0);
+  CUmemPoolProps exportable = ordinary();
+  exportable.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  REQUIRE(device_of(exportable) == Pools::kNone);
+  CUmemPoolProps limited = ordinary();
+  limited.maxSize = 1 << 30;
+  REQUIRE(device_of(limited) == Pools::kNone);
+  CUmemPoolProps of_host = ordinary();
+  of_host.location.type = CU_MEM_LOCATION_TYPE_HOST;
+  REQUIRE(device_of(of_host) == Pools::kNone);
+  CUmemPoolProps from_the_future = ordinary();
+  from_the_future.reserved[sizeof from_the_future.reserved - 1] = 1;
+  REQUIRE(device_of(from_the_future) == Pools::kNone);
+  REQUIRE(pools.device_of(nullptr) == Pools::kNone);
+  REQUIRE(pools.device_of(named(name)) == Pools::kNone);  // imported, for instance
+  REQUIRE_FALSE(pools.find(named(name)));
+}
+
+TEST_CASE("what is known of a pool ends with it, and not where destroying fails", "[session][pools]") {
+  Pools pools;
+  pools.created(named(0x1000), ordinary());
+  REQUIRE(pools.device_of(named(0x1000)) == 0);
+  const std::optional<Pools::Known> known = pools.forget(named(0x1000));
+  REQUIRE(known);
+  REQUIRE_FALSE(pools.any_created());
+  REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
+  pools.restore(named(0x1000), *known);
+  REQUIRE(pools.device_of(named(0x1000)) == 0);
+  REQUIRE(pools.any_created());
+  pools.refuse(named(0x1000));
+  REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
+  pools.found_default(named(0x1000), 0);  // a refused one stays so
+  REQUIRE(pools.find(named(0x1000)) == Pools::kNone);
+}
+
+TEST_CASE("a heap has what the program's own pools keep idle", "[session][pools]") {
+  const Machine machine;
+  serve::Heap* heap = machine.heaps->of_current(machine.enter());
+  REQUIRE(heap != nullptr);
+  CUmemPoolProps exportable = ordinary();
+  exportable.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const CUmemoryPool pool = make_pool(machine, exportable);
+  REQUIRE(from_named(machine, *heap, pool) == kNotServed);
+  cuuint64_t everything = ~cuuint64_t{0};
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything) == CUDA_SUCCESS);
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocFromPoolAsync(&at, machine.total_bytes() / 4 * 3, pool, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
+  REQUIRE(machine.free_bytes() < machine.total_bytes() / 2);
+  const auto served = heap->allocate(machine.total_bytes() / 2, serve::make_stream_key(nullptr, false), nullptr);
+  REQUIRE(served);
+  REQUIRE(heap->free_async(*served, serve::make_stream_key(nullptr, false)) == CUDA_SUCCESS);
+  destroy(machine, pool);
+}
+
+TEST_CASE("requests are booked to the pool that they are from", "[session][pools]") {
+  const Machine machine;
+  const serve::Heap& heap = *machine.heaps->of_current(machine.enter());
+  const CUmemoryPool pool = make_pool(machine, ordinary());
+  REQUIRE(from_current(machine, heap) == kOwn);
+  REQUIRE(from_named(machine, heap, default_pool()) == kOwn);
+  REQUIRE(from_named(machine, heap, pool) == Booked(pool));
+  REQUIRE(from_named(machine, heap, nullptr) == kNotServed);
+  make_current(machine, pool);
+  REQUIRE(from_current(machine, heap) == Booked(pool));
+  REQUIRE(from_named(machine, heap, default_pool()) == kOwn);
+  REQUIRE(machine.heaps->driver_pool(heap, nullptr) == default_pool());
+  REQUIRE(machine.heaps->driver_pool(heap, pool) == pool);
+  destroy(machine, pool);
+  REQUIRE(from_current(machine, heap) == kOwn);
+  REQUIRE(from_named(machine, heap, pool) == kNotServed);
+  destroy(machine, default_pool());  // which CUDA refuses
+  REQUIRE(from_named(machine, heap, default_pool()) == kOwn);
+}
+
+TEST_CASE("an exportable or limited pool is not served, whenever it is made current", "[session][pools]") {
+  CUmemPoolProps exportable = ordinary();
+  exportable.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemPoolProps limited = ordinary();
+  limited.maxSize = 64 * kMiB;
+  for (const CUmemPoolProps& properties : {exportable, limited}) {
+    for (const bool before : {true, false}) {
+      const Machine machine;
+      const CUcontext primary = machine.enter();
+      const CUmemoryPool pool = make_pool(machine, properties);
+      if (before) make_current(machine, pool);
+      const serve::Heap& heap = *machine.heaps->of_current(primary);
+      if (!before) make_current(machine, pool);
+      REQUIRE(from_current(machine, heap) == kNotServed);
+      REQUIRE(from_named(machine, heap, pool) == kNotServed);
+      REQUIRE(from_named(machine, heap, default_pool()) == kOwn);
+      REQUIRE_FALSE(machine.heaps->pool_use(pool));
+      make_current(machine, default_pool());
+      REQUIRE(from_current(machine, heap) == kOwn);
+      destroy(machine, pool);
+    }
+  }
+}
+
+TEST_CASE("a pool that somebody made current unseen is found at the first request", "[session][pools]") {
+  const Machine machine;
+  const CUcontext primary = machine.enter();
+  CUmemoryPool pool = nullptr;
+  const CUmemPoolProps properties = ordinary();
+  REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+  REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
+  const serve::Heap& heap = *machine.heaps->of_current(primary);
+  REQUIRE(from_current(machine, heap) == kNotServed);
+  REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a peer with access to a served pool reaches what the heap holds, then and later", "[session][pools]") {
+  for (const bool before : {true, false}) {
+    for (const bool of_device : {true, false}) {
+      const Machine machine;
+      const CUcontext primary = machine.enter();
+      const CUmemoryPool pool = of_device ? default_pool() : make_pool(machine, ordinary());
+      if (before) give_access(machine, pool);
+      serve::Heap& heap = *machine.heaps->of_current(primary);
+      const auto early = heap.allocate_sync(3 * kMiB);
+      REQUIRE(early);
+      if (!before) {
+        REQUIRE(write_from_peer(machine, *early) == CUDA_ERROR_ILLEGAL_ADDRESS);
+        give_access(machine, pool);
+      }
+      const auto late = heap.allocate_sync(40 * kMiB);
+      REQUIRE(late);
+      REQUIRE(write_from_peer(machine, *early) == CUDA_SUCCESS);
+      REQUIRE(write_from_peer(machine, *late) == CUDA_SUCCESS);
+      const CUmemAccessDesc none{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+      REQUIRE(cuMemPoolSetAccess(pool, &none, 1) == CUDA_SUCCESS);
+      if (!of_device) destroy(machine, pool);
+    }
+  }
+}
+
+TEST_CASE("access that is given to no device ends the serving of a pool", "[session][pools]") {
+  const Machine machine;
+  const serve::Heap& heap = *machine.heaps->of_current(machine.enter());
+  const CUmemoryPool pool = make_pool(machine, ordinary());
+  machine.heaps->pool_access_granted(pool, {CU_MEM_LOCATION_TYPE_HOST, 0});
+  REQUIRE(from_named(machine, heap, pool) == kNotServed);
+  REQUIRE(from_current(machine, heap) == kOwn);
+  machine.heaps->pool_access_granted(default_pool(), {CU_MEM_LOCATION_TYPE_HOST, 0});
+  REQUIRE(from_named(machine, heap, default_pool()) == kNotServed);
+  REQUIRE(from_current(machine, heap) == kNotServed);
+  destroy(machine, pool);
+}
