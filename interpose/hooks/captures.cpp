@@ -1,4 +1,4 @@
-// Stream captures: where they begin and end, and which streams join them (serve/capture_gate.h).
+// Stream captures: where they begin and end, and which streams join them (serve/driver/capture_gate.h).
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::captures {

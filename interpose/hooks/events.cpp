@@ -1,4 +1,4 @@
-// Events, and what else orders the work of streams or finds it to be over (serve/event_order.h).
+// Events, and what else orders the work of streams or finds it to be over (serve/streams/event_order.h).
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
 #include "interpose/session/cuda_query.h"

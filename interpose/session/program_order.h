@@ -1,4 +1,4 @@
-// What the process knows of the order that the program makes by its events (serve/event_order.h).
+// What the process knows of the order that the program makes by its events (serve/streams/event_order.h).
 #pragma once
 
 #include <atomic>

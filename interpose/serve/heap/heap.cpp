@@ -117,8 +117,8 @@ void Heap::close_after_context() noexcept {
 }
 
 void Heap::give_back_all(bool context_lives) noexcept {
-  for (const ForeignFree& free : foreign_frees_) driver_.destroy_event(free.event);
-  foreign_frees_.clear();
+  for (const PendingFree& free : pending_frees_) driver_.destroy_event(free.event);
+  pending_frees_.clear();
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
   if (planned_) planned_->arena().close();

@@ -213,7 +213,7 @@ class Heap {
   };
   // What was freed on a stream that others cannot be ordered behind, or should not be: free when the event has
   // completed.
-  struct ForeignFree {
+  struct PendingFree {
     LiveEntry entry;
     CUcontext context = nullptr;  // of the stream and the event
     CUevent event = nullptr;
@@ -271,8 +271,8 @@ class Heap {
   // heap_free.cpp
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
-  CUresult free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noexcept;
-  void collect_foreign_frees();
+  CUresult free_behind_event(CUdeviceptr address, StreamKey stream) noexcept;
+  void collect_pending_frees();
   void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream);
@@ -295,7 +295,7 @@ class Heap {
   std::unique_ptr<Dynamic> dynamic_;  // null: off
   StreamOrder order_;
   LiveTable unplanned_;
-  std::vector<ForeignFree> foreign_frees_;
+  std::vector<PendingFree> pending_frees_;
   Figures figures_;
   ShownFigures* shown_ = nullptr;  // null: nobody looks
   std::uint64_t mapping_calls_at_start_ = 0;

@@ -39,7 +39,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed()) return 0;
   complete_deferred_free();
-  if (!foreign_frees_.empty()) collect_foreign_frees();
+  if (!pending_frees_.empty()) collect_pending_frees();
   const bool by_plan = planned_ && !dropped_;
   if (capturing) {
     if (by_plan) planned_->cursors().pass_through(bytes);

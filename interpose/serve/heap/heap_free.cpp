@@ -19,7 +19,7 @@ CUresult Heap::free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr addr
   }
   if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   lock.unlock();
-  return free_on_foreign_stream(address, stream);
+  return free_behind_event(address, stream);
 }
 
 CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
@@ -27,13 +27,13 @@ CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
     const Lock lock(*this);
     if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   }
-  return free_on_foreign_stream(address, stream);
+  return free_behind_event(address, stream);
 }
 
 // The stream is none that others are ordered behind: of another context, or one too many, or the caller wants nobody to
 // wait for it. An event behind the free says when the bytes can be used again.
-CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noexcept {
-  ForeignFree free;
+CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept {
+  PendingFree free;
   if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
     return result;
   const ContextScope scope(driver_, free.context);
@@ -45,7 +45,7 @@ CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noe
     if (live_.erase(address, &free.entry)) {
       forget(free.entry);
       try {
-        foreign_frees_.push_back(free);
+        pending_frees_.push_back(free);
         return CUDA_SUCCESS;
       } catch (const std::bad_alloc&) {
         // The bytes stay taken for good.
@@ -58,12 +58,12 @@ CUresult Heap::free_on_foreign_stream(CUdeviceptr address, StreamKey stream) noe
   return result;
 }
 
-// Gives back what foreign streams are done with. A context that is gone has no work left. The oldest are asked, and no
-// more once several are not over: a question costs as much as a request.
-void Heap::collect_foreign_frees() {
+// Gives back what is over for the streams that it was freed on. A context that is gone has no work left. The oldest are
+// asked, and no more once several are not over: a question costs as much as a request.
+void Heap::collect_pending_frees() {
   constexpr int kMostPending = 4;
   int pending = 0;
-  std::erase_if(foreign_frees_, [&](const ForeignFree& free) {
+  std::erase_if(pending_frees_, [&](const PendingFree& free) {
     if (pending == kMostPending) return false;
     const CUresult result = driver_.query_event(free.event);
     const bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;

@@ -81,7 +81,7 @@ void Heap::complain(const Ask& ask) {
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
     const Lock lock(*this);
-    collect_foreign_frees();
+    collect_pending_frees();
     order_.settle();
     return give_back_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
@@ -92,7 +92,7 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
     const Lock lock(*this);
-    collect_foreign_frees();
+    collect_pending_frees();
     if (bytes > unlocked_available_bytes()) return 0;
     order_.settle();
     return give_back_idle(0);
@@ -111,7 +111,7 @@ void Heap::after_synchronization() noexcept {
   if (keep == ~std::uint64_t{0}) return;
   try {
     const Lock lock(*this);
-    if (!foreign_frees_.empty()) collect_foreign_frees();
+    if (!pending_frees_.empty()) collect_pending_frees();
     if (figures_.sums().physical_bytes <= keep) return;
     order_.settle();
     give_back_idle(keep);
