@@ -23,6 +23,11 @@
 namespace stalloc {
 namespace {
 
+static_assert(static_cast<int>(CrossStream::Order) == static_cast<int>(serve::CrossStream::OrderThenGrow));
+static_assert(static_cast<int>(CrossStream::Grow) == static_cast<int>(serve::CrossStream::GrowThenOrder));
+static_assert(static_cast<int>(CrossStream::Never) == static_cast<int>(serve::CrossStream::Never));
+static_assert(static_cast<int>(CrossStream::Share) == static_cast<int>(serve::CrossStream::Share));
+
 serve::HeapOptions heap_options(const Options& options) {
   serve::HeapOptions heap;
   heap.dynamic = options.dynamic || options.mode == Mode::Dynamic;

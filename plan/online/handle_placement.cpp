@@ -63,14 +63,6 @@ void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, Re
 }
 
 void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
-  add_free(ranges, stream);
-  if (large_was_freed_) return;
-  std::uint64_t bytes = 0;
-  for (const Range& range : ranges) bytes += range.bytes();
-  large_was_freed_ = is_large_free(options_.policy, bytes, options_.page);
-}
-
-void HandlePlacement::add_free(std::span<const Range> ranges, StreamIndex stream) {
   know(stream);
   for (const Range& range : ranges) {
     part(all_, range.begin).add({range.begin, range.end});
@@ -81,7 +73,7 @@ void HandlePlacement::add_free(std::span<const Range> ranges, StreamIndex stream
 void HandlePlacement::add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream) {
   adopt_handle(at, handle);
   const Range range{at, at + handle.bytes};
-  add_free({&range, 1}, stream);
+  give({&range, 1}, stream);
 }
 
 void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
@@ -90,6 +82,7 @@ void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
     by_page_[begin / options_.page] = added;
   }
   physical_bytes_ += handle.bytes;
+  most_physical_bytes_ = std::max(most_physical_bytes_, physical_bytes_);
   part(unmapped_, at).subtract({at, at + handle.bytes});
 }
 

@@ -88,6 +88,9 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
+  // How many times larger handles are that are proposed from now on (MappingBudget).
+  void set_coarseness(std::uint64_t factor) { coarseness_ = factor; }
+
   // Appends the ranges of the line behind a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
   // Pre: the ranges are free.
@@ -137,7 +140,6 @@ class HandlePlacement {
   }
   [[nodiscard]] const Spaces& reachable(StreamIndex stream, Reach reach) const;
   Spaces& own(StreamIndex stream);
-  void add_free(std::span<const Range> ranges, StreamIndex stream);
   void know(StreamIndex stream);
 
   // Places on the line, or kNowhere: a number is returned faster than an optional one.
@@ -148,7 +150,7 @@ class HandlePlacement {
   // Pre: `at` lies in a handle.
   [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const { return by_page_[at / options_.page]; }
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request,
-                                                       std::uint64_t stranded) const;
+                                                       std::uint64_t coarseness) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
   [[nodiscard]] std::optional<Proposal> lengthen(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
@@ -168,7 +170,8 @@ class HandlePlacement {
   Handles handles_;
   LazyTable<Handles::const_iterator> by_page_;  // of the line: the handle there
   std::uint64_t physical_bytes_ = 0;
-  bool large_was_freed_ = false;
+  std::uint64_t most_physical_bytes_ = 0;  // ever
+  std::uint64_t coarseness_ = 1;
   std::uint64_t lent_bytes_ = 0;  // of the line, ever
   Spaces unmapped_;               // of the line: where handles can go
   Spaces all_;                    // free bytes of all streams

@@ -46,13 +46,13 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
     missing -= std::min(missing, tail.begin - proposal.offset);
   }
   proposal.grow_at = tail.begin;
-  if (round_up(missing, options_.page) > tail.bytes()) {  // then anywhere
+  proposal.grow = new_handles(missing, bytes, small ? 1 : coarseness_);
+  if (grown(proposal) > tail.bytes()) {  // then anywhere
     const auto room = unmapped.best_fit(round_up(bytes, options_.page));
     if (!room) return std::nullopt;
-    missing = bytes;
     proposal.offset = proposal.grow_at = room->begin;
+    proposal.grow = new_handles(bytes, bytes, 1);
   }
-  proposal.grow = new_handles(missing, bytes, 0);
   return proposal;
 }
 
@@ -95,10 +95,11 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
 bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow,
                                   Proposal* proposal) const {
   if (missing == 0) return true;
-  const std::uint64_t bytes = round_up(missing, options_.page);
-  const auto room = may_grow ? unmapped_.large.best_fit(bytes) : std::nullopt;
+  if (!may_grow) return false;
+  proposal->grow = new_handles(missing, request, coarseness_);
+  const std::uint64_t bytes = grown(*proposal);
+  const auto room = unmapped_.large.best_fit(bytes);
   if (!room) return false;
-  proposal->grow = new_handles(missing, request, free_bytes() - (request - missing));
   proposal->grow_at = room->begin;
   proposal->pieces.push_back({room->begin, room->begin + bytes});
   return true;
@@ -125,9 +126,14 @@ void HandlePlacement::join(Proposal* proposal) const {
 }
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,
-                                                        std::uint64_t stranded) const {
+                                                        std::uint64_t coarseness) const {
   return new_handle_sizes(options_.policy,
-                          {missing, request, physical_bytes_, stranded, options_.device_bytes, !large_was_freed_},
+                          {.missing = missing,
+                           .request = request,
+                           .held = physical_bytes_,
+                           .most_held = most_physical_bytes_,
+                           .device = options_.device_bytes,
+                           .coarseness = coarseness},
                           options_.page);
 }
 

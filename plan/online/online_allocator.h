@@ -27,15 +27,16 @@
 //   8. New memory alone, when own bytes could not be made ready.
 //
 // Steps 3, 5 and 6 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
-// does about those. OrderThenGrow is the order above. GrowThenOrder tries step 6 after step 7. Never leaves out steps 5
-// and 6. Share lets a request, unless it is small, treat the bytes of all streams as its own at first: it tries steps 2
-// and 7 with the bytes of all streams before it goes on at step 3.
+// does about those. Share, the default, lets a request, unless it is small, treat the bytes of all streams as its own
+// at first: it tries steps 2 and 7 with the bytes of all streams before it goes on at step 3. OrderThenGrow is the
+// order above. GrowThenOrder tries step 6 after step 7. Never leaves out steps 5 and 6.
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
 // is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
 // stitches in any case; and one for any stream at once looks at the free bytes of all streams.
 //
-// Step 4, and stitching in the steps behind it, is left out while memory grows fast (growth.h).
+// What mapping takes is measured, and may take a share of the program's time. While it takes more, new memory comes in
+// larger handles (mapping_budget.h): so growing, stitching, giving back and coming again all cost less.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +50,8 @@
 #include <utility>
 #include <vector>
 
-#include "plan/online/growth.h"
 #include "plan/online/handle_placement.h"
+#include "plan/online/mapping_budget.h"
 #include "plan/online/online_policy.h"
 
 namespace stalloc::plan {
@@ -117,6 +118,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // True only when every free up to that number is known to be complete.
   { backend.is_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
+  // How long all of `create`, `destroy`, `map` and `unmap` have taken, and what time has passed.
+  { std::as_const(backend).mapping_time() }
+  noexcept->std::same_as<MappingTime>;
   // Where a block lies; `address` is the begin of its view, if that is a stitched one.
   { std::as_const(backend).place(block, address) }
   noexcept->std::same_as<Place>;
@@ -134,7 +138,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   struct Options {
     HandlePlacement::Options placement;
-    CrossStream cross_stream = CrossStream::OrderThenGrow;
+    CrossStream cross_stream = kDefaultCrossStream;
     std::uint64_t view_bytes = 0;  // addresses that the backend has for stitched views
   };
 
@@ -153,7 +157,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
         backend_(std::move(backend)),
         placement_(options.placement),
         cross_stream_(options.cross_stream),
-        pace_(options.placement.policy) {
+        budget_(options.placement.policy) {
     view_addresses_.add({0, options.view_bytes});
   }
 
@@ -200,7 +204,6 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Pre: `deferred_serves` said true. Valid until the next free.
   const Block& reuse_deferred() noexcept {
     deferred_.stream = kNotDeferred;
-    ++requests_;
     if (deferred_.block.view != 0) used_again(deferred_.block.view);
     return deferred_.block;
   }
@@ -253,7 +256,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   struct Request {
     std::uint64_t bytes = 0;
     StreamIndex stream = kAnyStream;
-    bool may_stitch = true;
+    bool last_resort = false;
   };
   struct DeferredFree {
     Block block;
@@ -306,14 +309,13 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // These lie in the first cache line.
   DeferredFree deferred_;
   const std::uint64_t most_deferred_bytes_;
-  std::uint64_t requests_ = 0;
   std::uint64_t clock_ = 0;
   Counts counts_;
 
   Backend backend_;
   HandlePlacement placement_;
   const CrossStream cross_stream_;
-  GrowthPace pace_;
+  MappingBudget budget_;
   FreeSpace view_addresses_;
   Range at_home_;               // what `ranges` returned
   std::vector<Range> in_view_;  // the same
@@ -325,15 +327,12 @@ template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, StreamIndex stream, bool last_resort) {
   if (deferred_serves(bytes, stream)) return place(reuse_deferred());
   complete_deferred_free();
-  ++requests_;
   const bool is_ordered = stream != kAnyStream;
   const bool shares = cross_stream_ == CrossStream::Share && is_ordered && bytes >= placement_.policy().small_bytes;
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  const bool may_stitch =
-      last_resort || !pace_.spares_stitching(requests_, placement_.physical_bytes(), placement_.free_bytes());
-  const Request request{bytes, stream, may_stitch};
+  const Request request{bytes, stream, last_resort};
   if (shares) place = make(request, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
   if (!place && several) place = take_complete(request);
@@ -396,9 +395,11 @@ std::optional<Place> OnlineAllocator<Backend>::take_ordered(const Request& reque
 // Makes room out of free handles and, where they are not enough and it may grow, new ones.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::make(const Request& request, Reach reach, bool may_grow) {
-  const auto& [bytes, stream, stitches] = request;
-  const bool may_stitch = stitches && placement_.is_stitchable(bytes) && has_room_for_view(bytes);
+  const auto& [bytes, stream, last_resort] = request;
+  const bool may_stitch = placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
+  const bool spares_memory = last_resort || reach == Reach::None;
+  if (may_grow) placement_.set_coarseness(spares_memory ? 1 : budget_.coarseness(backend_.mapping_time()));
   const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
   if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
   std::optional<Place> place;

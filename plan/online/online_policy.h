@@ -15,9 +15,10 @@ enum class CrossStream : std::uint8_t {
                   // memory
   GrowThenOrder,  // create memory, wait only when there is no more: least waiting
   Never,          // never wait for another stream
-  Share,          // take the best place, whoever freed it, and wait for that stream, but for small requests: most
-                  // waiting, and least mapping, since a program that repeats itself soon finds its places again
+  Share,          // take the best place, whoever freed it, and wait for that free, but for small requests: least
+                  // mapping, since a program that repeats itself soon finds its places again
 };
+inline constexpr CrossStream kDefaultCrossStream = CrossStream::Share;
 
 // Requests are served without a plan by these numbers, on a device and in simulations alike.
 struct OnlinePolicy {

@@ -11,26 +11,60 @@ namespace stalloc::plan {
 // A device without end that never finishes: memory can always be created and mapped, and every stream can wait for
 // every other, but no free is ever known to be complete. So requests for any stream at once (kAnyStream) cannot be
 // served, and no stitched view makes room for another. Nothing is counted as borrowed. Pure.
+//
+// Mapping takes no time, unless it is told how much passes between two frees: then a handle takes what was measured on
+// an H200, whatever its size.
 class NullBackend {
  public:
+  static constexpr std::uint64_t kCreateNanoseconds = 13'000;
+  static constexpr std::uint64_t kMapNanoseconds = 29'000;    // with access
+  static constexpr std::uint64_t kUnmapNanoseconds = 15'000;  // or giving back
+
   struct Handle {
     std::uint64_t bytes = 0;
     std::uint64_t id = 0;  // always 0
   };
   using Block = Place;
 
-  bool create(std::uint64_t /*at*/, std::span<Handle> /*handles*/) noexcept { return true; }
-  bool destroy(std::uint64_t /*at*/, const Handle& /*handle*/) noexcept { return true; }
-  bool map(VirtualAddress /*begin*/, std::span<const Handle> /*handles*/) noexcept { return true; }
-  bool unmap(VirtualAddress /*begin*/, std::span<const Handle> /*handles*/) noexcept { return true; }
+  NullBackend() = default;
+  explicit NullBackend(std::uint64_t nanoseconds_between_frees) : between_frees_(nanoseconds_between_frees) {}
+
+  bool create(std::uint64_t /*at*/, std::span<Handle> handles) noexcept {
+    mapping_ += handles.size() * (kCreateNanoseconds + kMapNanoseconds);
+    return true;
+  }
+  bool destroy(std::uint64_t /*at*/, const Handle& /*handle*/) noexcept {
+    mapping_ += kUnmapNanoseconds;
+    return true;
+  }
+  bool map(VirtualAddress /*begin*/, std::span<const Handle> handles) noexcept {
+    mapping_ += handles.size() * kMapNanoseconds;
+    return true;
+  }
+  bool unmap(VirtualAddress /*begin*/, std::span<const Handle> handles) noexcept {
+    mapping_ += handles.size() * kUnmapNanoseconds;
+    return true;
+  }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return false; }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
-  std::uint64_t number_free(StreamIndex /*stream*/) noexcept { return 0; }
+  std::uint64_t number_free(StreamIndex /*stream*/) noexcept {
+    ++frees_;
+    return 0;
+  }
   void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/, std::uint64_t /*free_number*/) noexcept {}
   std::uint64_t latest_free() noexcept { return 0; }
   bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return false; }
+  [[nodiscard]] MappingTime mapping_time() const noexcept {
+    if (between_frees_ == 0) return {};
+    return {frees_ * between_frees_ + mapping_, mapping_};
+  }
   [[nodiscard]] Place place(const Block& block, VirtualAddress /*begin*/) const noexcept { return block; }
+
+ private:
+  std::uint64_t between_frees_ = 0;
+  std::uint64_t frees_ = 0;
+  std::uint64_t mapping_ = 0;
 };
 
 // stalloc without a plan and without a device.
@@ -40,7 +74,7 @@ using SimulatedAllocator = OnlineAllocator<NullBackend>;
 // bytes (made a power of two). The policy's `kept_views` has no effect: here no view could make room for another.
 [[nodiscard]] SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t live_bytes,
                                                              const OnlinePolicy& policy = {},
-                                                             CrossStream cross_stream = CrossStream::OrderThenGrow);
+                                                             CrossStream cross_stream = kDefaultCrossStream);
 
 extern template class OnlineAllocator<NullBackend>;
 

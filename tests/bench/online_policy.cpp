@@ -43,13 +43,10 @@ constexpr std::size_t kBlocks = 8;  // that a seed puts there before, each of at
 constexpr std::uint64_t kLargestBlock = 12 * kMiB;
 constexpr std::size_t kParts = 10;  // of a run, for seeing whether mapping ends
 
-// Of one handle, whatever its size: measured on an H200 between 2 and 128 MiB.
-constexpr double kCreateMicroseconds = 13;
-constexpr double kMapMicroseconds = 29;  // with access
-
 // How requests are served.
 struct Rules {
   plan::OnlinePolicy policy;
+  std::uint64_t between_frees = 0;                // ns
   std::optional<plan::CrossStream> cross_stream;  // nothing: all streams are one
 };
 
@@ -74,7 +71,8 @@ class Run {
         streams_(rules.cross_stream ? plan::number_streams(problem)
                                     : std::vector<plan::StreamIndex>(problem.requests.size(), kStream)),
         allocator_(plan::simulation_options(kPage, plan::peak_live_bytes(problem), rules.policy,
-                                            rules.cross_stream.value_or(plan::CrossStream::OrderThenGrow))) {}
+                                            rules.cross_stream.value_or(plan::kDefaultCrossStream)),
+                   plan::NullBackend(rules.between_frees)) {}
 
   void begin_with_blocks(std::uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -138,9 +136,10 @@ class Run {
 double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
 double mapping_milliseconds(const plan::SimulatedAllocator::Counts& counts) {
-  return (static_cast<double>(counts.handles) * (kCreateMicroseconds + kMapMicroseconds) +
-          static_cast<double>(counts.mapped) * kMapMicroseconds) /
-         1000;
+  using plan::NullBackend;
+  return static_cast<double>(counts.handles * (NullBackend::kCreateNanoseconds + NullBackend::kMapNanoseconds) +
+                             counts.mapped * NullBackend::kMapNanoseconds) /
+         1e6;
 }
 
 double held_to_live(const Sums& sums, const plan::SimulatedAllocator& allocator) {
@@ -172,6 +171,7 @@ struct Arguments {
   std::uint64_t times = 1;
   std::uint64_t seed = 0;
   std::uint64_t seeds = 8;
+  std::uint64_t microseconds = 100;
   bool ablate = false;
 };
 
@@ -240,11 +240,11 @@ struct Draws {
   std::vector<double> milliseconds;
 };
 
-Draws draw(const std::vector<plan::Problem>& problems, const plan::OnlinePolicy& policy, std::uint64_t seeds) {
+Draws draw(const std::vector<plan::Problem>& problems, const Rules& rules, std::uint64_t seeds) {
   Draws draws;
   for (const plan::Problem& problem : problems) {
     for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-      Run run(problem, {policy, std::nullopt});
+      Run run(problem, rules);
       run.begin_with_blocks(seed);
       const Sums sums = run.play();
       draws.held_to_live.push_back(held_to_live(sums, run.allocator()));
@@ -273,17 +273,17 @@ double error_of_mean(const std::vector<double>& values, std::uint64_t seeds) {
   return std::sqrt(squares / free / runs);
 }
 
-void ablate(const std::vector<plan::Problem>& problems, std::uint64_t seeds) {
-  const Draws usual = draw(problems, {}, seeds);
+void ablate(const std::vector<plan::Problem>& problems, const Rules& rules, std::uint64_t seeds) {
+  const Draws usual = draw(problems, rules, seeds);
   std::printf("%zu runs, %llu seeds each: held / live %.5f, mapping %.1f ms; of seeds alone: +-%.5f, +-%.1f ms\n\n",
               problems.size(), static_cast<unsigned long long>(seeds), mean(usual.held_to_live),
               mean(usual.milliseconds), error_of_mean(usual.held_to_live, seeds),
               error_of_mean(usual.milliseconds, seeds));
   std::printf("| switched off | held / live | worst run | mapping |\n|---|---|---|---|\n");
   for (const plan::PolicyParameter& parameter : plan::policy_parameters()) {
-    plan::OnlinePolicy policy;
-    policy.*parameter.value = parameter.off;
-    const Draws without = draw(problems, policy, seeds);
+    Rules other = rules;
+    other.policy.*parameter.value = parameter.off;
+    const Draws without = draw(problems, other, seeds);
     std::vector<double> more(without.held_to_live);
     for (std::size_t i = 0; i < more.size(); ++i) more[i] -= usual.held_to_live[i];
     std::printf("| %s | %+.5f | %+.5f | %+.1f %% |\n", parameter.name, mean(more),
@@ -303,10 +303,14 @@ int main(int argc, char** argv) {
   app.add_option("--times", arguments.times, "requests of 1 MiB and more are so many times as large")
       ->check(CLI::Range(1, 1024));
   app.add_option("--seed", arguments.seed, "blocks of random sizes lie there before; 0: none");
+  app.add_option("--between", arguments.microseconds,
+                 "microseconds from one free to the next; 0: mapping takes no time")
+      ->check(CLI::Range(0, 1'000'000));
   app.add_option("--seeds", arguments.seeds, "beginnings, with --ablate")->check(CLI::Range(2, 1000));
   app.add_flag("--ablate", arguments.ablate, "switch each parameter off in turn");
   CLI11_PARSE(app, argc, argv);
-  const Rules rules = parse_rules(arguments.set);
+  Rules rules = parse_rules(arguments.set);
+  rules.between_frees = arguments.microseconds * 1000;
   std::vector<plan::Problem> all;
   for (const std::string& path : arguments.traces) {
     for (plan::Problem& problem : read(path, arguments.times)) {
@@ -318,5 +322,5 @@ int main(int argc, char** argv) {
       all.push_back(std::move(problem));
     }
   }
-  if (arguments.ablate) ablate(all, arguments.seeds);
+  if (arguments.ablate) ablate(all, rules, arguments.seeds);
 }

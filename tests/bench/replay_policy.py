@@ -47,7 +47,7 @@ def replay(bench, trace, policy):
     numbers = ",".join(item for item in items if not item.startswith(CROSS_STREAM))
     done = bench.run([bench.replay, str(trace), "--verify", "off", "--streams", "non-blocking"], library=True,
                      STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on", STALLOC_POLICY=numbers,
-                     STALLOC_CROSS_STREAM=streams[-1] if streams else "order", SIMCUDA_DEVICES="8",
+                     STALLOC_CROSS_STREAM=streams[-1] if streams else "share", SIMCUDA_DEVICES="8",
                      SIMCUDA_DEVICE_BYTES=str(1 << 37), SIMCUDA_DELAY_US=LATE_US)
     expect(done.status == 0 and done.figures, f"replaying {trace} failed", done)
     most = max(done.figures.values(), key=lambda figures: figures["physical"])

@@ -7,7 +7,7 @@ MODES = {
     "record-only": {"STALLOC_MODE": "trace", "STALLOC_DYNAMIC": "off"},
     "dynamic": {"STALLOC_MODE": "dynamic"},
     "grow": {"STALLOC_MODE": "dynamic", "STALLOC_CROSS_STREAM": "grow"},
-    "share": {"STALLOC_MODE": "dynamic", "STALLOC_CROSS_STREAM": "share"},
+    "order": {"STALLOC_MODE": "dynamic", "STALLOC_CROSS_STREAM": "order"},
     "plan": {"STALLOC_MODE": "alloc"},
     "plan-only": {"STALLOC_MODE": "alloc", "STALLOC_DYNAMIC": "off"},
     "off": {"STALLOC_MODE": "off"},

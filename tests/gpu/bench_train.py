@@ -11,7 +11,7 @@ Variants, run one after the other in each round, so that slow drifts of the mach
   record      trace mode (compare its step time with async: the cost of the hooks and the recorder)
   dynamic     dynamic mode, by the door: no trace, no plan
   driver      the same, but behind the cudaMallocAsync backend (STALLOC_TORCH=async)
-  share       dynamic mode by the door, with one memory for all streams (STALLOC_CROSS_STREAM=share)
+  order       dynamic mode by the door, with streams that keep to their own memory (STALLOC_CROSS_STREAM=order)
   serve       alloc mode; planned once, from the first round's trace, or --plan, say of a run with another seed
 
 DIR receives each run's report and standard error, trace.fb, plan.fb, summary.json (of the planner), measured.json
@@ -26,12 +26,12 @@ import subprocess
 import sys
 
 GIB = 1 << 30
-VARIANTS = ("native", "expandable", "async", "dynamic", "driver", "share", "record", "serve")
-DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"}, "share": {"STALLOC_CROSS_STREAM": "share"}}
+VARIANTS = ("native", "expandable", "async", "dynamic", "driver", "order", "record", "serve")
+DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"}, "order": {"STALLOC_CROSS_STREAM": "order"}}
 TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments",
           "async": "cudaMallocAsync (driver pool)", "dynamic": "stalloc, without a plan",
           "driver": "stalloc behind cudaMallocAsync, without a plan",
-          "share": "stalloc, without a plan, share",
+          "order": "stalloc, without a plan, order",
           "record": "stalloc, recording",
           "serve": "stalloc, serving the plan"}
 PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # read since 2.9; read before

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -71,6 +72,11 @@ class DeviceBackend {
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
   bool is_complete_up_to(std::uint64_t free_number) noexcept { return order_->is_complete(free_number); }
+  [[nodiscard]] plan::MappingTime mapping_time() const noexcept {
+    const auto elapsed = std::chrono::steady_clock::now() - begin_;
+    return {static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
+            mapper_->nanoseconds()};
+  }
   [[nodiscard]] plan::Place place(const Block& block, plan::VirtualAddress begin) const noexcept {
     if (block.view != 0) return {block.view, block.address - address(begin)};
     if (contains(block.address)) return {0, block.address - mapper_->home(0) + line_begin_};
@@ -131,6 +137,7 @@ class DeviceBackend {
   Arena* arena_ = nullptr;  // adopted
   std::uint64_t created_bytes_ = 0;
   std::uint64_t limit_ = ~std::uint64_t{0};
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace stalloc::serve

@@ -28,6 +28,7 @@ stalloc::Options parse(std::map<std::string, std::string> set) {
 TEST_CASE("without variables every option has its default") {
   const auto options = parse({});
   CHECK(options.mode == Mode::Auto);
+  CHECK(options.cross_stream == stalloc::CrossStream::Share);
   CHECK(options.trace == "trace.fb");
   CHECK(options.plan.empty());
   CHECK(options.log_level == LogLevel::Warn);

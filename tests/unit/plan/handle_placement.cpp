@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "plan/online/growth.h"
+#include "plan/online/mapping_budget.h"
 #include "plan/plan.h"
 #include "plan/simulate/null_backend.h"
 
@@ -41,11 +43,10 @@ bool take(const SimulatedAllocator& allocator, const Live& live, std::map<std::u
 TEST_CASE("new handles hold what is missing, rounded to a page, and no more") {
   const auto missing = GENERATE(as<std::uint64_t>{}, 1, 512, kPage, 3 * kPage + 512, 100 * kPage, 5000 * kPage);
   const auto held = GENERATE(as<std::uint64_t>{}, 0, 100 * kPage, 100000 * kPage);
-  const auto stranded = GENERATE(as<std::uint64_t>{}, 0, 1000 * kPage);
-  const bool first = GENERATE(false, true);
-  CAPTURE(missing, held, stranded, first);
+  CAPTURE(missing, held);
   std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : new_handle_sizes({}, {missing, missing, held, stranded, 0, first}, kPage)) {
+  for (const std::uint64_t bytes :
+       new_handle_sizes({}, {.missing = missing, .request = missing, .held = held}, kPage)) {
     REQUIRE(bytes % kPage == 0);
     REQUIRE(bytes > 0);
     sum += bytes;
@@ -53,65 +54,76 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and no more") {
   REQUIRE(sum == round_up(missing, kPage));
 }
 
-TEST_CASE("handles grow with what is held, for requests much larger than they are") {
+TEST_CASE("handles grow with what is held") {
   const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
-    return new_handle_sizes({}, {request, request, held}, kPage).front();
+    return new_handle_sizes({}, {.missing = request, .request = request, .held = held}, kPage).front();
   };
   REQUIRE(largest_of(2 * kPage, 0) == 2 * kPage);
-  REQUIRE(largest_of(100 * kPage, 5000 * kPage) == 2 * kPage);
-  REQUIRE(largest_of(100 * kPage, 10000 * kPage) == 4 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 100000 * kPage) == 49 * kPage);
+  REQUIRE(largest_of(100 * kPage, 6000 * kPage) == 3 * kPage);
+  REQUIRE(largest_of(100 * kPage, 14300 * kPage) == 7 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 0) == 3 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 200000 * kPage) == 98 * kPage);
+}
+
+TEST_CASE("where mapping has cost more than it may, handles are larger, up to a part of the most that was held") {
+  const auto sizes_of = [](std::uint64_t coarseness, std::uint64_t most_held) {
+    OnlinePolicy policy;
+    policy.handle_pages = 4;
+    policy.held_per_coarse_handle = 128;
+    const Growth growth{.missing = 16 * kPage,
+                        .request = 16 * kPage,
+                        .held = 0,
+                        .most_held = most_held,
+                        .device = 0,
+                        .coarseness = coarseness};
+    return new_handle_sizes(policy, growth, kPage);
+  };
+  using Sizes = std::vector<std::uint64_t>;
+  REQUIRE(sizes_of(1, 12800 * kPage) == Sizes(4, 4 * kPage));
+  REQUIRE(sizes_of(2, 12800 * kPage) == Sizes(2, 8 * kPage));
+  REQUIRE(sizes_of(16, 12800 * kPage) == Sizes{64 * kPage});  // more than is missing
+  REQUIRE(sizes_of(16, 1280 * kPage) == Sizes{10 * kPage, 4 * kPage, 2 * kPage});
+  REQUIRE(sizes_of(16, 256 * kPage) == Sizes(4, 4 * kPage));
 }
 
 TEST_CASE("a request for a large part of the device has some hundred handles, whatever the largest may be otherwise") {
   constexpr std::uint64_t kDevice = 64000 * kPage;
   for (const std::uint64_t request : {kDevice / 16, kDevice / 2, kDevice}) {
-    const auto handles = new_handle_sizes({}, {request, request, 0, 0, kDevice}, kPage);
+    const auto handles = new_handle_sizes({}, {.missing = request, .request = request, .device = kDevice}, kPage);
     REQUIRE(handles.size() >= 64);
     REQUIRE(handles.size() <= 300);
   }
-  REQUIRE(new_handle_sizes({}, {4000 * kPage, 4000 * kPage, 0, 0, 64064 * kPage}, kPage).size() > 300);
+  REQUIRE(
+      new_handle_sizes({}, {.missing = 4000 * kPage, .request = 4000 * kPage, .device = 64064 * kPage}, kPage).size() >
+      300);
 }
 
-TEST_CASE("where much of what is held is stranded, handles are half as large, but no smaller than a page") {
-  const auto largest_of = [](std::uint64_t held, std::uint64_t stranded) {
-    return new_handle_sizes({}, {100 * kPage, 100 * kPage, held, stranded}, kPage).front();
+TEST_CASE("mapping may take a share of the time, and an allowance; what is owed makes handles larger") {
+  constexpr std::uint64_t kMillisecond = 1'000'000;
+  OnlinePolicy policy;
+  policy.elapsed_per_mapping = 10;
+  policy.mapping_allowance = 80;
+  MappingBudget budget(policy);
+  MappingTime time;
+  const auto after = [&](std::uint64_t elapsed, std::uint64_t mapping) {
+    time.elapsed += elapsed * kMillisecond;
+    time.mapping += mapping * kMillisecond;
+    return budget.coarseness(time);
   };
-  REQUIRE(largest_of(10000 * kPage, 40 * kPage) == 4 * kPage);
-  REQUIRE(largest_of(10000 * kPage, 41 * kPage) == 2 * kPage);
-  REQUIRE(largest_of(0, 100 * kPage) == kPage);
-}
+  REQUIRE(after(0, 80) == 1);    // the allowance
+  REQUIRE(after(0, 1) == 2);     // 1 is owed
+  REQUIRE(after(0, 9) == 4);     // 10, each eighth of the allowance doubles
+  REQUIRE(after(100, 10) == 4);  // paid by the time
+  REQUIRE(after(100, 0) == 1);
+  REQUIRE(after(100000, 0) == 1);
+  REQUIRE(after(0, 80) == 1);  // no more was saved than the allowance
+  REQUIRE(after(0, 100000) == 16);
+  REQUIRE(after(790, 0) == 2);  // no more is owed either
+  REQUIRE(after(20, 0) == 1);
 
-TEST_CASE("until something large is freed, handles are larger, up to eight pages") {
-  SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
-  options.placement.policy.small_bytes = kPage / 2;
-  SimulatedAllocator allocator(options);
-  const auto handles_for = [&](std::uint64_t pages) {
-    const std::uint64_t before = allocator.counts().handles;
-    REQUIRE(allocator.allocate(pages * kPage, 1));
-    return allocator.counts().handles - before;
-  };
-  REQUIRE(handles_for(8) == 4);     // two pages each,
-  REQUIRE(handles_for(120) == 30);  // a 32nd of 128,
-  REQUIRE(handles_for(240) == 30);  // eight, as of 368
-  const auto small = allocator.allocate(kPage, 1);
-  allocator.defer_free(*small, kPage, 1);
-  const auto large = allocator.allocate(17 * kPage, 1);  // of which a page is free
-  REQUIRE(allocator.counts().handles == 67);
-  allocator.defer_free(*large, 17 * kPage, 1);
-  REQUIRE(handles_for(217) == 100);  // two pages each, behind the free ones
-}
-
-TEST_CASE("stitching is spared while memory grows fast and little of it is free") {
-  GrowthPace pace{OnlinePolicy{}};
-  REQUIRE(pace.spares_stitching(1, 1000, 20));
-  REQUIRE_FALSE(pace.spares_stitching(2, 1000, 40));
-  for (const std::uint64_t request : {2000, 4000}) pace.spares_stitching(request, 1000, 0);
-  REQUIRE_FALSE(pace.spares_stitching(4001, 1100, 20));  // slowly
-  REQUIRE_FALSE(pace.spares_stitching(4001, 1900, 40));  // not twice as much
-  REQUIRE_FALSE(pace.spares_stitching(4002, 1100, 0));
-  REQUIRE(pace.spares_stitching(4003, 2002, 40));  // fast again
+  policy.elapsed_per_mapping = 1;  // off
+  MappingBudget unlimited(policy);
+  REQUIRE(unlimited.coarseness({100 * kMillisecond, 100 * kMillisecond}) == 1);
 }
 
 TEST_CASE("live requests share no byte, and every view shows whole handles, each once") {
@@ -122,8 +134,10 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
   options.placement.policy.small_bytes = kPage / 2;
   options.placement.policy.smallest_stitched = kPage;
-  options.placement.policy.first_pages = 4;
-  SimulatedAllocator allocator(options);
+  options.placement.policy.mapping_allowance = 1;
+  options.placement.policy.held_per_coarse_handle = 8;
+  const std::uint64_t between_frees = seed % 4 == 0 ? 1000 : 0;  // ns: then mapping costs more than it may
+  SimulatedAllocator allocator(options, NullBackend(between_frees));
   std::vector<Live> live;
   std::uint64_t live_bytes = 0;
   std::uint64_t peak = 0;
@@ -151,7 +165,6 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   REQUIRE(placement.physical_bytes() - placement.free_bytes() == live_bytes);
   REQUIRE(placement.physical_bytes() >= peak);
   REQUIRE(allocator.counts().views > 0);
-  REQUIRE(allocator.counts().lengthened > 0);
   for (std::uint32_t number = 1; number <= placement.views().numbers(); ++number) {
     REQUIRE(placement.views()[number].bytes() <= placement.views()[number].room);
     std::map<std::uint64_t, std::uint64_t> shown;

@@ -66,8 +66,10 @@ TEST_CASE("absurd parameters still make handles that hold what is missing") {
     CAPTURE(parameter.name, value, device);
     OnlinePolicy policy;
     policy.*parameter.value = value;
+    const Growth growth{
+        .missing = 600 * kPage, .request = 600 * kPage, .held = 0, .most_held = 0, .device = device, .coarseness = 16};
     std::uint64_t sum = 0;
-    for (const std::uint64_t bytes : new_handle_sizes(policy, {600 * kPage, 600 * kPage, 0, 0, device}, kPage)) {
+    for (const std::uint64_t bytes : new_handle_sizes(policy, growth, kPage)) {
       REQUIRE(bytes % kPage == 0);
       sum += bytes;
     }

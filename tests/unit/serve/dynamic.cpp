@@ -294,7 +294,7 @@ TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dyn
 TEST_CASE("shared memory: the best place is taken, though another stream freed it", "[serve][dynamic]") {
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
-  if (shared) options.cross_stream = CrossStream::Share;
+  options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
   const CUdeviceptr best = fixture.take(4);
   fixture.take(1);  // keeps the two apart
@@ -312,7 +312,7 @@ TEST_CASE("shared memory: who waits for a large free waits for nothing behind it
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
   options.policy.last_free_bytes = 0;
-  if (shared) options.cross_stream = CrossStream::Share;
+  options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
   fixture.take_on(fixture.other, 1);
   const CUdeviceptr first = fixture.take(4);

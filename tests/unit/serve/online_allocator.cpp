@@ -25,7 +25,8 @@ namespace {
 constexpr std::uint64_t kMemory = std::uint64_t{1} << 32;
 constexpr std::size_t kStreams = 3;
 
-// Bytes that were created and not used yet are known to be ready, as the run time knows them to be.
+// Pages that were created and in which nothing was freed yet are known to be ready, as the run time knows them to be:
+// the first free in a page claims it all (free_marks.h).
 class KnowsUnused : public plan::NullBackend {
  public:
   bool is_complete(std::span<const plan::Range> ranges) noexcept {
@@ -34,7 +35,7 @@ class KnowsUnused : public plan::NullBackend {
     return pending.empty();
   }
   void freed(std::span<const plan::Range> ranges, plan::StreamIndex /*stream*/, std::uint64_t /*number*/) noexcept {
-    for (const plan::Range& range : ranges) used_.add(range);
+    for (const plan::Range& range : ranges) used_.add({range.begin / kPage * kPage, plan::round_up(range.end, kPage)});
   }
 
  private:
