@@ -30,15 +30,15 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
                                    const HeapOptions& options, std::string* why, Notice notice) noexcept {
   try {
     const auto begin = std::chrono::steady_clock::now();
-    std::unique_ptr<Planned> planned;
     const bool places_any = plan != nullptr && plan->physical_bytes > 0;
-    if (places_any && !(planned = Planned::create(driver, *plan, why))) return nullptr;
-    const std::optional<Line> line = draw_line(driver, device, planned.get(), options.dynamic);
+    std::optional<Planned> planned = places_any ? Planned::create(driver, *plan, why) : Planned();
+    if (!planned) return nullptr;
+    const std::optional<Line> line = draw_line(driver, device, *planned, options.dynamic);
     if (!line) {
       *why = "the driver does not describe the device's memory";
       return nullptr;
     }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(planned), *line, notice));
+    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *line, notice));
     if (options.dynamic) {
       heap->dynamic_ =
           Dynamic::create(driver, device, options, line->dynamic_begin, line->dynamic_page, &heap->order_, why);
@@ -54,12 +54,10 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
   }
 }
 
-std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Planned* planned, bool dynamic) {
+std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Planned& planned, bool dynamic) {
   Line line;
-  if (planned != nullptr) {
-    line.page = planned->page();
-    line.bytes = planned->arena().planned_bytes();
-  }
+  line.page = planned.page();
+  line.bytes = planned.line_bytes();
   std::size_t free = 0;
   std::size_t total = 0;
   if (driver.memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
@@ -76,15 +74,15 @@ std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Plan
   return line;
 }
 
-Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
-           const Line& line, Notice notice)
+Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned, const Line& line,
+           Notice notice)
     : driver_(driver),
-      planned_(std::move(planned)),
+      device_bytes_(line.device_bytes),
       device_(device),
       context_(context),
       notice_(notice),
+      planned_(std::move(planned)),
       options_(options),
-      device_bytes_(line.device_bytes),
       fence_(driver, context),
       order_(driver, context, line.bytes, line.page, options.events) {}
 
@@ -121,7 +119,7 @@ void Heap::give_back_all(bool context_lives) noexcept {
   pending_frees_.clear();
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
-  if (planned_) planned_->arena().close();
+  planned_.close();
   order_.close(context_lives);
   update_physical();
 }
@@ -186,15 +184,12 @@ StreamClock* Heap::clock(StreamKey stream) noexcept {
 CUresult Heap::grant_access(int peer) noexcept {
   const Lock lock(*this);
   if (is_closed()) return CUDA_SUCCESS;
-  if (planned_) {
-    if (const CUresult result = planned_->arena().grant_access(peer); result != CUDA_SUCCESS) return result;
-  }
+  if (const CUresult result = planned_.grant_access(peer); result != CUDA_SUCCESS) return result;
   return dynamic_ ? dynamic_->grant_access(peer) : CUDA_SUCCESS;
 }
 
 void Heap::update_physical() noexcept {
-  const std::uint64_t physical =
-      (planned_ ? planned_->arena().physical_bytes() : 0) + (dynamic_ ? dynamic_->physical_bytes() : 0);
+  const std::uint64_t physical = planned_.physical_bytes() + (dynamic_ ? dynamic_->physical_bytes() : 0);
   if (physical != figures_.sums().physical_bytes) figures_.physical_is(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
   if (shown_ != nullptr) {
@@ -243,7 +238,7 @@ void Heap::update_keep() noexcept {
 }
 
 std::uint64_t Heap::mapping_calls() const noexcept {
-  return (planned_ ? planned_->arena().mapping_calls() : 0) + (dynamic_ ? dynamic_->mapper().calls() : 0);
+  return planned_.mapping_calls() + (dynamic_ ? dynamic_->mapper().calls() : 0);
 }
 
 Statistics Heap::statistics() const noexcept {
@@ -259,7 +254,7 @@ bool Heap::try_statistics(Statistics* statistics) const noexcept {
 
 Statistics Heap::gather_statistics() const noexcept {
   Statistics statistics = figures_.sums();
-  if (planned_) statistics.resynchronisations = planned_->cursors().resynchronisations();
+  statistics.resynchronisations = planned_.resynchronisations();
   statistics.stream_waits = order_.waits();
   statistics.spared_waits = order_.spared_waits();
   statistics.mapping_calls_at_start = mapping_calls_at_start_;

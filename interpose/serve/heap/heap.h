@@ -86,7 +86,7 @@ class Heap {
 
   // True for addresses inside the heap's reservations, whatever is live there. Lock-free.
   [[nodiscard]] bool owns(CUdeviceptr address) const noexcept {
-    return (planned_ && planned_->contains(address)) || (dynamic_ && dynamic_->contains(address));
+    return planned_.contains(address) || (dynamic_ && dynamic_->contains(address));
   }
 
   // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
@@ -219,9 +219,9 @@ class Heap {
     CUevent event = nullptr;
   };
 
-  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
-       const Line& line, Notice notice);
-  static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
+  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned, const Line& line,
+       Notice notice);
+  static std::optional<Line> draw_line(Driver& driver, int device, const Planned& planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
   // heap.cpp
@@ -248,7 +248,6 @@ class Heap {
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
   CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
   CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
-  bool take_slot(PhysicalRanges wanted, StreamOrdinal stream);
   [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
   void merge(StreamOrdinal stream);
 
@@ -259,8 +258,7 @@ class Heap {
   void complain(const Ask& ask);
   [[nodiscard]] std::uint64_t device_free_bytes() const;
   std::uint64_t give_back_idle(std::uint64_t keep_bytes);
-  std::uint64_t give_back_dropped_plan();
-  [[nodiscard]] std::uint64_t unlocked_idle_plan_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
 
   // heap_describe.cpp
@@ -279,12 +277,12 @@ class Heap {
   PhysicalRanges ranges(const LiveEntry& entry);
 
   Driver& driver_;
-  const std::unique_ptr<Planned> planned_;  // null: no plan
+  const std::uint64_t device_bytes_;  // no request for more is looked at
   const int device_;
   const CUcontext context_;
   const Notice notice_;
+  Planned planned_;
   const HeapOptions options_;
-  const std::uint64_t device_bytes_;  // no request for more is looked at
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;
@@ -302,8 +300,6 @@ class Heap {
   std::uint64_t mapping_nanoseconds_at_start_ = 0;
   int complaints_ = 0;
   bool keeps_idle_ = false;
-  bool dropped_ = false;  // the plan is not used any more
-  bool merged_ = false;   // the plan's free bytes serve dynamic requests too, and the dynamic sub-allocator keeps them
   std::atomic<bool> closed_{false};  // set under the lock
 };
 

@@ -40,20 +40,17 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (bytes == 0 || is_closed()) return 0;
   complete_deferred_free();
   if (!pending_frees_.empty()) collect_pending_frees();
-  const bool by_plan = planned_ && !dropped_;
   if (capturing) {
-    if (by_plan) planned_->cursors().pass_through(bytes);
+    planned_.pass_through(bytes);
     return 0;
   }
   CUdeviceptr served = 0;
   Ask ask;
   bool admitted = false;
-  Cursor::Step step;
-  if (by_plan) step = planned_->cursors().next(bytes);
+  const Cursor::Step step = planned_.next(bytes);
   if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
   if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
-  const bool dropped_now = by_plan && !planned_->cursors().fits();
-  if (dropped_now) dropped_ = true;
+  const bool dropped_now = planned_.drop_if_unfit();
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
   lock.unlock();
   if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
@@ -76,23 +73,17 @@ bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, 
 }
 
 CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
-  const PhysicalRanges wanted = planned_->ranges(slot);
-  if (!take_slot(wanted, ask.stream)) {
+  const PhysicalRanges wanted = planned_.ranges(slot);
+  const bool taken = planned_.keeps_free_bytes() ? planned_.take(wanted, order_, ask.stream)
+                                                 : dynamic_->take_exactly(wanted, ask.stream);
+  if (!taken) {
     figures_.slot_refused();
     return 0;
   }
-  const CUdeviceptr address = planned_->address(slot);
+  const CUdeviceptr address = planned_.address(slot);
   live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
   figures_.planned(ask.bytes, ask.pool);
   return address;
-}
-
-bool Heap::take_slot(PhysicalRanges wanted, StreamOrdinal stream) {
-  if (merged_) return dynamic_->take_exactly(wanted, stream);
-  if (!planned_->occupancy().try_take(wanted)) return false;
-  if (order_.make_ready(wanted, stream)) return true;
-  planned_->occupancy().release(wanted);
-  return false;
 }
 
 CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
@@ -108,18 +99,16 @@ CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
 }
 
 bool Heap::needs_bytes_of_plan(const Ask& ask) const {
-  if (!planned_ || merged_ || ask.stream == kNoStream) return false;
-  return dropped_ || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
+  if (!planned_.keeps_free_bytes() || ask.stream == kNoStream) return false;
+  return planned_.is_dropped() || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
 }
 
 // From now on the dynamic sub-allocator keeps the plan's free bytes as well. Slots are served as before where
 // their bytes are free, at the price of dynamic requests, so this waits until there are any.
 void Heap::merge(StreamOrdinal stream) {
   try {
-    std::vector<PhysicalRange> free;
-    planned_->occupancy().append_free(&free);
-    merged_ = true;
-    dynamic_->adopt(&planned_->arena());
+    const std::vector<PhysicalRange> free = planned_.hand_over();
+    dynamic_->adopt(planned_.arena());
     dynamic_->give(free, stream);
   } catch (const std::bad_alloc&) {
     // What was not given stays unused.

@@ -38,7 +38,7 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   // What is asked of the order between streams must not give the ordinal of a deferred free to another stream, and the
   // event of a free on a thread's own stream is recorded at once.
   const bool known = context_is_current || !stream.is_default();
-  const StreamOrdinal ordinal = known && !planned_ ? order_.latest(stream) : kNoStream;
+  const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest(stream) : kNoStream;
   if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
     return free_slow_path(std::move(lock), address, stream, context_is_current);
   }

@@ -131,7 +131,7 @@ void Heap::forget(const LiveEntry& entry) {
 PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   switch (entry.origin) {
     case Origin::Plan:
-      return planned_->ranges(entry.place);
+      return planned_.ranges(entry.place);
     case Origin::Dynamic:
       return dynamic_->ranges(dynamic_->place({entry.address, entry.place}), rounded(entry.bytes));
     case Origin::Original:
@@ -151,12 +151,12 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
     if (stream == kNoStream) {
       order_.cleared(freed);
     } else {
-      order_.freed(freed, stream, planned_->event_on_free(entry.place));
+      order_.freed(freed, stream, planned_.event_on_free(entry.place));
     }
-    if (merged_) {
-      dynamic_->give(freed, stream);
+    if (planned_.keeps_free_bytes()) {
+      planned_.release(freed);
     } else {
-      planned_->occupancy().release(freed);
+      dynamic_->give(freed, stream);
     }
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
