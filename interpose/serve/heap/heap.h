@@ -193,8 +193,8 @@ class Heap {
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  // Held by whatever looks at free bytes: a deferred free is completed first. Only a request and a free of a stream
-  // take the mutex itself (heap_fast_path.cpp), and what looks at nothing but live ranges and figures.
+  // Held by whatever looks at free bytes: a deferred free is completed first. `allocate` and `free_async` take the
+  // mutex itself, and so does, as Look, what looks at nothing but live ranges and figures.
   class Lock {
    public:
     explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
@@ -224,22 +224,10 @@ class Heap {
   static std::optional<Line> draw_line(Driver& driver, int device, const Planned& planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
-  // heap.cpp
   void end_service() noexcept;
   void give_back_all(bool context_lives) noexcept;
-  void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
-  void update_physical() noexcept;
-  void update_keep() noexcept;
-  [[nodiscard]] Statistics gather_statistics() const noexcept;
-  [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
-  // heap_fast_path.cpp
-  void complete_deferred_free() noexcept {
-    if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
-  }
-  void complete_deferred_free_now() noexcept;
-
-  // heap_allocate.cpp; address 0: not served
+  // Allocations: each returns the address, or 0 when it does not serve the request. `stream` null: for all streams.
   std::optional<CUdeviceptr> allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
                                                 const StreamKey* stream, CUmemoryPool pool, bool capturing,
                                                 bool* exhausted = nullptr) noexcept;
@@ -251,30 +239,41 @@ class Heap {
   [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
   void merge(StreamOrdinal stream);
 
-  // heap_pressure.cpp
-  CUdeviceptr serve_under_pressure(const Ask& ask);
-  CUdeviceptr reclaim_and_serve(const Ask& ask);
-  bool trim_cuda_pools();
-  void complain(const Ask& ask);
-  [[nodiscard]] std::uint64_t device_free_bytes() const;
-  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
-  [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
-  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
-
-  // heap_describe.cpp
-  [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
-  // The handle of a physical byte, and the first physical byte of it.
-  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
-
-  // heap_free.cpp
+  // Frees.
+  void complete_deferred_free() noexcept {
+    if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
+  }
+  void complete_deferred_free_now() noexcept;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_behind_event(CUdeviceptr address, StreamKey stream) noexcept;
   void collect_pending_frees();
-  void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream);
+  void release_freed(const LiveEntry& entry);
+
+  // Memory under pressure.
+  CUdeviceptr serve_under_pressure(const Ask& ask);
+  CUdeviceptr reclaim_and_serve(const Ask& ask);
+  bool trim_cuda_pools();
+  void complain(const Ask& ask);
+  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
+  void update_keep() noexcept;
+  [[nodiscard]] std::uint64_t device_free_bytes() const;
+  [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
+
+  // Where bytes lie.
   PhysicalRanges ranges(const LiveEntry& entry);
+  [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
+  // The handle of a physical byte, and the first physical byte of it.
+  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
+
+  // Figures.
+  void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
+  void update_physical() noexcept;
+  [[nodiscard]] Statistics gather_statistics() const noexcept;
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
   Driver& driver_;
   const std::uint64_t device_bytes_;  // no request for more is looked at
@@ -286,12 +285,14 @@ class Heap {
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;
+  alignas(64) StreamOrder order_;  // its first cache line is touched by most requests
 
-  mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_
-  // In one cache line, with the begin of the next what most requests touch.
+  // Covers everything below, and planned_ and order_, but for the `contains` of planned_ and dynamic_ and for the
+  // clocks of order_.
+  mutable HeapMutex mutex_;
+  // In one cache line what most requests touch.
   LiveTable live_;
-  std::unique_ptr<Dynamic> dynamic_;  // null: off
-  StreamOrder order_;
+  std::unique_ptr<Dynamic> dynamic_;  // null: off; knows planned_'s arena and order_, and so is destroyed before them
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
   Figures figures_;

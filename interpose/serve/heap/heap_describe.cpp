@@ -70,14 +70,4 @@ std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) co
   return {handle->first, {handle->second.bytes, handle->second.id}};
 }
 
-std::uint64_t Heap::free_bytes() const noexcept {
-  const Look look(mutex_);
-  return unlocked_free_bytes();
-}
-
-std::uint64_t Heap::largest_free() const noexcept {
-  const Look look(mutex_);
-  return dynamic_ ? dynamic_->largest_free() : 0;
-}
-
 }  // namespace stalloc::serve

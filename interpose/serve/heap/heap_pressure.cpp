@@ -137,6 +137,16 @@ std::uint64_t Heap::unlocked_free_bytes() const noexcept {
   return idle + planned_.unmerged_idle_bytes(figures_.sums().planned_live_bytes);
 }
 
+std::uint64_t Heap::free_bytes() const noexcept {
+  const Look look(mutex_);
+  return unlocked_free_bytes();
+}
+
+std::uint64_t Heap::largest_free() const noexcept {
+  const Look look(mutex_);
+  return dynamic_ ? dynamic_->largest_free() : 0;
+}
+
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
   const Look look(mutex_);
   if (planned_.keeps_free_bytes()) return planned_.unmerged_idle_bytes(figures_.sums().planned_live_bytes);

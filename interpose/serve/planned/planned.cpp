@@ -35,19 +35,6 @@ void Planned::close() noexcept {
   if (arena_) arena_->close();
 }
 
-bool Planned::drop_if_unfit() noexcept {
-  if (!is_followed() || cursors_->fits()) return false;
-  state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged;
-  return true;
-}
-
-bool Planned::take(PhysicalRanges slot, StreamOrder& order, StreamOrdinal stream) noexcept {
-  if (!occupancy_->try_take(slot)) return false;
-  if (order.make_ready(slot, stream)) return true;
-  occupancy_->release(slot);
-  return false;
-}
-
 std::vector<PhysicalRange> Planned::hand_over() {
   std::vector<PhysicalRange> free;
   occupancy_->append_free(&free);

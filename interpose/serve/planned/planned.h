@@ -63,7 +63,11 @@ class Planned {
     if (is_followed()) cursors_->pass_through(bytes);
   }
   // Drops the plan if the requests so far show that it is of another program. True when it was dropped just now.
-  bool drop_if_unfit() noexcept;
+  bool drop_if_unfit() noexcept {
+    if (!is_followed() || cursors_->fits()) return false;
+    state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged;
+    return true;
+  }
   // Jumps of the cursors since start.
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept {
     return exists() ? cursors_->resynchronisations() : 0;
@@ -78,7 +82,12 @@ class Planned {
 
   // Takes the bytes of a slot, ordered on `stream`; false, and nothing is taken: some are not free, or cannot be
   // ordered. `release` is the way back. Pre of both: keeps_free_bytes().
-  [[nodiscard]] bool take(PhysicalRanges slot, StreamOrder& order, StreamOrdinal stream) noexcept;
+  [[nodiscard]] bool take(PhysicalRanges slot, StreamOrder& order, StreamOrdinal stream) noexcept {
+    if (!occupancy_->try_take(slot)) return false;
+    if (order.make_ready(slot, stream)) return true;
+    occupancy_->release(slot);
+    return false;
+  }
   void release(PhysicalRanges slot) noexcept { occupancy_->release(slot); }
   // From now on somebody else keeps the free bytes: these. Throws std::bad_alloc, and nothing has changed then.
   // Pre: keeps_free_bytes().
