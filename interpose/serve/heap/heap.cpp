@@ -93,7 +93,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
       if (!heap->dynamic_) return nullptr;
     }
     heap->mapping_calls_at_start_ = heap->mapping_calls();
-    heap->mapping_nanoseconds_at_start_ = nanoseconds_since(begin);
+    heap->mapping_ns_at_start_ = nanoseconds_since(begin);
     heap->update_physical();
     return heap;
   } catch (const std::exception&) {
@@ -425,7 +425,7 @@ void Heap::release_freed(const LiveEntry& entry) {
   const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
   try {
     if (keep != ~std::uint64_t{0}) {
-      if (figures_.sums().physical_bytes > keep) give_back_idle(keep);
+      if (figures_.physical() > keep) give_back_idle(keep);
       return;
     }
     const PhysicalRanges freed = ranges(entry);
@@ -551,7 +551,7 @@ CUresult Heap::grant_access(int peer) noexcept {
 
 void Heap::update_physical() noexcept {
   const std::uint64_t physical = planned_.physical_bytes() + (dynamic_ ? dynamic_->physical_bytes() : 0);
-  if (physical != figures_.sums().physical_bytes) figures_.physical_is(physical);
+  if (physical != figures_.physical()) figures_.physical_is(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
   if (shown_ != nullptr) {
     ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
@@ -614,17 +614,16 @@ bool Heap::try_statistics(Statistics* statistics) const noexcept {
 }
 
 Statistics Heap::gather_statistics() const noexcept {
-  Statistics statistics = figures_.sums();
+  Statistics statistics = figures_.statistics();
   statistics.resynchronisations = planned_.resynchronisations();
-  statistics.stream_waits = order_.waits();
+  statistics.waits = order_.waits();
   statistics.spared_waits = order_.spared_waits();
   statistics.mapping_calls_at_start = mapping_calls_at_start_;
   statistics.mapping_calls_after_start = mapping_calls() - mapping_calls_at_start_;
-  statistics.mapping_nanoseconds_at_start = mapping_nanoseconds_at_start_;
+  statistics.mapping_ns_at_start = mapping_ns_at_start_;
   if (dynamic_) {
     const Dynamic::Counts& counts = dynamic_->counts();
-    statistics.mapping_nanoseconds_after_start = dynamic_->mapper().nanoseconds();
-    statistics.dynamic_physical_bytes = dynamic_->physical_bytes();
+    statistics.mapping_ns_after_start = dynamic_->mapper().nanoseconds();
     statistics.stitches = counts.views + counts.lengthened;
     statistics.view_hits = counts.view_hits;
     statistics.grows = counts.grows;

@@ -298,7 +298,7 @@ class Heap {
   Figures figures_;
   ShownFigures* shown_ = nullptr;  // null: nobody looks
   std::uint64_t mapping_calls_at_start_ = 0;
-  std::uint64_t mapping_nanoseconds_at_start_ = 0;
+  std::uint64_t mapping_ns_at_start_ = 0;
   int complaints_ = 0;
   bool keeps_idle_ = false;
   std::atomic<bool> closed_{false};  // set under the lock

@@ -66,14 +66,11 @@ void Heap::complain(const Ask& ask) {
     figures_.missed();
     update_physical();
     if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
-    const Statistics& sums = figures_.sums();
     std::snprintf(text, sizeof text,
                   "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
                   "GiB, largest hole %.3f GiB",
-                  device_, gibibytes(ask.bytes),
-                  gibibytes(sums.planned_live_bytes + sums.dynamic_live_bytes + sums.unplanned_live_bytes),
-                  gibibytes(sums.physical_bytes), gibibytes(dynamic_->free_bytes()),
-                  gibibytes(dynamic_->largest_free()));
+                  device_, gibibytes(ask.bytes), gibibytes(figures_.live()), gibibytes(figures_.physical()),
+                  gibibytes(dynamic_->free_bytes()), gibibytes(dynamic_->largest_free()));
   }
   notice_(text);
 }
@@ -112,7 +109,7 @@ void Heap::after_synchronization() noexcept {
   try {
     const Lock lock(*this);
     if (!pending_frees_.empty()) collect_pending_frees();
-    if (figures_.sums().physical_bytes <= keep) return;
+    if (figures_.physical() <= keep) return;
     order_.settle();
     give_back_idle(keep);
   } catch (const std::bad_alloc&) {
@@ -134,7 +131,7 @@ std::uint64_t Heap::unlocked_available_bytes() const noexcept { return device_fr
 
 std::uint64_t Heap::unlocked_free_bytes() const noexcept {
   const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
-  return idle + planned_.unmerged_idle_bytes(figures_.sums().planned_live_bytes);
+  return idle + planned_.unmerged_idle_bytes(figures_.planned_live());
 }
 
 std::uint64_t Heap::free_bytes() const noexcept {
@@ -149,7 +146,7 @@ std::uint64_t Heap::largest_free() const noexcept {
 
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
   const Look look(mutex_);
-  if (planned_.keeps_free_bytes()) return planned_.unmerged_idle_bytes(figures_.sums().planned_live_bytes);
+  if (planned_.keeps_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
   return dynamic_ ? dynamic_->free_plan_bytes() : 0;
 }
 
