@@ -50,7 +50,8 @@ class Environment(unittest.TestCase):
     def test_only_stallocs_runs_are_preloaded(self):
         for variant in bench_train.VARIANTS:
             environment = bench_train.environment_for(variant, "/lib.so", "/out/trace.fb", "/out/plan.fb")
-            self.assertEqual("LD_PRELOAD" in environment, variant in ("dynamic", "driver", "record", "serve"), variant)
+            self.assertEqual("LD_PRELOAD" in environment, variant in ("dynamic", "driver", "share", "record", "serve"),
+                             variant)
             self.assertEqual("STALLOC_PLAN" in environment, variant == "serve", variant)
 
 
