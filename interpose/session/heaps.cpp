@@ -365,9 +365,8 @@ void Heaps::log_figures(bool always, bool wait) noexcept {
 }
 
 void Heaps::log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept {
-  constexpr std::size_t kMostDigits = 20;
   constexpr std::size_t kMostBytes = sizeof "device 63:"
-#define STALLOC_STATISTIC(name, unit, meaning) +sizeof " " #name "=" + kMostDigits
+#define STALLOC_STATISTIC(name, unit, meaning) " " #name "=18446744073709551615"
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
       ;

@@ -136,6 +136,7 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
 
 Heap::~Heap() {
   if (!close()) close_after_context();
+  dynamic_.reset();  // before order_, which it knows: both are declared in the order that the cache wants
 }
 
 // Whoever waits without the lock finds the heap closed when it has the lock again.

@@ -285,14 +285,14 @@ class Heap {
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;
-  alignas(64) StreamOrder order_;  // its first cache line is touched by most requests
 
-  // Covers everything below, and planned_ and order_, but for the `contains` of planned_ and dynamic_ and for the
-  // clocks of order_.
+  // Covers everything below, and planned_, but for the `contains` of planned_ and dynamic_ and for the clocks of
+  // order_.
   mutable HeapMutex mutex_;
-  // In one cache line what most requests touch.
+  // In one cache line, with the begin of the next what most requests touch.
   LiveTable live_;
-  std::unique_ptr<Dynamic> dynamic_;  // null: off; knows planned_'s arena and order_, and so is destroyed before them
+  std::unique_ptr<Dynamic> dynamic_;  // null: off; knows order_ and planned_'s arena, and is destroyed before them
+  StreamOrder order_;
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
   Figures figures_;
