@@ -13,32 +13,65 @@
 extern "C" {
 #endif
 
-/* Figures of one device since start. Sizes in bytes; live ones as the program asked for them. Fields are only ever
- * added at the end. */
+/* Statistics of one device, since start where they do not say now. Fields are only ever added at the end. */
 struct stalloc_statistics {
   size_t struct_bytes; /* in: sizeof(struct stalloc_statistics); no more than that is written */
-
-  uint64_t live; /* served from a plan, without one, and by CUDA */
+  /* written by tools/write-statistics: begin */
+  /* bytes: live now, as requested: served from a plan, without one, and by CUDA */
+  uint64_t live;
+  /* bytes: most that was live at once */
   uint64_t live_peak;
-  uint64_t pool_live_peak; /* of requests made in a memory pool's name: torch.cuda.max_memory_allocated() */
-  uint64_t physical;       /* memory the library holds, live or not */
-
+  /* bytes: the same of a memory pool's requests: torch.cuda.max_memory_allocated() */
+  uint64_t pool_live_peak;
+  /* bytes: device memory that the library holds now, live or not */
+  uint64_t physical;
+  /* count: requests served at a place of the plan */
   uint64_t planned_requests;
+  /* count: requests served by the library without a plan, or beside it */
   uint64_t dynamic_requests;
-  uint64_t unplanned_requests; /* served by CUDA */
-  uint64_t refused_slots;      /* planned, but the bytes were still taken */
-
-  uint64_t stitches; /* stitched views made or lengthened */
-  uint64_t borrows;  /* requests on free bytes of the plan, or on those of another stream */
-  uint64_t waits;    /* orderings between streams */
-  uint64_t grows;    /* times memory was added */
+  /* count: requests served by CUDA */
+  uint64_t unplanned_requests;
+  /* count: planned requests whose bytes were still taken, or could not be ordered */
+  uint64_t refused_slots;
+  /* count: stitched views made or lengthened */
+  uint64_t stitches;
+  /* count: requests on free bytes of the plan, or on those of another stream */
+  uint64_t borrows;
+  /* count: orderings between streams */
+  uint64_t waits;
+  /* count: requests that memory was created for */
+  uint64_t grows;
+  /* count: calls that create and map memory at the first use of the device */
   uint64_t mapping_calls_at_start;
+  /* count: calls that create, map or unmap memory since then */
   uint64_t mapping_calls_after_start;
-  uint64_t views;     /* stitched views that are mapped now */
-  uint64_t view_hits; /* requests served in a view made before */
-  uint64_t misses;    /* requests left to CUDA for want of memory */
+  /* count: stitched views that are mapped now */
+  uint64_t views;
+  /* count: requests served in a stitched view made before */
+  uint64_t view_hits;
+  /* count: requests left to CUDA for want of memory */
+  uint64_t misses;
+  /* bytes: most device memory that the library held at once */
   uint64_t physical_peak;
-  uint64_t spared_waits; /* orderings between streams that the program had made itself, by its events */
+  /* count: orderings between streams that the program had made itself, by its events */
+  uint64_t spared_waits;
+  /* bytes: of live: served at places of the plan */
+  uint64_t planned_live;
+  /* bytes: of live: served by the library without a plan, or beside it */
+  uint64_t dynamic_live;
+  /* bytes: of live: served by CUDA */
+  uint64_t unplanned_live;
+  /* bytes: most that was live at once of planned_live and dynamic_live together */
+  uint64_t served_live_peak;
+  /* count: requests of 1 MiB or more served by CUDA */
+  uint64_t unplanned_large_requests;
+  /* count: how often the place in the plan was lost and found again */
+  uint64_t resynchronisations;
+  /* ns: time spent in the mapping calls at start */
+  uint64_t mapping_ns_at_start;
+  /* ns: time spent in those after start */
+  uint64_t mapping_ns_after_start;
+  /* end */
 };
 
 /* Fills `statistics` for a CUDA device ordinal. 0: done; 1: nothing is served on that device; 2: struct_bytes is

@@ -14,7 +14,7 @@ import sys
 GIB = 1 << 30
 ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch, expandable segments",
               "async": "PyTorch on cudaMallocAsync's pool"}
-FIGURES = re.compile(r"device (\d+): live peak (\d+) bytes, physical (\d+) bytes")
+FIGURES = re.compile(r"device (\d+): live=.* live_peak=(\d+) .* physical_peak=(\d+)")
 
 
 def row(name, live, held, when):

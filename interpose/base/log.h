@@ -16,8 +16,9 @@ void remember_standard_error() noexcept;
 void set_level(LogLevel level) noexcept;
 bool enabled(LogLevel level) noexcept;
 
+inline constexpr std::size_t kLineBytes = 1536;  // longer lines are cut
+
 namespace detail {
-inline constexpr std::size_t kLineBytes = 1024;  // longer lines are cut
 void write_line(LogLevel level, const char* text, std::size_t bytes) noexcept;
 
 template <class... Args>

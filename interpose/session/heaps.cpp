@@ -8,14 +8,6 @@
 #include "interpose/session/cuda_query.h"
 
 namespace stalloc {
-namespace {
-
-double percent(std::uint64_t part, std::uint64_t whole) {
-  return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-}
-
-}  // namespace
-
 Heaps::Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options, StatisticsPage* page)
     : plan_(std::move(plan)), driver_(driver), options_(options), page_(page) {
   driver_.know_pools(pools_);
@@ -86,7 +78,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   show(ordinal, heap.get());
   const serve::Statistics figures = heap->statistics();
   log::info("device {}: {:.2f} GiB mapped at start, {} mapping calls", ordinal,
-            static_cast<double>(figures.physical_bytes) / (1 << 30), figures.mapping_calls_at_start);
+            static_cast<double>(figures.physical) / (1 << 30), figures.mapping_calls_at_start);
   device.heap.store(heap.release(), std::memory_order_release);
   device.context.store(context, std::memory_order_release);
   used_devices_.store(std::max(used_devices_.load(), ordinal + 1), std::memory_order_release);
@@ -372,22 +364,23 @@ void Heaps::log_figures(bool always, bool wait) noexcept {
   }
 }
 
-void Heaps::log_figures_of(int ordinal, const serve::Statistics& s, bool always) noexcept {
-  const auto milliseconds = [](std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; };
-  log::figures(always,
-               "device {}: live peak {} bytes, physical {} bytes, utilisation {:.2f} %, requests {} planned / {} "
-               "unplanned ({} of "
-               "1 MiB or more), refused slots {}, resynchronisations {}, stream waits {}, mapping calls {} at start "
-               "/ {} after, "
-               "{} dynamic requests, pool live peak {} bytes, stitches {}, view hits {}, borrows {}, grows {}, "
-               "misses {}, mapping "
-               "{:.1f} ms at start / {:.1f} ms after, spared waits {}",
-               ordinal, s.live_peak_bytes, s.physical_peak_bytes,
-               percent(s.served_live_peak_bytes, s.physical_peak_bytes), s.planned_requests, s.unplanned_requests,
-               s.unplanned_large_requests, s.refused_slots, s.resynchronisations, s.stream_waits,
-               s.mapping_calls_at_start, s.mapping_calls_after_start, s.dynamic_requests, s.pool_live_peak_bytes,
-               s.stitches, s.view_hits, s.borrows, s.grows, s.misses, milliseconds(s.mapping_nanoseconds_at_start),
-               milliseconds(s.mapping_nanoseconds_after_start), s.spared_waits);
+void Heaps::log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept {
+  constexpr std::size_t kMostBytes = sizeof "device 63:"
+#define STALLOC_STATISTIC(name, unit, meaning) " " #name "=18446744073709551615"
+#include "interpose/serve/heap/statistics.def"
+#undef STALLOC_STATISTIC
+      ;
+  static_assert(kMostBytes <= log::kLineBytes, "the line would be cut");
+  log::figures(always, "device {}:"
+#define STALLOC_STATISTIC(name, unit, meaning) " " #name "={}"
+#include "interpose/serve/heap/statistics.def"
+#undef STALLOC_STATISTIC
+               ,
+               ordinal
+#define STALLOC_STATISTIC(name, unit, meaning) , figures.name
+#include "interpose/serve/heap/statistics.def"
+#undef STALLOC_STATISTIC
+  );
 }
 
 }  // namespace stalloc

@@ -175,8 +175,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream));
   }
   // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Simulations
-  // defer every free, the library those of the stream that was used last (heap_fast_path.cpp). Completes the free that
-  // was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
+  // defer every free, the library those of the stream that was used last (heap.cpp). Completes the free that was
+  // deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
   // std::bad_alloc; either block may then never be used again.
   void defer_free(Block block, std::uint64_t bytes, StreamIndex stream) {
     complete_deferred_free();

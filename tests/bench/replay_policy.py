@@ -50,8 +50,8 @@ def replay(bench, trace, policy):
                      STALLOC_CROSS_STREAM=streams[-1] if streams else "share", SIMCUDA_DEVICES="8",
                      SIMCUDA_DEVICE_BYTES=str(1 << 37), SIMCUDA_DELAY_US=LATE_US)
     expect(done.status == 0 and done.figures, f"replaying {trace} failed", done)
-    most = max(done.figures.values(), key=lambda figures: figures["physical"])
-    return most["physical"] / most["live_peak"], most["maps_after"]
+    most = max(done.figures.values(), key=lambda figures: figures["physical_peak"])
+    return most["physical_peak"] / most["live_peak"], most["mapping_calls_after_start"]
 
 
 def uncompressed(trace, folder):

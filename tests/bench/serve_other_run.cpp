@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
   std::printf(
       "peak live %.3f GiB, physical %.3f GiB (%.4f), %llu requests planned, %llu dynamic, %llu slots refused, "
       "%llu resynchronisations, mapping calls %llu at the start, %llu after\n",
-      gib(peak), gib(figures.physical_peak_bytes), gib(figures.physical_peak_bytes) / gib(peak),
+      gib(peak), gib(figures.physical_peak), gib(figures.physical_peak) / gib(peak),
       static_cast<unsigned long long>(figures.planned_requests),
       static_cast<unsigned long long>(figures.dynamic_requests), static_cast<unsigned long long>(figures.refused_slots),
       static_cast<unsigned long long>(figures.resynchronisations),

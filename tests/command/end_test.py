@@ -192,7 +192,7 @@ class Report(CommandTest):
 
     def test_same_as_the_library_says(self):
         report, said = self.figures("run", "--report", "r.json", "--", HOST, variables={"STALLOC_LOG_LEVEL": "info"})
-        match = re.search(r"live peak (\d+) bytes, physical (\d+) bytes", said)
+        match = re.search(r" live_peak=(\d+) .* physical_peak=(\d+)", said)
         self.assertEqual([report["processes"][0][name] for name in ("live_peak", "physical_peak")],
                          [int(number) for number in match.groups()])
 

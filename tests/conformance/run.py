@@ -31,7 +31,7 @@ HOSTILE = "hostile-"
 FORBIDDEN = ("hostile-reset",)
 OWN_PROCESS_LIMIT = "300"  # seconds: a check that waits where it must not does so often
 RECORDED = "recorded-steps"
-SERVED = re.compile(r"requests (\d+) planned .* (\d+) dynamic requests")
+SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
 # Facts that may be so under the library, whatever they are alone, by how their names begin. docs/compatibility.md names
 # each with its reason.
 KNOWN_DIFFERENCES = {

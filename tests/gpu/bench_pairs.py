@@ -11,9 +11,12 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import figures  # noqa: E402
 
 BYTES = (1 << 10, 1 << 20, 64 << 20)
 THREADS = (1, 4, 16)
@@ -75,10 +78,9 @@ def median(values):
 
 def planned_share(served_runs):
     """Share of the requests that were served at a planned place, by the library's own count."""
-    counts = [re.search(r"requests (\d+) planned / (\d+) unplanned", "\n".join(run["stalloc_says"]))
-              for run in served_runs]
-    planned = sum(int(count[1]) for count in counts if count)
-    unplanned = sum(int(count[2]) for count in counts if count)
+    counts = [one for run in served_runs for one in figures.logged("\n".join(run["stalloc_says"]))]
+    planned = sum(one["planned_requests"] for one in counts)
+    unplanned = sum(one["unplanned_requests"] for one in counts)
     return f"{100 * planned / (planned + unplanned):.1f} %" if planned else "none"
 
 

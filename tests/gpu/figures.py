@@ -1,10 +1,16 @@
-"""What a preloaded stalloc says of itself while the program runs, by the documented C function."""
+"""What a preloaded stalloc says of itself: while the program runs, by the documented C function, and in its log."""
 
 import ctypes
 import pathlib
 import re
 
+LOGGED = re.compile(r"stalloc: device \d+: (live=.*)")
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "interpose" / "stalloc.h"
+
+
+def logged(text):
+    """The statistics in the library's log, a dictionary for each line that says them."""
+    return [{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)} for said in LOGGED.findall(text)]
 
 
 class Statistics:

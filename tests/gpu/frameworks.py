@@ -11,17 +11,15 @@ output, trace and plan, and frameworks.md, which is printed too. Exit status: 0 
 import argparse
 import importlib.util
 import pathlib
-import re
 import subprocess
 import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bench_train  # noqa: E402
+import figures  # noqa: E402
 
 MODES = ("alone", "record", "serve", "dynamic")
-FIGURES = re.compile(r"live peak (\d+) bytes, physical (\d+) bytes, .*requests (\d+) planned / (\d+) unplanned"
-                     r".* (\d+) dynamic requests")
 
 
 def jax_program():
@@ -143,8 +141,8 @@ def run(name, mode, arguments):
 
 
 def row(name, mode, same, said):
-    figures = FIGURES.findall(said)
-    live, physical, planned, unplanned, dynamic = (sum(int(one[i]) for one in figures) for i in range(5))
+    live, physical, planned, unplanned, dynamic = (sum(one[name] for one in figures.logged(said)) for name in (
+        "live_peak", "physical_peak", "planned_requests", "unplanned_requests", "dynamic_requests"))
     ratio = f"{physical / live:.4f}" if live and not unplanned else ""  # what CUDA holds for its part is not known
     return f"| {name} | {mode} | {same} | {planned} | {dynamic} | {unplanned} | {live / (1 << 20):.1f} | {ratio} |"
 
@@ -162,7 +160,8 @@ def check(name, arguments):
             reference = printed
         same = printed == reference
         # Trace mode leaves cudaMalloc to CUDA.
-        served = mode in ("alone", "record") or any(int(one[2]) + int(one[4]) > 0 for one in FIGURES.findall(said))
+        served = mode in ("alone", "record") or any(one["planned_requests"] + one["dynamic_requests"] > 0
+                                                    for one in figures.logged(said))
         good = good and same and served
         rows.append(row(name, mode, "identical" if same else "different", said))
     return rows, good

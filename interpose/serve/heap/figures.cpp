@@ -40,26 +40,25 @@ std::uint64_t Figures::release_threshold() const noexcept {
 }
 
 void Figures::planned(std::uint64_t bytes, PoolIndex pool) noexcept {
-  ++sums_.planned_requests;
-  sums_.planned_live_bytes += bytes;
-  sums_.planned_live_peak_bytes = std::max(sums_.planned_live_peak_bytes, sums_.planned_live_bytes);
+  ++counts_.planned_requests;
+  live_.planned += bytes;
   served(bytes, pool);
 }
 
 void Figures::planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
-  sums_.planned_live_bytes -= bytes;
+  live_.planned -= bytes;
   served_freed(bytes, pool);
 }
 
 void Figures::unplanned(std::uint64_t bytes, PoolIndex pool) noexcept {
-  ++sums_.unplanned_requests;
-  if (bytes >= kLargeBytes) ++sums_.unplanned_large_requests;
-  sums_.unplanned_live_bytes += bytes;
+  ++counts_.unplanned_requests;
+  if (bytes >= kLargeBytes) ++counts_.unplanned_large_requests;
+  live_.unplanned += bytes;
   added(bytes, pool);
 }
 
 void Figures::unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
-  sums_.unplanned_live_bytes -= bytes;
+  live_.unplanned -= bytes;
   removed(bytes, pool);
 }
 
@@ -67,27 +66,26 @@ void Figures::show_in(ShownFigures* shown) noexcept {
   shown_ = shown;
   for (Pool& pool : pools_) pool.shown = true;
   ShownFigures::set(&shown->served, 1);
-  ShownFigures::set(&shown->misses, sums_.misses);
+  ShownFigures::set(&shown->misses, counts_.misses);
   show_requests();
-  physical_is(sums_.physical_bytes);
+  physical_is(counts_.physical);
 }
 
 void Figures::show_requests() noexcept {
-  const std::uint64_t served = sums_.planned_live_bytes + sums_.dynamic_live_bytes;
-  ShownFigures::set(&shown_->live, served + sums_.unplanned_live_bytes);
-  ShownFigures::set(&shown_->live_peak, sums_.live_peak_bytes);
-  ShownFigures::set(&shown_->served_live_peak, sums_.served_live_peak_bytes);
-  ShownFigures::set(&shown_->planned_requests, sums_.planned_requests);
-  ShownFigures::set(&shown_->dynamic_requests, sums_.dynamic_requests);
-  ShownFigures::set(&shown_->unplanned_requests, sums_.unplanned_requests);
+  ShownFigures::set(&shown_->live, live());
+  ShownFigures::set(&shown_->live_peak, live_.peak);
+  ShownFigures::set(&shown_->served_live_peak, live_.served_peak);
+  ShownFigures::set(&shown_->planned_requests, counts_.planned_requests);
+  ShownFigures::set(&shown_->dynamic_requests, live_.dynamic_requests);
+  ShownFigures::set(&shown_->unplanned_requests, counts_.unplanned_requests);
 }
 
 void Figures::physical_is(std::uint64_t bytes) noexcept {
-  sums_.physical_bytes = bytes;
-  sums_.physical_peak_bytes = std::max(sums_.physical_peak_bytes, bytes);
+  counts_.physical = bytes;
+  counts_.physical_peak = std::max(counts_.physical_peak, bytes);
   if (shown_ != nullptr) {
     ShownFigures::set(&shown_->physical, bytes);
-    ShownFigures::set(&shown_->physical_peak, sums_.physical_peak_bytes);
+    ShownFigures::set(&shown_->physical_peak, counts_.physical_peak);
   }
   for (std::size_t i = 0; i < pool_count_; ++i) {
     pools_[i].reserved_high = std::max(pools_[i].reserved_high, reserved(static_cast<PoolIndex>(i)));
@@ -99,8 +97,21 @@ std::uint64_t Figures::reserved(PoolIndex pool) const noexcept {
   const auto first = std::find_if(pools_.begin(), end, [](const Pool& each) { return each.alive && each.known; });
   const std::uint64_t own = pools_[pool].served;
   if (first == end || first != pools_.begin() + pool) return own;
-  const std::uint64_t others = sums_.planned_live_bytes + sums_.dynamic_live_bytes - own;
-  return std::max(sums_.physical_bytes, others + own) - others;
+  const std::uint64_t others = live_.served() - own;
+  return std::max(counts_.physical, others + own) - others;
+}
+
+Statistics Figures::statistics() const noexcept {
+  Statistics all = counts_;
+  all.live = live();
+  all.live_peak = live_.peak;
+  all.served_live_peak = live_.served_peak;
+  all.planned_live = live_.planned;
+  all.dynamic_live = live_.dynamic;
+  all.unplanned_live = live_.unplanned;
+  all.pool_live_peak = live_.pools_peak;
+  all.dynamic_requests = live_.dynamic_requests;
+  return all;
 }
 
 PoolUse Figures::pool_use(CUmemoryPool pool) const noexcept {

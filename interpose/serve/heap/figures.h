@@ -12,42 +12,11 @@
 
 namespace stalloc::serve {
 
-// All figures since start, in bytes or counts. live counts every request of the program on this device that stalloc
-// saw, as requested; physical is what the plan's arena and the dynamic sub-allocator hold. Unplanned is what the
-// original allocator served.
-struct alignas(64) Statistics {
-  // What a dynamic request and its free change, in one cache line.
-  std::uint64_t dynamic_requests = 0;
-  std::uint64_t dynamic_live_bytes = 0;
-  std::uint64_t planned_live_bytes = 0;
-  std::uint64_t unplanned_live_bytes = 0;
-  std::uint64_t live_peak_bytes = 0;         // of planned + dynamic + unplanned
-  std::uint64_t served_live_peak_bytes = 0;  // of planned + dynamic: what physical is held for
-  std::uint64_t pool_live_bytes = 0;         // of requests that name a pool, whoever served them
-  std::uint64_t pool_live_peak_bytes = 0;    // what torch.cuda.max_memory_allocated reports
-
-  std::uint64_t physical_bytes = 0;
-  std::uint64_t physical_peak_bytes = 0;
-  std::uint64_t planned_live_peak_bytes = 0;
-  std::uint64_t planned_requests = 0;
-  std::uint64_t unplanned_requests = 0;
-  std::uint64_t unplanned_large_requests = 0;  // of 1 MiB or more
-  std::uint64_t refused_slots = 0;             // the slot's bytes were taken, or could not be ordered on the stream
-  std::uint64_t resynchronisations = 0;        // jumps of the cursor
-  std::uint64_t stream_waits = 0;              // cross-stream orderings made
-  std::uint64_t spared_waits = 0;              // those that the program had made itself
-  std::uint64_t mapping_calls_at_start = 0;    // create, map, set access
-  std::uint64_t mapping_calls_after_start = 0;
-  std::uint64_t mapping_nanoseconds_at_start = 0;  // spent in these calls
-  std::uint64_t mapping_nanoseconds_after_start = 0;
-  // Of the dynamic sub-allocator:
-  std::uint64_t dynamic_physical_bytes = 0;
-  std::uint64_t stitches = 0;   // views made
-  std::uint64_t view_hits = 0;  // requests served in a view made before
-  std::uint64_t grows = 0;      // requests that memory was created for
-  std::uint64_t borrows = 0;    // requests served from another stream's bytes, or idle planned ones
-  std::uint64_t misses = 0;     // requests it could not serve, even under pressure
-  std::uint64_t views = 0;      // mapped now
+// All statistics of a device; statistics.def says what each is.
+struct Statistics {
+#define STALLOC_STATISTIC(name, unit, meaning) std::uint64_t name = 0;
+#include "interpose/serve/heap/statistics.def"
+#undef STALLOC_STATISTIC
 };
 
 // What a pool of the driver would say of the requests made in its name.
@@ -84,28 +53,34 @@ class Figures {
   void planned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
   void dynamic(std::uint64_t bytes, PoolIndex pool) noexcept {
-    ++sums_.dynamic_requests;
-    sums_.dynamic_live_bytes += bytes;
+    ++live_.dynamic_requests;
+    live_.dynamic += bytes;
     served(bytes, pool);
   }
   void dynamic_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
-    sums_.dynamic_live_bytes -= bytes;
+    live_.dynamic -= bytes;
     served_freed(bytes, pool);
   }
   void unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void slot_refused() noexcept { ++sums_.refused_slots; }
-  void borrowed() noexcept { ++sums_.borrows; }
+  void slot_refused() noexcept { ++counts_.refused_slots; }
+  void borrowed() noexcept { ++counts_.borrows; }
   void missed() noexcept {
-    ++sums_.misses;
-    if (shown_ != nullptr) ShownFigures::set(&shown_->misses, sums_.misses);
+    ++counts_.misses;
+    if (shown_ != nullptr) ShownFigures::set(&shown_->misses, counts_.misses);
   }
   void physical_is(std::uint64_t bytes) noexcept;
 
   // From now on these figures are kept in `shown` too, which must outlive them.
   void show_in(ShownFigures* shown) noexcept;
 
-  [[nodiscard]] const Statistics& sums() const noexcept { return sums_; }
+  // As requested, in bytes: of the plan's slots, and of all requests.
+  [[nodiscard]] std::uint64_t planned_live() const noexcept { return live_.planned; }
+  [[nodiscard]] std::uint64_t live() const noexcept { return live_.served() + live_.unplanned; }
+  // Physical memory, as `physical_is` said last.
+  [[nodiscard]] std::uint64_t physical() const noexcept { return counts_.physical; }
+  // All that is counted here; the rest is 0.
+  [[nodiscard]] Statistics statistics() const noexcept;
   [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
 
@@ -119,6 +94,19 @@ class Figures {
     std::uint64_t used = 0, used_high = 0;
     std::uint64_t served = 0;         // of `used`: planned or dynamic
     std::uint64_t reserved_high = 0;  // as far as it was looked at
+  };
+
+  // What a dynamic request and its free change, in one cache line. In bytes, as requested, but for the first.
+  struct alignas(64) Live {
+    std::uint64_t dynamic_requests = 0;
+    std::uint64_t dynamic = 0;
+    std::uint64_t planned = 0;
+    std::uint64_t unplanned = 0;
+    std::uint64_t peak = 0;         // of all three together
+    std::uint64_t served_peak = 0;  // of planned and dynamic together
+    std::uint64_t pools = 0;        // of requests that name a pool, whoever served them
+    std::uint64_t pools_peak = 0;
+    [[nodiscard]] std::uint64_t served() const noexcept { return planned + dynamic; }
   };
 
   // kNoPool: not known.
@@ -137,23 +125,22 @@ class Figures {
   void show_requests() noexcept;
 
   void added(std::uint64_t bytes, PoolIndex pool) noexcept {
-    const std::uint64_t served = sums_.planned_live_bytes + sums_.dynamic_live_bytes;
-    sums_.served_live_peak_bytes = std::max(sums_.served_live_peak_bytes, served);
-    sums_.live_peak_bytes = std::max(sums_.live_peak_bytes, served + sums_.unplanned_live_bytes);
+    live_.served_peak = std::max(live_.served_peak, live_.served());
+    live_.peak = std::max(live_.peak, live());
     if (is_shown(pool)) show_requests();
     if (pool == kNoPool) return;
     Pool& named = pools_[pool];
     named.known = true;
     named.used += bytes;
     named.used_high = std::max(named.used_high, named.used);
-    sums_.pool_live_bytes += bytes;
-    sums_.pool_live_peak_bytes = std::max(sums_.pool_live_peak_bytes, sums_.pool_live_bytes);
+    live_.pools += bytes;
+    live_.pools_peak = std::max(live_.pools_peak, live_.pools);
   }
   void removed(std::uint64_t bytes, PoolIndex pool) noexcept {
     if (is_shown(pool)) show_requests();
     if (pool == kNoPool) return;
     pools_[pool].used -= bytes;
-    sums_.pool_live_bytes -= bytes;
+    live_.pools -= bytes;
   }
   void served(std::uint64_t bytes, PoolIndex pool) noexcept {
     added(bytes, pool);
@@ -168,7 +155,8 @@ class Figures {
   }
   [[nodiscard]] std::uint64_t reserved(PoolIndex pool) const noexcept;
 
-  Statistics sums_;
+  Live live_;
+  Statistics counts_;              // of it what is not in live_
   ShownFigures* shown_ = nullptr;  // null: nobody looks
   std::array<Pool, 64> pools_{};
   std::size_t pool_count_ = 0;

@@ -1,10 +1,49 @@
+// A heap's life, and the way of an allocation and of a free. Each takes the heap's lock once, unless memory is scarce.
+//
+// An allocation:
+//
+//   1. `allocate` asks whether the stream is being captured, and takes the lock.
+//   2. Fast path: programs make tensors and drop them at once, over and over. So where there is no plan, the latest
+//      free is deferred, and a request of its size on its stream has the block back as it was
+//      (`Dynamic::deferred_serves`, `reuse_deferred`).
+//   3. Everything else goes through `allocate_slow_path` to `serve`, which first makes known what is free:
+//      `complete_deferred_free`, and `collect_pending_frees` for what waited for an event.
+//   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
+//   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
+//      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
+//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: out of the plan's
+//      own books (`Planned::take`), or out of the dynamic sub-allocator's once both were merged
+//      (`Dynamic::take_exactly`).
+//   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
+//      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
+//   8. `serve_under_pressure` (heap_pressure.cpp) is tried last, when the driver gives no more memory.
+//   9. What is not served is answered by CUDA, and the caller reports that by `note_unplanned`.
+//
+// `allocate_sync` has the steps from 3 on, for all streams at once.
+//
+// A free:
+//
+//   1. `free_async` asks whether the stream is being captured, and takes the lock.
+//   2. Fast path: without a plan, and on the stream that was looked up last, the free is deferred
+//      (`Dynamic::defer_free`).
+//   3. Else `free_slow_path` finds the stream's index (`StreamOrder::ordinal`), takes the block out of the table of
+//      what is live, and calls `forget` for the figures and `give_back` for the bytes. `give_back` marks them with the
+//      stream and the number of the free (`StreamOrder::freed`). Then they are free, in the plan's own books
+//      (`Planned::release`) or in the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
+//   4. Where others cannot be ordered behind the stream, `free_behind_event` records an event, and `give_back` follows
+//      when `collect_pending_frees` finds the event over. `free_when_over` asks for that.
+//
+// `free_sync` waits for the context without the lock (`FreeFence::wait`); the bytes are then free for every stream, and
+// `release_freed` gives their handles back to the device.
 #include "interpose/serve/heap/heap.h"
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <utility>
+#include <vector>
 
 namespace stalloc::serve {
 
@@ -19,6 +58,13 @@ struct Heap::Line {
 
 namespace {
 
+constexpr const char* kDoesNotFit =
+    "the plan does not fit this program: it is no longer used (was it made from another run?)";
+
+std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
+  return address == 0 ? std::nullopt : std::optional(address);
+}
+
 std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
   const auto passed = std::chrono::steady_clock::now() - begin;
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
@@ -26,26 +72,28 @@ std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
+// --- the beginning and the end ---
+
 std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
                                    const HeapOptions& options, std::string* why, Notice notice) noexcept {
   try {
     const auto begin = std::chrono::steady_clock::now();
-    std::unique_ptr<Planned> planned;
     const bool places_any = plan != nullptr && plan->physical_bytes > 0;
-    if (places_any && !(planned = Planned::create(driver, *plan, why))) return nullptr;
-    const std::optional<Line> line = draw_line(driver, device, planned.get(), options.dynamic);
+    std::optional<Planned> planned = places_any ? Planned::create(driver, *plan, why) : Planned();
+    if (!planned) return nullptr;
+    const std::optional<Line> line = draw_line(driver, device, *planned, options.dynamic);
     if (!line) {
       *why = "the driver does not describe the device's memory";
       return nullptr;
     }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(planned), *line, notice));
+    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *line, notice));
     if (options.dynamic) {
       heap->dynamic_ =
           Dynamic::create(driver, device, options, line->dynamic_begin, line->dynamic_page, &heap->order_, why);
       if (!heap->dynamic_) return nullptr;
     }
     heap->mapping_calls_at_start_ = heap->mapping_calls();
-    heap->mapping_nanoseconds_at_start_ = nanoseconds_since(begin);
+    heap->mapping_ns_at_start_ = nanoseconds_since(begin);
     heap->update_physical();
     return heap;
   } catch (const std::exception&) {
@@ -54,12 +102,10 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
   }
 }
 
-std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Planned* planned, bool dynamic) {
+std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Planned& planned, bool dynamic) {
   Line line;
-  if (planned != nullptr) {
-    line.page = planned->page();
-    line.bytes = planned->arena().planned_bytes();
-  }
+  line.page = planned.page();
+  line.bytes = planned.line_bytes();
   std::size_t free = 0;
   std::size_t total = 0;
   if (driver.memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
@@ -76,20 +122,21 @@ std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Plan
   return line;
 }
 
-Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
-           const Line& line, Notice notice)
+Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned, const Line& line,
+           Notice notice)
     : driver_(driver),
-      planned_(std::move(planned)),
+      device_bytes_(line.device_bytes),
       device_(device),
       context_(context),
       notice_(notice),
+      planned_(std::move(planned)),
       options_(options),
-      device_bytes_(line.device_bytes),
       fence_(driver, context),
       order_(driver, context, line.bytes, line.page, options.events) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
+  dynamic_.reset();  // before order_, which it knows: both are declared in the order that the cache wants
 }
 
 // Whoever waits without the lock finds the heap closed when it has the lock again.
@@ -121,10 +168,321 @@ void Heap::give_back_all(bool context_lives) noexcept {
   pending_frees_.clear();
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
-  if (planned_) planned_->arena().close();
+  planned_.close();
   order_.close(context_lives);
   update_physical();
 }
+
+// --- allocations ---
+
+std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
+                                          bool* exhausted) noexcept {
+  if (bytes > device_bytes_) [[unlikely]] {
+    if (exhausted != nullptr) *exhausted = true;
+    return std::nullopt;
+  }
+  bool capturing = false;
+  if (driver_.is_capturing(stream.handle, &capturing) != CUDA_SUCCESS) capturing = true;
+  std::unique_lock lock(mutex_);
+  const bool fits = dynamic_ && !capturing && dynamic_->deferred_serves(rounded(bytes), order_.latest(stream));
+  const PoolIndex index = fits ? figures_.pool_index(pool) : kNoPool;
+  if (index == kNoPool) [[unlikely]] {
+    return allocate_slow_path(std::move(lock), bytes, &stream, pool, capturing, exhausted);
+  }
+  const DeviceBackend::Block& block = dynamic_->reuse_deferred();
+  live_.insert({block.address, bytes, block.view, Origin::Dynamic, index});  // it had room before
+  figures_.dynamic(bytes, index);
+  return block.address;
+}
+
+std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
+  // Its free will wait as CUDA's own does, and needs the means for that.
+  if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
+  return allocate_slow_path(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
+}
+
+[[gnu::noinline]] std::optional<CUdeviceptr> Heap::allocate_slow_path(std::unique_lock<HeapMutex> lock,
+                                                                      std::size_t bytes, const StreamKey* stream,
+                                                                      CUmemoryPool pool, bool capturing,
+                                                                      bool* exhausted) noexcept {
+  try {
+    return when_served(serve(std::move(lock), bytes, stream, pool, capturing, exhausted));
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+// `stream` null: for all streams at once.
+CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
+                        bool capturing, bool* exhausted) {
+  if (bytes == 0 || is_closed()) return 0;
+  complete_deferred_free();
+  if (!pending_frees_.empty()) collect_pending_frees();
+  if (capturing) {
+    planned_.pass_through(bytes);
+    return 0;
+  }
+  CUdeviceptr served = 0;
+  Ask ask;
+  bool admitted = false;
+  const Cursor::Step step = planned_.next(bytes);
+  if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
+  if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
+  const bool dropped_now = planned_.drop_if_unfit();
+  if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
+  lock.unlock();
+  if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
+  if (served != 0) return served;
+  if (!admitted || !dynamic_) return 0;
+  served = serve_under_pressure(ask);
+  if (served == 0 && exhausted != nullptr) *exhausted = true;
+  return served;
+}
+
+// False when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host
+// memory.
+bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask) {
+  ask->bytes = bytes;
+  if (!live_.reserve_one()) return false;
+  if (stream == nullptr) return true;
+  ask->stream = order_.ordinal(*stream, true);
+  ask->pool = figures_.pool_index(pool);
+  return ask->stream != kNoStream && ask->pool != kNoPool;
+}
+
+CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
+  const PhysicalRanges wanted = planned_.ranges(slot);
+  const bool taken = planned_.keeps_free_bytes() ? planned_.take(wanted, order_, ask.stream)
+                                                 : dynamic_->take_exactly(wanted, ask.stream);
+  if (!taken) {
+    figures_.slot_refused();
+    return 0;
+  }
+  const CUdeviceptr address = planned_.address(slot);
+  live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
+  figures_.planned(ask.bytes, ask.pool);
+  return address;
+}
+
+CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
+  if (needs_bytes_of_plan(ask)) merge(ask.stream);
+  const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
+  update_physical();
+  if (!place) return 0;
+  const CUdeviceptr address = dynamic_->address_of(*place);
+  live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
+  figures_.dynamic(ask.bytes, ask.pool);
+  if (dynamic_->is_of_plan(*place)) figures_.borrowed();
+  return address;
+}
+
+bool Heap::needs_bytes_of_plan(const Ask& ask) const {
+  if (!planned_.keeps_free_bytes() || ask.stream == kNoStream) return false;
+  return planned_.is_dropped() || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
+}
+
+// From now on the dynamic sub-allocator keeps the plan's free bytes as well. Slots are served as before where
+// their bytes are free, at the price of dynamic requests, so this waits until there are any.
+void Heap::merge(StreamOrdinal stream) {
+  try {
+    const std::vector<PhysicalRange> free = planned_.hand_over();
+    dynamic_->adopt(planned_.arena());
+    dynamic_->give(free, stream);
+  } catch (const std::bad_alloc&) {
+    // What was not given stays unused.
+  }
+}
+
+// --- frees ---
+
+CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
+  bool capturing = false;
+  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
+  if (capturing) return CUDA_ERROR_INVALID_VALUE;
+  std::unique_lock lock(mutex_);
+  // What is asked of the order between streams must not give the ordinal of a deferred free to another stream, and the
+  // event of a free on a thread's own stream is recorded at once.
+  const bool known = context_is_current || !stream.is_default();
+  const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest(stream) : kNoStream;
+  if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
+    return free_slow_path(std::move(lock), address, stream, context_is_current);
+  }
+  LiveEntry entry;
+  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+  figures_.dynamic_freed(entry.bytes, entry.pool);
+  try {
+    dynamic_->defer_free({entry.address, entry.place}, rounded(entry.bytes), ordinal);
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+  return CUDA_SUCCESS;
+}
+
+void Heap::complete_deferred_free_now() noexcept {
+  try {
+    dynamic_->complete_deferred_free();
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+}
+
+[[gnu::noinline]] CUresult Heap::free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                                                bool context_is_current) noexcept {
+  complete_deferred_free();
+  if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
+    LiveEntry entry;
+    if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+    forget(entry);
+    give_back(entry, ordinal);
+    return CUDA_SUCCESS;
+  }
+  if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  lock.unlock();
+  return free_behind_event(address, stream);
+}
+
+CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
+  {
+    const Lock lock(*this);
+    if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return free_behind_event(address, stream);
+}
+
+// The stream is none that others are ordered behind: of another context, or one too many, or the caller wants nobody to
+// wait for it. An event behind the free says when the bytes can be used again.
+CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept {
+  PendingFree free;
+  if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
+    return result;
+  const ContextScope scope(driver_, free.context);
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = driver_.create_event(&free.event); result != CUDA_SUCCESS) return result;
+  CUresult result = driver_.record_event(free.event, stream.handle);
+  if (result == CUDA_SUCCESS) {
+    const Lock lock(*this);
+    if (live_.erase(address, &free.entry)) {
+      forget(free.entry);
+      try {
+        pending_frees_.push_back(free);
+        return CUDA_SUCCESS;
+      } catch (const std::bad_alloc&) {
+        // The bytes stay taken for good.
+      }
+    } else {
+      result = CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  driver_.destroy_event(free.event);
+  return result;
+}
+
+// Gives back what is over for the streams that it was freed on. A context that is gone has no work left. The oldest are
+// asked, and no more once several are not over: a question costs as much as a request.
+void Heap::collect_pending_frees() {
+  constexpr int kMostPending = 4;
+  int pending = 0;
+  std::erase_if(pending_frees_, [&](const PendingFree& free) {
+    if (pending == kMostPending) return false;
+    const CUresult result = driver_.query_event(free.event);
+    const bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!over) {
+      ++pending;
+      return false;
+    }
+    if (result == CUDA_SUCCESS) driver_.destroy_event(free.event);
+    give_back(free.entry, kNoStream);
+    return true;
+  });
+}
+
+CUresult Heap::free_sync(CUdeviceptr address) noexcept {
+  std::uint64_t number = 0;
+  bool from_pool = false;
+  {
+    const Look look(mutex_);
+    const LiveEntry* entry = live_.find(address);
+    if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    from_pool = entry->pool != kNoPool;
+    if (!from_pool) number = order_.take_number();
+  }
+  if (!from_pool) {
+    // Without the lock: the work that is waited for may itself wait for another thread's request.
+    if (const CUresult result = fence_.wait(); result != CUDA_SUCCESS) return result;
+  }
+  const Lock lock(*this);
+  LiveEntry entry;
+  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+  forget(entry);
+  if (!from_pool) order_.synchronized(number);
+  give_back(entry, kNoStream);
+  if (!from_pool) release_freed(entry);
+  return CUDA_SUCCESS;
+}
+
+// What cudaFree gives back is free for everybody again, whatever a pool may keep.
+void Heap::release_freed(const LiveEntry& entry) {
+  if (entry.origin != Origin::Dynamic) return;
+  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  try {
+    if (keep != ~std::uint64_t{0}) {
+      if (figures_.physical() > keep) give_back_idle(keep);
+      return;
+    }
+    const PhysicalRanges freed = ranges(entry);
+    const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // they outlive the view
+    dynamic_->release_handles(handles, entry.place);
+    update_physical();
+  } catch (const std::bad_alloc&) {
+    // It is kept.
+  }
+}
+
+void Heap::forget(const LiveEntry& entry) {
+  if (entry.origin == Origin::Plan) {
+    figures_.planned_freed(entry.bytes, entry.pool);
+  } else {
+    figures_.dynamic_freed(entry.bytes, entry.pool);
+  }
+}
+
+// Valid until the next call.
+PhysicalRanges Heap::ranges(const LiveEntry& entry) {
+  switch (entry.origin) {
+    case Origin::Plan:
+      return planned_.ranges(entry.place);
+    case Origin::Dynamic:
+      return dynamic_->ranges(dynamic_->place({entry.address, entry.place}), rounded(entry.bytes));
+    case Origin::Original:
+      break;
+  }
+  return {};
+}
+
+// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
+void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream) {
+  try {
+    if (entry.origin == Origin::Dynamic) {
+      dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream);
+      return;
+    }
+    const PhysicalRanges freed = ranges(entry);
+    if (stream == kNoStream) {
+      order_.cleared(freed);
+    } else {
+      order_.freed(freed, stream, planned_.event_on_free(entry.place));
+    }
+    if (planned_.keeps_free_bytes()) {
+      planned_.release(freed);
+    } else {
+      dynamic_->give(freed, stream);
+    }
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+}
+
+// --- what CUDA served ---
 
 void Heap::note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept {
   const Lock lock(*this);
@@ -158,6 +516,8 @@ void Heap::note_original_freed(CUdeviceptr address, std::uint64_t number) noexce
   if (unplanned_.erase(address, &entry)) figures_.unplanned_freed(entry.bytes, entry.pool);
 }
 
+// --- what is live, and the figures ---
+
 std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
   const Look look(mutex_);
   const LiveEntry* entry = live_.find_holding(address);
@@ -186,16 +546,13 @@ StreamClock* Heap::clock(StreamKey stream) noexcept {
 CUresult Heap::grant_access(int peer) noexcept {
   const Lock lock(*this);
   if (is_closed()) return CUDA_SUCCESS;
-  if (planned_) {
-    if (const CUresult result = planned_->arena().grant_access(peer); result != CUDA_SUCCESS) return result;
-  }
+  if (const CUresult result = planned_.grant_access(peer); result != CUDA_SUCCESS) return result;
   return dynamic_ ? dynamic_->grant_access(peer) : CUDA_SUCCESS;
 }
 
 void Heap::update_physical() noexcept {
-  const std::uint64_t physical =
-      (planned_ ? planned_->arena().physical_bytes() : 0) + (dynamic_ ? dynamic_->physical_bytes() : 0);
-  if (physical != figures_.sums().physical_bytes) figures_.physical_is(physical);
+  const std::uint64_t physical = planned_.physical_bytes() + (dynamic_ ? dynamic_->physical_bytes() : 0);
+  if (physical != figures_.physical()) figures_.physical_is(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
   if (shown_ != nullptr) {
     ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
@@ -243,7 +600,7 @@ void Heap::update_keep() noexcept {
 }
 
 std::uint64_t Heap::mapping_calls() const noexcept {
-  return (planned_ ? planned_->arena().mapping_calls() : 0) + (dynamic_ ? dynamic_->mapper().calls() : 0);
+  return planned_.mapping_calls() + (dynamic_ ? dynamic_->mapper().calls() : 0);
 }
 
 Statistics Heap::statistics() const noexcept {
@@ -258,17 +615,16 @@ bool Heap::try_statistics(Statistics* statistics) const noexcept {
 }
 
 Statistics Heap::gather_statistics() const noexcept {
-  Statistics statistics = figures_.sums();
-  if (planned_) statistics.resynchronisations = planned_->cursors().resynchronisations();
-  statistics.stream_waits = order_.waits();
+  Statistics statistics = figures_.statistics();
+  statistics.resynchronisations = planned_.resynchronisations();
+  statistics.waits = order_.waits();
   statistics.spared_waits = order_.spared_waits();
   statistics.mapping_calls_at_start = mapping_calls_at_start_;
   statistics.mapping_calls_after_start = mapping_calls() - mapping_calls_at_start_;
-  statistics.mapping_nanoseconds_at_start = mapping_nanoseconds_at_start_;
+  statistics.mapping_ns_at_start = mapping_ns_at_start_;
   if (dynamic_) {
     const Dynamic::Counts& counts = dynamic_->counts();
-    statistics.mapping_nanoseconds_after_start = dynamic_->mapper().nanoseconds();
-    statistics.dynamic_physical_bytes = dynamic_->physical_bytes();
+    statistics.mapping_ns_after_start = dynamic_->mapper().nanoseconds();
     statistics.stitches = counts.views + counts.lengthened;
     statistics.view_hits = counts.view_hits;
     statistics.grows = counts.grows;

@@ -86,7 +86,7 @@ class Heap {
 
   // True for addresses inside the heap's reservations, whatever is live there. Lock-free.
   [[nodiscard]] bool owns(CUdeviceptr address) const noexcept {
-    return (planned_ && planned_->contains(address)) || (dynamic_ && dynamic_->contains(address));
+    return planned_.contains(address) || (dynamic_ && dynamic_->contains(address));
   }
 
   // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
@@ -193,8 +193,8 @@ class Heap {
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  // Held by whatever looks at free bytes: a deferred free is completed first. Only a request and a free of a stream
-  // take the mutex itself (heap_fast_path.cpp), and what looks at nothing but live ranges and figures.
+  // Held by whatever looks at free bytes: a deferred free is completed first. `allocate` and `free_async` take the
+  // mutex itself, and so does, as Look, what looks at nothing but live ranges and figures.
   class Lock {
    public:
     explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
@@ -219,27 +219,15 @@ class Heap {
     CUevent event = nullptr;
   };
 
-  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, std::unique_ptr<Planned> planned,
-       const Line& line, Notice notice);
-  static std::optional<Line> draw_line(Driver& driver, int device, const Planned* planned, bool dynamic);
+  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned, const Line& line,
+       Notice notice);
+  static std::optional<Line> draw_line(Driver& driver, int device, const Planned& planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
-  // heap.cpp
   void end_service() noexcept;
   void give_back_all(bool context_lives) noexcept;
-  void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
-  void update_physical() noexcept;
-  void update_keep() noexcept;
-  [[nodiscard]] Statistics gather_statistics() const noexcept;
-  [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
-  // heap_fast_path.cpp
-  void complete_deferred_free() noexcept {
-    if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
-  }
-  void complete_deferred_free_now() noexcept;
-
-  // heap_allocate.cpp; address 0: not served
+  // Allocations: each returns the address, or 0 when it does not serve the request. `stream` null: for all streams.
   std::optional<CUdeviceptr> allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
                                                 const StreamKey* stream, CUmemoryPool pool, bool capturing,
                                                 bool* exhausted = nullptr) noexcept;
@@ -248,62 +236,71 @@ class Heap {
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
   CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
   CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
-  bool take_slot(PhysicalRanges wanted, StreamOrdinal stream);
   [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
   void merge(StreamOrdinal stream);
 
-  // heap_pressure.cpp
-  CUdeviceptr serve_under_pressure(const Ask& ask);
-  CUdeviceptr reclaim_and_serve(const Ask& ask);
-  bool trim_cuda_pools();
-  void complain(const Ask& ask);
-  [[nodiscard]] std::uint64_t device_free_bytes() const;
-  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
-  std::uint64_t give_back_dropped_plan();
-  [[nodiscard]] std::uint64_t unlocked_idle_plan_bytes() const noexcept;
-  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
-
-  // heap_describe.cpp
-  [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
-  // The handle of a physical byte, and the first physical byte of it.
-  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
-
-  // heap_free.cpp
+  // Frees.
+  void complete_deferred_free() noexcept {
+    if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
+  }
+  void complete_deferred_free_now() noexcept;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_behind_event(CUdeviceptr address, StreamKey stream) noexcept;
   void collect_pending_frees();
-  void release_freed(const LiveEntry& entry);
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream);
+  void release_freed(const LiveEntry& entry);
+
+  // Memory under pressure.
+  CUdeviceptr serve_under_pressure(const Ask& ask);
+  CUdeviceptr reclaim_and_serve(const Ask& ask);
+  bool trim_cuda_pools();
+  void complain(const Ask& ask);
+  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
+  void update_keep() noexcept;
+  [[nodiscard]] std::uint64_t device_free_bytes() const;
+  [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
+
+  // Where bytes lie.
   PhysicalRanges ranges(const LiveEntry& entry);
+  [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
+  // The handle of a physical byte, and the first physical byte of it.
+  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
+
+  // Figures.
+  void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
+  void update_physical() noexcept;
+  [[nodiscard]] Statistics gather_statistics() const noexcept;
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
   Driver& driver_;
-  const std::unique_ptr<Planned> planned_;  // null: no plan
+  const std::uint64_t device_bytes_;  // no request for more is looked at
   const int device_;
   const CUcontext context_;
   const Notice notice_;
+  Planned planned_;
   const HeapOptions options_;
-  const std::uint64_t device_bytes_;  // no request for more is looked at
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;
 
-  mutable HeapMutex mutex_;  // covers everything below, and planned_, but for the `contains` of it and of dynamic_
+  // Covers everything below, and planned_, but for the `contains` of planned_ and dynamic_ and for the clocks of
+  // order_.
+  mutable HeapMutex mutex_;
   // In one cache line, with the begin of the next what most requests touch.
   LiveTable live_;
-  std::unique_ptr<Dynamic> dynamic_;  // null: off
+  std::unique_ptr<Dynamic> dynamic_;  // null: off; knows order_ and planned_'s arena, and is destroyed before them
   StreamOrder order_;
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
   Figures figures_;
   ShownFigures* shown_ = nullptr;  // null: nobody looks
   std::uint64_t mapping_calls_at_start_ = 0;
-  std::uint64_t mapping_nanoseconds_at_start_ = 0;
+  std::uint64_t mapping_ns_at_start_ = 0;
   int complaints_ = 0;
   bool keeps_idle_ = false;
-  bool dropped_ = false;  // the plan is not used any more
-  bool merged_ = false;   // the plan's free bytes serve dynamic requests too, and the dynamic sub-allocator keeps them
   std::atomic<bool> closed_{false};  // set under the lock
 };
 

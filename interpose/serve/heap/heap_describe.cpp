@@ -10,17 +10,17 @@ namespace stalloc::serve {
 
 // Of a physical byte: where it is mapped in order, which is where its block is shown to be.
 CUdeviceptr Heap::home_address(std::uint64_t at) const {
-  const bool of_plan = planned_ && at < planned_->arena().planned_bytes();
-  return of_plan ? planned_->arena().address(0, at) : dynamic_->home(at);
+  return at < planned_.line_bytes() ? planned_.arena()->address(0, at) : dynamic_->home(at);
 }
 
 void Heap::describe(Visitor& visitor) noexcept {
   try {
     const Lock lock(*this);
     if (is_closed()) return;
-    for (std::size_t i = 0; planned_ && i < planned_->arena().handle_count(); ++i) {
-      const PhysicalRange range = planned_->arena().handle_range(i);
-      if (planned_->arena().is_held(i)) visitor.home(home_address(range.begin), range.bytes());
+    const Arena* arena = planned_.arena();
+    for (std::size_t i = 0; arena != nullptr && i < arena->handle_count(); ++i) {
+      const PhysicalRange range = arena->handle_range(i);
+      if (arena->is_held(i)) visitor.home(home_address(range.begin), range.bytes());
     }
     if (dynamic_) {
       for (const auto& [at, handle] : dynamic_->handles()) {
@@ -60,24 +60,14 @@ std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
 }
 
 std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) const {
-  if (planned_ && at < planned_->arena().planned_bytes()) {
-    const std::size_t handle = planned_->arena().handle_at(at);
-    const PhysicalRange range = planned_->arena().handle_range(handle);
-    return {range.begin, {range.bytes(), planned_->arena().handle_id(handle)}};
+  if (at < planned_.line_bytes()) {
+    const Arena& arena = *planned_.arena();
+    const std::size_t handle = arena.handle_at(at);
+    const PhysicalRange range = arena.handle_range(handle);
+    return {range.begin, {range.bytes(), arena.handle_id(handle)}};
   }
   const auto handle = std::prev(dynamic_->handles().upper_bound(at));
   return {handle->first, {handle->second.bytes, handle->second.id}};
-}
-
-std::uint64_t Heap::free_bytes() const noexcept {
-  const Look look(mutex_);
-  const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
-  return idle + (merged_ ? 0 : unlocked_idle_plan_bytes());
-}
-
-std::uint64_t Heap::largest_free() const noexcept {
-  const Look look(mutex_);
-  return dynamic_ ? dynamic_->largest_free() : 0;
 }
 
 }  // namespace stalloc::serve

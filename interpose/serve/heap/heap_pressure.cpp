@@ -44,8 +44,8 @@ CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
   CUdeviceptr served = serve_dynamic(ask, true);
   if (served != 0) return served;
   order_.settle();
-  if (dynamic_->reclaim(ask.bytes, dropped_) > 0) served = serve_dynamic(ask, true);
-  if (served != 0 || !planned_ || merged_) return served;
+  if (dynamic_->reclaim(ask.bytes, planned_.is_dropped()) > 0) served = serve_dynamic(ask, true);
+  if (served != 0 || !planned_.keeps_free_bytes()) return served;
   merge(ask.stream);
   return serve_dynamic(ask, true);
 }
@@ -66,14 +66,11 @@ void Heap::complain(const Ask& ask) {
     figures_.missed();
     update_physical();
     if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
-    const Statistics& sums = figures_.sums();
     std::snprintf(text, sizeof text,
                   "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
                   "GiB, largest hole %.3f GiB",
-                  device_, gibibytes(ask.bytes),
-                  gibibytes(sums.planned_live_bytes + sums.dynamic_live_bytes + sums.unplanned_live_bytes),
-                  gibibytes(sums.physical_bytes), gibibytes(dynamic_->free_bytes()),
-                  gibibytes(dynamic_->largest_free()));
+                  device_, gibibytes(ask.bytes), gibibytes(figures_.live()), gibibytes(figures_.physical()),
+                  gibibytes(dynamic_->free_bytes()), gibibytes(dynamic_->largest_free()));
   }
   notice_(text);
 }
@@ -112,7 +109,7 @@ void Heap::after_synchronization() noexcept {
   try {
     const Lock lock(*this);
     if (!pending_frees_.empty()) collect_pending_frees();
-    if (figures_.sums().physical_bytes <= keep) return;
+    if (figures_.physical() <= keep) return;
     order_.settle();
     give_back_idle(keep);
   } catch (const std::bad_alloc&) {
@@ -122,8 +119,7 @@ void Heap::after_synchronization() noexcept {
 
 void Heap::set_limit(std::uint64_t bytes) noexcept {
   const Look look(mutex_);
-  const std::uint64_t kept_apart = planned_ ? planned_->arena().physical_bytes() : 0;
-  if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, kept_apart));
+  if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, planned_.physical_bytes()));
 }
 
 std::uint64_t Heap::available_bytes() const noexcept {
@@ -131,43 +127,40 @@ std::uint64_t Heap::available_bytes() const noexcept {
   return unlocked_available_bytes();
 }
 
-std::uint64_t Heap::unlocked_available_bytes() const noexcept {
+std::uint64_t Heap::unlocked_available_bytes() const noexcept { return device_free_bytes() + unlocked_free_bytes(); }
+
+std::uint64_t Heap::unlocked_free_bytes() const noexcept {
   const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
-  return device_free_bytes() + idle + (merged_ ? 0 : unlocked_idle_plan_bytes());
+  return idle + planned_.unmerged_idle_bytes(figures_.planned_live());
+}
+
+std::uint64_t Heap::free_bytes() const noexcept {
+  const Look look(mutex_);
+  return unlocked_free_bytes();
+}
+
+std::uint64_t Heap::largest_free() const noexcept {
+  const Look look(mutex_);
+  return dynamic_ ? dynamic_->largest_free() : 0;
 }
 
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
   const Look look(mutex_);
-  return unlocked_idle_plan_bytes();
-}
-
-std::uint64_t Heap::unlocked_idle_plan_bytes() const noexcept {
-  if (!planned_) return 0;
-  if (merged_) return dynamic_->free_plan_bytes();
-  const std::uint64_t held = planned_->arena().physical_bytes();
-  return held - std::min(held, figures_.sums().planned_live_bytes);
+  if (planned_.keeps_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
+  return dynamic_ ? dynamic_->free_plan_bytes() : 0;
 }
 
 // What the device is done with.
 std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
   if (is_closed()) return 0;
-  if (!dynamic_) return give_back_dropped_plan();
-  if (dropped_ && !merged_) merge(kNoStream);
-  const std::uint64_t kept_apart = planned_ && !merged_ ? planned_->arena().physical_bytes() : 0;
-  const std::uint64_t keep = keep_bytes - std::min(keep_bytes, kept_apart);
-  dynamic_->drop_idle_views();
-  const std::uint64_t given_back = dynamic_->release_idle(keep, dropped_);
-  update_physical();
-  return given_back;
-}
-
-std::uint64_t Heap::give_back_dropped_plan() {
-  if (!dropped_) return 0;
   std::uint64_t given_back = 0;
-  for (std::size_t handle = 0; handle < planned_->arena().handle_count(); ++handle) {
-    const PhysicalRange range = planned_->arena().handle_range(handle);
-    if (!planned_->occupancy().is_free(range) || !order_.is_complete({&range, 1})) continue;
-    given_back += planned_->arena().give_back(handle);
+  if (!dynamic_) {
+    given_back = planned_.give_back_idle(order_);
+  } else {
+    if (planned_.state() == PlanState::Dropped) merge(kNoStream);
+    const std::uint64_t keep = keep_bytes - std::min(keep_bytes, planned_.unmerged_bytes());
+    dynamic_->drop_idle_views();
+    given_back = dynamic_->release_idle(keep, planned_.is_dropped());
   }
   update_physical();
   return given_back;

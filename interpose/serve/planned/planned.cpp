@@ -4,17 +4,18 @@
 
 namespace stalloc::serve {
 
-std::unique_ptr<Planned> Planned::create(Driver& driver, const plan::DevicePlan& plan, std::string* why) {
+std::optional<Planned> Planned::create(Driver& driver, const plan::DevicePlan& plan, std::string* why) {
   std::unique_ptr<Arena> arena = Arena::create(driver, plan, why);
-  if (!arena) return nullptr;
-  return std::unique_ptr<Planned>(new Planned(plan, std::move(arena)));
+  if (!arena) return std::nullopt;
+  return Planned(plan, std::move(arena));
 }
 
 Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
-    : arena_(std::move(arena)),
+    : state_(PlanState::Served),
       page_(plan.granularity),
+      arena_(std::move(arena)),
       cursors_(plan),
-      occupancy_(arena_->planned_bytes(), plan.granularity) {
+      occupancy_(std::in_place, arena_->planned_bytes(), plan.granularity) {
   places_.reserve(plan.slots.size());
   ranges_.reserve(plan.slots.size());
   for (const plan::Slot& slot : plan.slots) {
@@ -28,6 +29,28 @@ Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
     place.event_on_free = slot.event_on_free;
     places_.push_back(place);
   }
+}
+
+void Planned::close() noexcept {
+  if (arena_) arena_->close();
+}
+
+std::vector<PhysicalRange> Planned::hand_over() {
+  std::vector<PhysicalRange> free;
+  occupancy_->append_free(&free);
+  state_ = state_ == PlanState::Served ? PlanState::Merged : PlanState::DroppedMerged;
+  return free;
+}
+
+std::uint64_t Planned::give_back_idle(StreamOrder& order) noexcept {
+  if (!is_dropped()) return 0;
+  std::uint64_t given_back = 0;
+  for (std::size_t handle = 0; handle < arena_->handle_count(); ++handle) {
+    const PhysicalRange range = arena_->handle_range(handle);
+    if (!occupancy_->is_free(range) || !order.is_complete({&range, 1})) continue;
+    given_back += arena_->give_back(handle);
+  }
+  return given_back;
 }
 
 }  // namespace stalloc::serve

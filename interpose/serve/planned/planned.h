@@ -1,8 +1,9 @@
-// The plan's side of a heap: its memory, its slots, who owns which of its bytes.
+// A plan's memory: its slots, which of them comes next, and who keeps the books of its bytes.
 #pragma once
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,29 +13,108 @@
 #include "interpose/serve/planned/arena.h"
 #include "interpose/serve/planned/cursors.h"
 #include "interpose/serve/planned/occupancy.h"
+#include "interpose/serve/streams/stream_order.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
 
-// Not thread-safe: the heap's lock covers it, but for `contains`. Nothing but `create` and the constructor throws.
+// Whether requests take a plan's slots, and who knows which of its bytes are free.
+//
+//     None        Served ── hand_over ──► Merged
+//                   │                       │
+//              drop_if_unfit           drop_if_unfit
+//                   ▼                       ▼
+//                Dropped ── hand_over ──► DroppedMerged
+enum class PlanState : std::uint8_t {
+  None,           // there is no plan
+  Served,         // requests take slots; the occupancy keeps the free bytes
+  Merged,         // requests take slots; the dynamic sub-allocator keeps the free bytes and serves from them, too
+  Dropped,        // no request takes a slot any more; the occupancy keeps the free bytes
+  DroppedMerged,  // no request takes a slot any more; the dynamic sub-allocator keeps the free bytes
+};
+
+// Not thread-safe: the heap's lock covers it, but for `contains`. Only `create` and `hand_over` throw. Slots are named
+// by their index in the plan, bytes by their place on the heap's line, which begins with the plan's (physical.h).
 class Planned {
  public:
-  // As Arena::create.
-  static std::unique_ptr<Planned> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
+  // No plan: it holds nothing, and no function may be asked for a slot.
+  Planned() = default;
+  // As Arena::create: all that the plan asks for is created and mapped, or nothing is. Throws std::bad_alloc.
+  static std::optional<Planned> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
+  // Unmaps and gives back everything; idempotent. Pre: as Arena::close.
+  void close() noexcept;
 
-  [[nodiscard]] Cursors& cursors() noexcept { return cursors_; }
-  [[nodiscard]] const Cursors& cursors() const noexcept { return cursors_; }
-  [[nodiscard]] Arena& arena() noexcept { return *arena_; }
-  [[nodiscard]] const Arena& arena() const noexcept { return *arena_; }
-  [[nodiscard]] Occupancy& occupancy() noexcept { return occupancy_; }
-  [[nodiscard]] std::uint64_t page() const noexcept { return page_; }
-  [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return arena_->contains(address); }
+  [[nodiscard]] PlanState state() const noexcept { return state_; }
+  [[nodiscard]] bool exists() const noexcept { return state_ != PlanState::None; }
+  // Requests take its slots.
+  [[nodiscard]] bool is_followed() const noexcept { return state_ == PlanState::Served || state_ == PlanState::Merged; }
+  // There is a plan, and no request takes a slot any more.
+  [[nodiscard]] bool is_dropped() const noexcept {
+    return state_ == PlanState::Dropped || state_ == PlanState::DroppedMerged;
+  }
+  // There is a plan, and its free bytes are known here and to nobody else.
+  [[nodiscard]] bool keeps_free_bytes() const noexcept {
+    return state_ == PlanState::Served || state_ == PlanState::Dropped;
+  }
 
+  // As of Cursors; a plan that is not followed answers Unplanned.
+  Cursor::Step next(std::uint64_t bytes) noexcept { return is_followed() ? cursors_->next(bytes) : Cursor::Step(); }
+  void pass_through(std::uint64_t bytes) noexcept {
+    if (is_followed()) cursors_->pass_through(bytes);
+  }
+  // Drops the plan if the requests so far show that it is of another program. True when it was dropped just now.
+  bool drop_if_unfit() noexcept {
+    if (!is_followed() || cursors_->fits()) return false;
+    state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged;
+    return true;
+  }
+  // Jumps of the cursors since start.
+  [[nodiscard]] std::uint64_t resynchronisations() const noexcept {
+    return exists() ? cursors_->resynchronisations() : 0;
+  }
+
+  // Of a slot.
   [[nodiscard]] CUdeviceptr address(std::uint32_t slot) const noexcept { return places_[slot].address; }
   [[nodiscard]] bool event_on_free(std::uint32_t slot) const noexcept { return places_[slot].event_on_free; }
   [[nodiscard]] PhysicalRanges ranges(std::uint32_t slot) const noexcept {
     return {&ranges_[places_[slot].first_range], places_[slot].range_count};
   }
+
+  // Takes the bytes of a slot, ordered on `stream`; false, and nothing is taken: some are not free, or cannot be
+  // ordered. `release` is the way back. Pre of both: keeps_free_bytes().
+  [[nodiscard]] bool take(PhysicalRanges slot, StreamOrder& order, StreamOrdinal stream) noexcept {
+    if (!occupancy_->try_take(slot)) return false;
+    if (order.make_ready(slot, stream)) return true;
+    occupancy_->release(slot);
+    return false;
+  }
+  void release(PhysicalRanges slot) noexcept { occupancy_->release(slot); }
+  // From now on somebody else keeps the free bytes: these. Throws std::bad_alloc, and nothing has changed then.
+  // Pre: keeps_free_bytes().
+  std::vector<PhysicalRange> hand_over();
+
+  // Physical memory held now, in bytes; and as much of it as nobody else counts as held.
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return arena_ ? arena_->physical_bytes() : 0; }
+  [[nodiscard]] std::uint64_t unmerged_bytes() const noexcept { return keeps_free_bytes() ? physical_bytes() : 0; }
+  // The part of these that nothing lives in, when `live` bytes live in slots.
+  [[nodiscard]] std::uint64_t unmerged_idle_bytes(std::uint64_t live) const noexcept {
+    return unmerged_bytes() - std::min(unmerged_bytes(), live);
+  }
+  // Gives the handles of a dropped plan back to the driver that nothing lives on and the device is done with. Returns
+  // the bytes given back. Pre: keeps_free_bytes() if the plan is dropped.
+  std::uint64_t give_back_idle(StreamOrder& order) noexcept;
+
+  // The memory of all slots; null: there is no plan.
+  [[nodiscard]] Arena* arena() noexcept { return arena_.get(); }
+  [[nodiscard]] const Arena* arena() const noexcept { return arena_.get(); }
+  // Its part of the line, [0, line_bytes()), and the size of a page there, in bytes; both 0 without a plan.
+  [[nodiscard]] std::uint64_t line_bytes() const noexcept { return arena_ ? arena_->planned_bytes() : 0; }
+  [[nodiscard]] std::uint64_t page() const noexcept { return page_; }
+  // An address of the plan's reservation, whatever lives there. From any thread.
+  [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return arena_ && arena_->contains(address); }
+  // As Arena; without a plan there is nothing to do and nothing to count.
+  CUresult grant_access(int peer) noexcept { return arena_ ? arena_->grant_access(peer) : CUDA_SUCCESS; }
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return arena_ ? arena_->mapping_calls() : 0; }
 
  private:
   // A slot with its place worked out.
@@ -47,12 +127,13 @@ class Planned {
 
   Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena);
 
-  std::unique_ptr<Arena> arena_;
-  std::uint64_t page_;
+  PlanState state_ = PlanState::None;
+  std::uint64_t page_ = 0;
+  std::unique_ptr<Arena> arena_;  // this and the two optional ones: none without a plan
   std::vector<Place> places_;
   std::vector<PhysicalRange> ranges_;
-  Cursors cursors_;
-  Occupancy occupancy_;
+  std::optional<Cursors> cursors_;
+  std::optional<Occupancy> occupancy_;
 };
 
 }  // namespace stalloc::serve

@@ -60,7 +60,7 @@ struct Fixture {
     REQUIRE(heap->grant_access(1) == CUDA_SUCCESS);
     heap->stream_destroyed(stream.handle);
     heap->set_sync_memops(live.front(), true);
-    REQUIRE(heap->statistics().physical_bytes == 0);
+    REQUIRE(heap->statistics().physical == 0);
   }
 };
 

@@ -53,10 +53,10 @@ struct Fixture {
 TEST_CASE("the block freed last serves the next request of its size on its stream", "[serve][deferred_free]") {
   Fixture f;
   const CUdeviceptr last = f.free_last_of_three(f.stream);
-  REQUIRE(f.heap->statistics().dynamic_live_bytes == 2 * kSize);
+  REQUIRE(f.heap->statistics().dynamic_live == 2 * kSize);
   const auto counted = f.heap->statistics().dynamic_requests;
   REQUIRE(f.take(kSize + 20, f.stream) == last);
-  REQUIRE(f.heap->statistics().dynamic_live_bytes == 3 * kSize + 20);
+  REQUIRE(f.heap->statistics().dynamic_live == 3 * kSize + 20);
   REQUIRE(f.heap->statistics().dynamic_requests == counted + 1);
   REQUIRE(f.heap->pool_use(nullptr).used == 3 * kSize + 20);
   CUdeviceptr base = 0;
@@ -81,7 +81,7 @@ TEST_CASE("any other request may have the bytes of the block freed last", "[serv
   const auto ordered_calls = f.driver.order_calls();
   f.give(all, f.stream);
   REQUIRE(f.take(kPage / 2, f.stream) == all);
-  REQUIRE(f.heap->statistics().physical_bytes == kPage);
+  REQUIRE(f.heap->statistics().physical == kPage);
   REQUIRE(f.driver.order_calls() == ordered_calls);
 }
 
@@ -135,7 +135,7 @@ TEST_CASE("what is trimmed includes the block freed last", "[serve][deferred_fre
   f.give(f.take(kSize, f.stream), f.stream);
   f.driver.finish_all_work();
   REQUIRE(f.heap->trim() == kPage);
-  REQUIRE(f.heap->statistics().physical_bytes == 0);
+  REQUIRE(f.heap->statistics().physical == 0);
 }
 
 TEST_CASE("a thread's own stream has its event at each free, also the last", "[serve][deferred_free]") {

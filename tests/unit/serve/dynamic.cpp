@@ -57,7 +57,7 @@ struct Fixture {
     return blocks;
   }
   serve::Statistics statistics() const { return heap->statistics(); }
-  std::uint64_t physical() const { return heap->statistics().physical_bytes; }
+  std::uint64_t physical() const { return heap->statistics().physical; }
 };
 
 }  // namespace
@@ -69,7 +69,7 @@ TEST_CASE("memory grows by what is asked for, rounded to a page", "[serve][dynam
   REQUIRE(fixture.physical() == 4 * kPage);
   REQUIRE(fixture.statistics().grows == 1);
   REQUIRE(fixture.statistics().dynamic_requests == 1);
-  REQUIRE(fixture.statistics().dynamic_live_bytes == 3 * kPage + 1);
+  REQUIRE(fixture.statistics().dynamic_live == 3 * kPage + 1);
 }
 
 TEST_CASE("freed bytes are used again before memory grows", "[serve][dynamic]") {
@@ -263,7 +263,7 @@ TEST_CASE("bytes of another stream are used when their last use is over", "[serv
   REQUIRE(fixture.take_on(fixture.other, 4) != first);  // its event is recorded when it is first asked after
   fixture.driver.finish_all_work();
   REQUIRE(fixture.take_on(fixture.other, 4) == first);
-  REQUIRE(fixture.statistics().stream_waits == 0);
+  REQUIRE(fixture.statistics().waits == 0);
   REQUIRE(fixture.statistics().borrows == 1);
 }
 
@@ -287,7 +287,7 @@ TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dyn
   fixture.take_on(fixture.other, 3);
   const bool grew = fixture.physical() > before;
   REQUIRE(grew == !waits);
-  REQUIRE((fixture.statistics().stream_waits > 0) == waits);
+  REQUIRE((fixture.statistics().waits > 0) == waits);
   REQUIRE((fixture.statistics().borrows > 0) == waits);
 }
 
@@ -304,7 +304,7 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
   fixture.driver.work(fixture.other);
   REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
   REQUIRE(fixture.take_on(fixture.other, 4) == (shared ? best : own));
-  REQUIRE(fixture.statistics().stream_waits == (shared ? 1 : 0));
+  REQUIRE(fixture.statistics().waits == (shared ? 1 : 0));
   REQUIRE(fixture.statistics().borrows == (shared ? 1 : 0));
 }
 
@@ -351,8 +351,8 @@ TEST_CASE("pressure: other streams' bytes, then the plan's idle bytes, then noth
   REQUIRE(last_notice.find("no memory for a request") != std::string::npos);
   const serve::Statistics after = fixture.statistics();
   REQUIRE(after.misses == 1);
-  REQUIRE(after.physical_bytes == before.physical_bytes);
-  REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes);
+  REQUIRE(after.physical == before.physical);
+  REQUIRE(after.dynamic_live == before.dynamic_live);
   fixture.give(all);
   fixture.take(4);
 }
@@ -381,10 +381,10 @@ TEST_CASE("free bytes of the plan are used before memory grows, its slots are se
   fixture.give(refused);
   const CUdeviceptr slot = fixture.take(3);
   REQUIRE(fixture.statistics().planned_requests == 1);
-  REQUIRE(fixture.statistics().physical_bytes == plan.physical_bytes);
+  REQUIRE(fixture.statistics().physical == plan.physical_bytes);
   fixture.give(slot);
-  REQUIRE(fixture.statistics().planned_live_bytes == 0);
-  REQUIRE(fixture.statistics().dynamic_live_bytes == 0);
+  REQUIRE(fixture.statistics().planned_live == 0);
+  REQUIRE(fixture.statistics().dynamic_live == 0);
 }
 
 TEST_CASE("a request that fails at any call leaves the figures and the memory as they were", "[serve][dynamic]") {
@@ -398,11 +398,11 @@ TEST_CASE("a request that fails at any call leaves the figures and the memory as
     fixture.driver.fail_at(0);
     const serve::Statistics after = fixture.statistics();
     if (served) {
-      REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes + 9 * kPage);
+      REQUIRE(after.dynamic_live == before.dynamic_live + 9 * kPage);
       continue;
     }
-    REQUIRE(after.dynamic_live_bytes == before.dynamic_live_bytes);
-    REQUIRE(after.physical_bytes <= before.physical_bytes);
+    REQUIRE(after.dynamic_live == before.dynamic_live);
+    REQUIRE(after.physical <= before.physical);
     fixture.take(9);
     fixture.heap.reset();
   }
@@ -530,7 +530,7 @@ TEST_CASE("a pool's handle that comes back begins anew", "[serve][dynamic]") {
   const auto address = fixture.heap->allocate(kPage, fixture.stream, pool);
   REQUIRE(address);
   REQUIRE(fixture.heap->pool_use(pool).used == kPage);
-  REQUIRE(fixture.statistics().pool_live_peak_bytes == kPage);
+  REQUIRE(fixture.statistics().pool_live_peak == kPage);
   fixture.give(*address);
   fixture.heap->pool_destroyed(pool);
   REQUIRE_FALSE(fixture.heap->pool_use(pool).known);

@@ -75,12 +75,12 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   REQUIRE(program.refused() == 0);
   program.finish();
   const serve::Statistics statistics = set.heap->statistics();
-  REQUIRE(statistics.planned_live_bytes == 0);
-  REQUIRE(statistics.dynamic_live_bytes == 0);
+  REQUIRE(statistics.planned_live == 0);
+  REQUIRE(statistics.dynamic_live == 0);
   REQUIRE(statistics.dynamic_requests > 0);
   set.driver.finish_all_work();
   set.heap->trim(0);
-  if (!with_plan) REQUIRE(set.heap->statistics().physical_bytes == 0);
+  if (!with_plan) REQUIRE(set.heap->statistics().physical == 0);
   set.heap.reset();
   REQUIRE(set.driver.is_clean());
 }
@@ -139,7 +139,7 @@ TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
   Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
   program.drop_some();
   REQUIRE_NOTHROW(run(program, requests, plan, 6, [] {}));
-  REQUIRE(heap->statistics().physical_bytes <= plan.physical_bytes + 8 * kPage);
+  REQUIRE(heap->statistics().physical <= plan.physical_bytes + 8 * kPage);
   REQUIRE(heap->statistics().misses == program.refused());
 }
 
@@ -177,6 +177,6 @@ TEST_CASE("random programs served dynamically on several threads", "[serve][rand
   }
   for (std::thread& thread : threads) thread.join();
   REQUIRE(broken.empty());
-  REQUIRE(set.heap->statistics().dynamic_live_bytes == 0);
+  REQUIRE(set.heap->statistics().dynamic_live == 0);
   for (const Program& program : programs) REQUIRE(program.refused() == 0);
 }

@@ -71,10 +71,10 @@ TEST_CASE("requests are served at their planned places, body after body", "[serv
   }
   const serve::Statistics figures = f.heap->statistics();
   REQUIRE(figures.planned_requests == 9);
-  REQUIRE(figures.planned_live_bytes == 0);
-  REQUIRE(figures.planned_live_peak_bytes == 71'512);
+  REQUIRE(figures.planned_live == 0);
+  REQUIRE(figures.served_live_peak == 71'512);
   REQUIRE(figures.refused_slots == 0);
-  REQUIRE(figures.physical_bytes == 2 * kPage);
+  REQUIRE(figures.physical == 2 * kPage);
   REQUIRE(figures.mapping_calls_at_start == 3);
   REQUIRE(figures.mapping_calls_after_start == 0);
 }
@@ -146,7 +146,7 @@ TEST_CASE("bytes freed on one stream are served on another behind the free", "[s
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
   REQUIRE(f.ask(8 * kKiB, f.t) == 0);
   REQUIRE(f.driver.is_ordered(f.t, use));
-  REQUIRE(f.heap->statistics().stream_waits == 1);
+  REQUIRE(f.heap->statistics().waits == 1);
 }
 
 TEST_CASE("the plan's events spare the waiting stream later work", "[serve][heap]") {
@@ -184,7 +184,7 @@ TEST_CASE("a synchronous free makes the bytes usable everywhere", "[serve][heap]
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
   REQUIRE(f.ask(8 * kKiB, f.t) == 0);
   REQUIRE(f.driver.is_ordered(f.t, use));
-  REQUIRE(f.heap->statistics().stream_waits == 0);
+  REQUIRE(f.heap->statistics().waits == 0);
 }
 
 TEST_CASE("a synchronous free under another context waits for the heap's", "[serve][heap]") {
@@ -367,10 +367,10 @@ TEST_CASE("pools are told what is live in their name", "[serve][heap]") {
   REQUIRE(f.heap->pool_use(pool_named(0x10)).reserved_high == 0);
 
   const serve::Statistics figures = f.heap->statistics();
-  REQUIRE(figures.unplanned_live_bytes == 700);
-  REQUIRE(figures.planned_live_bytes == 3000);
-  REQUIRE(figures.live_peak_bytes == 7200);
-  REQUIRE(figures.served_live_peak_bytes == 6000);
+  REQUIRE(figures.unplanned_live == 700);
+  REQUIRE(figures.planned_live == 3000);
+  REQUIRE(figures.live_peak == 7200);
+  REQUIRE(figures.served_live_peak == 6000);
   REQUIRE(figures.unplanned_requests == 2);
   REQUIRE(figures.unplanned_large_requests == 0);
 }
@@ -379,12 +379,12 @@ TEST_CASE("an address noted twice counts once; unknown ones not at all", "[serve
   Fixture f(overlapping_plan());
   f.heap->note_unplanned(0x7000, 500, nullptr);
   f.heap->note_unplanned(0x7000, 2 << 20, nullptr);
-  REQUIRE(f.heap->statistics().unplanned_live_bytes == 2 << 20);
+  REQUIRE(f.heap->statistics().unplanned_live == 2 << 20);
   REQUIRE(f.heap->statistics().unplanned_large_requests == 1);
   f.heap->note_original_freed(0x9000, f.heap->find_unplanned(0x9000));
   f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
   f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
-  REQUIRE(f.heap->statistics().unplanned_live_bytes == 0);
+  REQUIRE(f.heap->statistics().unplanned_live == 0);
 }
 
 TEST_CASE("the free of an address that is in use again leaves the new request alone", "[serve][heap]") {
@@ -393,7 +393,7 @@ TEST_CASE("the free of an address that is in use again leaves the new request al
   const std::uint64_t number = f.heap->find_unplanned(0x7000);
   f.heap->note_unplanned(0x7000, 700, nullptr);
   f.heap->note_original_freed(0x7000, number);
-  REQUIRE(f.heap->statistics().unplanned_live_bytes == 700);
+  REQUIRE(f.heap->statistics().unplanned_live == 700);
 }
 
 TEST_CASE("a plan of another program is dropped once, with what lives kept", "[serve][heap]") {
@@ -410,14 +410,14 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   std::size_t bytes = 0;
   REQUIRE(find_range(*f.heap, f.base(), &base, &bytes));
   REQUIRE(f.heap->trim() == kPage);
-  REQUIRE(f.heap->statistics().physical_bytes == kPage);
+  REQUIRE(f.heap->statistics().physical == kPage);
   REQUIRE_NOTHROW(f.driver.physical(f.base()));
   f.driver.work(f.s);
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
   REQUIRE(f.heap->trim() == 0);  // nothing is unmapped under work, and nothing waits for it
   f.driver.finish_all_work();
   REQUIRE(f.heap->trim() == kPage);
-  REQUIRE(f.heap->statistics().physical_bytes == 0);
+  REQUIRE(f.heap->statistics().physical == 0);
   REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
 }
 

@@ -51,8 +51,8 @@ TEST_CASE("random programs on several streams", "[serve][random]") {
     if (set.random() % 50 == 0) set.driver.finish_all_work();
   }));
   program.finish();
-  REQUIRE(set.heap->statistics().planned_live_bytes == 0);
-  REQUIRE(set.heap->statistics().stream_waits > 0);
+  REQUIRE(set.heap->statistics().planned_live == 0);
+  REQUIRE(set.heap->statistics().waits > 0);
   REQUIRE(program.served() > 400);  // of about 1000: the plan and the program do fit
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   }
   for (std::thread& thread : threads) thread.join();
   REQUIRE(broken.empty());
-  REQUIRE(set.heap->statistics().planned_live_bytes == 0);
+  REQUIRE(set.heap->statistics().planned_live == 0);
   std::size_t served = 0;
   for (const Program& program : programs) served += program.served();
   REQUIRE(served > 100);
@@ -174,7 +174,7 @@ TEST_CASE("random programs on several threads, each with a lane of its own", "[s
   }
   for (std::thread& thread : threads) thread.join();
   CHECK(broken == std::vector<std::string>(kLanes));
-  CHECK(heap->statistics().planned_live_bytes == 0);
+  CHECK(heap->statistics().planned_live == 0);
   std::size_t served = 0;
   for (const Program& program : programs) served += program.served();
   CHECK(served > 100);

@@ -18,14 +18,14 @@ using serve::StreamKey;
 namespace {
 
 void require_same(const ShownFigures& shown, const serve::Statistics& stated) {
-  REQUIRE(shown.live == stated.planned_live_bytes + stated.dynamic_live_bytes + stated.unplanned_live_bytes);
-  REQUIRE(shown.live_peak == stated.live_peak_bytes);
-  REQUIRE(shown.served_live_peak == stated.served_live_peak_bytes);
+  REQUIRE(shown.live == stated.planned_live + stated.dynamic_live + stated.unplanned_live);
+  REQUIRE(shown.live_peak == stated.live_peak);
+  REQUIRE(shown.served_live_peak == stated.served_live_peak);
   REQUIRE(shown.planned_requests == stated.planned_requests);
   REQUIRE(shown.dynamic_requests == stated.dynamic_requests);
   REQUIRE(shown.unplanned_requests == stated.unplanned_requests);
-  REQUIRE(shown.physical == stated.physical_bytes);
-  REQUIRE(shown.physical_peak == stated.physical_peak_bytes);
+  REQUIRE(shown.physical == stated.physical);
+  REQUIRE(shown.physical_peak == stated.physical_peak);
   REQUIRE(shown.mapping_calls_at_start == stated.mapping_calls_at_start);
   REQUIRE(shown.mapping_calls_after_start == stated.mapping_calls_after_start);
   REQUIRE(shown.misses == stated.misses);

@@ -10,15 +10,21 @@ from stalloc.installation import library_path
 __all__ = ["library_path", "statistics", "subprocess_environment"]
 
 DEVICES = 64
+# written by tools/write-statistics: begin
+STATISTICS = (
+    "live", "live_peak", "pool_live_peak", "physical", "planned_requests", "dynamic_requests", "unplanned_requests",
+    "refused_slots", "stitches", "borrows", "waits", "grows", "mapping_calls_at_start", "mapping_calls_after_start",
+    "views", "view_hits", "misses", "physical_peak", "spared_waits", "planned_live", "dynamic_live", "unplanned_live",
+    "served_live_peak", "unplanned_large_requests", "resynchronisations", "mapping_ns_at_start",
+    "mapping_ns_after_start",
+)
+# end
 
 
 class _Statistics(ctypes.Structure):
     """struct stalloc_statistics of interpose/stalloc.h."""
 
-    _fields_ = [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in (
-        "live", "live_peak", "pool_live_peak", "physical", "planned_requests", "dynamic_requests",
-        "unplanned_requests", "refused_slots", "stitches", "borrows", "waits", "grows", "mapping_calls_at_start",
-        "mapping_calls_after_start", "views", "view_hits", "misses", "physical_peak", "spared_waits")]
+    _fields_ = [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in STATISTICS]
 
 
 def statistics():
@@ -32,7 +38,7 @@ def statistics():
     for device in range(DEVICES):
         answer = _Statistics(struct_bytes=ctypes.sizeof(_Statistics))
         if function(device, ctypes.byref(answer)) == 0:
-            figures[device] = {name: getattr(answer, name) for name, _ in _Statistics._fields_[1:]}
+            figures[device] = {name: getattr(answer, name) for name in STATISTICS}
     return figures
 
 
