@@ -22,6 +22,8 @@ EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a
 OF_BACKEND = {"random_program", "random_threads", "record_stream"}
 # A plan's memory is created before anybody can set a limit, and stays as long as the plan is served.
 NOT_OF_PLAN = {"halves_give_way", "memory_fraction"}
+# These execute the program once more, which an emulator of single programs does not do.
+NOT_EMULATED = {"sharing_between_processes", "sharing_what_is_gone"} if EMULATOR else set()
 REPEATS = "record_stream"  # makes the same requests over and over: a plan must serve them
 SETTINGS = {"native": {}, "async": {"STALLOC_MODE": "dynamic", "STALLOC_TORCH": "async"},
             "dynamic": {"STALLOC_MODE": "dynamic"}, "record": {"STALLOC_MODE": "trace"}, "plan": {},
@@ -93,7 +95,8 @@ def main():
         runner = Runner(options, pathlib.Path(folder))
         names = options.checks or [name for name in runner.names()
                                    if (options.mode != "async" or name in OF_BACKEND)
-                                   and (options.mode != "plan" or name not in NOT_OF_PLAN)]
+                                   and (options.mode != "plan" or name not in NOT_OF_PLAN)
+                                   and name not in NOT_EMULATED]
         for name in names:
             if wrong := runner.check(name, options.mode):
                 failed.append(wrong)
