@@ -39,13 +39,20 @@ dlsym:
         stp     x0, x1, [sp, #16]
         bl      stalloc_answer_dlsym
         cbnz    x1, 1f
+        .cfi_remember_state
         ldp     x0, x1, [sp, #16]
         ldp     x29, x30, [sp], #32
         .cfi_adjust_cfa_offset -32
+        .cfi_restore x29
+        .cfi_restore x30
         adrp    x16, stalloc_real_dlsym
         ldr     x16, [x16, #:lo12:stalloc_real_dlsym]
         br      x16
+        .cfi_restore_state
 1:      ldp     x29, x30, [sp], #32
+        .cfi_adjust_cfa_offset -32
+        .cfi_restore x29
+        .cfi_restore x30
         ret
         .cfi_endproc
         .size   dlsym, .-dlsym

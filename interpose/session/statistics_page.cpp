@@ -181,9 +181,9 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
   auto* content = new (mapped) Content{};
   describe_process(&content->header, mode);
   // A reader that sees the first letter sees all the rest.
-  set_text(content->header.magic, kMagic);
-  const char first = std::exchange(content->header.magic[0], '\0');
-  std::atomic_ref<char>(content->header.magic[0]).store(first, std::memory_order_release);
+  char* const magic = content->header.magic;
+  std::copy(kMagic.begin() + 1, kMagic.end(), magic + 1);
+  std::atomic_ref<char>(magic[0]).store(kMagic[0], std::memory_order_release);
   return std::unique_ptr<StatisticsPage>(
       new StatisticsPage(content, whole.data(), std::string(whole.data()) + "/" + name));
 }

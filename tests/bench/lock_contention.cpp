@@ -26,9 +26,7 @@ class BriefSpinMutex {
   void lock() {
     for (int i = 0; i < 64; ++i) {
       if (mutex_.try_lock()) return;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
+      stalloc::serve::pause_processor();
     }
     mutex_.lock();
   }

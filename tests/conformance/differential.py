@@ -27,6 +27,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from modes import MODES, mode_list  # noqa: E402
 
+EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 MODES = {
     # Once more alone, with streams that are late elsewhere: the logs must depend on nothing but the seed.
     "again": None,
@@ -73,7 +74,7 @@ def parse_arguments():
 
 def command_of(arguments, mode, first, count):
     linked = arguments.linked and MODES.get(mode) is not None
-    command = [str(arguments.linked if linked else arguments.program), "--road", arguments.road,
+    command = [*EMULATOR, str(arguments.linked if linked else arguments.program), "--road", arguments.road,
                "--first", str(first), "--count", str(count)]
     command += [f"--{name}" for name in ("resets", "refusals") if getattr(arguments, name)]
     return command + (["--without", arguments.without] if arguments.without else [])
@@ -114,8 +115,9 @@ def make_plan(arguments, first, count, folder):
     _, problem = run(arguments, "record-only", first, count, folder)
     if problem:
         return problem
-    planned = subprocess.run([str(arguments.tool), str(folder / "record-only.trace.fb"), "-o", str(folder / "plan.fb"),
-                              "--whole-run"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    planned = subprocess.run([*EMULATOR, str(arguments.tool), str(folder / "record-only.trace.fb"),
+                              "-o", str(folder / "plan.fb"), "--whole-run"], stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True, check=False)
     return None if planned.returncode == 0 else f"planning failed: {planned.stdout.strip()[-500:]}"
 
 

@@ -26,6 +26,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from modes import MODES, mode_list  # noqa: E402
 
+EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 HOSTILE = "hostile-"
 # CUDA forbids what these do, and may crash itself. Then nothing can be compared.
 FORBIDDEN = ("hostile-reset",)
@@ -90,7 +91,7 @@ def run(arguments, name, settings, *options):
         trace.unlink(missing_ok=True)  # the library leaves one that is there alone
         environment.update({"LD_PRELOAD": str(arguments.library), "STALLOC_LOG_LEVEL": "info",
                             "STALLOC_TRACE": str(trace), "STALLOC_PLAN": str(arguments.out / "plan.fb"), **settings})
-    command = [str(arguments.program), "--road", arguments.road, "--seed", str(arguments.seed), *options]
+    command = [*EMULATOR, str(arguments.program), "--road", arguments.road, "--seed", str(arguments.seed), *options]
     devices = arguments.free_gpus.get()
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -110,7 +111,7 @@ def run(arguments, name, settings, *options):
 
 def list_checks(arguments):
     """The names of the wanted checks: those that are made together, and those that want a process of their own."""
-    listed = subprocess.run([str(arguments.program), "--list"], stdout=subprocess.PIPE, text=True, check=True)
+    listed = subprocess.run([*EMULATOR, str(arguments.program), "--list"], stdout=subprocess.PIPE, text=True, check=True)
     together, own = [], []
     for line in listed.stdout.splitlines():
         name, _, kind = line.partition(": ")
@@ -169,7 +170,8 @@ def served(result):
 def make_plan(arguments):
     """Of one check's training steps: "plan" is served from it, and must get along with all that comes after them."""
     recorded = run(arguments, RECORDED, MODES["trace"], "--only", "steps")
-    command = [str(arguments.tool), str(arguments.out / f"{RECORDED}.trace.fb"), "-o", str(arguments.out / "plan.fb")]
+    command = [*EMULATOR, str(arguments.tool), str(arguments.out / f"{RECORDED}.trace.fb"),
+               "-o", str(arguments.out / "plan.fb")]
     planned = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
     return planned and recorded["status"] == 0
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 FIGURES = re.compile(r"^stalloc: device (\d+): (live=.*)$", re.MULTILINE)
 
 
@@ -69,8 +70,8 @@ class Bench:
             environment["STALLOC_LOG_LEVEL"] = "info"
             environment["STALLOC_DYNAMIC"] = "off"  # what the plan does by itself; scenarios of "dynamic" turn it on
         environment.update(variables)
-        done = subprocess.run(command, env=environment, cwd=self.folder, text=True, capture_output=True, timeout=300,
-                              check=False)
+        done = subprocess.run([*EMULATOR, *command], env=environment, cwd=self.folder, text=True, capture_output=True,
+                              timeout=300, check=False)
         return Run(" ".join(command), done.returncode, done.stdout, done.stderr)
 
     def alone(self, *options, **variables):

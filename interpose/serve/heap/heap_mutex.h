@@ -6,6 +6,15 @@
 
 namespace stalloc::serve {
 
+// Lets the processor idle for some tens of cycles.
+inline void pause_processor() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // most of these processors take no time for `yield`
+#endif
+}
+
 // Under contention the work that the lock covers costs less than carrying what it touches from core to core. So waiting
 // threads stay away: each looks at the lock, then for twice as long at nothing, and so on up to 2^LongestPause times
 // the processor's pause. Meanwhile the thread that has the lock takes it again and again with all it touches in its own
@@ -58,13 +67,7 @@ class alignas(64) BackoffMutex {
   [[gnu::noinline]] void wake() noexcept { state_.notify_one(); }
 
   static void pause(unsigned times) noexcept {
-    for (unsigned i = 0; i < times; ++i) {
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-      asm volatile("yield");
-#endif
-    }
+    for (unsigned i = 0; i < times; ++i) pause_processor();
   }
 
   std::atomic<std::uint32_t> state_{kFree};

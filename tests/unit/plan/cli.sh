@@ -1,11 +1,13 @@
 #!/bin/sh
 # The command as a person meets it: exit codes, one line on stderr, JSON, files replaced only by complete ones.
 #   plan_cli.sh STALLOC-PLAN MAKE-SEEDS
+# TEST_EMULATOR, where it is set, runs the programs of a cross-build (tests/CMakeLists.txt).
 set -u
+TEST_EMULATOR=${TEST_EMULATOR-}
 tool=$1
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-"$2" "$dir" || exit 1
+$TEST_EMULATOR "$2" "$dir" || exit 1
 cd "$dir" || exit 1
 failed=0
 
@@ -13,7 +15,7 @@ failed=0
 expect() {
   code=$1 lines=$2
   shift 2
-  "$tool" "$@" >out 2>err </dev/null
+  $TEST_EMULATOR "$tool" "$@" >out 2>err </dev/null
   got=$? got_lines=$(wc -l <err)
   if [ "$got" -ne "$code" ] || [ "$got_lines" -ne "$lines" ]; then
     echo "FAILED: stalloc-plan $*: exit $got (expected $code), $got_lines lines on stderr (expected $lines)"
