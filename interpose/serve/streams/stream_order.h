@@ -38,7 +38,7 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Forgets every stream. `destroy_events`: the context lives and is current; its end destroys its events itself.
+  // Forgets every stream, and records no event from now on. `destroy_events`: the context lives and is current; its end destroys its events itself.
   void close(bool destroy_events) noexcept;
 
   // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams
@@ -148,7 +148,8 @@ class StreamOrder {
   LazyTable<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
   LazyTable<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
   StreamOrdinal stream_count_ = 0;
-  unsigned users_ = 0;  // how often an ordinal was first used for memory
+  bool closed_ = false;  // no event is recorded any more
+  unsigned users_ = 0;   // how often an ordinal was first used for memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;
 };
