@@ -88,6 +88,8 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
+  // So little is free that some more does no harm.
+  [[nodiscard]] bool has_slack() const { return free_bytes() <= physical_bytes_ / options_.policy.held_per_slack; }
   // How many times larger handles are that are proposed from now on (MappingBudget).
   void set_coarseness(std::uint64_t factor) { coarseness_ = factor; }
 

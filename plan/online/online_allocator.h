@@ -35,8 +35,9 @@
 // is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
 // stitches in any case; and one for any stream at once looks at the free bytes of all streams.
 //
-// What mapping takes is measured, and may take a share of the program's time. While it takes more, new memory comes in
-// larger handles (mapping_budget.h): so growing, stitching, giving back and coming again all cost less.
+// What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
+// new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less; and as
+// long as little is free, the steps above do not stitch where they can grow.
 #pragma once
 
 #include <algorithm>
@@ -256,7 +257,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   struct Request {
     std::uint64_t bytes = 0;
     StreamIndex stream = kAnyStream;
-    bool last_resort = false;
+    bool may_stitch = true;
   };
   struct DeferredFree {
     Block block;
@@ -332,7 +333,9 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  const Request request{bytes, stream, last_resort};
+  const std::uint64_t coarseness = last_resort ? 1 : budget_.coarseness(backend_.mapping_time());
+  placement_.set_coarseness(coarseness);
+  const Request request{bytes, stream, coarseness == 1 || !placement_.has_slack()};
   if (shares) place = make(request, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
   if (!place && several) place = take_complete(request);
@@ -345,6 +348,8 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (!place) place = make(request, Reach::Own, true);
   if (!place && may_wait && prefers_growing) place = take_ordered(request);
   if (!place && several && !is_ordered && last_resort) place = take_ordered(request);
+  if (!place && !request.may_stitch) place = make({bytes, stream, true}, Reach::Own, false);
+  placement_.set_coarseness(1);
   if (!place) place = make(request, Reach::None, true);
   return place;
 }
@@ -395,11 +400,9 @@ std::optional<Place> OnlineAllocator<Backend>::take_ordered(const Request& reque
 // Makes room out of free handles and, where they are not enough and it may grow, new ones.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::make(const Request& request, Reach reach, bool may_grow) {
-  const auto& [bytes, stream, last_resort] = request;
-  const bool may_stitch = placement_.is_stitchable(bytes) && has_room_for_view(bytes);
+  const auto& [bytes, stream, stitches] = request;
+  const bool may_stitch = stitches && placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
-  const bool spares_memory = last_resort || reach == Reach::None;
-  if (may_grow) placement_.set_coarseness(spares_memory ? 1 : budget_.coarseness(backend_.mapping_time()));
   const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
   if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
   std::optional<Place> place;

@@ -38,7 +38,8 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Forgets every stream, and records no event from now on. `destroy_events`: the context lives and is current; its end destroys its events itself.
+  // Forgets every stream, and records no event from now on. `destroy_events`: the context lives and is current; its end
+  // destroys its events itself.
   void close(bool destroy_events) noexcept;
 
   // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams

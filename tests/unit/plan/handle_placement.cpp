@@ -126,6 +126,26 @@ TEST_CASE("mapping may take a share of the time, and an allowance; what is owed 
   REQUIRE(unlimited.coarseness({100 * kMillisecond, 100 * kMillisecond}) == 1);
 }
 
+TEST_CASE("while mapping costs more than it may, a request grows rather than stitch, as long as little is free") {
+  const bool over = GENERATE(false, true);
+  const std::size_t holes = GENERATE(2, 30);
+  CAPTURE(over, holes);
+  SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
+  options.placement.policy.small_bytes = kPage / 2;
+  options.placement.policy.smallest_stitched = kPage;
+  options.placement.policy.mapping_allowance = 1;
+  if (!over) options.placement.policy.elapsed_per_mapping = 1;
+  SimulatedAllocator allocator(options, NullBackend(1));
+  std::vector<Place> blocks;
+  for (int i = 0; i < 200; ++i) blocks.push_back(*allocator.allocate(3 * kPage, 1));  // a handle each: 8 ms
+  for (std::size_t i = 0; i < holes; ++i) allocator.defer_free(blocks[2 * i], 3 * kPage, 1);
+  const std::uint64_t held = allocator.placement().physical_bytes();
+  const bool grows = over && holes == 2;  // thirty are more than a 32nd
+  REQUIRE(allocator.allocate(6 * kPage, 1));
+  REQUIRE((allocator.placement().physical_bytes() > held) == grows);
+  REQUIRE((allocator.counts().views > 0) == !grows);
+}
+
 TEST_CASE("live requests share no byte, and every view shows whole handles, each once") {
   const auto seed = GENERATE(range(1U, 31U));
   CAPTURE(seed);
