@@ -195,7 +195,7 @@ def serve(name):
         seconds = time.perf_counter() - started
         after = said.read()
         answer = {"seconds": seconds, "live": torch.cuda.max_memory_allocated(), "held": torch.cuda.max_memory_reserved()}
-        for figure in ("mapping_calls_after_start", "mapping_nanoseconds"):
+        for figure in ("mapping_calls_after_start", "mapping_ns_after_start"):
             if figure in after:
                 answer[figure] = after[figure] - before.get(figure, 0)
         print(json.dumps(answer), flush=True)
@@ -240,21 +240,24 @@ class Measurement:
 
     def table(self):
         first = self.arguments.variants[0]
-        lines = ["| program | allocator | live GiB | held / live | turn, s | to the first | mapping calls a turn, the last five |",
-                 "|---|---|---|---|---|---|---|"]
+        lines = ["| program | allocator | live GiB | held / live | turn, s | to the first | mapping, of the time | "
+                 "mapping calls a turn, the last five |", "|---|---|---|---|---|---|---|---|"]
         for name, by_variant in self.answers.items():
             whole = min(map(len, by_variant.values()))
             if whole < 2:
-                lines.append(f"| {name} | not measured | | | | | |")
+                lines.append(f"| {name} | not measured | | | | | | |")
                 continue
             for variant, answers in by_variant.items():
                 answers = answers[:whole]
                 ratio = median([mine["seconds"] / its["seconds"]
                                 for mine, its in zip(answers[1:], by_variant[first][1:])])
+                mapping = sum(answer.get("mapping_ns_after_start", 0) for answer in answers[1:])
+                share = mapping / 1e9 / sum(answer["seconds"] for answer in answers[1:])
                 calls = " ".join(str(answer.get("mapping_calls_after_start", "")) for answer in answers[-5:]).strip()
                 lines.append(f"| {name} | {TITLES[variant]} | {answers[-1]['live'] / 2**30:.2f} | "
                              f"{answers[-1]['held'] / answers[-1]['live']:.3f} | "
-                             f"{median([answer['seconds'] for answer in answers[1:]]):.2f} | {ratio:.3f} | {calls} |")
+                             f"{median([answer['seconds'] for answer in answers[1:]]):.2f} | {ratio:.3f} | "
+                             f"{100 * share:.1f} % | {calls} |")
         return "\n".join(lines) + "\n"
 
 
