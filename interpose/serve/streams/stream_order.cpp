@@ -231,7 +231,8 @@ StreamOrder::Event* StreamOrder::covering(Stream& stream, std::uint64_t number) 
 // Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current.
 StreamOrder::Event* StreamOrder::record(StreamOrdinal ordinal) noexcept {
   Stream& stream = streams_[ordinal];
-  const bool reachable = !closed_ && stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
+  const bool reachable =
+      !closed_ && stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
   if (!reachable) return nullptr;
   Event& oldest = *std::min_element(stream.events.begin(), stream.events.end(),
                                     [](const Event& a, const Event& b) { return a.covers < b.covers; });
