@@ -58,9 +58,6 @@ struct Heap::Line {
 
 namespace {
 
-constexpr const char* kDoesNotFit =
-    "the plan does not fit this program: it is no longer used (was it made from another run?)";
-
 std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
   return address == 0 ? std::nullopt : std::optional(address);
 }
@@ -231,12 +228,32 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   const bool dropped_now = planned_.drop_if_unfit();
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
   lock.unlock();
-  if (dropped_now && notice_ != nullptr) notice_(kDoesNotFit);
+  if (dropped_now) [[unlikely]]
+    tell_misfit();
   if (served != 0) return served;
   if (!admitted || !dynamic_) return 0;
   served = serve_under_pressure(ask);
   if (served == 0 && exhausted != nullptr) *exhausted = true;
   return served;
+}
+
+// Without the lock: a plan that is dropped stays so, and with it the first difference.
+void Heap::tell_misfit() const noexcept {
+  if (notice_ == nullptr) return;
+  char where[128] = "";
+  if (const auto difference = planned_.first_difference()) {
+    char planned[48] = "has ended";
+    if (difference->expected != 0) {
+      std::snprintf(planned, sizeof planned, "has %llu", static_cast<unsigned long long>(difference->expected));
+    }
+    std::snprintf(where, sizeof where, "; the first difference: request %llu is of %llu bytes, where the plan %s",
+                  static_cast<unsigned long long>(difference->request),
+                  static_cast<unsigned long long>(difference->bytes), planned);
+  }
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "the plan does not fit this program and is no longer used (was it made from another run?)%s", where);
+  notice_(text);
 }
 
 // False when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host

@@ -38,6 +38,10 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   remember(units);
   Position found = find_here(units);
   if (found == kNowhere) {
+    if (!first_difference_) {
+      const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
+      first_difference_ = {seen_, bytes, expected};
+    }
     found = find_after_deviation();
     if (found != kNowhere) ++resynchronisations_;
   }

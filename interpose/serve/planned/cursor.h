@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "interpose/serve/planned/fit.h"
@@ -32,6 +33,12 @@ class Cursor {
     Answer answer = Answer::Unplanned;
     std::uint32_t slot = 0;  // of Serve
   };
+  // A request that was not the one that the plan has there.
+  struct Difference {
+    std::uint64_t request = 0;   // its number: the first has 1
+    std::uint64_t bytes = 0;     // that it asked for
+    std::uint64_t expected = 0;  // bytes of the slot there, which are rounded up to kUnitBytes; 0: the plan had ended
+  };
 
   // Throws std::bad_alloc.
   explicit Cursor(const plan::DevicePlan& plan);
@@ -54,6 +61,8 @@ class Cursor {
   // False from the moment on when it is clear that the plan is of another program.
   [[nodiscard]] bool fits() const noexcept { return fit_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept { return resynchronisations_; }
+  // Nothing as long as every request was as planned.
+  [[nodiscard]] const std::optional<Difference>& first_difference() const noexcept { return first_difference_; }
 
  private:
   using Position = std::uint32_t;
@@ -98,6 +107,7 @@ class Cursor {
   std::uint16_t recent_misses_ = 0;  // a bit for each of the latest 16 requests
   Fit fit_;
   std::uint64_t resynchronisations_ = 0;
+  std::optional<Difference> first_difference_;
 };
 
 }  // namespace stalloc::serve

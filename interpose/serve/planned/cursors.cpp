@@ -68,6 +68,12 @@ std::uint64_t Cursors::resynchronisations() const noexcept {
   return sum;
 }
 
+std::optional<Cursor::Difference> Cursors::first_difference() const noexcept {
+  const auto differs = [](const Lane& lane) { return lane.cursor.first_difference().has_value(); };
+  const auto lane = std::find_if(lanes_.begin(), lanes_.end(), differs);
+  return lane == lanes_.end() ? all_.first_difference() : lane->cursor.first_difference();
+}
+
 Cursors::Lane* Cursors::lane_of(ThreadId thread) noexcept {
   const auto at = std::find_if(lanes_.begin(), lanes_.end(), [=](const Lane& lane) { return lane.thread == thread; });
   return at == lanes_.end() ? nullptr : &*at;

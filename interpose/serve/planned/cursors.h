@@ -30,6 +30,8 @@ class Cursors {
   void pass_through(std::uint64_t bytes) noexcept;
   [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : fit_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept;
+  // As of Cursor; where there are lanes of the first that has one, which counts its own requests only.
+  [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept;
 
   // Where there are lanes.
   Cursor::Step next_of(ThreadId thread, std::uint64_t bytes) noexcept;

@@ -68,6 +68,10 @@ class Planned {
     state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged;
     return true;
   }
+  // As of Cursors. Pre: there is a plan.
+  [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept {
+    return cursors_->first_difference();
+  }
   // Jumps of the cursors since start.
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept {
     return exists() ? cursors_->resynchronisations() : 0;

@@ -240,6 +240,24 @@ TEST_CASE("a plan of another program is noticed after a thousand requests", "[se
   REQUIRE_FALSE(cursor.fits());
 }
 
+TEST_CASE("the first difference from the plan is remembered", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({4, 7, 9}, 0, 0));
+  ask(cursor, 4);
+  REQUIRE_FALSE(cursor.first_difference());
+  ask(cursor, 8);
+  ask(cursor, 3);
+  REQUIRE(cursor.first_difference());
+  REQUIRE(cursor.first_difference()->request == 2);
+  REQUIRE(cursor.first_difference()->bytes == 8 * plan::kUnitBytes);
+  REQUIRE(cursor.first_difference()->expected == 7 * plan::kUnitBytes);
+
+  Cursor ended(plan_of_units({4}, 0, 0));
+  ask(ended, 4);
+  ask(ended, 4);
+  REQUIRE(ended.first_difference());
+  REQUIRE(ended.first_difference()->expected == 0);
+}
+
 TEST_CASE("a plan that stops fitting is noticed, a long evaluation is not mistaken for it", "[serve][cursor]") {
   const std::vector<std::uint64_t> units = random_units(100, 50, 2);
   Cursor cursor(plan_of_units(units, 0, 100));

@@ -20,7 +20,11 @@ namespace {
 constexpr std::uint64_t kKiB = 1024;
 
 int notices = 0;
-void count_notice(const char*) { ++notices; }
+std::string last_notice;
+void count_notice(const char* text) {
+  ++notices;
+  last_notice = text;
+}
 
 CUmemoryPool pool_named(std::uintptr_t name) { return reinterpret_cast<CUmemoryPool>(name); }
 
@@ -405,6 +409,9 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   REQUIRE(f.heap->trim() == 0);
   for (int i = 0; i < 2000; ++i) REQUIRE(f.ask(5000, f.s) == -1);
   REQUIRE(notices == 1);
+  REQUIRE(last_notice ==
+          "the plan does not fit this program and is no longer used (was it made from another run?); the first "
+          "difference: request 2 is of 5000 bytes, where the plan has 3072");
   REQUIRE(f.ask(3000, f.s) == -1);
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
