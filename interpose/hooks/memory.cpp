@@ -40,10 +40,17 @@ bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Request& r
   return request.bytes > heap.available_bytes() + cuda_query::idle_pool_bytes(pool);
 }
 
+// There should be a plan, and it cannot be used (STALLOC_PLAN_STRICT).
+CUresult refuse(CUdeviceptr* out) {
+  *out = 0;
+  return CUDA_ERROR_NOT_PERMITTED;
+}
+
 // The original allocator's answer, asked again once when only our idle memory stood in its way.
 template <class Original>
 CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request& request, CUdeviceptr* out,
                             Original original) {
+  if (heap.refuses()) return refuse(out);
   // What a graph allocates it need not have before it is launched.
   const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
   if (!captured && cannot_be_had(heaps, heap, request)) {
@@ -82,6 +89,7 @@ bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Request* request) {
 template <class Original>
 CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdeviceptr* out, Original original) {
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
+  if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
   if (heap == nullptr || !resolve_pool(*heaps, *heap, &request)) return original();
   const bool declined = Declined::by_heap() || is_left_to_cuda(request);
   const auto address = declined ? std::nullopt : serve_request(*heap, request);
@@ -95,7 +103,8 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdev
 template <class Original>
 CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   Session& session = Session::get();
-  if (!session.active() || out == nullptr || request.bytes == 0) return original();
+  if (out == nullptr || request.bytes == 0) return original();
+  if (!session.active()) return Session::refuses() ? refuse(out) : original();
   // Without a context the driver refuses; the runtime then makes one and asks again.
   const CUcontext context = cuda_query::current_context();
   if (context == nullptr || cuda_query::has_failed()) return original();

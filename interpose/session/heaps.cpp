@@ -43,6 +43,10 @@ std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexc
     auto heap = serve::Heap::create(driver_, ordinal, &plan, context, options_, &why, notice);
     if (heap != nullptr) return heap;
     log::warn("device {}: the plan does not fit and is dropped: {}", ordinal, why);
+    if (options_.plan_is_strict) {
+      refuses_.store(true);
+      return nullptr;
+    }
   }
   if (!options_.dynamic) return nullptr;
   auto heap = serve::Heap::create(driver_, ordinal, nullptr, context, options_, &why, notice);

@@ -37,6 +37,8 @@ class Heaps {
   // The heap of `context`, made if that is its device's primary context; null: the request belongs to the original
   // allocator. Pre: `context` is the thread's current one.
   serve::Heap* of_current(CUcontext context) noexcept;
+  // A plan did not fit its device, and the options say that nothing is served then. Lock-free.
+  [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
   // The heap of `context` if there is one already. Lock-free.
   serve::Heap* known(CUcontext context) noexcept {
     const int used = used_devices_.load(std::memory_order_acquire);
@@ -191,6 +193,7 @@ class Heaps {
   StatisticsPage* const page_;  // null: nobody looks
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
   bool keeps_idle_ = false;
+  std::atomic<bool> refuses_{false};
   std::mutex redirection_mutex_;  // guards changes of redirected pools
   // One more than the highest ordinal with a heap: how far a search must look. With what `known` asks of the first
   // device in one cache line.

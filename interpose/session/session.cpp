@@ -34,6 +34,7 @@ serve::HeapOptions heap_options(const Options& options) {
   const std::string wrong = plan::set_policy(options.policy, &heap.policy);
   if (!wrong.empty()) log::warn("STALLOC_POLICY: {}; the defaults are used", wrong);
   heap.policy.stitch = options.stitch;
+  heap.plan_is_strict = options.plan_strict;
   heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
   heap.events = program_order::watched.load();
   return heap;
@@ -113,6 +114,7 @@ void Session::deactivate() noexcept {
 void Session::begin_serving() {
   plan::Plan plan;
   if (options_.mode == Mode::Alloc) {
+    if (options_.plan_strict) refuses_.store(true);  // until there are heaps that serve it
     if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
     auto read = plan::read_plan(absolute_path(expand_path(options_.plan)));
     if (!read.ok()) return turn_off("plan refused: " + read.error);
@@ -125,6 +127,7 @@ void Session::begin_serving() {
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
   const serve::RealDriver driver(*functions, capture::gate(), {rdma, serves_pytorch_.load()});
   heaps_.store(new Heaps(std::move(plan), driver, heap_options(options_), page_.load()));
+  refuses_.store(false);
   if (serves_pytorch_.load()) heaps_.load()->keep_idle();
 }
 

@@ -19,6 +19,8 @@ class Session {
 
   // False when turned off, after a failure that turned it off, and in a child of fork: then every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+  // Every request for device memory is to fail: there should be a plan, and it could not be read (STALLOC_PLAN_STRICT).
+  [[nodiscard]] static bool refuses() noexcept { return refuses_.load(std::memory_order_relaxed); }
 
   // The heaps, when serving is all there is to do for a request. Else null: inactive, in trace mode, figures are
   // wanted, or the parts are yet to be made. Answered from one cache line.
@@ -69,6 +71,7 @@ class Session {
   // Set once in first_use, never destroyed.
   std::atomic<record::Recorder*> recorder_{nullptr};
   static inline constinit std::atomic<Heaps*> heaps_{nullptr};
+  static inline constinit std::atomic<bool> refuses_{false};
   std::atomic<StatisticsPage*> page_{nullptr};  // null: nobody asked for one, or it could not be made
 };
 

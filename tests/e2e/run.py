@@ -454,6 +454,20 @@ def spoiled_plans(bench):
 
 
 @scenario
+def strict_plans(bench):
+    """With STALLOC_PLAN_STRICT a program whose plan cannot be used gets an error, and none otherwise."""
+    expect_sound(bench.record("--no-recompute"))
+    bench.plan()
+    strict = {"STALLOC_PLAN_STRICT": "on"}
+    expect_served_whole(expect_sound(bench.serve("--no-recompute", **strict)))
+    write(bench.path("corrupt"), flip(read(bench.path("plan.fb")), 1000))
+    for run in (bench.serve(plan="corrupt", **strict), bench.serve(plan="no such file", **strict),
+                bench.serve("--layers", "2", SIMCUDA_DEVICE_BYTES=str(192 * MIB), **strict)):
+        expect(run.status != 0 and "CUDA_ERROR_NOT_PERMITTED" in run.stderr, "the host was not told", run)
+        expect(len(run.warnings) == 1, "not exactly one warning", run)
+
+
+@scenario
 def spoiled_traces(bench):
     expect_sound(bench.record())
     data = read(bench.path("trace.fb"))

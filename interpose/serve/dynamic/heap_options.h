@@ -12,7 +12,8 @@ using plan::CrossStream;
 class EventOrder;
 
 struct HeapOptions {
-  bool dynamic = true;  // false: what the plan does not serve belongs to the original allocator
+  bool dynamic = true;          // false: what the plan does not serve belongs to the original allocator
+  bool plan_is_strict = false;  // a plan that is dropped ends the service: every later request is refused
   CrossStream cross_stream = plan::kDefaultCrossStream;
   plan::OnlinePolicy policy;
   // Dynamic requests use free bytes of the plan from where they would need more memory than this beside it.

@@ -212,7 +212,7 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
 // `stream` null: for all streams at once.
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing, bool* exhausted) {
-  if (bytes == 0 || is_closed()) return 0;
+  if (bytes == 0 || is_closed() || refuses()) return 0;
   complete_deferred_free();
   if (!pending_frees_.empty()) collect_pending_frees();
   if (capturing) {
@@ -226,6 +226,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
   if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
   const bool dropped_now = planned_.drop_if_unfit();
+  if (dropped_now && options_.plan_is_strict) refuses_.store(true);
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
   lock.unlock();
   if (dropped_now) [[unlikely]]

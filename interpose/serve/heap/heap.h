@@ -69,6 +69,8 @@ class Heap {
   void close_after_context() noexcept;
   // True from the beginning of either on: what this heap does not know may be the driver's.
   [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  // The plan was dropped, and the options say that nothing is served then. Lock-free.
+  [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
 
   // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
   // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
@@ -283,6 +285,7 @@ class Heap {
   const Notice notice_;
   Planned planned_;
   const HeapOptions options_;
+  std::atomic<bool> refuses_{false};
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;

@@ -428,6 +428,28 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
 }
 
+TEST_CASE("a strict plan that is dropped ends the service, and what lives can be freed", "[serve][heap]") {
+  const bool strict = GENERATE(false, true);
+  plan::DevicePlan plan = plan_of_handles({1});
+  add_slot(&plan, 1000, 0);
+  plan.body = 1;
+  FakeDriver driver(kPage, std::uint64_t{1} << 30);
+  serve::HeapOptions options = small_options();
+  options.plan_is_strict = strict;
+  std::string why;
+  const auto heap = Heap::create(driver, 0, &plan, FakeDriver::context(), options, &why);
+  REQUIRE(heap);
+  const StreamKey stream{driver.new_stream(), 0};
+  const auto planned = heap->allocate(1000, stream, nullptr);
+  REQUIRE(planned);
+  REQUIRE_FALSE(heap->refuses());
+  for (int i = 0; i < 2000; ++i) (void)heap->allocate(5000, stream, nullptr);
+  REQUIRE(heap->refuses() == strict);
+  REQUIRE(heap->allocate(5000, stream, nullptr).has_value() == !strict);
+  REQUIRE(heap->allocate_sync(5000).has_value() == !strict);
+  REQUIRE(heap->free_async(*planned, stream) == CUDA_SUCCESS);
+}
+
 TEST_CASE("a plan that places nothing leaves everything to the dynamic sub-allocator", "[serve][heap]") {
   const plan::DevicePlan plan;
   FakeDriver driver{kPage};
