@@ -600,6 +600,46 @@ TEST_CASE("what one stream takes and another frees, again and again, is mapped o
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
 }
 
+// Fully sharded training: a second stream gathers each layer's weights, the first one computes and frees them, and in
+// the backward pass the second one takes gradients that the first one made. All frees are late.
+TEST_CASE("streams that take turns map nothing from the fourth step on", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.policy.small_bytes = 0;
+  Fixture fixture(options);
+  const auto give_on = [&](CUdeviceptr address, StreamKey key) {
+    fixture.driver.work(key);
+    REQUIRE(fixture.heap->free_async(address, key) == CUDA_SUCCESS);
+  };
+  constexpr int kLayers = 12;
+  std::uint64_t mapped = 0;
+  for (int step = 0; step < 10; ++step) {
+    if (step == 3) mapped = fixture.statistics().mapping_calls_after_start;
+    std::vector<CUdeviceptr> activations;
+    CUdeviceptr gathered = fixture.take_on(fixture.other, 9);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const CUdeviceptr next = fixture.take_on(fixture.other, layer % 3 == 0 ? 11 : 9);
+      activations.push_back(fixture.take(static_cast<std::uint64_t>(4 + layer % 4)));
+      const CUdeviceptr scratch = fixture.take(7);
+      give_on(scratch, fixture.stream);
+      give_on(gathered, fixture.stream);
+      gathered = next;
+    }
+    for (int layer = kLayers; layer-- > 0;) {
+      const CUdeviceptr next = fixture.take_on(fixture.other, 9);
+      const CUdeviceptr gradient = fixture.take(10);
+      const CUdeviceptr reduced = fixture.take_on(fixture.other, 3);
+      give_on(activations[static_cast<std::size_t>(layer)], fixture.stream);
+      give_on(gradient, fixture.other);
+      give_on(reduced, fixture.stream);
+      give_on(gathered, fixture.stream);
+      gathered = next;
+    }
+    give_on(gathered, fixture.stream);
+  }
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
+  REQUIRE(mapped > 0);
+}
+
 TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
