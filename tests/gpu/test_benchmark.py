@@ -116,7 +116,7 @@ class Tables(unittest.TestCase):
             return tables.write(raw, pathlib.Path(folder), workloads.WORKLOADS, allocators.ALLOCATORS, workloads.LADDERS)
 
     def test_ratios_are_of_rounds_and_warm_up_is_left_out(self):
-        cost = {"workload": "llama-1b", "at_once": True, "options": self.options, "ready": {}, "failed": {}, "rounds": {
+        cost = {"workload": "llama-1b", "program": "train", "at_once": True, "options": self.options, "failed": {}, "rounds": {
             "native": turns([9, 9, 1, 2, 4], 3 * GIB, 4 * GIB), "dynamic": turns([1, 1, 1.1, 2.2, 4.4], 3 * GIB, 3.25 * GIB)}}
         ready = {"import_seconds": 5.0, "initialize_seconds": 1.0, "make_seconds": 2.0, "used_before": {}}
         cost["ready"] = dict.fromkeys(cost["rounds"], ready)

@@ -66,6 +66,8 @@ def make_parser():
                         help="fit: as if the card had so much, by PyTorch's memory fraction")
     parser.add_argument("--most", type=int, default=1 << 20, help="fit: the largest size that is tried")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
+    parser.add_argument("--patience", type=float, default=240, metavar="SECONDS",
+                        help="a program that takes longer for a turn, or a size's turns, is ended (240)")
     parser.add_argument("--keep-traces", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny models, to try the programs out")
     parser.add_argument("--list", action="store_true", help="name the workloads and the allocators")
@@ -141,10 +143,26 @@ def tiny(workloads):
         workloads[name] = dataclasses.replace(workload, settings=settings)
 
 
-def measure(make, folder, names):
-    """The result, or why there is none: whatever it is, the other workloads are measured."""
+def prepared(measurement):
+    """The measurement, whose programs begin to import; none where there is none or where it cannot be made."""
+    if measurement is None:
+        return None
+    _, _, path, make = measurement
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        return make(folder).run()
+        made = make(folder)
+        made.prepare()
+        return made
+    except TooLarge:
+        return None
+
+
+def measure(made, measurement):
+    """The result, or why there is none: whatever it is, the other workloads are measured."""
+    _, names, path, make = measurement
+    try:
+        return (made or make(path.with_suffix(""))).run()
     except (Failed, TooLarge) as error:
         reason = str(error)
     except Exception:
@@ -191,24 +209,26 @@ def main():
         scratch = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
         setup = Setup(arguments.library and arguments.library.resolve(), arguments.tool and arguments.tool.resolve(), memory,
                       arguments.allocators, arguments.device, arguments.turns, int(arguments.limit * GIB), arguments.most,
-                      pathlib.Path(scratch.name), arguments.keep_traces)
+                      pathlib.Path(scratch.name), arguments.keep_traces, arguments.patience)
         clock = Clock(arguments.seconds)
         raw.write(raw.file("environment", str(time.time_ns())), measures.describe_environment(setup))
-        for kind, names, make in measurements(kinds, arguments.workloads, setup):
-            path = raw.file(kind, *names)
-            if raw.has(path):
-                continue
+        pending = [(kind, names, path, make) for kind, names, make in measurements(kinds, arguments.workloads, setup)
+                   for path in [raw.file(kind, *names)] if not raw.has(path)]
+        following = prepared(next(iter(pending), None))
+        for number, measurement in enumerate(pending):
+            kind, names, path, _ = measurement
             if not clock.allows(kind):
                 print(f"no time left for {kind} {' '.join(names)}; the same call goes on from there", flush=True)
                 break
-            folder = path.with_suffix("")
-            folder.mkdir(parents=True, exist_ok=True)
+            current, following = following, prepared(pending[number + 1] if number + 1 < len(pending) else None)
             began = time.monotonic()
-            result = measure(make, folder, names)
+            result = measure(current, measurement)
             seconds = time.monotonic() - began
             clock.note(kind, seconds)
             raw.write(path, {**result, "measured_in": seconds})
             print(f"{kind} {' '.join(names)}: {seconds:.1f} s {tables.in_a_line(result)}", flush=True)
+        if following:
+            following.abandon()
     if "tables" in kinds:
         print(tables.write(raw.folder, arguments.out.resolve(), WORKLOADS, ALLOCATORS, LADDERS))
     return 0

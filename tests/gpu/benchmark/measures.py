@@ -106,26 +106,40 @@ class Cost:
         self.workload = workloads.WORKLOADS[name]
         known = allocators.names_for(self.workload.framework)
         self.names = [allocator for allocator in known if allocator in setup.allocators]
-        self.result = {"workload": name, "rounds": {allocator: [] for allocator in self.names}, "ready": {}, "failed": {}}
-        self.processes = {}
+        self.result = {"workload": name, "program": self.workload.program, "ready": {}, "failed": {},
+                       "rounds": {allocator: [] for allocator in self.names}}
+        self.prepared, self.processes = {}, {}
+        self.options = self.choose_options()
 
-    def options(self):
+    def choose_options(self):
         """All at once where each gets enough of the card, else one after the other."""
-        # Of the card, 0.7 is for what is live: allocators that fragment need the rest.
+        # Of the card, 0.7 is for what is live: allocators that fragment need the rest. What other frameworks hold only the
+        # driver knows, and it does not always tell processes apart.
         at_once = len(self.names) - ("planned" in self.names)
+        self.result["at_once"] = self.workload.framework == "torch"
         try:
-            self.result["at_once"] = True
-            return self.workload.options(0.7 * self.setup.memory / at_once)
+            return self.workload.options(0.7 * self.setup.memory / (at_once if self.result["at_once"] else 1))
         except workloads.TooLarge:
             self.result["at_once"] = False
-            return self.workload.options(0.5 * self.setup.memory)
+            return self.workload.options(0.6 * self.setup.memory)
 
-    def start(self, allocator, options):
-        if allocator == "record":
-            options = dataclasses.replace(options, seed=2)
-            (self.folder / "trace.fb").unlink(missing_ok=True)  # the library leaves it alone and would write another
-        self.processes[allocator] = Process(self.name, allocator, self.setup, self.folder, self.folder / "trace.fb",
-                                            self.folder / "plan.fb")
+    def make_process(self, allocator):
+        if allocator == "record":  # the library leaves an old one alone and would write another
+            (self.folder / "trace.fb").unlink(missing_ok=True)
+        return Process(self.name, allocator, self.setup, self.folder, self.folder / "trace.fb", self.folder / "plan.fb")
+
+    def prepare(self):
+        """Imports begin."""
+        if self.result["at_once"]:
+            self.prepared = {name: self.make_process(name) for name in self.names if name != "planned"}
+
+    def abandon(self):
+        for process in [*self.prepared.values(), *self.processes.values()]:
+            process.end(at_once=True)
+
+    def start(self, allocator):
+        options = dataclasses.replace(self.options, seed=2) if allocator == "record" else self.options
+        self.processes[allocator] = self.prepared.pop(allocator, None) or self.make_process(allocator)
         self.processes[allocator].begin(options)
 
     def turn(self, allocator):
@@ -169,27 +183,25 @@ class Cost:
         return True
 
     def run(self):
-        options = self.options()
-        self.result.update(options=dataclasses.asdict(options), size=options.size)
+        self.result.update(options=dataclasses.asdict(self.options), size=self.options.size)
         try:
             first = [name for name in self.names if name != "planned"]
             groups = [first] if self.result["at_once"] else [[name] for name in first]
             for group in groups:
                 for name in group:
-                    self.start(name, options)
+                    self.start(name)
                 self.rounds(group)
                 for name in group:  # native stays, for planned to be compared with
                     if name != "native" or not self.result["at_once"]:
                         self.end(name, at_once=name != "record")
             if "planned" in self.names and "record" in self.names and self.plan():
-                self.start("planned", options)
+                self.start("planned")
                 before = len(self.result["rounds"].get("native", []))
                 self.rounds(["native", "planned"])
                 self.result["native_beside_planned"] = self.result["rounds"].get("native", [])[before:]
                 self.result["rounds"]["native"] = self.result["rounds"].get("native", [])[:before] or []
         finally:
-            for name in list(self.processes):
-                self.end(name, at_once=True)
+            self.abandon()
             if not self.setup.keep_traces:
                 (self.folder / "trace.fb").unlink(missing_ok=True)
         return self.result
@@ -206,9 +218,18 @@ class Fit:
         self.options = workload.options(self.capacity)
         self.result = {"workload": name, "allocator": allocator, "searched": workload.searched, "limit": setup.limit,
                        "options": dataclasses.asdict(self.options), "attempts": [], "shown": []}
+        self.processes = []
 
     def make_process(self):
         return Process(self.name, self.allocator, self.setup, self.folder)
+
+    def prepare(self):
+        """Imports begin: in the process that searches, and in the one that shows."""
+        self.processes = [self.make_process(), self.make_process()]
+
+    def abandon(self):
+        for process in self.processes:
+            process.end(at_once=True)
 
     def search(self, process):
         def attempt(size):
@@ -218,10 +239,7 @@ class Fit:
             return max((turn.get("live", 0) for turn in answer["turns"]), default=0) if fits else None
 
         process.begin(self.options, self.limit)
-        try:
-            return Search(attempt, self.capacity, self.setup.most, max(2, self.options.size // 2)).largest()
-        finally:
-            process.end(at_once=True)
+        return Search(attempt, self.capacity, self.setup.most, max(2, self.options.size // 2)).largest()
 
     def show(self, process, size):
         """In a process of its own; False when it does not fit."""
@@ -231,15 +249,17 @@ class Fit:
         return not answer.get("exhausted")
 
     def run(self):
-        process, shower = self.make_process(), self.make_process()  # the second imports while the first searches
+        if not self.processes:
+            self.prepare()
         try:
-            size = self.result["found"] = self.search(process)
-            while size > 0 and not self.show(shower, size):
-                shower.end(at_once=True)
+            size = self.result["found"] = self.search(self.processes[0])
+            self.processes.pop(0).end(at_once=True)
+            while size > 0 and not self.show(self.processes[0], size):
+                self.processes.pop(0).end(at_once=True)
                 size -= resolution(size)
-                shower = self.make_process()
+                self.processes.append(self.make_process())
         finally:
-            shower.end(at_once=True)
+            self.abandon()
         self.result["largest"] = size
         return self.result
 

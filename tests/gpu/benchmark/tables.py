@@ -3,7 +3,7 @@
 import json
 import statistics
 
-from workloads import UNIT
+from workloads import LANGUAGE_MODELS, UNIT
 
 GIB = 1 << 30
 WARM_UP = 2  # as in measures.py: turns that no figure of time counts
@@ -86,8 +86,10 @@ def cost_row(result, allocator, title):
             f"{mapping:.2f} |")
 
 
-def settings_of(options):
+def settings_of(program, options):
     """The settings in words."""
+    if program not in LANGUAGE_MODELS:
+        return f"size {options['size']}"
     words = [f"{options['shape']}, {options['layers']} layers"]
     words += [f"recompute {options['recompute']}"] if options["recompute"] != "none" else []
     words += [name.replace("_", " ") for name in ("lora", "varlen", "compiled", "float8", "offload") if options[name]]
@@ -102,7 +104,7 @@ def cost_table(result, allocators):
     if "rounds" not in result:
         return f"**{result.get('workload', '?')}**: not measured: {one_line(result.get('failed'))}\n"
     way = "side by side" if result["at_once"] else "one after the other"
-    text = [f"**{result['workload']}** ({settings_of(result['options'])}; {way})", "",
+    text = [f"**{result['workload']}** ({settings_of(result['program'], result['options'])}; {way})", "",
             "| allocator | live GiB | held GiB | lost | of native's loss removed | driver counts GiB | time to native, by "
             "rounds | turn, s | host, s | import + CUDA + model + first turn, s | mapping, s |", "|---" * 11 + "|"]
     text += [cost_row(result, name, allocators[name].title) for name in result["rounds"]]

@@ -69,6 +69,11 @@ class Options:
         tokens = room / shape.activation_bytes(layers, self.recompute) / self.in_flight
         unit = UNIT if self.grows == "seq" else self.seq
         size = self.size or max(1, int(tokens // unit))
+        least = self.state_bytes() * shape.parameters(layers) + size * unit * self.in_flight * shape.activation_bytes(
+            layers, self.recompute)
+        if least > 1.3 * device_bytes:
+            raise TooLarge(f"{self.shape}, {layers} layers, size {size}: about {least / GIB:.1f} GiB, "
+                           f"for {device_bytes / GIB:.1f} GiB")
         return dataclasses.replace(self, layers=layers, size=size)
 
 
@@ -246,24 +251,45 @@ class Images:
 
 
 class Vision(Images):
-    """A convolutional network at six resolutions in turn."""
+    """A residual network of ResNet-50's size at six resolutions. In the first turn cuDNN searches its algorithms, for which
+    PyTorch asks for all free memory, then for half of it, and so on.
+    """
 
     RESOLUTIONS = (160, 192, 224, 256, 288, 320)
 
     def make(self):
-        nn = self.torch.nn
-        channels = (3, 96, 192, 384, 768) if self.options.shape != "tiny" else (3, 8, 16)
-        layers = [part for a, b in zip(channels, channels[1:])
-                  for part in (nn.Conv2d(a, b, 3, padding=1, stride=2), nn.BatchNorm2d(b), nn.GELU(),
-                               nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.GELU())]
-        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], 1000))
-        return model.to(memory_format=self.torch.channels_last)
+        torch, nn = self.torch, self.torch.nn
+        small = self.options.shape == "tiny"
+
+        class Block(nn.Module):
+            def __init__(self, width, out, stride):
+                super().__init__()
+                inner = out // 4
+                self.path = nn.Sequential(
+                    nn.Conv2d(width, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
+                    nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
+                    nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out))
+                self.skip = nn.Identity() if width == out and stride == 1 else nn.Sequential(
+                    nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+            def forward(self, images):
+                return torch.relu(self.path(images) + self.skip(images))
+
+        layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        width = 64
+        for out, blocks, stride in ((256, 3, 1), (512, 4, 2), (1024, 6, 2), (2048, 3, 2))[:1 if small else 4]:
+            for block in range(blocks):
+                layers.append(Block(width, out, stride if block == 0 else 1))
+                width = out
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000)]
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
     def turn(self, size):
-        for _ in range(8):
-            side = self.draw.choice(self.RESOLUTIONS) if self.options.shape != "tiny" else 32
-            self.train(self.torch.randn(size, 3, side, side, device=self.device).to(memory_format=self.torch.channels_last))
-        return 8 * size
+        sides = self.RESOLUTIONS if self.options.shape != "tiny" else (32, 40)
+        for side in sides:
+            images = self.torch.randn(size, 3, side, side, device=self.device)
+            self.train(images.to(memory_format=self.torch.channels_last))
+        return size * len(sides)
 
 
 class Diffusion(Images):
@@ -381,6 +407,7 @@ class Cupy:
 
 PROGRAMS = {"train": Training, "generate": Generation, "generate-and-train": GenerateAndTrain, "trainer": Trainer,
             "vision": Vision, "diffusion": Diffusion, "jax": Jax, "cupy": Cupy}
+LANGUAGE_MODELS = ("train", "generate", "generate-and-train", "trainer")
 
 
 def llama(**settings):
@@ -416,7 +443,7 @@ WORKLOADS = {
     "compiled-float8": Workload("train", dict(layers=16, compiled=True, float8=True), "batch"),
     # Programs whose steps are not all alike.
     "trainer": Workload("trainer", dict(layers=2, recompute="full", size=4), group="programs"),
-    "generate-and-train": Workload("generate-and-train", dict(layers=16, size=4, varlen=True), group="programs"),
+    "generate-and-train": Workload("generate-and-train", dict(layers=16, size=2, varlen=True), group="programs"),
     "generate": Workload("generate", dict(layers=16, size=48), group="programs"),
     "vision": Workload("vision", dict(layers=1, size=48), group="programs"),
     "diffusion": Workload("diffusion", dict(layers=1, size=24), group="programs"),
