@@ -9,11 +9,13 @@ import pathlib
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 BENCHMARK = pathlib.Path(__file__).resolve().parent / "benchmark"
 sys.path.insert(0, str(BENCHMARK))
 import allocators  # noqa: E402
+import measures  # noqa: E402
 import shapes  # noqa: E402
 import tables  # noqa: E402
 import workloads  # noqa: E402
@@ -68,7 +70,7 @@ class Sizes(unittest.TestCase):
         for name, workload in workloads.WORKLOADS.items():
             options = workload.options(139 * GIB)
             self.assertGreaterEqual(options.size, 1, name)
-            self.assertGreaterEqual(options.layers, 1, name)
+            self.assertTrue(options.layers >= 1 or workload.program not in workloads.LANGUAGE_MODELS, name)
 
     def test_a_small_card_is_refused_what_it_cannot_hold(self):
         with self.assertRaises(workloads.TooLarge):
@@ -134,6 +136,79 @@ class Tables(unittest.TestCase):
     def test_what_failed_is_shown(self):
         self.assertIn("failed: no such kernel", self.written(fits=[{"failed": "no such kernel"}]))
         self.assertIn("not measured: no such kernel", self.written(costs=[{"failed": "no such kernel"}]))
+
+
+class FakeProcess:
+    """In place of a worker: sizes above `room` run out of memory, in a process that shows them above one less."""
+
+    room = {"native": 40, "dynamic": 50}
+    started = []
+
+    def __init__(self, name, allocator, setup, folder, trace=None, plan=None):
+        self.allocator, self.trace, self.log = allocator, trace, folder / f"{allocator}.stderr"
+        self.log.write_text("stalloc: served\n", encoding="utf-8")
+        self.ready, self.seed = None, 0
+        FakeProcess.started.append(allocator)
+
+    def begin(self, options, limit=0):
+        self.seed = options.seed
+
+    def wait_until_ready(self):
+        self.ready = {"used_before": {}}
+        return self.ready
+
+    def order(self, size, turns, fresh=False):
+        room = self.room.get(self.allocator, 10 ** 6) - (0 if fresh else 1)
+        made = [{"size": size, "done": 1, "seconds": 1, "live": 1000 * size, "held": 1100 * size, "used": {}, "stalloc": {}}]
+        return {"turns": made * turns} if size <= room else {"turns": [], "exhausted": "out of memory"}
+
+    def end(self, at_once=False):
+        if self.allocator == "record" and not at_once:
+            self.trace.write_bytes(b"trace of seed %d" % self.seed)
+
+
+class Measurements(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = pathlib.Path(self.folder.name)
+        self.addCleanup(self.folder.cleanup)
+        tool = self.path / "tool"
+        tool.write_text('#!/bin/sh\ngrep -q "seed 2" "$1" && echo "{}" > "$3" && echo \'{"requests": 5}\'\n', encoding="utf-8")
+        tool.chmod(0o755)
+        process, measures.Process = measures.Process, FakeProcess
+        self.addCleanup(setattr, measures, "Process", process)
+        FakeProcess.started = []
+        self.setup = measures.Setup(None, tool, 139 * GIB, ["native", "dynamic", "record", "planned"], turns=3)
+
+    def test_the_plan_is_of_another_seed_and_is_served_beside_native(self):
+        result = measures.Cost("llama-1b-varlen", self.setup, self.path).run()
+        self.assertEqual(result["failed"], {})
+        self.assertEqual(result["plan"], {"requests": 5})
+        self.assertEqual({name: len(rounds) for name, rounds in result["rounds"].items()},
+                         dict.fromkeys(["native", "dynamic", "record", "planned"], 5))
+        self.assertEqual(len(result["native_beside_planned"]), 5)
+        self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned"])
+        self.assertFalse((self.path / "trace.fb").exists())
+
+    def test_an_allocator_that_runs_out_of_memory_leaves_the_others(self):
+        with unittest.mock.patch.dict(FakeProcess.room, dynamic=0):
+            result = measures.Cost("llama-1b-varlen", self.setup, self.path).run()
+        self.assertEqual(result["failed"], {"dynamic": "out of memory"})
+        self.assertEqual(len(result["rounds"]["planned"]), 5)
+
+    def test_the_largest_is_one_that_a_fresh_process_made(self):
+        for allocator, most in (("native", 40), ("dynamic", 50)):
+            FakeProcess.started = []
+            result = measures.Fit("llama-1b-recompute", allocator, self.setup, self.path).run()
+            self.assertEqual((result["found"], result["largest"]), (most, most - 1))
+            self.assertEqual([one["size"] for one in result["shown"]], [most, most - 1])
+            self.assertEqual(FakeProcess.started, [allocator] * 3)  # it searched, failed to show, showed
+
+    def test_what_only_records_or_is_not_limited_is_not_searched_for(self):
+        self.assertFalse(measures.applicable("llama-1b", "record", self.setup))
+        self.assertTrue(measures.applicable("llama-1b", "async", self.setup))
+        self.setup.limit = GIB
+        self.assertFalse(measures.applicable("llama-1b", "async", self.setup))
 
 
 class Command(unittest.TestCase):

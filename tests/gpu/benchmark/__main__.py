@@ -201,7 +201,7 @@ def main():
         for path in filter(None, (arguments.library, arguments.tool)):
             if not path.exists():
                 parser.error(f"{path} does not exist")
-        memory = 8 * GIB
+        memory = 64 * GIB
         if arguments.device == "cpu":
             tiny(WORKLOADS)
         else:

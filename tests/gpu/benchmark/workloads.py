@@ -27,9 +27,15 @@ class Workload:
     searched: str = ""  # what the size is in the search for the largest: "batch" or "seq"; empty: not searched for
     framework: str = "torch"
     group: str = "training"
+    needs: float = 0  # GiB, of a program whose size does not follow from the card; 0: a training, whose size does
 
-    def options(self, device_bytes, layers=None):
-        return Options(**self.settings).sized(device_bytes, layers)
+    def options(self, device_bytes):
+        """For about `device_bytes` that are live at the peak. Throws TooLarge."""
+        if not self.needs:
+            return Options(**self.settings).sized(device_bytes)
+        if self.needs * GIB > device_bytes:
+            raise TooLarge(f"needs {self.needs} GiB, for {device_bytes / GIB:.1f} GiB")
+        return Options(**self.settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +65,10 @@ class Options:
             return 2
         return 4 if self.optimizer == "sgd" or self.offload else 8
 
-    def sized(self, device_bytes, layers=None):
-        """The same with `layers` and `size` chosen so that about `device_bytes` are live at the peak."""
+    def sized(self, device_bytes):
+        """The same with `layers` and `size` chosen, where they are not given."""
         shape = SHAPES[self.shape]
-        layers = layers or self.layers or shapes.layers_that_fit(shape, self.state_bytes(), device_bytes)
+        layers = self.layers or shapes.layers_that_fit(shape, self.state_bytes(), device_bytes)
         if layers == 0:
             raise TooLarge(f"{self.shape}: one layer and its optimizer need more than {device_bytes / GIB:.1f} GiB")
         room = 0.9 * device_bytes - self.state_bytes() * shape.parameters(layers)
@@ -421,14 +427,14 @@ WORKLOADS = {
     "llama-8b-selective": Workload("train", llama(recompute="selective", grows="seq"), "seq"),
     "llama-8b-lora": Workload("train", llama(recompute="full", lora=True), "batch"),
     "llama-8b-sgd": Workload("train", llama(recompute="full", optimizer="sgd"), "batch"),
-    "llama-8b-varlen": Workload("train", llama(recompute="full", lora=True, varlen=True), "batch"),
+    "llama-8b-varlen": Workload("train", llama(recompute="full", lora=True, varlen=True, accumulate=4), "batch"),
     "llama-8b-long": Workload("train", llama(recompute="full", lora=True, grows="seq"), "seq"),
     # Smaller, for cards of 16 GiB on, and where many searches are to be made.
-    "llama-1b": Workload("train", dict(layers=16, accumulate=2), "batch"),
-    "llama-1b-recompute": Workload("train", dict(layers=16, recompute="full", accumulate=2), "batch"),
-    "llama-1b-selective": Workload("train", dict(layers=16, recompute="selective", accumulate=2), "batch"),
-    "llama-1b-lora": Workload("train", dict(layers=16, recompute="full", lora=True, accumulate=2), "batch"),
-    "llama-1b-varlen": Workload("train", dict(layers=16, varlen=True, accumulate=2), "batch"),
+    "llama-1b": Workload("train", dict(layers=16, seq=512), "batch"),
+    "llama-1b-recompute": Workload("train", dict(layers=16, seq=512, recompute="full"), "batch"),
+    "llama-1b-selective": Workload("train", dict(layers=16, seq=512, recompute="selective"), "batch"),
+    "llama-1b-lora": Workload("train", dict(layers=16, recompute="full", lora=True), "batch"),
+    "llama-1b-varlen": Workload("train", dict(layers=16, varlen=True, accumulate=4), "batch"),
     "llama-1b-in-flight": Workload("train", dict(layers=16, recompute="full", accumulate=4, in_flight=4), "batch"),
     # Experts.
     "qwen3-moe-eager": Workload("train", dict(shape="qwen3-30b-a3b", optimizer="sgd"), "batch"),
@@ -442,15 +448,16 @@ WORKLOADS = {
     "compiled": Workload("train", dict(layers=16, compiled=True), "batch"),
     "compiled-float8": Workload("train", dict(layers=16, compiled=True, float8=True), "batch"),
     # Programs whose steps are not all alike.
-    "trainer": Workload("trainer", dict(layers=2, recompute="full", size=4), group="programs"),
-    "generate-and-train": Workload("generate-and-train", dict(layers=16, size=2, varlen=True), group="programs"),
-    "generate": Workload("generate", dict(layers=16, size=48), group="programs"),
-    "vision": Workload("vision", dict(layers=1, size=48), group="programs"),
-    "diffusion": Workload("diffusion", dict(layers=1, size=24), group="programs"),
-    "jax": Workload("jax", dict(layers=1, size=8), framework="jax", group="frameworks"),
-    "cupy": Workload("cupy", dict(layers=1, size=8), framework="cupy", group="frameworks"),
+    "trainer": Workload("trainer", dict(layers=2, recompute="full", size=4), group="programs", needs=6),
+    "generate-and-train": Workload("generate-and-train", dict(layers=16, size=2, varlen=True), group="programs",
+                                   needs=14),
+    "generate": Workload("generate", dict(layers=16, size=48), group="programs", needs=12),
+    "vision": Workload("vision", dict(size=48), group="programs", needs=12),
+    "diffusion": Workload("diffusion", dict(size=24), group="programs", needs=16),
+    "jax": Workload("jax", dict(size=8), framework="jax", group="frameworks", needs=4),
+    "cupy": Workload("cupy", dict(size=8), framework="cupy", group="frameworks", needs=2),
     # STAlloc's: N is plain, R recompute.
-    "GPT2-345M N": Workload("train", dict(shape="gpt2-345m", layers=24, seq=1024, accumulate=2), "batch", group="STAlloc's"),
+    "GPT2-345M N": Workload("train", dict(shape="gpt2-345m", layers=24, seq=1024), "batch", group="STAlloc's"),
     "Llama2-7B N": Workload("train", dict(shape="llama2-7b"), "batch", group="STAlloc's"),
     "Llama2-7B R": Workload("train", dict(shape="llama2-7b", recompute="full"), "batch", group="STAlloc's"),
     "Qwen2.5-14B R": Workload("train", dict(shape="qwen2.5-14b", recompute="full"), "batch", group="STAlloc's"),
@@ -458,7 +465,8 @@ WORKLOADS = {
     # GMLake's: L is LoRA, R recompute, O offload.
     "OPT-1.3B R": Workload("train", dict(shape="opt-1.3b", layers=24, recompute="full"), "batch", group="GMLake's"),
     "OPT-13B LR": Workload("train", dict(shape="opt-13b", lora=True, recompute="full"), "batch", group="GMLake's"),
-    "OPT-13B RO": Workload("train", dict(shape="opt-13b", recompute="full", offload=True), "batch", group="GMLake's"),
+    "OPT-13B RO": Workload("train", dict(shape="opt-13b", layers=2, recompute="full", offload=True), "batch",
+                           group="GMLake's"),  # the host has 16 bytes for each parameter, of every process
     "GPT-NeoX-20B LR": Workload("train", dict(shape="gpt-neox-20b", lora=True, recompute="full"), "batch", group="GMLake's"),
 }
 # The same training with less and less recomputed: which of them is the fastest that fits?
