@@ -196,14 +196,16 @@ class Cost:
                         self.end(name, at_once=name != "record")
             if "planned" in self.names and "record" in self.names and self.plan():
                 self.start("planned")
-                before = len(self.result["rounds"].get("native", []))
+                native = self.result["rounds"].get("native", [])
+                before = len(native)
                 self.rounds(["native", "planned"])
-                self.result["native_beside_planned"] = self.result["rounds"].get("native", [])[before:]
-                self.result["rounds"]["native"] = self.result["rounds"].get("native", [])[:before] or []
+                self.result["native_beside_planned"] = native[before:]
+                del native[before:]
         finally:
             self.abandon()
             if not self.setup.keep_traces:
                 (self.folder / "trace.fb").unlink(missing_ok=True)
+                (self.folder / "plan.fb").unlink(missing_ok=True)
         return self.result
 
 

@@ -219,7 +219,7 @@ def plot(costs, fits, allocators, out):
         if not values:
             return []
         shown = [name for name in allocators if any(name in row for row in values.values())]
-        figure, axes = pyplot.subplots(figsize=(max(6, 0.28 * len(shown) * len(values) + 2), 4.2))
+        figure, axes = pyplot.subplots(figsize=(max(5, 0.28 * len(shown) * len(values) + 2) + 2, 4.2))
         width = 0.8 / len(shown)
         for number, name in enumerate(shown):
             places = [place + number * width for place, row in enumerate(values.values()) if name in row]
@@ -229,7 +229,7 @@ def plot(costs, fits, allocators, out):
             axes.axhline(line, color="black", linewidth=0.6)
         axes.set_ylabel(axis)
         axes.set_title(title)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
         figure.tight_layout()
         figure.savefig(out / file, metadata={"Date": None})
         pyplot.close(figure)
