@@ -139,9 +139,9 @@ class Tables(unittest.TestCase):
 
 
 class FakeProcess:
-    """In place of a worker: sizes above `room` run out of memory, in a process that shows them above one less."""
+    """In place of a worker: sizes above `room` run out of memory, in a process that shows them above `shown` more."""
 
-    room = {"native": 40, "dynamic": 50}
+    room, shown = {"native": 40, "dynamic": 50}, -1
     started = []
 
     def __init__(self, name, allocator, setup, folder, trace=None, plan=None):
@@ -158,7 +158,7 @@ class FakeProcess:
         return self.ready
 
     def order(self, size, turns, fresh=False):
-        room = self.room.get(self.allocator, 10 ** 6) - (0 if fresh else 1)
+        room = self.room.get(self.allocator, 10 ** 6) + (0 if fresh else self.shown)
         made = [{"size": size, "done": 1, "seconds": 1, "live": 1000 * size, "held": 1100 * size, "used": {}, "stalloc": {}}]
         return {"turns": made * turns} if size <= room else {"turns": [], "exhausted": "out of memory"}
 
@@ -203,6 +203,17 @@ class Measurements(unittest.TestCase):
             self.assertEqual((result["found"], result["largest"]), (most, most - 1))
             self.assertEqual([one["size"] for one in result["shown"]], [most, most - 1])
             self.assertEqual(FakeProcess.started, [allocator] * 3)  # it searched, failed to show, showed
+
+    def test_the_largest_may_be_larger_in_a_fresh_process(self):
+        with unittest.mock.patch.object(FakeProcess, "shown", 2):
+            result = measures.Fit("llama-1b-recompute", "native", self.setup, self.path).run()
+        self.assertEqual((result["found"], result["largest"]), (40, 42))
+        self.assertEqual([one["size"] for one in result["shown"]], [40, 41, 42, 43])
+
+    def test_nothing_fits(self):
+        for room, shown in ((0, 0), (1, -1)):  # already in the search, or only in a fresh process
+            with unittest.mock.patch.dict(FakeProcess.room, native=room), unittest.mock.patch.object(FakeProcess, "shown", shown):
+                self.assertEqual(measures.Fit("llama-1b", "native", self.setup, self.path).run()["largest"], 0)
 
     def test_what_only_records_or_is_not_limited_is_not_searched_for(self):
         self.assertFalse(measures.applicable("llama-1b", "record", self.setup))

@@ -5,9 +5,9 @@ of the card, and make their turns one after the other, since the speed of a rent
 ratio within a round. On a smaller card they run one after the other. The plan is made of a run with another seed.
 
 `fit`: the largest size, one allocator at a time, with the whole card (or `limit` bytes of it). Sizes are tried in one
-process, which after each that does not fit drops what the step had and empties its caches. What was found is then shown by
-a fresh process that makes nothing but steps of this size, and is timed; where that runs out of memory, the next smaller
-size is shown.
+process, which after each that does not fit drops what the step had and empties its caches. That may leave an allocator
+worse off than it began, or better. So what was found is then shown by a fresh process that makes nothing but steps of this
+size, and is timed; and further ones show the next larger size, as long as that fits, or the next smaller one, until it does.
 """
 
 import dataclasses
@@ -226,8 +226,8 @@ class Fit:
         return Process(self.name, self.allocator, self.setup, self.folder)
 
     def prepare(self):
-        """Imports begin: in the process that searches, and in the one that shows."""
-        self.processes = [self.make_process(), self.make_process()]
+        """Imports begin: in the process that searches, the one that shows, and the one that tries the next larger size."""
+        self.processes = [self.make_process() for _ in range(3)]
 
     def abandon(self):
         for process in self.processes:
@@ -243,12 +243,29 @@ class Fit:
         process.begin(self.options, self.limit)
         return Search(attempt, self.capacity, self.setup.most, max(2, self.options.size // 2)).largest()
 
-    def show(self, process, size):
+    def show(self, size):
         """In a process of its own; False when it does not fit."""
+        self.processes = self.processes or [self.make_process()]
+        process = self.processes[0]
         process.begin(self.options, self.limit)
         answer = process.order(size, SHOWN_TURNS)
+        self.processes.pop(0).end(at_once=True)
         self.result["shown"].append({"size": size, **answer, "ready": process.ready})
         return not answer.get("exhausted")
+
+    def show_largest(self, size):
+        """The largest that a fresh process makes, near `size`; 0 when there is none."""
+        if size == 0:
+            return 0
+        if self.show(size):
+            while size + resolution(size) <= self.setup.most and self.show(size + resolution(size)):
+                size += resolution(size)
+            return size
+        while size > 0:
+            size -= resolution(size)
+            if size > 0 and self.show(size):
+                break
+        return size
 
     def run(self):
         if not self.processes:
@@ -256,13 +273,9 @@ class Fit:
         try:
             size = self.result["found"] = self.search(self.processes[0])
             self.processes.pop(0).end(at_once=True)
-            while size > 0 and not self.show(self.processes[0], size):
-                self.processes.pop(0).end(at_once=True)
-                size -= resolution(size)
-                self.processes.append(self.make_process())
+            self.result["largest"] = self.show_largest(size)
         finally:
             self.abandon()
-        self.result["largest"] = size
         return self.result
 
 
