@@ -75,7 +75,7 @@ class RealRun:
         self.torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, self.checkpoint)
 
     def load(self):
-        state = self.torch.load(self.checkpoint, map_location=self.options.device)
+        state = self.torch.load(self.checkpoint, map_location="cpu")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
