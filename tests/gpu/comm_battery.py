@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import comm_checks  # noqa: E402  (found beside this file)
+from ranks import TIMED_OUT, Ranks  # noqa: E402
 
 PROGRAM = pathlib.Path(comm_checks.__file__)
 VARIANTS = {
@@ -49,7 +49,6 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 FOREIGN = ("STALLOC_", "PYTORCH_", "XLA_", "TF_", "LD_PRELOAD")
 RANKS = 2
 CHECK_SECONDS = 50   # no check takes longer
-SURVIVOR_SECONDS = 4  # that a rank is waited for when the other one failed
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
 
 
@@ -78,12 +77,6 @@ def parse_arguments():
     return options
 
 
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
 def reason_of(output):
     """The line that says why a program failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("stalloc: ")]
@@ -100,43 +93,22 @@ class Battery:
         self.results = {}  # (check, variant): record
         options.out.mkdir(parents=True, exist_ok=True)
 
-    def environment(self, variant, rank, port, more):
+    def environment(self, variant):
         variables = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         variables |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1",
-                      "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_CACHE_DIR": str(self.folder / "triton"),
-                      "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
-                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | NO_MULTICAST
+                      "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_CACHE_DIR": str(self.folder / "triton")} | NO_MULTICAST
         if variant == "segments":
             variables |= SEGMENTS
         if VARIANTS[variant] is not None:
             variables |= {"LD_PRELOAD": str(self.options.library), "STALLOC_LOG_LEVEL": "info"} | VARIANTS[variant]
-        return variables | more
+        return variables
 
     def run(self, check, variant, more):
-        """Both ranks; their outputs and their exit statuses, 124 for one that did not end in time."""
-        port, logs, processes = free_port(), [], []
+        """Both ranks; their exit statuses and their outputs."""
         command = [self.options.python, str(PROGRAM), check, "--device", self.options.device]
-        end = time.monotonic() + max(5, min(CHECK_SECONDS, self.deadline - time.monotonic()))
-        for rank in range(RANKS):
-            logs.append(open(self.folder / f"{check}-{variant}-{rank}.txt", "w+", encoding="utf-8", errors="replace"))
-            processes.append(subprocess.Popen(command, env=self.environment(variant, rank, port, more), stdout=logs[rank],
-                                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=self.folder))
-        while any(process.poll() is None for process in processes) and time.monotonic() < end:
-            if any(process.poll() not in (None, 0) for process in processes):
-                end = min(end, time.monotonic() + SURVIVOR_SECONDS)
-            time.sleep(0.05)
-        statuses = []
-        for process in processes:
-            ended = process.poll() is not None
-            process.kill()
-            process.wait()
-            statuses.append(process.returncode if ended else 124)
-        outputs = []
-        for log in logs:
-            log.seek(0)
-            outputs.append(log.read())
-            log.close()
-        return statuses, outputs
+        ranks = Ranks(command, self.environment(variant) | more, RANKS, self.folder, f"{check}-{variant}")
+        statuses = ranks.wait(max(5, min(CHECK_SECONDS, self.deadline - time.monotonic())))
+        return statuses, ranks.outputs()
 
     def chain(self, check, variants):
         """One check in some variants, one after the other; `plan` needs what `record` recorded."""
@@ -156,11 +128,11 @@ class Battery:
                 more["STALLOC_PLAN"] = str(self.traces(check) / "plans" / "plan.%r.fb")
             statuses, outputs = self.run(check, variant, more)
             failed = [(status, output) for status, output in zip(statuses, outputs) if status not in (0, 77)]
-            failed.sort(key=lambda pair: pair[0] == 124)  # who failed first, then who waited for it
+            failed.sort(key=lambda pair: pair[0] == TIMED_OUT)  # who failed first, then who waited for it
             outcome = "passed"
             if failed:
                 status, output = failed[0]
-                outcome = "failed: " + ("did not end in time" if status == 124 else
+                outcome = "failed: " + ("did not end in time" if status == TIMED_OUT else
                                         f"signal {-status}" if status < 0 else reason_of(output))
             elif 77 in statuses:
                 outcome = "not here"
