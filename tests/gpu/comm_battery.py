@@ -130,12 +130,12 @@ class Battery:
             failed = [(status, output) for status, output in zip(statuses, outputs) if status not in (0, 77)]
             failed.sort(key=lambda pair: pair[0] == TIMED_OUT)  # who failed first, then who waited for it
             outcome = "passed"
-            if failed:
+            if 77 in statuses and all(status == TIMED_OUT for status, _ in failed):
+                outcome = "not here"
+            elif failed:
                 status, output = failed[0]
                 outcome = "failed: " + ("did not end in time" if status == TIMED_OUT else
                                         f"signal {-status}" if status < 0 else reason_of(output))
-            elif 77 in statuses:
-                outcome = "not here"
             self.note(check, variant, outcome, time.monotonic() - started, outputs, statuses)
 
     def traces(self, check):
