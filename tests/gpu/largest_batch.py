@@ -55,6 +55,8 @@ def parse_arguments():
     arguments = parser.parse_args()
     if arguments.train[:1] == ["--"]:
         del arguments.train[0]
+    if arguments.card_gib == 0 and arguments.first == 0:
+        parser.error("without --card-gib nothing can be guessed: give --first")
     arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out = arguments.out.resolve()
