@@ -70,11 +70,13 @@ CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request
 
 // Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA does only for its
 // own. So a run is recorded as it is, that the plan may leave to CUDA what is exported; and communication libraries get
-// CUDA's memory always.
+// CUDA's memory always. Without a plan nothing tells what will be exported: in a PyTorch program whose tensors come
+// through the door, all that is left are buffers of libraries, few and often made to be exported (custom all-reduces).
 bool is_left_to_cuda(const Request& request) {
   if (request.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
   if (Session::get().recorder() != nullptr) return true;
+  if (torch::is_open() && Session::get().options().mode == Mode::Dynamic) return true;
   loader::Module caller;
   return loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
          plan::is_communication_library(caller.path);

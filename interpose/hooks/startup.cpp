@@ -1,12 +1,16 @@
 // The beginning of CUDA in a process.
 #include "interpose/hooks/actions.h"
+#include "interpose/session/session.h"
 #include "interpose/torch/road.h"
 
 namespace stalloc::hooks::startup {
 
 CUresult init(const Call<CUresult(unsigned)>& call, unsigned flags) noexcept {
   const CUresult result = call.original(flags);
-  if (result == CUDA_SUCCESS) torch::look();
+  if (result == CUDA_SUCCESS) {
+    Session::get().cuda_is_used();
+    torch::look();
+  }
   return result;
 }
 

@@ -17,7 +17,8 @@ class Session {
   // The only one. Made when the library is loaded, never destroyed: hooks may run until the process is gone.
   static Session& get() noexcept;
 
-  // False when turned off, after a failure that turned it off, and in a child of fork: then every hook only forwards.
+  // False when turned off, after a failure that turned it off, and in a child of fork where CUDA no longer works: then
+  // every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
   // Every request for device memory is to fail: there should be a plan, and it could not be read (STALLOC_PLAN_STRICT).
   [[nodiscard]] static bool refuses() noexcept { return refuses_.load(std::memory_order_relaxed); }
@@ -45,6 +46,9 @@ class Session {
   void answer_signal() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
+  // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
+  // as this was not called before the fork.
+  void cuda_is_used() noexcept { cuda_used_.store(true, std::memory_order_relaxed); }
   void stop_in_child() noexcept;
   void finish() noexcept;  // at exit: closes the trace, logs the figures, ends the statistics page
 
@@ -65,6 +69,7 @@ class Session {
 
   Options options_;
   std::atomic<bool> active_{false};
+  std::atomic<bool> cuda_used_{false};
   std::atomic<bool> serves_pytorch_{false};
   std::once_flag used_;
   std::atomic<bool> ready_{false};

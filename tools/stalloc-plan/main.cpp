@@ -57,7 +57,7 @@ int parse_and_run(int argc, char** argv) {
                  "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: the recorded device's, else 2m)")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--handle-cap", plan.options.handle_cap,
-                 "The largest physical handle, in bytes (default: 1g; 16m where requests are left to run time)")
+                 "The largest physical handle, in bytes (default: 6m, or a 2048th of the plan if that is more)")
       ->transform(CLI::AsSizeValue(false));
   std::string streams = "order";
   app.add_option("--streams", streams,
