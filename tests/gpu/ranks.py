@@ -1,6 +1,8 @@
 """The ranks of one job on this machine, a process each: started together, waited for together, ended together."""
 
+import contextlib
 import pathlib
+import random
 import socket
 import subprocess
 import time
@@ -10,9 +12,12 @@ TIMED_OUT = 124
 
 
 def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
+    """Below those that the system chooses itself: one of these could be taken before the first rank listens."""
+    while True:
+        port = random.randrange(20000, 32768)
+        with socket.socket() as listening, contextlib.suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            return port
 
 
 class Ranks:
