@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "interpose/hooks/call.h"
-#include "interpose/session/capture.h"
+#include "interpose/session/session.h"
 
 namespace stalloc::hooks {
 
@@ -74,11 +74,7 @@ CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) 
 namespace captures {
 template <class... Arguments>
 CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
-  const serve::CaptureGate::Change change(capture::gate());
-  capture::gate().began();
-  const CUresult result = call.original(arguments...);
-  if (result != CUDA_SUCCESS) capture::gate().ended();
-  return result;
+  return Session::captures().begin([&] { return call.original(arguments...); });
 }
 CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept;
 // A stream that waits for an event of a captured one joins its capture.

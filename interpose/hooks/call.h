@@ -38,17 +38,17 @@ class Call;
 template <class Result, class... Parameters>
 class Call<Result(Parameters...)> {
  public:
-  Call(Hook hook, const void* caller) noexcept : scope_(caller), hook_(hook), caller_(caller) {}
+  Call(Original& original, const void* caller) noexcept : scope_(caller), original_(original), caller_(caller) {}
 
   // The original function; never recorded or served. Looked for only now: most requests are served without it.
   Result original(Parameters... arguments) const noexcept {
-    const auto function = reinterpret_cast<Result (*)(Parameters...)>(original_of(hook_, caller_));
+    const auto function = reinterpret_cast<Result (*)(Parameters...)>(original_.find(caller_));
     return function == nullptr ? kNoLibrary<Result> : function(arguments...);
   }
 
  private:
   CallerScope scope_;
-  Hook hook_;
+  Original& original_;
   const void* caller_;
 };
 

@@ -1,9 +1,7 @@
 // Events, and what else orders the work of streams or finds it to be over (serve/streams/event_order.h).
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
-#include "interpose/session/cuda_query.h"
 #include "interpose/session/program_order.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::events {
 namespace {
@@ -30,7 +28,7 @@ CUresult record_on(const Call<CUresult(CUevent, CUstream, Flags...)>& call, CUev
   serve::EventOrder* order = watched();
   if (order == nullptr) return call.original(event, stream, flags...);
   return order->record(
-      event, capture::gate(), [&] { return clock_of(stream, zero); },
+      event, Session::captures().gate(), [&] { return clock_of(stream, zero); },
       [&] { return call.original(event, stream, flags...); });
 }
 
@@ -126,7 +124,7 @@ CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream 
   serve::EventOrder* order = watched();
   if (order == nullptr || flags != CU_EVENT_WAIT_DEFAULT) return original();
   return order->wait(
-      event, capture::gate(), [&] { return clock_of(stream, zero); }, original);
+      event, Session::captures().gate(), [&] { return clock_of(stream, zero); }, original);
 }
 
 CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
@@ -146,7 +144,8 @@ CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream strea
 }
 
 CUresult synchronize_context(const Call<CUresult()>& call) noexcept {
-  return synchronized([&] { return see_context_over(cuda_query::current_context(), [&] { return call.original(); }); });
+  return synchronized(
+      [&] { return see_context_over(Session::cuda().current_context(), [&] { return call.original(); }); });
 }
 
 CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {

@@ -13,6 +13,7 @@
 #undef cuStreamBeginCaptureToGraph
 #undef cuStreamDestroy
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -36,12 +37,32 @@ Library library_of(Hook hook) noexcept;
 const char* symbol_of(Hook hook) noexcept;
 void* replacement_of(Hook hook) noexcept;  // our exported function
 
-// The original function for a call that came from `caller` (a return address): what the caller would have been bound to
-// without us. Null when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so that
-// a dlclose of the host's cannot leave a dangling pointer. Lock-free once cached. Thread-safe.
-void* original_of(Hook hook, const void* caller) noexcept;
+// The original function behind a hook. Thread-safe; lock-free once found.
+class Original {
+ public:
+  constexpr explicit Original(Hook hook) noexcept : hook_(hook) {}
+  Original(const Original&) = delete;
+  Original& operator=(const Original&) = delete;
 
-// A lookup of the host's found `real` for this hook: remembers it for callers that name no library themselves.
-void offer_original(Hook hook, void* real) noexcept;
+  // For a call that came from `caller` (a return address): what the caller would have been bound to without us. Null
+  // when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so that a dlclose of
+  // the program's cannot leave a dangling pointer.
+  void* find(const void* caller) noexcept;
+
+  // A lookup of the program's found `real`: remembers it for callers that name no library themselves.
+  void offer(void* real) noexcept;
+
+ private:
+  Hook hook_;
+  std::atomic<void*> known_{nullptr};  // the driver's only one; for the runtime, what was offered
+};
+
+// Those of the process, by hook.
+inline constinit Original originals[] = {
+#define STALLOC_HOOK(library, symbol, result, parameters, action) Original(Hook::symbol),
+#include "interpose/hooks/hooks.def"
+#undef STALLOC_HOOK
+};
+inline Original& original_of(Hook hook) noexcept { return originals[static_cast<std::size_t>(hook)]; }
 
 }  // namespace stalloc::hooks

@@ -3,10 +3,6 @@
 
 #include <cstring>
 
-#include "interpose/base/cuda_driver.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/session.h"
-
 namespace stalloc::hooks::lookup {
 namespace {
 
@@ -17,11 +13,11 @@ void* replace(const char* name, void* real) noexcept {
   for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
-    if (cuda_driver::symbol(symbol_of(hook)) != real) continue;
-    offer_original(hook, real);
+    if (Session::cuda().symbol(symbol_of(hook)) != real) continue;
+    original_of(hook).offer(real);
     return replacement_of(hook);
   }
-  capture::looked_up(name);
+  Session::captures().looked_up(name);
   events::looked_up(name);
   return real;
 }

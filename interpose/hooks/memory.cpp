@@ -5,9 +5,6 @@
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/session.h"
 #include "interpose/torch/road.h"
 #include "plan/communication.h"
 
@@ -24,7 +21,7 @@ StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
 record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
   record::Call event;
   event.kind = kind;
-  event.device = std::max(cuda_query::current_device(), 0);
+  event.device = std::max(Session::cuda().current_device(), 0);
   event.address = address;
   event.size = bytes;
   event.stream = stream;
@@ -36,8 +33,8 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
 // grows has what any other pool keeps idle: where the program made pools of its own, CUDA answers.
 bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Request& request) {
   if (!heap.is_large(request.bytes) || heaps.has_created_pools()) return false;
-  const CUmemoryPool pool = cuda_query::default_pool(cuda_query::current_device());
-  return request.bytes > heap.available_bytes() + cuda_query::idle_pool_bytes(pool);
+  const CUmemoryPool pool = Session::cuda().default_pool(Session::cuda().current_device());
+  return request.bytes > heap.available_bytes() + Session::cuda().idle_pool_bytes(pool);
 }
 
 // There should be a plan, and it cannot be used (STALLOC_PLAN_STRICT).
@@ -52,7 +49,7 @@ CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request
                             Original original) {
   if (heap.refuses()) return refuse(out);
   // What a graph allocates it need not have before it is launched.
-  const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
+  const bool captured = request.kind != EventKind::Alloc && Session::captures().holds(request.stream.handle);
   if (!captured && cannot_be_had(heaps, heap, request)) {
     *out = 0;  // as CUDA does
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -106,11 +103,11 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   if (out == nullptr || request.bytes == 0) return original();
   if (!session.active()) return Session::refuses() ? refuse(out) : original();
   // Without a context the driver refuses; the runtime then makes one and asks again.
-  const CUcontext context = cuda_query::current_context();
-  if (context == nullptr || cuda_query::has_failed()) return original();
-  const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
+  const CUcontext context = Session::cuda().current_context();
+  if (context == nullptr || Session::cuda().has_failed()) return original();
+  const bool captured = request.kind != EventKind::Alloc && Session::captures().holds(request.stream.handle);
   if (!captured) {
-    if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
@@ -131,10 +128,10 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
 template <class Original, class GiveBack>
 CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();
-  if (!session.active() || at == 0 || cuda_query::has_failed()) return original();
-  const bool captured = kind != EventKind::Free && capture::is_capturing(stream.handle);
+  if (!session.active() || at == 0 || Session::cuda().has_failed()) return original();
+  const bool captured = kind != EventKind::Free && Session::captures().holds(stream.handle);
   if (!captured) {
-    if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
   Recorder* recorder = session.recorder();
   if (recorder != nullptr && !torch::is_native_allocator(CallerScope::outermost())) {

@@ -6,11 +6,8 @@
 #include <optional>
 #include <span>
 
-#include "interpose/base/cuda_driver.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/pointer_rules.h"
-#include "interpose/session/context_flags.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::pointers {
 namespace {
@@ -27,8 +24,7 @@ struct Served {
 };
 
 Served look_up(CUdeviceptr at) noexcept {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.heaps() : nullptr;
+  Heaps* heaps = Session::active_heaps();
   Served served;
   served.heap = heaps == nullptr ? nullptr : heaps->owning(at);
   if (!served.is_ours()) return served;
@@ -48,21 +44,15 @@ CUdeviceptr where(const Served& served, CUdeviceptr at) noexcept {
   return served.is_ours() && !served.live ? kNowhere : at;
 }
 
-// The driver's own answer.
-CUresult ask_driver(void* data, CUpointer_attribute attribute, CUdeviceptr at) noexcept {
-  static const auto ask =
-      reinterpret_cast<decltype(&cuPointerGetAttribute)>(cuda_driver::symbol("cuPointerGetAttribute"));
-  return ask == nullptr ? CUDA_ERROR_NOT_SUPPORTED : ask(data, attribute, at);
-}
-
 // The driver's booleans have one byte or four. How many shows in what it writes, be it as an answer to another
 // question.
 CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at, bool value) noexcept {
   constexpr unsigned char kUntouched = 0xa5;
   std::array<unsigned char, 8> written{};
   written.fill(kUntouched);
-  CUresult result = ask_driver(written.data(), attribute, at);
-  if (result != CUDA_SUCCESS) result = ask_driver(written.data(), CU_POINTER_ATTRIBUTE_IS_MANAGED, at);
+  CUresult result = Session::cuda().pointer_attribute(written.data(), attribute, at);
+  if (result != CUDA_SUCCESS)
+    result = Session::cuda().pointer_attribute(written.data(), CU_POINTER_ATTRIBUTE_IS_MANAGED, at);
   if (result != CUDA_SUCCESS) return result;
   const auto end = std::find(written.begin(), written.end(), kUntouched);
   std::memset(data, 0, static_cast<std::size_t>(end - written.begin()));
@@ -186,7 +176,7 @@ CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUd
   const CUresult result = call.original(value, attribute, settable ? where(served, at) : kNowhere);
   if (value == nullptr || answer_of(served, attribute, value) != Answer::SyncMemops) return result;
   const bool set = *static_cast<const unsigned*>(value) != 0;
-  if (result != CUDA_SUCCESS && set && !context_flags::synchronize_memory_operations(served.context)) return result;
+  if (result != CUDA_SUCCESS && set && !Session::cuda().synchronize_memory_operations(served.context)) return result;
   served.heap->set_sync_memops(at, set);
   return CUDA_SUCCESS;
 }

@@ -7,9 +7,6 @@
 
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::runtime {
 namespace {
@@ -25,9 +22,9 @@ struct Serving {
 
 inline Serving serving() noexcept {
   const CUcontext context = settled;
-  if (context == nullptr || cuda_query::current_context() != context) return {};
+  if (context == nullptr || Session::cuda().current_context() != context) return {};
   // A broken context and a capture that forbids the request are answered by the driver's hook.
-  if (cuda_query::has_failed() || capture::gate().may_be_capturing()) return {};
+  if (Session::cuda().has_failed() || Session::captures().may_be_any()) return {};
   Heaps* heaps = Session::only_serving();
   return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
 }
@@ -37,7 +34,7 @@ template <class... Arguments>
 [[gnu::noinline]] RuntimeResult ask_runtime(const Call<RuntimeResult(Arguments...)>& call,
                                             std::type_identity_t<Arguments>... arguments) noexcept {
   const RuntimeResult result = call.original(arguments...);
-  settled = result == 0 ? cuda_query::current_context() : nullptr;
+  settled = result == 0 ? Session::cuda().current_context() : nullptr;
   return result;
 }
 

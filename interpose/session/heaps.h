@@ -14,7 +14,7 @@
 
 #include "interpose/serve/driver/driver_real.h"
 #include "interpose/serve/heap/heap.h"
-#include "interpose/session/cuda_query.h"
+#include "interpose/session/cuda.h"
 #include "interpose/session/pools.h"
 #include "interpose/session/statistics_page.h"
 #include "interpose/session/unserved_contexts.h"
@@ -26,8 +26,8 @@ namespace stalloc {
 class Heaps {
  public:
   // Devices without a plan get a heap only when `options.dynamic` is set. The heaps show their figures in `page`, where
-  // there is one.
-  Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options,
+  // there is one. `cuda` must live as long as this.
+  Heaps(plan::Plan plan, const Cuda& cuda, const serve::RealDriver& driver, const serve::HeapOptions& options,
         StatisticsPage* page = nullptr);
   // Closes every heap. Not for the end of a process: the driver may be gone by then. Pre: no other thread is inside.
   ~Heaps();
@@ -113,7 +113,7 @@ class Heaps {
   // of a context without a heap, or of one with too many streams. Valid until the stream is destroyed. Lock-free but
   // for the first time.
   serve::StreamClock* stream_clock(const serve::StreamKey& stream) noexcept {
-    const CUcontext context = stream.is_default() ? cuda_query::current_context() : nullptr;
+    const CUcontext context = stream.is_default() ? cuda_.current_context() : nullptr;
     StreamPlace& place = stream_places_[place_of(stream, context)];
     serve::StreamClock* clock = place.clock.load(std::memory_order_acquire);
     const bool found =
@@ -188,6 +188,7 @@ class Heaps {
   Device& device_of(const serve::Heap& heap) noexcept { return devices_[static_cast<std::size_t>(heap.device())]; }
 
   const plan::Plan plan_;
+  const Cuda& cuda_;
   serve::RealDriver driver_;
   const serve::HeapOptions options_;
   StatisticsPage* const page_;  // null: nobody looks

@@ -5,8 +5,11 @@
 #include <mutex>
 #include <string>
 
+#include "interpose/base/cuda_driver.h"
 #include "interpose/base/options.h"
 #include "interpose/record/recorder.h"
+#include "interpose/session/captures.h"
+#include "interpose/session/cuda.h"
 #include "interpose/session/heaps.h"
 #include "interpose/session/statistics_page.h"
 
@@ -14,8 +17,23 @@ namespace stalloc {
 
 class Session {
  public:
-  // The only one. Made when the library is loaded, never destroyed: hooks may run until the process is gone.
-  static Session& get() noexcept;
+  // The one that there is: the process's, made when the library is loaded and never destroyed, since hooks may run
+  // until the process is gone. In a test, the one that the test made last.
+  static Session& get() noexcept {
+    Session* const known = current_.load(std::memory_order_acquire);
+    return known != nullptr ? *known : of_process();
+  }
+
+  // For tests: in the place of the one that there is, until it is destroyed. What it points to lives longer. Pre, of
+  // both: no other thread is inside.
+  Session(const Options& options, Cuda& cuda, Captures& captures) noexcept;
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // What it asks of CUDA.
+  [[nodiscard]] static Cuda& cuda() noexcept { return *quick_.cuda.load(std::memory_order_relaxed); }
+  [[nodiscard]] static Captures& captures() noexcept { return *quick_.captures.load(std::memory_order_relaxed); }
 
   // False when turned off, after a failure that turned it off, and in a child of fork: then every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
@@ -36,6 +54,12 @@ class Session {
   Heaps* heaps() noexcept;
   // The heaps if they were made before: what does not allocate need not make them.
   static Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
+  // As these two while the session is active, else null.
+  static Heaps* active_heaps() noexcept {
+    Session& session = get();
+    return session.active() ? session.heaps() : nullptr;
+  }
+  static Heaps* known_active_heaps() noexcept { return get().active() ? known_heaps() : nullptr; }
 
   // PyTorch's tensors come through a door. Heaps keep idle memory until they are told to give it back, as PyTorch's own
   // allocator does, and those that are made from now on create memory that other processes can be given.
@@ -49,13 +73,20 @@ class Session {
   void finish() noexcept;  // at exit: closes the trace, logs the figures, ends the statistics page
 
  private:
-  struct alignas(16) Quick {
+  static inline constinit Cuda process_cuda_{&cuda_driver::symbol};
+  static inline constinit Captures process_captures_{process_cuda_};
+
+  // What is asked for at each request, in one cache line.
+  struct alignas(32) Quick {
     std::atomic<Heaps*> heaps;
     std::atomic<bool> figures_wanted;
+    std::atomic<Cuda*> cuda;
+    std::atomic<Captures*> captures;
   };
-  static inline constinit Quick quick_;
+  static inline constinit Quick quick_{{nullptr}, {false}, {&process_cuda_}, {&process_captures_}};
+  static inline constinit std::atomic<Session*> current_{nullptr};
 
-  Session() noexcept;
+  static Session& of_process() noexcept;
   void first_use() noexcept;  // CUDA is used: warnings that were held back, and the parts
   void begin_serving();
   void show_figures() noexcept;
@@ -64,6 +95,7 @@ class Session {
   void deactivate() noexcept;
 
   Options options_;
+  Session* previous_ = nullptr;  // that this one stands in the place of
   std::atomic<bool> active_{false};
   std::atomic<bool> serves_pytorch_{false};
   std::once_flag used_;

@@ -20,8 +20,7 @@ static_assert(sizeof(stalloc_statistics) == sizeof(std::size_t) + sizeof(Statist
 extern "C" __attribute__((visibility("default"))) int stalloc_get_statistics(int device,
                                                                              stalloc_statistics* statistics) {
   if (statistics == nullptr || statistics->struct_bytes < sizeof(size_t)) return 2;
-  stalloc::Session& session = stalloc::Session::get();
-  stalloc::Heaps* heaps = session.active() ? session.heaps() : nullptr;
+  stalloc::Heaps* heaps = stalloc::Session::active_heaps();
   Statistics figures;
   if (heaps == nullptr || !heaps->statistics(device, &figures)) return 1;
   stalloc_statistics all{};

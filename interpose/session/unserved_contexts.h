@@ -9,7 +9,7 @@
 
 namespace stalloc {
 
-// By the driver's ids, for handles come back as other contexts (cuda_query::current_context_id). Thread-safe,
+// By the driver's ids, for handles come back as other contexts (Cuda::current_context_id). Thread-safe,
 // lock-free, never fails: of very many contexts the oldest is forgotten, and found out anew.
 class UnservedContexts {
  public:

@@ -1,0 +1,25 @@
+// The library's settings as a test wants them.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "interpose/base/options.h"
+
+namespace stalloc::test {
+
+// As if the environment said `settings` and nothing else, but for what would change the test's own process. Valid until
+// the next call.
+inline Options settings(std::map<std::string, std::string> settings) {
+  static std::map<std::string, std::string> environment;
+  environment = std::move(settings);
+  environment.emplace("STALLOC_FRAMEWORKS", "off");
+  environment.emplace("STALLOC_TORCH", "off");
+  environment.emplace("STALLOC_LOG_LEVEL", "silent");
+  return parse_options([](const char* variable) -> const char* {
+    const auto found = environment.find(variable);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+}  // namespace stalloc::test
