@@ -371,18 +371,18 @@ void Heaps::log_figures(bool always, bool wait) noexcept {
 
 void Heaps::log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept {
   constexpr std::size_t kMostBytes = sizeof "device 63:"
-#define STALLOC_STATISTIC(name, unit, meaning) " " #name "=18446744073709551615"
+#define STALLOC_STATISTIC(name, unit, place, meaning) " " #name "=18446744073709551615"
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
       ;
   static_assert(kMostBytes <= log::kLineBytes, "the line would be cut");
   log::figures(always, "device {}:"
-#define STALLOC_STATISTIC(name, unit, meaning) " " #name "={}"
+#define STALLOC_STATISTIC(name, unit, place, meaning) " " #name "={}"
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
                ,
                ordinal
-#define STALLOC_STATISTIC(name, unit, meaning) , figures.name
+#define STALLOC_STATISTIC(name, unit, place, meaning) , figures.name
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
   );

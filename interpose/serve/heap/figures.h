@@ -14,7 +14,7 @@ namespace stalloc::serve {
 
 // All statistics of a device; statistics.def says what each is.
 struct Statistics {
-#define STALLOC_STATISTIC(name, unit, meaning) std::uint64_t name = 0;
+#define STALLOC_STATISTIC(name, unit, place, meaning) std::uint64_t name = 0;
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
 };
