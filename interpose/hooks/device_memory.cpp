@@ -1,4 +1,5 @@
-// The device's memory as others see it: what we hold and nobody uses is there for all who ask the driver.
+// Device memory as the rest of the program sees it: memory that we hold idle is available to every function of the
+// driver.
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::device_memory {

@@ -51,14 +51,14 @@ struct CallerOriginals {
 };
 CallerOriginals callers[kHooks];
 
-// The definition behind us in the global scope; only when there is none there, the driver library by its name.
+// The next definition after this library in the global scope; if there is none, that of the driver library by name.
 void* find_driver_original(const Row& row) noexcept {
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
   return Session::cuda().symbol(row.symbol);
 }
 
-// What the caller is linked with: its own dependencies come before the global scope, because libraries that Python
-// loads are not in the global scope at all.
+// The function that the caller is linked with. Its own dependencies are searched before the global scope, because
+// libraries that Python loads are not in the global scope.
 void* find_runtime_original(const Row& row, const loader::Module& caller) noexcept {
   if (caller.path != nullptr && *caller.path != '\0') {
     void* handle = loader::loaded(caller.path);
@@ -82,7 +82,7 @@ void* runtime_original(const Row& row, CallerOriginals& originals, const void* c
   if (function == nullptr) return nullptr;
   loader::pin(function);
   const std::size_t index = originals.claimed.fetch_add(1, std::memory_order_relaxed);
-  if (index < kCallers) {  // with more callers than slots the rest is looked up each time
+  if (index < kCallers) {  // when the slots are used up, further callers are looked up each time
     originals.known[index].module = module;
     originals.known[index].function.store(function, std::memory_order_release);
   }

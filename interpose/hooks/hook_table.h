@@ -1,8 +1,8 @@
-// The hooks by number and by name, and the original function behind each.
+// The hooks by number and by name, and the original function of each.
 #pragma once
 
 #include <cuda.h>
-// Several versions of these are hooked, each under its exported name.
+// cuda.h defines these names as macros for their latest versions; each version is hooked under its exported name.
 #undef cuCtxDestroy
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
@@ -37,19 +37,20 @@ Library library_of(Hook hook) noexcept;
 const char* symbol_of(Hook hook) noexcept;
 void* replacement_of(Hook hook) noexcept;  // our exported function
 
-// The original function behind a hook. Thread-safe; lock-free once found.
+// The original function of a hook. Thread-safe; lock-free once found.
 class Original {
  public:
   constexpr explicit Original(Hook hook) noexcept : hook_(hook) {}
   Original(const Original&) = delete;
   Original& operator=(const Original&) = delete;
 
-  // For a call that came from `caller` (a return address): what the caller would have been bound to without us. Null
-  // when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so that a dlclose of
-  // the program's cannot leave a dangling pointer.
+  // For a call from `caller` (a return address): the function that the caller would be bound to without this library.
+  // Null when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so a dlclose by
+  // the program cannot leave a dangling pointer.
   void* find(const void* caller) noexcept;
 
-  // A lookup of the program's found `real`: remembers it for callers that name no library themselves.
+  // A lookup by the program found `real`: it is kept for callers that are not linked with a library that has the
+  // function.
   void offer(void* real) noexcept;
 
  private:

@@ -1,8 +1,8 @@
-// The runtime's entry points, where a program is linked with the shared runtime: what can be served is answered here,
-// without the runtime and the driver's hook below it. That is so when the runtime would do nothing but call the driver:
-// it answered this thread before, and the context it then left is still the current one. Success leaves the runtime's
-// last error as it is, and so do we; whatever fails is asked again of the runtime, which reports it its own way. In
-// trace mode the driver's hook records, so every call goes there.
+// The runtime's entry points, for programs linked with the shared runtime. A request is served here, without the
+// runtime and the driver's hook, when the runtime would only call the driver: it has answered this thread before, and
+// the context that was current then still is. Success leaves the runtime's last error unchanged, here as there. A
+// request that fails here is passed to the runtime, which reports the error in its own way. In trace mode every call is
+// passed on, since the driver's hook records.
 #include <type_traits>
 
 #include "interpose/hooks/actions.h"
@@ -11,8 +11,8 @@
 namespace stalloc::hooks::runtime {
 namespace {
 
-// The context that the runtime left to this thread at its latest answer. Null: it has not answered since the program
-// chose a device, and may be about to change the context.
+// The context that was current when the runtime last answered this thread. Null: it has not answered since the program
+// chose a device, and may change the context at its next call.
 thread_local CUcontext settled = nullptr;
 
 struct Serving {
@@ -29,7 +29,7 @@ inline Serving serving() noexcept {
   return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
 }
 
-// Not inlined, that what is served here lies together.
+// Not inlined, to keep the code of the fast path together.
 template <class... Arguments>
 [[gnu::noinline]] RuntimeResult ask_runtime(const Call<RuntimeResult(Arguments...)>& call,
                                             std::type_identity_t<Arguments>... arguments) noexcept {
@@ -38,7 +38,7 @@ template <class... Arguments>
   return result;
 }
 
-// `resolve` finds the pool as the heap knows it; false: requests from it are not ours to serve.
+// `resolve` sets the pool as the heap knows it, and returns false when requests from it are not served.
 template <class Resolve, class... Arguments>
 RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const serve::StreamKey& stream,
                        Resolve resolve, void** out, size_t bytes,
@@ -77,7 +77,7 @@ RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void*
                          Default zero) noexcept {
   const auto address = reinterpret_cast<CUdeviceptr>(at);
   serve::Heap* heap = serving().heap;
-  // What another heap owns, this one does not know: the driver's hook below the runtime finds its owner.
+  // Memory of another heap is unknown to this one; the driver's hook finds its owner.
   if (heap != nullptr && heap->free_async(address, key_of(stream, zero), true) == CUDA_SUCCESS) return 0;
   return ask_runtime(call, at, stream);
 }

@@ -1,5 +1,5 @@
-// Moments at which a program knows that work is over: CUDA gives back then what its pools hold above their release
-// thresholds, and so do we.
+// Calls after which a program knows that work is complete. CUDA then gives back what its pools hold above their release
+// thresholds, and so does this library.
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::synchronization {

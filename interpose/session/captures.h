@@ -29,8 +29,8 @@ class Captures {
   // call that CUDA refuses so, asking invalidates that capture.
   [[nodiscard]] CUresult permission() const noexcept { return may_be_any() ? permission_by_driver() : CUDA_SUCCESS; }
 
-  // The program looked up a function of the driver that is no hook of ours: a later kind of cuStreamBeginCapture may
-  // begin captures unseen.
+  // The program looked up a driver function that is not hooked. If it is a newer cuStreamBeginCapture, captures may
+  // begin unseen from now on.
   void looked_up(std::string_view symbol) noexcept;
 
   // The program begins a capture.
@@ -51,7 +51,8 @@ class Captures {
     if (was_capturing && !holds(stream)) gate_.ended();
     return result;
   }
-  // The program makes a stream wait for an event: that of a captured stream pulls it into the capture.
+  // The program makes a stream wait for an event. If the event is of a captured stream, the waiting stream joins the
+  // capture.
   template <class Original>
   CUresult wait_event(Original original) noexcept {
     if (!may_be_any()) return original();

@@ -31,7 +31,7 @@ bool Cuda::is_primary_active(int device) const noexcept {
   return cuDevicePrimaryCtxGetState_(device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-// To retain a primary context that is not active makes one, which takes a quarter of a second.
+// Retaining a primary context that is not active would create it, which takes a quarter of a second.
 bool Cuda::is_primary_context(CUcontext context, int device) const noexcept {
   if (cuDevicePrimaryCtxRelease_.get() == nullptr || !is_primary_active(device)) return false;
   CUcontext primary = nullptr;

@@ -162,7 +162,7 @@ CUmemoryPool Heaps::driver_pool(const serve::Heap& heap, CUmemoryPool pool) noex
   return pool != nullptr ? pool : device_of(heap).default_pool.load(std::memory_order_acquire);
 }
 
-// The driver says which pool is current: it knows of those that ended, too.
+// The driver is asked which pool is current: it also knows of pools that were destroyed.
 void Heaps::current_pool_changed(int device) noexcept {
   if (device < 0 || device >= kDevices) return;
   const std::lock_guard lock(redirection_mutex_);
@@ -282,7 +282,7 @@ void Heaps::stream_destroyed(CUstream stream) noexcept {
   stream_places_[place_of(key, nullptr)].without.compare_exchange_strong(hash, 0);
 }
 
-// The context of a stream that was created is the driver's to say; `context`: that of a default stream.
+// `context` is that of a default stream; for a created stream the driver is asked.
 serve::StreamClock* Heaps::find_stream_clock(const serve::StreamKey& stream, CUcontext context,
                                              StreamPlace& place) noexcept {
   const std::uint64_t hash = hash_of(stream, context);
@@ -315,7 +315,7 @@ Heaps::Original Heaps::find_original(CUdeviceptr address) noexcept {
   return found;
 }
 
-// Found by nobody from now on; who found it before will find it closed.
+// Nobody finds the heap from now on; a thread that found it before will find it closed.
 serve::Heap* Heaps::take_heap(Device& device) noexcept {
   const std::lock_guard lock(mutex_);
   device.context.store(nullptr);

@@ -51,8 +51,11 @@ bool crosses_streams(const Options& options) {
 
 Session& Session::of_process() noexcept {
   alignas(Session) static std::byte storage[sizeof(Session)];
-  static Session* const session =
-      new (storage) Session(parse_options(environment::keep), process_cuda_, process_captures_);
+  static Session* const session = [] {
+    auto* made = new (storage) Session(parse_options(environment::keep), process_cuda_, process_captures_);
+    if (made->active()) made->prepare_process();
+    return made;
+  }();
   return *session;
 }
 
@@ -63,13 +66,16 @@ Session::Session(const Options& options, Cuda& cuda, Captures& captures) noexcep
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
   if (options_.mode == Mode::Off || options_.mode == Mode::Torch) return;
+  if (crosses_streams(options_)) program_order::watch();
+  active_.store(true);
+}
+
+void Session::prepare_process() const noexcept {
   log::remember_standard_error();
   remember_start();
   remember_foreign_variables();
   if (options_.frameworks) set_framework_variables(options_.torch == TorchRoad::Async);
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
-  if (crosses_streams(options_)) program_order::watch();
-  active_.store(true);
 }
 
 Session::~Session() {
@@ -113,7 +119,7 @@ void Session::show_figures() noexcept {
     page_.store(StatisticsPage::create(options_.statistics, mode, &why).release());  // until the process ends
     if (page_.load() == nullptr) log::warn("no statistics are shown: {}", why);
   } catch (const std::bad_alloc&) {
-    // The program's own requests are what memory is for.
+    // The program goes on without the page.
   }
 }
 
@@ -131,7 +137,7 @@ void Session::deactivate() noexcept {
 void Session::begin_serving() {
   plan::Plan plan;
   if (options_.mode == Mode::Alloc) {
-    if (options_.plan_strict) refuses_.store(true);  // until there are heaps that serve it
+    if (options_.plan_strict) refuses_.store(true);  // until the heaps exist
     if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
     auto read = plan::read_plan(absolute_path(expand_path(options_.plan)));
     if (!read.ok()) return turn_off("plan refused: " + read.error);
@@ -163,7 +169,7 @@ record::Recorder* Session::recorder() noexcept {
 }
 
 Heaps* Session::heaps() noexcept {
-  (void)recorder();  // makes both
+  (void)recorder();  // creates both parts
   return heaps_.load(std::memory_order_relaxed);
 }
 

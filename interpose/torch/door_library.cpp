@@ -77,7 +77,7 @@ Answer allocate(int device, std::size_t bytes, void* stream, const void* caller,
   return allocate_slowly(device, bytes, stream, caller, address);
 }
 
-// Whether a free on the stream has to wait for the end of a capture.
+// True when a free on the stream must wait for the end of a capture.
 bool is_held_up(void* stream) noexcept { return Session::captures().holds(key_of(stream).handle); }
 
 // Pre: the heap's context is current.
@@ -148,7 +148,7 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
     return STALLOC_DOOR_DONE;
   }
   if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
-  // One of the streams was destroyed, say: what it was given is done when all of the devices are.
+  // For example, one of the streams was destroyed: its work is complete when all of the device's work is.
   for (std::size_t i = 0; i < count; ++i) {
     const serve::Heap* other = heaps->of_device(streams[i].device);
     const serve::ContextScope its(heaps->driver(), other == nullptr ? heap->context() : other->context());
@@ -246,7 +246,7 @@ std::uint64_t trim(int device, int wait) {
   if (heap == nullptr) return 0;
   serve::Driver& driver = Session::get().known_heaps()->driver();
   const serve::ContextScope scope(driver, heap->context());
-  // To wait for a device would break every capture on it.
+  // Waiting for a device would break every capture on it.
   if (wait != 0 && scope.ok() && !Session::captures().may_be_any()) {
     heap->before_synchronization();
     driver.synchronize_context();

@@ -1,4 +1,4 @@
-// Running sums: what is live, what was, by pool. No thread-safety of its own.
+// Running sums of live and past requests, in total and by pool. Not thread-safe.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ struct Statistics {
 #undef STALLOC_STATISTIC
 };
 
-// What a pool of the driver would say of the requests made in its name.
+// Figures of a pool: what the driver would report for the requests made in its name.
 struct PoolUse {
   bool known = false;  // a request named the pool; when none did, the driver alone knows
   // Live requests in the pool's name, as requested, planned and unplanned: the whole answer.

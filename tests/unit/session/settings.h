@@ -8,13 +8,10 @@
 
 namespace stalloc::test {
 
-// As if the environment said `settings` and nothing else, but for what would change the test's own process. Valid until
-// the next call.
+// As if the environment said `settings` and nothing else; silent. Valid until the next call.
 inline Options settings(std::map<std::string, std::string> settings) {
   static std::map<std::string, std::string> environment;
   environment = std::move(settings);
-  environment.emplace("STALLOC_FRAMEWORKS", "off");
-  environment.emplace("STALLOC_TORCH", "off");
   environment.emplace("STALLOC_LOG_LEVEL", "silent");
   return parse_options([](const char* variable) -> const char* {
     const auto found = environment.find(variable);
