@@ -37,14 +37,7 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   const std::uint32_t units = to_units(bytes);
   remember(units);
   Position found = find_here(units);
-  if (found == kNowhere) {
-    if (!first_difference_) {
-      const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
-      first_difference_ = {seen_, bytes, expected};
-    }
-    found = find_after_deviation();
-    if (found != kNowhere) ++resynchronisations_;
-  }
+  if (found == kNowhere) found = deviate(bytes);
   count(found != kNowhere);
   if (found == kNowhere) return {};
   at_ = successor(found);
@@ -54,6 +47,17 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   }
   if (units > slot.units) return {};  // larger than was ever seen of this slot
   return {Answer::Serve, found};
+}
+
+// Not inlined, to keep the code of requests that are as planned short.
+[[gnu::noinline]] Cursor::Position Cursor::deviate(std::uint64_t bytes) noexcept {
+  if (!first_difference_) {
+    const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
+    first_difference_ = {seen_, bytes, expected};
+  }
+  const Position found = find_after_deviation();
+  if (found != kNowhere) ++resynchronisations_;
+  return found;
 }
 
 void Cursor::pass_through(std::uint64_t bytes) noexcept {

@@ -85,6 +85,7 @@ class Cursor {
   void remember(std::uint32_t units) noexcept;
   void count(bool matched) noexcept;
   [[nodiscard]] Position find_here(std::uint32_t units) const noexcept;
+  Position deviate(std::uint64_t bytes) noexcept;  // the request is not as planned: the slot that it takes, or kNowhere
   [[nodiscard]] Position find_after_deviation() const noexcept;
   [[nodiscard]] Position find_near() const noexcept;
   [[nodiscard]] Position find_anywhere() const noexcept;

@@ -27,10 +27,10 @@ namespace stalloc::serve {
 //                Dropped ── hand_over ──► DroppedMerged
 enum class PlanState : std::uint8_t {
   None,           // there is no plan
+  DroppedMerged,  // no request takes a slot any more; the dynamic sub-allocator tracks the free bytes
+  Dropped,        // no request takes a slot any more; the occupancy tracks the free bytes
   Served,         // requests take slots; the occupancy tracks the free bytes
   Merged,         // requests take slots; the dynamic sub-allocator tracks the free bytes and serves from them, too
-  Dropped,        // no request takes a slot any more; the occupancy tracks the free bytes
-  DroppedMerged,  // no request takes a slot any more; the dynamic sub-allocator tracks the free bytes
 };
 
 // Not thread-safe: the heap's lock covers it, but for `contains`. Only `create` and `hand_over` throw. Slots are named
@@ -46,8 +46,8 @@ class Planned {
 
   [[nodiscard]] PlanState state() const noexcept { return state_; }
   [[nodiscard]] bool exists() const noexcept { return state_ != PlanState::None; }
-  // Requests take its slots.
-  [[nodiscard]] bool is_followed() const noexcept { return state_ == PlanState::Served || state_ == PlanState::Merged; }
+  // Requests take its slots. Asked twice at each request.
+  [[nodiscard]] bool is_followed() const noexcept { return state_ >= PlanState::Served; }
   // There is a plan, and no request takes a slot any more.
   [[nodiscard]] bool is_dropped() const noexcept {
     return state_ == PlanState::Dropped || state_ == PlanState::DroppedMerged;
