@@ -21,7 +21,8 @@ inline constexpr std::size_t kPassReasons = 10;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
-  std::uint64_t handle_cap = 0;   // largest handle, bytes, rounded down to the granularity; 0: one of the two above
+  std::uint64_t handle_cap =
+      0;  // largest handle, bytes, rounded down to the granularity; 0: one of the two constants above
   StreamMode streams = StreamMode::Order;
   // Plan a recorded run as one piece: for a program that makes the very same requests again.
   bool whole_run = false;
@@ -32,7 +33,7 @@ struct PlanOptions {
   std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
 };
 
-// What a person wants to know about a plan.
+// Figures about a plan for its summary.
 struct PlanReport {
   std::uint64_t requests = 0;       // of the problem
   std::uint64_t period = 0;         // requests of the repeating body; 0: nothing repeats

@@ -95,7 +95,7 @@ class Packer {
     }
   }
 
-  // Restarts with other priorities and more and more patience: searches of this kind either end soon or hardly ever.
+  // Restarts with other priorities and growing limits: such searches either end soon or hardly ever.
   void search() {
     std::vector<Buffer> buffers;
     for (const Tenant& tenant : tenants_) {
@@ -106,7 +106,7 @@ class Packer {
     std::uint64_t low = goal_;  // nothing below is looked for
     for (std::uint64_t round = 0; !done() && !stopped(); ++round) {
       const std::uint64_t nodes = kNodes << (std::min(std::countr_zero(round / kRules + 1), 20));
-      // Every other time something easier than the goal, so that there is progress where the goal is out of reach.
+      // Every other round aims at something easier than the goal, for progress when the goal is out of reach.
       const bool easier = options_.capacity == 0 && round / kRules % 2 == 1;
       std::uint64_t capacity = easier ? low + (best_.bytes - low) / 2 : low;
       capacity = std::min(round_up(capacity, options_.granularity), best_.bytes - 1);

@@ -80,7 +80,7 @@ class Chooser {
     }
   }
 
-  // As much is planned as costs nothing: with nothing planned, the recorded peak is what is needed.
+  // Plans as much as costs nothing; with nothing planned, the recorded peak is needed.
   void choose() {
     const std::uint64_t peak = peak_live_bytes(problem_);
     for (std::size_t least = 1; least < sequence_.items.size(); least *= 2) {
