@@ -8,7 +8,7 @@
 #include "plan/layout/handles.h"
 #include "plan/layout/layout.h"
 #include "plan/layout/ordering.h"
-#include "plan/steps/beginning.h"
+#include "plan/sequence/beginning.h"
 #include "plan/steps/steps.h"
 
 namespace stalloc::plan {

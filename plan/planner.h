@@ -9,7 +9,7 @@
 #include "plan/outcome.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 

@@ -190,7 +190,7 @@ class Heaps {
   const Cuda& cuda_;
   serve::RealDriver driver_;
   const serve::HeapOptions options_;
-  StatisticsPage* const page_;  // null: nobody looks
+  StatisticsPage* const page_;  // null: figures are not shown
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};

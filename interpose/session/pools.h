@@ -25,7 +25,7 @@ class Pools final : public serve::CreatedPools {
   // No device: not to be served.
   static constexpr int kNone = -1;
 
-  // A pool: where its memory is (kNone: nobody knows), whether it is served, and whether the program made it.
+  // A pool: the device of its memory (kNone: unknown), whether it is served, and whether the program made it.
   struct Known {
     int device = kNone;
     bool served = false;

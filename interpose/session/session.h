@@ -105,7 +105,7 @@ class Session {
   std::atomic<record::Recorder*> recorder_{nullptr};
   static inline constinit std::atomic<Heaps*> heaps_{nullptr};
   static inline constinit std::atomic<bool> refuses_{false};
-  std::atomic<StatisticsPage*> page_{nullptr};  // null: nobody asked for one, or it could not be made
+  std::atomic<StatisticsPage*> page_{nullptr};  // null: not asked for, or could not be made
 };
 
 }  // namespace stalloc

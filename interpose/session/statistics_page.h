@@ -49,7 +49,7 @@ class StatisticsPage {
   // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid for ever.
   serve::ShownFigures* device(int device) noexcept;
 
-  // The process ends: says so in the file, and removes it where nobody asked for it to be kept. Call once.
+  // The process ends: says so in the file, and removes it unless it is to be kept. Call once.
   void finish() noexcept;
 
  private:

@@ -7,7 +7,7 @@
 
 #include "plan/layout/layout.h"
 #include "plan/packing/greedy.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plan/placement/free_space.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 

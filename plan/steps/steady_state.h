@@ -10,6 +10,8 @@
 
 namespace stalloc::plan {
 
+inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);  // no request, or no slot
+
 // The sizes of one request of the body over all repetitions, in bytes.
 struct Sizes {
   std::uint64_t smallest = 0;

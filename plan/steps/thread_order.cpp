@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "plan/steps/reorder.h"
-#include "plan/steps/sequence.h"
 #include "plan/steps/steady_state.h"
 #include "plan/steps/thread_places.h"
 

@@ -104,7 +104,7 @@ class Figures {
     std::uint64_t unplanned = 0;
     std::uint64_t peak = 0;         // of all three together
     std::uint64_t served_peak = 0;  // of planned and dynamic together
-    std::uint64_t pools = 0;        // of requests that name a pool, whoever served them
+    std::uint64_t pools = 0;        // of requests that name a pool, served here or by CUDA
     std::uint64_t pools_peak = 0;
     [[nodiscard]] std::uint64_t served() const noexcept { return planned + dynamic; }
   };
@@ -157,7 +157,7 @@ class Figures {
 
   Live live_;
   Statistics counts_;              // of it what is not in live_
-  ShownFigures* shown_ = nullptr;  // null: nobody looks
+  ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::array<Pool, 64> pools_{};
   std::size_t pool_count_ = 0;
 };

@@ -11,8 +11,8 @@
 //   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
 //   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
 //      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
-//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: out of the plan's
-//      own books (`Planned::take`), or out of the dynamic sub-allocator's once both were merged
+//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: from the plan's
+//      free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
 //      (`Dynamic::take_exactly`).
 //   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
 //      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
@@ -28,8 +28,8 @@
 //      (`Dynamic::defer_free`).
 //   3. Else `free_slow_path` finds the stream's index (`StreamOrder::ordinal`), takes the block out of the table of
 //      what is live, and calls `forget` for the figures and `give_back` for the bytes. `give_back` marks them with the
-//      stream and the number of the free (`StreamOrder::freed`). Then they are free, in the plan's own books
-//      (`Planned::release`) or in the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
+//      stream and the number of the free (`StreamOrder::freed`). Then they are among the plan's free
+//      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
 //   4. Where others cannot be ordered behind the stream, `free_behind_event` records an event, and `give_back` follows
 //      when `collect_pending_frees` finds the event over. `free_when_over` asks for that.
 //

@@ -105,7 +105,7 @@ class Heap {
   // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
   CUresult free_sync(CUdeviceptr address) noexcept;
   // The number of a noted request of CUDA's own memory, or 0; and its free, once CUDA has made it. The address may be
-  // in use again by then: a request of another number is left alone, as is what nobody noted.
+  // in use again by then: a request of another number is left alone, as is one that was not noted.
   [[nodiscard]] std::uint64_t find_unplanned(CUdeviceptr address) const noexcept;
   void note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept;
 
@@ -300,7 +300,7 @@ class Heap {
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
   Figures figures_;
-  ShownFigures* shown_ = nullptr;  // null: nobody looks
+  ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_ns_at_start_ = 0;
   int complaints_ = 0;

@@ -21,8 +21,8 @@ inline void pause_processor() noexcept {
 // Spin Lock Alternatives", 1990, test-and-test-and-set with exponential backoff).
 //
 // A thread that found the lock taken at every look sleeps (the three states of Drepper, "Futexes Are Tricky", 2004):
-// when the owner does not run, nobody spins for long. Once woken it looks all the time, so that it is there when the
-// lock is next given back and is not passed over for ever.
+// when the owner does not run, no thread spins for long. A woken thread looks at the lock without pauses, so that it is
+// not passed over for ever.
 //
 // Meets the standard's Lockable requirements. Alone in its cache line, since others read it while its owner writes the
 // data beside it.

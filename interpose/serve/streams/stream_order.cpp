@@ -114,9 +114,9 @@ StreamOrdinal StreamOrder::unused() const noexcept {
   return kNoStream;
 }
 
-// The idlest stream whose frees are all complete: its claims bind nobody, so that its ordinal can name another stream.
-// Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock keeps
-// its ordinal: its clock is written without the heap's lock (stream_clocks.h).
+// The idlest stream whose frees are all complete: no other stream has to wait for it, so its ordinal can name another
+// stream. Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock
+// keeps its ordinal: its clock is written without the heap's lock (stream_clocks.h).
 StreamOrdinal StreamOrder::reclaim() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return kNoStream;

@@ -30,8 +30,8 @@ namespace stalloc::serve {
 // not serve them. Not thread-safe: the heap's lock covers it.
 class StreamOrder {
  public:
-  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; null: nobody is.
-  // Throws std::bad_alloc.
+  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. Throws
+  // std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
               EventOrder* events = nullptr);
   ~StreamOrder();

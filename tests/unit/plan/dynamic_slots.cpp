@@ -1,12 +1,12 @@
 // Steps whose requests vary in size: found by call sites, planned soundly, without counting on the recorded sizes.
-#include "plan/steps/dynamic_slots.h"
+#include "plan/sequence/dynamic_slots.h"
 
 #include <algorithm>
 #include <random>
 
 #include "catch.h"
 #include "plan/planner.h"
-#include "plan/steps/varying.h"
+#include "plan/sequence/varying.h"
 #include "soundly.h"
 
 using namespace stalloc::plan;

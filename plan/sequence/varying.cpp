@@ -1,4 +1,4 @@
-#include "plan/steps/varying.h"
+#include "plan/sequence/varying.h"
 
 #include <algorithm>
 #include <unordered_map>

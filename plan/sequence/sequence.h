@@ -17,8 +17,6 @@ enum class StreamMode : std::uint8_t {
   Isolate  // bytes of one stream never go to another
 };
 
-inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-
 // One slot of the plan. Times are indices of slots; `upper` and `tail` may be the number of slots: never freed.
 struct Item {
   std::size_t request = 0;  // index into Problem::requests; of the body: in the first repetition

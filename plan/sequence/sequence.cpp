@@ -1,10 +1,10 @@
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 #include <algorithm>
 #include <map>
 
-#include "plan/steps/beginning.h"
-#include "plan/steps/dynamic_slots.h"
+#include "plan/sequence/beginning.h"
+#include "plan/sequence/dynamic_slots.h"
 
 namespace stalloc::plan {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "plan/problem.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 #include "plan/steps/steady_state.h"
 
 namespace stalloc::plan {

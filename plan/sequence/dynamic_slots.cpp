@@ -1,10 +1,10 @@
-#include "plan/steps/dynamic_slots.h"
+#include "plan/sequence/dynamic_slots.h"
 
 #include <algorithm>
 #include <bit>
 #include <vector>
 
-#include "plan/steps/varying.h"
+#include "plan/sequence/varying.h"
 
 namespace stalloc::plan {
 namespace {
