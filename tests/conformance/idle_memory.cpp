@@ -194,7 +194,7 @@ class Idle {
   void synchronise(const Synchronisation& by) {
     machine_.must(by.make(machine_.cuda, stream_, event_), "a synchronisation");
   }
-  // Opens the gate; whether somebody waited for it.
+  // Opens the gate; true when a thread waited for it.
   bool waited() {
     gate_->open();
     return gate_->timed_out();

@@ -1,4 +1,4 @@
-// Memory that is freed while work on it is still to come: nobody else's data may get there first.
+// Memory that is freed while work on it is pending: no other data may be written there before that work.
 #include <array>
 #include <chrono>
 #include <exception>

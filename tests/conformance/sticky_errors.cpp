@@ -29,7 +29,7 @@ struct Before {
   CUdeviceptr plain[4] = {};
 };
 
-// Where calls put what nobody wants to know.
+// Where calls put answers that are not looked at.
 struct Unread {
   CUdeviceptr at = 0;
   std::size_t bytes = 0;

@@ -1,5 +1,5 @@
-// Recorded runs in which no step repeats: planned is what lives through them, and nothing that another run may not ask
-// for.
+// Recorded runs in which no step repeats: the plan holds what lives through them, and nothing that another run may not
+// need.
 #include "plan/sequence/beginning.h"
 
 #include <algorithm>
