@@ -1,4 +1,4 @@
-// What CUDA promises of device memory, as checks: true of every driver, and to stay true under a preloaded library.
+// What CUDA promises of device memory, as checks: they hold for every driver and must hold under a preloaded library.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Memory that was freed is there for everybody again, as soon as CUDA says so.
+// Freed memory is available to every other function as soon as CUDA promises it.
 #include <fmt/format.h>
 
 #include <array>
@@ -47,7 +47,7 @@ std::vector<Synchronisation> synchronisations() {
   };
 }
 
-// Somebody else's need for memory. Takes it and gives it back; returns the answers.
+// Takes memory by another function and gives it back; returns the answers.
 struct Need {
   const char* name;
   std::function<void(const Machine&, CUstream, Answers&)> have;

@@ -1,4 +1,4 @@
-// Errors that stay: after a fault, and after the end of the context that is current.
+// Sticky errors: after a fault, and after the end of the current context.
 #include <functional>
 #include <string>
 #include <vector>

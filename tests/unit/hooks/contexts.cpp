@@ -1,4 +1,4 @@
-// When a heap ends with its context, and which devices become peers.
+// The end of a heap with its context, and access for peers.
 #include <cuda.h>
 
 #include "catch.h"

@@ -1,4 +1,4 @@
-// Who is refused device memory gets what is idle here, and what CUDA says is free counts what a plan keeps idle.
+// Calls that are refused device memory get idle memory of the heaps.
 #include <cuda.h>
 
 #include "catch.h"

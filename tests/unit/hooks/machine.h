@@ -14,7 +14,7 @@
 
 namespace stalloc::test {
 
-// Another function in the place of CUDA's own behind one hook, for calls that the test makes with it.
+// Calls to one hook whose original function is the test's.
 template <class Function>
 class Behind;
 template <class Result, class... Parameters>

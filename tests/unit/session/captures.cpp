@@ -1,4 +1,4 @@
-// When a capture is taken to be under way, and what is asked of the driver then.
+// When a capture counts as under way, and what the driver is asked then.
 #include "interpose/session/captures.h"
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// What the session asks of the driver, where the driver answers, refuses, lacks functions, or is not there yet.
+// Questions to the driver when it answers, refuses, lacks functions, or is not loaded yet.
 #include "interpose/session/cuda.h"
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// simcuda's functions, some of which a test takes away or puts its own in the place of.
+// simcuda's functions, some of which a test removes or replaces.
 #pragma once
 
 #include <map>
@@ -13,13 +13,13 @@ inline std::map<std::string, void*>& replaced_functions() {
   return functions;
 }
 
-// For Cuda, and what else finds the driver's functions by name. Pre: nobody replaces one meanwhile.
+// The finder to give to Cuda. Pre: no other thread replaces a function meanwhile.
 inline void* find_function(const char* symbol) noexcept {
   const auto replaced = replaced_functions().find(symbol);
   return replaced != replaced_functions().end() ? replaced->second : cuda_driver::symbol(symbol);
 }
 
-// While it lives, who looks that function up finds `function`; null: nothing.
+// While it lives, `find_function` finds `function` under that name; null: nothing.
 class Replaced {
  public:
   template <class Result, class... Parameters>

@@ -1,4 +1,4 @@
-// Which contexts have a heap, and what becomes of it when they end: on simcuda, by the driver's own functions.
+// Which contexts have a heap, and what happens to it when they end; on simcuda.
 #include "interpose/session/heaps.h"
 
 #include <cuda.h>

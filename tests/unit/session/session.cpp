@@ -1,4 +1,4 @@
-// What a process does in each mode, and where what the mode needs is not to be had.
+// What a session does in each mode, and what when something that the mode needs is missing.
 #include "interpose/session/session.h"
 
 #include <cuda.h>

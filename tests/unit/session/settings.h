@@ -1,4 +1,4 @@
-// The library's settings as a test wants them.
+// Settings of the library for a test.
 #pragma once
 
 #include <map>
