@@ -128,15 +128,15 @@ class Packer {
                                  std::uint64_t round) {
     constexpr std::array<double, 4> kNoise = {0.0, 0.1, 0.3, 1.0};
     const double noise = round < kRules ? 0.0 : kNoise[random_() % kNoise.size()];
-    constexpr std::array<double, 3> kTrouble = {0.0, 0.1, 0.5};
-    const double trouble = round == 0 ? 0.0 : kTrouble[random_() % kTrouble.size()];
+    constexpr std::array<double, 3> kWeights = {0.0, 0.1, 0.5};
+    const double weight = round == 0 ? 0.0 : kWeights[random_() % kWeights.size()];
     std::vector<double> priority;
     for (std::size_t i = 0; i < tenants_.size(); ++i) {
       const double width = std::log(life(tenants_[i]));
       const double height = std::log(static_cast<double>(tenants_[i].bytes));
       const double crowd = std::log(static_cast<double>(contention[i]));
       const double dice =
-          noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5) + trouble * std::log1p(search.trouble()[i]);
+          noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5) + weight * std::log1p(search.weights()[i]);
       const std::array<double, kRules> rules = {
           1e3 * (width + dice) + height, 1e6 * (crowd + 0.3 * dice) + width + height,
           1e6 * (crowd + 0.3 * dice) + 1e3 * width + height, width + height + 5 * dice};
