@@ -39,6 +39,14 @@ class Checker {
       handle_at_.push_back(at);
       at += bytes;
     }
+    for (const View& view : plan.views) {
+      std::uint64_t begin = 0;
+      std::vector<std::uint64_t>& begins = begins_.emplace_back();
+      for (const std::uint32_t handle : view.handles) {
+        begins.push_back(begin);
+        begin += plan.handles[handle];
+      }
+    }
     for (const Wait& wait : plan.waits) waits_.emplace(wait.slot, wait.freed);
   }
 
@@ -110,7 +118,7 @@ class Checker {
     return steps;
   }
 
-  // The physical bytes of a slot, rounded up to 512, by the handles of its view.
+  // The physical bytes of a slot, rounded up to 512, by the handles of its view; joined where they touch.
   [[nodiscard]] std::vector<Bytes> physical(std::size_t index) const {
     std::vector<Bytes> result;
     if (index == kNoSlot) return result;
@@ -118,13 +126,18 @@ class Checker {
     if (slot.kind == SlotKind::PassThrough || slot.size == 0) return result;
     const std::uint64_t begin = slot.offset;
     const std::uint64_t end = slot.offset + (slot.size + 511) / 512 * 512;
-    std::uint64_t at = 0;  // offset into the view
-    for (const std::uint32_t handle : plan_.views[slot.view].handles) {
-      const std::uint64_t next = at + plan_.handles[handle];
-      const std::uint64_t from = std::max(at, begin);
-      const std::uint64_t to = std::min(next, end);
-      if (from < to) result.push_back({handle_at_[handle] + from - at, handle_at_[handle] + to - at});
-      at = next;
+    const std::vector<std::uint64_t>& begins = begins_[slot.view];
+    const auto holding = std::upper_bound(begins.begin(), begins.end(), begin);
+    for (std::size_t i = holding - begins.begin() - 1; i < begins.size() && begins[i] < end; ++i) {
+      const std::uint32_t handle = plan_.views[slot.view].handles[i];
+      const std::uint64_t at = handle_at_[handle];
+      const Bytes piece{at + std::max(begins[i], begin) - begins[i],
+                        at + std::min(begins[i] + plan_.handles[handle], end) - begins[i]};
+      if (!result.empty() && result.back().last == piece.first) {
+        result.back().last = piece.last;
+      } else {
+        result.push_back(piece);
+      }
     }
     return result;
   }
@@ -190,7 +203,8 @@ class Checker {
 
   const Problem& problem_;
   const DevicePlan& plan_;
-  std::vector<std::uint64_t> handle_at_;  // physical offset of each handle
+  std::vector<std::uint64_t> handle_at_;            // physical offset of each handle
+  std::vector<std::vector<std::uint64_t>> begins_;  // of each view: where in it its handles begin
   std::set<std::pair<std::size_t, std::size_t>> waits_;
   std::vector<std::size_t> slots_;         // of each request; kNoSlot: none
   std::map<std::uint64_t, Holder> live_;   // by the first byte

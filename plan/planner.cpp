@@ -127,15 +127,10 @@ std::string check_options(const PlanOptions& options, std::uint64_t granularity)
 }
 
 // The most pages of a handle.
-std::uint64_t handle_pages(const Attempt& made, const std::vector<std::size_t>& slots, std::uint64_t granularity,
-                           const PlanOptions& options) {
-  if (options.contiguous) return std::max<std::uint64_t>(made.layout->pages, 1);
+std::uint64_t handle_pages(std::uint64_t all_pages, std::uint64_t granularity, const PlanOptions& options) {
+  if (options.contiguous) return std::max<std::uint64_t>(all_pages, 1);
   if (options.handle_cap != 0) return options.handle_cap / granularity;
-  const std::vector<Item>& items = made.sequence.items;
-  const bool shared = std::any_of(slots.begin(), slots.end(), [&items](std::size_t slot) {
-    return slot == kNone || items[slot].pass >= PassReason::Varying;
-  });
-  return std::max<std::uint64_t>((shared ? kSharedHandleCap : kDefaultHandleCap) / granularity, 1);
+  return std::max<std::uint64_t>({kDefaultHandleBytes / granularity, all_pages / kDefaultHandles, 1});
 }
 
 }  // namespace
@@ -173,7 +168,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   const SteadyState& steady = steps.steady;
 
   const std::vector<std::size_t> slots = slots_of(problem, best);
-  const std::uint64_t cap = handle_pages(best, slots, plan.granularity, options);
+  const std::uint64_t cap = handle_pages(layout->pages, plan.granularity, options);
   if (layout->pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");

@@ -14,15 +14,15 @@
 namespace stalloc::plan {
 
 inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  // of every device up to Hopper
-inline constexpr std::uint64_t kDefaultHandleCap = std::uint64_t{1} << 30;
-// Where requests are left to run time: these are stitched from the plan's free handles, so that small ones are useful.
-inline constexpr std::uint64_t kSharedHandleCap = std::uint64_t{16} << 20;
+// What a run requests beside its plan (an evaluation, another number of microbatches) is stitched from the plan's free
+// handles, so handles are small; but a plan has at most about so many of them, since creating each takes time.
+inline constexpr std::uint64_t kDefaultHandleBytes = std::uint64_t{6} << 20;
+inline constexpr std::uint64_t kDefaultHandles = 2048;
 inline constexpr std::size_t kPassReasons = 10;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
-  std::uint64_t handle_cap =
-      0;  // largest handle, bytes, rounded down to the granularity; 0: one of the two constants above
+  std::uint64_t handle_cap = 0;   // largest handle, bytes, rounded down to the granularity; 0: by the two above
   StreamMode streams = StreamMode::Order;
   // Plan a recorded run as one piece: for a program that makes the very same requests again.
   bool whole_run = false;

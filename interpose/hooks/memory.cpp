@@ -68,11 +68,14 @@ CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request
 
 // Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA allows only for
 // its own memory. So it is not served while a run is recorded, which lets the plan leave exported memory to CUDA, and
-// communication libraries always get CUDA's memory.
+// communication libraries always get CUDA's memory. Without a plan nothing tells what will be exported: in a PyTorch
+// program whose tensors come through the door, only buffers of libraries are left, few and often made to be exported
+// (custom all-reduces).
 bool is_left_to_cuda(const Request& request) {
   if (request.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
   if (Session::get().recorder() != nullptr) return true;
+  if (torch::is_open() && Session::get().options().mode == Mode::Dynamic) return true;
   loader::Module caller;
   return loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
          plan::is_communication_library(caller.path);

@@ -1,12 +1,16 @@
 // Calls by which a process starts to use CUDA.
 #include "interpose/hooks/actions.h"
+#include "interpose/session/session.h"
 #include "interpose/torch/road.h"
 
 namespace stalloc::hooks::startup {
 
 CUresult init(const Call<CUresult(unsigned)>& call, unsigned flags) noexcept {
   const CUresult result = call.original(flags);
-  if (result == CUDA_SUCCESS) torch::look();
+  if (result == CUDA_SUCCESS) {
+    Session::get().cuda_is_used();
+    torch::look();
+  }
   return result;
 }
 

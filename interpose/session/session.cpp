@@ -161,6 +161,7 @@ void Session::serve_pytorch() noexcept {
 
 record::Recorder* Session::recorder() noexcept {
   if (ready_.load(std::memory_order_acquire)) return recorder_.load(std::memory_order_relaxed);
+  cuda_is_used();
   std::call_once(used_, [this] {
     first_use();
     ready_.store(true, std::memory_order_release);
@@ -189,7 +190,9 @@ void Session::answer_signal() noexcept {
   if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/true, /*wait=*/true);
 }
 
-void Session::stop_in_child() noexcept { deactivate(); }
+void Session::stop_in_child() noexcept {
+  if (cuda_used_.load(std::memory_order_relaxed)) deactivate();
+}
 
 void Session::finish() noexcept {
   if (!active_.load()) return;

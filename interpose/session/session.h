@@ -35,7 +35,8 @@ class Session {
   [[nodiscard]] static Cuda& cuda() noexcept { return *quick_.cuda.load(std::memory_order_relaxed); }
   [[nodiscard]] static Captures& captures() noexcept { return *quick_.captures.load(std::memory_order_relaxed); }
 
-  // False when the library is off, was turned off by a failure, or is in a forked child: then every hook only forwards.
+  // False when the library is off, was turned off by a failure, or is in a forked child where CUDA no longer works:
+  // then every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
   // True when every request for device memory must fail because the plan could not be read (STALLOC_PLAN_STRICT).
   [[nodiscard]] static bool refuses() noexcept { return refuses_.load(std::memory_order_relaxed); }
@@ -69,6 +70,9 @@ class Session {
   void answer_signal() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
+  // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
+  // as this was not called before the fork.
+  void cuda_is_used() noexcept { cuda_used_.store(true, std::memory_order_relaxed); }
   void stop_in_child() noexcept;
   void finish() noexcept;  // at exit: closes the trace, logs the figures, ends the statistics page
 
@@ -98,6 +102,7 @@ class Session {
   Options options_;
   Session* previous_ = nullptr;  // the session that this one replaces
   std::atomic<bool> active_{false};
+  std::atomic<bool> cuda_used_{false};
   std::atomic<bool> serves_pytorch_{false};
   std::once_flag used_;
   std::atomic<bool> ready_{false};

@@ -53,8 +53,8 @@ struct stalloc_door_visitor {
 struct stalloc_door_library {
   uint32_t interface; /* STALLOC_DOOR_INTERFACE */
 
-  /* 0 in a child of fork and after a failure that turned stalloc off: then nothing is served, and what is freed is
-   * forgotten. */
+  /* 0 in a child of fork where CUDA no longer works and after a failure that turned stalloc off: then nothing is
+   * served, and what is freed is forgotten. */
   int (*is_active)(void); /* NOLINT(modernize-redundant-void-arg): this is C */
   /* 1 while a trace is recorded: then the door also tells of what PyTorch's own allocator serves (`note`). */
   int (*is_recording)(void); /* NOLINT(modernize-redundant-void-arg) */

@@ -3,7 +3,8 @@
 // Physical memory is a line of bytes. Handles lie on it at fixed places, each mapped there once, in the home view, so
 // that a byte's place on the line is its address too. A request takes, in this order of preference,
 //   1. a contiguous free range of the line, one of the best-fitting that strands fewest bytes, those of the plan's
-//      handles last: their slots will be wanted,
+//      handles last, since their slots will be wanted, and of them the lowest: what lives through the run lies there,
+//      so what another run of the program makes earlier or later than planned meets few slots that come and go,
 //   2. the shortest free stretch of a stitched view made before,
 //   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view that is
 //      free at its end, lengthened by the rest, or a new one.

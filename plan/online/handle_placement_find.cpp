@@ -16,7 +16,10 @@ std::uint64_t HandlePlacement::find_on_line(std::uint64_t bytes, StreamIndex str
   const bool small = bytes < options_.policy.small_bytes;
   std::uint64_t at = gentlest_fit(small ? spaces.small : spaces.large, bytes);
   if (at == kNowhere) at = gentlest_fit(small ? spaces.large : spaces.small, bytes);
-  if (at == kNowhere) at = gentlest_fit(spaces.planned, bytes);
+  if (at == kNowhere) {
+    const auto fit = spaces.planned.lowest_fit(bytes);
+    at = fit ? fit->begin : gentlest_fit(spaces.planned, bytes);
+  }
   return at;
 }
 

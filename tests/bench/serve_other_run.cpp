@@ -1,11 +1,12 @@
 // A plan made from one recorded run, served to another one of the same program, without a device: what the heap would
 // hold, and how many mapping calls it would make. Prints one line; is no test.
 //
-//     serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N]
+//     serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N] [every=N] [handle=MIB]
 //
 // dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call sites had been recorded. drop: the
-// served run leaves out one request in N, by chance. Where the plan has lanes, the requests come from threads as
-// recorded.
+// served run leaves out one request in N, by chance. every: also a line for each N requests.
+// handle: the plan's largest. Where the plan has lanes,
+// the requests come from threads as recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -46,11 +47,13 @@ plan::Problem read(const char* path, bool stacks) {
 
 class Player {
  public:
-  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, std::uint64_t drop)
+  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, std::uint64_t drop,
+         std::uint64_t every)
       : problem_(problem),
         heap_(heap),
         driver_(driver),
         drop_(drop),
+        every_(every),
         ends_(problem.requests.size() + 1),
         addresses_(problem.requests.size(), 0) {}
 
@@ -73,6 +76,24 @@ class Player {
     return at->second;
   }
 
+  // What happened since the last line.
+  void show(std::size_t i) {
+    const serve::Statistics now = heap_.statistics();
+    const auto since = [&](std::uint64_t serve::Statistics::*figure) {
+      return static_cast<unsigned long long>(now.*figure - shown_.*figure);
+    };
+    constexpr double kGib = 1 << 30;
+    std::printf(
+        "%8zu: live %.3f, of the plan %.3f, physical %.3f GiB; %llu planned, %llu dynamic, %llu refused, "
+        "%llu resynchronisations, %llu grown, %llu mapping calls\n",
+        i, static_cast<double>(live_) / kGib, static_cast<double>(now.planned_live) / kGib,
+        static_cast<double>(now.physical) / kGib, since(&serve::Statistics::planned_requests),
+        since(&serve::Statistics::dynamic_requests), since(&serve::Statistics::refused_slots),
+        since(&serve::Statistics::resynchronisations), since(&serve::Statistics::grows),
+        since(&serve::Statistics::mapping_calls_after_start));
+    shown_ = now;
+  }
+
   void make(std::size_t i) {
     const plan::Request& request = problem_.requests[i];
     for (const std::size_t ended : ends_[i]) {
@@ -80,6 +101,7 @@ class Player {
       live_ -= problem_.requests[ended].bytes();
     }
     if (i % kWorkDone == 0) driver_.finish_all_work();
+    if (every_ != 0 && i % every_ == 0) show(i);
     if (request.bytes() == 0 || (drop_ != 0 && random_() % drop_ == 0)) return;
     const auto served = heap_.allocate(request.size, stream(request.stream), nullptr);
     if (!served) return;
@@ -93,6 +115,8 @@ class Player {
   serve::Heap& heap_;
   test::FakeDriver& driver_;
   const std::uint64_t drop_;
+  const std::uint64_t every_;
+  serve::Statistics shown_;
   std::mt19937_64 random_{1};
   std::map<std::uint32_t, serve::StreamKey> streams_;
   std::vector<std::vector<std::size_t>> ends_;
@@ -105,21 +129,30 @@ class Player {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    return std::fprintf(stderr,
-                        "usage: serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N]\n"),
+    return std::fprintf(
+               stderr,
+               "usage: serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N] [every=N] "
+               "[handle=MIB]\n"),
            2;
   }
   std::string mode;
   std::uint64_t drop = 0;
+  std::uint64_t every = 0;
+  std::uint64_t handle_mib = 0;
   for (int i = 3; i < argc; ++i) {
     if (std::strncmp(argv[i], "drop=", 5) == 0) {
       drop = std::strtoull(argv[i] + 5, nullptr, 10);
+    } else if (std::strncmp(argv[i], "handle=", 7) == 0) {
+      handle_mib = std::strtoull(argv[i] + 7, nullptr, 10);
+    } else if (std::strncmp(argv[i], "every=", 6) == 0) {
+      every = std::strtoull(argv[i] + 6, nullptr, 10);
     } else {
       mode = argv[i];
     }
   }
   const bool stacks = mode != "no-stacks";
-  const auto planned = plan::plan_device(read(argv[1], stacks), {.whole_run = mode == "whole"});
+  const auto planned =
+      plan::plan_device(read(argv[1], stacks), {.handle_cap = handle_mib << 20, .whole_run = mode == "whole"});
   if (!planned.ok()) return std::fprintf(stderr, "%s\n", planned.error.c_str()), 1;
   const plan::Problem problem = read(argv[2], stacks);
 
@@ -129,7 +162,7 @@ int main(int argc, char** argv) {
   const auto heap = serve::Heap::create(driver, 0, plan, test::FakeDriver::context(), {}, &why,
                                         [](const char* text) { std::printf("%s\n", text); });
   if (heap == nullptr) return std::fprintf(stderr, "%s\n", why.c_str()), 1;
-  const std::uint64_t peak = Player(problem, *heap, driver, drop).play(plan != nullptr && !plan->lanes.empty());
+  const std::uint64_t peak = Player(problem, *heap, driver, drop, every).play(plan != nullptr && !plan->lanes.empty());
   const serve::Statistics figures = heap->statistics();
   const auto gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   std::printf(

@@ -18,51 +18,21 @@
 #include <vector>
 
 #include "interpose/serve/heap/heap.h"
+#include "tests/bench/nothing_driver.h"
 
 using namespace stalloc;
+using bench::NothingDriver;
 using serve::Heap;
 using serve::StreamKey;
 
 namespace {
 
-constexpr std::uint64_t kPage = 2 << 20;
+constexpr std::uint64_t kPage = NothingDriver::kPage;
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::uint64_t kMiB = 1024 * kKiB;
 constexpr std::size_t kLive = 64;
 constexpr std::size_t kSlots = 13'000;  // 65 * 200: the ring of live blocks closes
 constexpr std::size_t kCrowd = 8'000;
-
-class NothingDriver final : public serve::Driver {
- public:
-  CUresult granularity(int, std::size_t* bytes) override { return *bytes = kPage, CUDA_SUCCESS; }
-  CUresult reserve(CUdeviceptr* base, std::size_t) override { return *base = CUdeviceptr{1} << 44, CUDA_SUCCESS; }
-  CUresult unreserve(CUdeviceptr, std::size_t) override { return CUDA_SUCCESS; }
-  CUresult create(CUmemGenericAllocationHandle* handle, std::size_t, int) override { return *handle = 1, CUDA_SUCCESS; }
-  CUresult release(CUmemGenericAllocationHandle) override { return CUDA_SUCCESS; }
-  CUresult map(CUdeviceptr, std::size_t, CUmemGenericAllocationHandle) override { return CUDA_SUCCESS; }
-  CUresult unmap(CUdeviceptr, std::size_t) override { return CUDA_SUCCESS; }
-  CUresult set_access(CUdeviceptr, std::size_t, std::span<const int>) override { return CUDA_SUCCESS; }
-  CUresult memory_info(std::size_t* free, std::size_t* total) override {
-    return *free = *total = std::size_t{128} << 30, CUDA_SUCCESS;
-  }
-  CUresult current_context(CUcontext* context) override { return *context = nullptr, CUDA_SUCCESS; }
-  CUresult push_context(CUcontext) override { return CUDA_SUCCESS; }
-  CUresult pop_context() override { return CUDA_SUCCESS; }
-  CUresult stream_context(CUstream, CUcontext* context) override { return *context = nullptr, CUDA_SUCCESS; }
-  CUresult stream_flags(CUstream, unsigned* flags) override { return *flags = CU_STREAM_DEFAULT, CUDA_SUCCESS; }
-  CUresult is_capturing(CUstream, bool* capturing) override { return *capturing = false, CUDA_SUCCESS; }
-  CUresult create_event(CUevent* event) override { return *event = reinterpret_cast<CUevent>(16), CUDA_SUCCESS; }
-  CUresult destroy_event(CUevent) override { return CUDA_SUCCESS; }
-  CUresult record_event(CUevent, CUstream) override { return CUDA_SUCCESS; }
-  CUresult wait_event(CUstream, CUevent) override { return CUDA_SUCCESS; }
-  CUresult query_event(CUevent) override { return CUDA_ERROR_NOT_READY; }
-  CUresult synchronize_context() override { return CUDA_SUCCESS; }
-  CUresult allocate_plain(CUdeviceptr* at, std::size_t) override { return *at = 512, CUDA_SUCCESS; }
-  CUresult free_plain(CUdeviceptr) override { return CUDA_SUCCESS; }
-  CUresult export_handle(CUmemGenericAllocationHandle, int*) override { return CUDA_ERROR_NOT_SUPPORTED; }
-  CUresult import_handle(int, CUmemGenericAllocationHandle*) override { return CUDA_ERROR_NOT_SUPPORTED; }
-  CUresult trim_pools(int) override { return CUDA_SUCCESS; }
-};
 
 // A body of `slots` requests of these sizes in turn; the memory of each is used again after `live` requests.
 plan::DevicePlan plan_of(const std::vector<std::uint64_t>& sizes, std::size_t slots, std::size_t live) {

@@ -57,6 +57,9 @@ void probes(Machine&, Report&, std::uint64_t seed);               // requests fo
 void idle_memory(Machine&, Report&, std::uint64_t seed);          // freed memory is there for everybody
 void created_pools(Machine&, Report&, std::uint64_t seed);        // maximum, export, the current pool, attributes
 void peers(Machine&, Report&, std::uint64_t seed);                // pools and a second device
+void peer_copies(Machine&, Report&, std::uint64_t seed);          // copies between devices, with and without access
+void peer_frees(Machine&, Report&, std::uint64_t seed);           // memory freed while another device writes to it
+void peer_plain_free(Machine&, Report&, std::uint64_t seed);      // the same by cuMemFree
 void created_contexts(Machine&, Report&, std::uint64_t seed);     // memory under cuCtxCreate's contexts
 void fault_codes(Machine&, Report&, std::uint64_t seed);          // what calls answer after a kernel faulted
 void stale_context(Machine&, Report&, std::uint64_t seed);        // and after the primary context was reset

@@ -33,7 +33,7 @@ namespace stalloc::conformance {
   apply(cuMemPoolGetAccess) apply(cuMemPoolExportToShareableHandle) apply(cuMemPoolExportPointer) \
   apply(cuMemAllocPitch) apply(cuMemAllocManaged) apply(cuArrayCreate) apply(cuArrayDestroy) \
   apply(cuMemCreate) apply(cuMemRelease) apply(cuMemRetainAllocationHandle) apply(cuMemGetHandleForAddressRange) \
-  apply(cuPointerSetAttribute) \
+  apply(cuPointerSetAttribute) apply(cuMemcpyPeer) apply(cuMemcpyPeerAsync) \
   apply(cuModuleLoadData) apply(cuModuleUnload) apply(cuModuleGetFunction) apply(cuLaunchKernel) \
   apply(cuStreamIsCapturing) apply(cuThreadExchangeStreamCaptureMode) apply(cuEventRecordWithFlags) apply(cuGraphGetNodes) apply(cuDeviceGraphMemTrim) \
   CONFORMANCE_GREEN_CONTEXTS(apply)

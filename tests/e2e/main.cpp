@@ -1,6 +1,7 @@
 // e2e_host: the training program that the end-to-end tests run, alone, recorded and served. Ends with one line of JSON
 // on standard output; exit status 1 when any tensor held wrong data or shared memory with another.
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,7 @@ struct Arguments {
   std::size_t event_step = 3;
   std::uint64_t loader = 0;
   bool forget_start = false;
+  bool fork_first = false;
   std::vector<std::string> variables;
   bool is_leave = false;
   bool is_stress = false;
@@ -53,6 +55,7 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_option("--print-variable", to.variables, "of the environment, as the program finds it");
   app.add_flag("--forget-start", to.forget_start,
                "write over the arguments and the environment, as setproctitle does, and leave the working folder");
+  app.add_flag("--fork-first", to.fork_first, "a child of fork does everything, as workers of a fork server do");
   CLI::App* const stress = app.add_subcommand("stress", "random requests instead of a training run");
   stress->add_option("--seed", to.stress.seed, "of what is requested");
   stress->add_option("--lives", to.stress.lives, "of what happens to it");
@@ -63,6 +66,15 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_subcommand("leave", "ends while a thread maps memory")->callback([&to] { to.is_leave = true; });
   CLI11_PARSE(app, argc, argv);
   return -1;
+}
+
+// Returns in the child. The parent, which does not use CUDA, ends as the child does.
+void fork_first() {
+  const pid_t child = fork();
+  if (child == 0) return;
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) std::exit(3);
+  std::exit(WIFEXITED(status) ? WEXITSTATUS(status) : 3);
 }
 
 // The arguments and the environment lie one behind the other. Of the variables, what simcuda reads later is kept.
@@ -127,6 +139,7 @@ int main(int argc, char** argv, char** envp) {
     fmt::print("{}={}\n", name, value == nullptr ? "" : value);
   }
   if (arguments.forget_start) forget_start(argc, argv, envp);
+  if (arguments.fork_first) fork_first();
   if (arguments.is_leave) leave_while_mapping();
   const auto api = replay::Api::load(replay::Api::Road::Runtime);
   if (!api.ok()) {

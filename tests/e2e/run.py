@@ -636,6 +636,19 @@ def one_trace_a_process(bench):
     expect_served_whole(expect_sound(bench.serve("--event", "fork")))
 
 
+@scenario
+def child_before_cuda(bench):
+    """A child of fork whose parent had not used CUDA is a program as any other."""
+    plain = expect_sound(bench.record(trace="plain.fb"))
+    recorded = expect_sound(bench.record("--fork-first"))
+    expect(sorted(os.listdir(bench.folder)) == ["plain.fb", "trace.fb"], "there are other files than the traces", recorded)
+    expect(recorded.result["requests"] == plain.result["requests"], "the runs differ", recorded, plain)
+    bench.plan()
+    expect_served_whole(expect_sound(bench.serve("--fork-first")))
+    dynamic = expect_sound(bench.dynamic("--fork-first"))
+    expect(dynamic.figures[0]["dynamic_requests"] == plain.result["requests"], "not every request was served", dynamic)
+
+
 FRAMEWORKS = {
     "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
     "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",

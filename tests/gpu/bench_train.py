@@ -27,11 +27,12 @@ import sys
 
 GIB = 1 << 30
 VARIANTS = ("native", "expandable", "async", "dynamic", "driver", "order", "record", "serve")
-DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"}, "order": {"STALLOC_CROSS_STREAM": "order"}}
+DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"},
+           **{rule: {"STALLOC_CROSS_STREAM": rule} for rule in ("order", "grow", "never")}}
 TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments",
           "async": "cudaMallocAsync (driver pool)", "dynamic": "stalloc, without a plan",
           "driver": "stalloc behind cudaMallocAsync, without a plan",
-          "order": "stalloc, without a plan, order",
+          **{rule: f"stalloc, without a plan, {rule}" for rule in ("order", "grow", "never")},
           "record": "stalloc, recording",
           "serve": "stalloc, serving the plan"}
 PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # read since 2.9; read before

@@ -4,18 +4,26 @@
 import argparse
 import contextlib
 import io
+import os
 import pathlib
 import sys
+import tempfile
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bench_pairs  # noqa: E402
+import bench_parallel  # noqa: E402
 import bench_streams  # noqa: E402
 import bench_train  # noqa: E402
 import bench_turns  # noqa: E402
+import comm_battery  # noqa: E402
 import frameworks  # noqa: E402
+import largest_batch  # noqa: E402
+import ranks  # noqa: E402
 import train  # noqa: E402
+import train_megatron  # noqa: E402
 import train_parallel  # noqa: E402
 
 TORCHRUN = ("nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts "
@@ -30,7 +38,8 @@ class Options(unittest.TestCase):
         self.assertEqual((options.size, options.batch, options.seq, options.accumulate), ("1b", 16, 2048, 4))
 
     def test_no_option_is_a_prefix_of_one_of_torchruns(self):
-        for action in train_parallel.make_parser()._actions:  # train.py's and its own
+        parsers = (train_parallel.make_parser(), train_megatron.make_parser())  # train.py's are train_parallel.py's too
+        for action in (action for parser in parsers for action in parser._actions):
             for name in action.option_strings:
                 clashes = [other for other in TORCHRUN if ("--" + other).startswith(name) and name != "-h"]
                 self.assertEqual(clashes, [], name)
@@ -108,6 +117,83 @@ class Streams(unittest.TestCase):
         rows = bench_streams.table(results)
         self.assertIn("| native | 1024 | 2.000 |  |  | 4.50 | 1.000 |", rows)
         self.assertIn("| stalloc, order | 1024 | 1.000 | 7 | 90 | 4.50 | 1.000 |", rows)
+
+
+class Parallel(unittest.TestCase):
+    WORDS = ["--library", __file__, "--tool", __file__, "--out", "out"]
+
+    def test_jobs_come_in_order(self):
+        arguments = bench_parallel.parse_arguments([*self.WORDS, "--variants", "serve,native,record", "--kinds",
+                                                    "ddp,fsdp:never+native", "--", "--steps", "9"])
+        self.assertEqual([(job.kind, job.variant) for job in arguments.jobs],
+                         [("ddp", "native"), ("ddp", "record"), ("ddp", "serve"), ("fsdp", "native"), ("fsdp", "never")])
+        self.assertEqual(arguments.train, ["--steps", "9"])
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            bench_parallel.parse_arguments([*self.WORDS, "--kinds", "ddp:serve"])
+
+    def test_table(self):
+        def report(held, step, loss, calls=()):
+            figures = [{"mapping_calls_after_start": each, "waits": 2 * each, "physical_peak": 5, "served_live_peak": 4}
+                       for each in calls]
+            return {"rank": 0, "max_memory_allocated": 8 << 30, "max_memory_reserved": held << 30, "median_step_ms": step,
+                    "losses_hex": [loss], "options": {"warmup": 2}, **({"figures": figures} if figures else {})}
+
+        rows = bench_parallel.table([(bench_parallel.Job("ddp", "native"), [report(10, 200.0, "a")]),
+                                     (bench_parallel.Job("ddp", "expandable"), "failed with status 1"),
+                                     (bench_parallel.Job("ddp", "dynamic"), [report(8, 100.0, "b", (7, 9, 9, 12))])])
+        self.assertIn("| ddp | PyTorch native | 0 | 8.000 | 10.000 | 1.2500 |  | 200.0 | 1.0000 |  |  | identical |", rows)
+        self.assertIn("| ddp | native, expandable segments | failed with status 1 |", rows)
+        self.assertIn("| 1.0000 | 1.2500 | 100.0 | 0.5000 | 3 | 6 | different |", rows)
+
+    def test_largest_batch_is_beside_one_that_does_not_fit(self):
+        class Known(largest_batch.Search):
+            def __init__(self, largest):
+                self.found, self.most = {}, largest
+
+            def run(self, variant, batch):
+                return [] if batch <= self.most else "out of memory"
+
+        for first in (1, 5, 9):
+            self.assertEqual(Known(5).largest("native", first), 5)
+        self.assertEqual(Known(0).largest("native", 3), 0)
+
+
+class Processes(unittest.TestCase):
+    def run_ranks(self, program, seconds):
+        with tempfile.TemporaryDirectory() as folder:
+            started = ranks.Ranks([sys.executable, "-c", program], dict(os.environ), 2, folder, "rank")
+            return started.wait(seconds), started.outputs()
+
+    def test_each_rank_is_told_who_it_is(self):
+        program = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
+        self.assertEqual(self.run_ranks(program, 60), ([0, 0], ["0 2\n", "1 2\n"]))
+
+    def test_nobody_waits_long_for_a_rank_that_failed(self):
+        program = "import os, sys, time; time.sleep(600) if os.environ['RANK'] == '0' else sys.exit(3)"
+        with unittest.mock.patch.object(ranks, "SURVIVOR_SECONDS", 0.1):
+            self.assertEqual(self.run_ranks(program, 60)[0], [ranks.TIMED_OUT, 3])
+
+    def test_what_takes_too_long_is_ended(self):
+        self.assertEqual(self.run_ranks("import time; time.sleep(600)", 0.2)[0], [ranks.TIMED_OUT] * 2)
+
+
+class Communication(unittest.TestCase):
+    def battery(self, **records):
+        battery = object.__new__(comm_battery.Battery)
+        battery.results = {("ddp", variant): {"outcome": "passed", "served": 5, "results": result}
+                           for variant, result in records.items()}
+        return battery
+
+    def test_cells(self):
+        native = [{"digest": "a", "codes": [0]}]
+        battery = self.battery(native=native, dynamic=native, record=[{"digest": "b", "codes": [0]}],
+                               plan=[{"digest": "a", "codes": [5]}])
+        cells = [battery.cell("ddp", variant) for variant in ("native", "dynamic", "record", "plan", "order")]
+        self.assertEqual(cells, ["passed", "same", "DIFFERENT", "same data, codes [5] for [0]", ""])
+
+    def test_the_reason_is_the_exception(self):
+        said = "Traceback:\n  File x\ntorch.OutOfMemoryError: no more\nstalloc: device 0: live=0\n[rank0]: more\n"
+        self.assertEqual(comm_battery.reason_of(said), "torch.OutOfMemoryError: no more")
 
 
 class Frameworks(unittest.TestCase):

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Trains train.py's Llama-like model on several GPUs: FSDP2, or an interleaved pipeline. Start it with torchrun.
+"""Trains train.py's Llama-like model on several GPUs. Start it with torchrun.
 
-  torchrun --nproc-per-node 2 train_parallel.py --parallel fsdp|pipeline --json DIR [train.py options]
+  torchrun --nproc-per-node 2 train_parallel.py --parallel fsdp|ddp|tensor|pipeline --json DIR [train.py options]
 
 Every rank writes DIR/rank-N.json: losses, step times and memory, as train.py reports them. In the pipeline every rank
-holds two stages and a step is a 1F1B schedule over --accumulate microbatches.
+holds two stages and a step is a 1F1B schedule over --accumulate microbatches. With --gate a rank waits for that file after
+its imports, before it uses CUDA: so the next run can be started while another is measured.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import train  # noqa: E402  (found beside this file)
+from ranks import pass_gate  # noqa: E402
 
 STAGES_PER_RANK = 2
 
@@ -23,7 +25,8 @@ STAGES_PER_RANK = 2
 def make_parser():
     parser = train.make_parser()
     parser.description = __doc__
-    parser.add_argument("--parallel", choices=("fsdp", "pipeline"), required=True)
+    parser.add_argument("--parallel", choices=("fsdp", "ddp", "tensor", "pipeline"), required=True)
+    parser.add_argument("--gate", metavar="FILE", help="begin when this file is there")
     return parser
 
 
@@ -36,6 +39,8 @@ def parse_arguments():
         parser.error("--prefetch is for one GPU")
     if options.parallel == "pipeline" and (options.moe or options.lora or options.varlen):
         parser.error("the pipeline takes dense models with fixed lengths only")
+    if options.parallel == "tensor" and (options.moe or options.lora):
+        parser.error("tensor parallel takes dense models only")
     return options
 
 
@@ -52,6 +57,48 @@ class Fsdp:
         fully_shard(self.model)
         self.batches = train.Microbatches(options, torch)
         self.parameters = list(self.model.parameters())
+
+    def step(self, optimizer):
+        return train.train_step(self.options, self.model, optimizer, self.batches)
+
+
+class Ddp:
+    """Data parallel: each rank has the whole model and batches of its own; gradients are views of the buckets that are
+    reduced, with each microbatch."""
+
+    def __init__(self, options, torch, device):
+        self.options = options
+        model = train.make_model(options)
+        self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        seed = options.seed + torch.distributed.get_rank()
+        self.batches = train.Microbatches(argparse.Namespace(**{**vars(options), "seed": seed}), torch)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def step(self, optimizer):
+        return train.train_step(self.options, self.model, optimizer, self.batches)
+
+
+class Tensor:
+    """Tensor parallel: each rank has its share of every layer's heads and of its hidden features; all see one batch."""
+
+    def __init__(self, options, torch, device):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        self.options = options
+        self.model = train.make_model(options)
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        by_column = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+        plan = {**{name: ColwiseParallel() for name in by_column}, "self_attn.o_proj": RowwiseParallel(),
+                "mlp.down_proj": RowwiseParallel()}
+        for layer in self.model.model.layers:
+            parallelize_module(layer, mesh, plan)
+        parallelize_module(self.model, mesh, {"lm_head": ColwiseParallel(output_layouts=Replicate())})
+        self.batches = train.Microbatches(options, torch)
+        split = [parameter for parameter in self.model.parameters() if isinstance(parameter, DTensor)]
+        whole = [parameter for parameter in self.model.parameters() if not isinstance(parameter, DTensor)]
+        self.parameters = [{"params": split}, {"params": whole}]  # an optimizer's loop takes one kind at a time
 
     def step(self, optimizer):
         return train.train_step(self.options, self.model, optimizer, self.batches)
@@ -133,7 +180,10 @@ def main():
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
+    import torch.distributed.tensor.parallel  # noqa: F401
+    import transformers  # noqa: F401
 
+    pass_gate(options.gate)
     local = int(os.environ.get("LOCAL_RANK", rank))
     device = torch.device(f"cuda:{local}" if options.device == "cuda" else "cpu")
     if options.device == "cuda":
@@ -143,7 +193,7 @@ def main():
     if options.deterministic:
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
-    run = {"fsdp": Fsdp, "pipeline": Pipeline}[options.parallel](options, torch, device)
+    run = {"fsdp": Fsdp, "ddp": Ddp, "tensor": Tensor, "pipeline": Pipeline}[options.parallel](options, torch, device)
     optimizer = train.make_optimizer(options, run.parameters)
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
 

@@ -181,6 +181,12 @@ CHECK_OF_DOOR(history_and_snapshots) {
     return std::count_if(traces.begin(), traces.end(), [&](const auto& entry) { return entry.action_ == action; });
   };
   EXPECT(count(native::TraceEntry::ALLOC) == 2);
+  for (const auto& entry : traces) {
+    const bool of_tensor = entry.action_ == native::TraceEntry::ALLOC ||
+                           entry.action_ == native::TraceEntry::FREE_REQUESTED ||
+                           entry.action_ == native::TraceEntry::FREE_COMPLETED;
+    EXPECT(!of_tensor || entry.size_ == 3 * kMiB || entry.size_ == 1000);  // as requested, not as rounded
+  }
   EXPECT(count(native::TraceEntry::FREE_COMPLETED) == 1);
   EXPECT(std::is_sorted(traces.begin(), traces.end(),
                         [](const auto& x, const auto& y) { return x.time_.t_ < y.time_.t_; }));

@@ -21,7 +21,8 @@ EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a
 # What the backend cudaMallocAsync can do.
 OF_BACKEND = {"random_program", "random_threads", "record_stream"}
 # A plan's memory is created before anybody can set a limit, and stays as long as the plan is served.
-NOT_OF_PLAN = {"halves_give_way", "memory_fraction"}
+# Beside a plan, what was not exported in the recorded run is served.
+NOT_OF_PLAN = {"halves_give_way", "memory_fraction", "exporting_a_librarys_buffer"}
 # These execute the program once more, which an emulator of single programs does not do.
 NOT_EMULATED = {"sharing_between_processes", "sharing_what_is_gone"} if EMULATOR else set()
 REPEATS = "record_stream"  # makes the same requests over and over: a plan must serve them

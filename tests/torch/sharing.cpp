@@ -1,5 +1,7 @@
 // Tensors between processes, as torch.multiprocessing sends them: the check starts its own program once more as the
 // receiver, which is told by its environment what to open.
+#include <cuda.h>
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,6 +108,23 @@ CHECK_OF_DOOR(sharing_between_processes) {
   }
   kept.clear();
   settle();
+}
+
+// What a library of the program asks of cudaMalloc itself, to export it: custom all-reduces do so.
+CHECK_OF_DOOR(exporting_a_librarys_buffer) {
+  start();
+  const Tensor tensor(kMiB);
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+  EXPECT(driver != nullptr);
+  const auto get_handle = reinterpret_cast<decltype(&cuIpcGetMemHandle)>(dlsym(driver, "cuIpcGetMemHandle"));
+  EXPECT(get_handle != nullptr);
+  for (const std::size_t bytes : {std::size_t{1000}, 8 * kMiB + 4}) {
+    void* buffer = nullptr;
+    MUST(cudaMalloc(&buffer, bytes));
+    CUipcMemHandle handle{};
+    EXPECT(get_handle(&handle, reinterpret_cast<CUdeviceptr>(buffer)) == CUDA_SUCCESS);
+    MUST(cudaFree(buffer));
+  }
 }
 
 CHECK_OF_DOOR(sharing_what_is_gone) {

@@ -183,6 +183,9 @@ CHECK_OF_DOOR(raw_and_base) {
 CHECK_OF_DOOR(caching_disabled_and_enabled) {
   allocator().enable(false);
   c10::DataPtr uncached = allocator().allocate(kMiB);
+  void* raw = allocator().raw_alloc_with_stream(kMiB, nullptr);
+  EXPECT(raw != nullptr && figures().requested_bytes[0].allocated == 0);
+  allocator().raw_delete(raw);
   allocator().enable(true);
   c10::DataPtr cached = allocator().allocate(kMiB);
   EXPECT(uncached.get() != cached.get());

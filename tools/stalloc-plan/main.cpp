@@ -106,7 +106,7 @@ class CommandLine {
             "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: the recorded device's, else 2m)")
         ->transform(CLI::AsSizeValue(false));
     app_.add_option("--handle-cap", plan_.options.handle_cap,
-                    "The largest physical handle, in bytes (default: 1g; 16m where requests are left to run time)")
+                    "The largest physical handle, in bytes (default: 6m, or a 2048th of the plan if that is more)")
         ->transform(CLI::AsSizeValue(false));
     app_.add_option("--streams", streams_,
                     "order: memory freed on one stream may serve another, behind an event (default); "

@@ -82,12 +82,27 @@ c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
 void* DoorAllocator::raw_alloc(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const int device = current_device();
+  if (!enabled_.load(std::memory_order_relaxed))
+    return allocate_uncached(device, [&] { return native_.raw_alloc(bytes); });
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   return serve(device, bytes, stream.stream(), __builtin_return_address(0));
 }
 
 void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
-  return bytes == 0 ? nullptr : serve(current_device(), bytes, stream, __builtin_return_address(0));
+  if (bytes == 0) return nullptr;
+  const int device = current_device();
+  if (!enabled_.load(std::memory_order_relaxed)) {
+    return allocate_uncached(device, [&] { return native_.raw_alloc_with_stream(bytes, stream); });
+  }
+  return serve(device, bytes, stream, __builtin_return_address(0));
+}
+
+// What is asked for while caching is disabled.
+template <class Allocate>
+void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
+  void* address = allocate();
+  native_changed(device);
+  return address;
 }
 
 void DoorAllocator::raw_delete(void* address) { free(address); }
@@ -147,7 +162,7 @@ void DoorAllocator::enter(int device, void* address, std::size_t bytes, cudaStre
     throw;
   }
   if (watched) {
-    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(device), address, counted, stream, std::move(context),
+    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(device), address, bytes, stream, std::move(context),
                  remarks());
   }
   c10::reportMemoryUsageToProfiler(address, static_cast<std::int64_t>(counted), static_cast<std::size_t>(total),
@@ -223,7 +238,7 @@ bool DoorAllocator::free_served(int device, void* address) {
   if (history_.is_watched()) {
     const Context context = history_.gather(native::RecordContext::ALL);
     for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
-      history_.add(action, static_cast<c10::DeviceIndex>(device), address, block.bytes(), block.stream, context,
+      history_.add(action, static_cast<c10::DeviceIndex>(device), address, block.requested, block.stream, context,
                    remarks());
     }
   }

@@ -122,6 +122,8 @@ class DoorAllocator final : public Forwarding {
   void give_back(int device, HeldUp block);
   void retry_held_up(int device);
   void* allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
+  template <class Allocate>
+  void* allocate_uncached(int device, Allocate allocate);
   void native_changed(int device);
 
   // out_of_memory.cpp

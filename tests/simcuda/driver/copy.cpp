@@ -59,6 +59,23 @@ CUresult copy_now(CUstream handle, Side to, Side from, std::uint64_t bytes) {
                          [&context = *stream->context, to, from, bytes] { run_copy(context, to, from, bytes); });
 }
 
+// Between contexts: each side is reached by its own, whether or not these have access to each other.
+CUresult copy_to_peer_on(CUstream handle, CUdeviceptr to, CUcontext to_handle, CUdeviceptr from, CUcontext from_handle,
+                         std::uint64_t bytes, bool waits) {
+  Context* const to_context = find_context(to_handle);
+  Context* const from_context = find_context(from_handle);
+  if (to_context == nullptr || from_context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  std::shared_ptr<Stream> stream;
+  if (const CUresult result = prepare(handle, {{to, true}, {from, true}}, bytes, &stream)) return result;
+  const auto run = [to_context, to, from_context, from, bytes] {
+    if (bytes == 0 || !reach(*to_context, {to, true}, bytes) || !reach(*from_context, {from, true}, bytes)) return;
+    std::memmove(pointer(to), pointer(from), bytes);
+  };
+  if (!waits) return submit(*stream, run);
+  if (const CUresult result = check_safe_during_capture()) return result;
+  return submit_and_wait(*stream, run);
+}
+
 template <class Unit>
 CUresult fill(CUstream handle, CUdeviceptr to, Unit value, std::uint64_t count) {
   std::uint64_t bytes = 0;
@@ -110,6 +127,17 @@ CUresult copy_any(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
 }
 CUresult copy_any_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
   return copy_now(CU_STREAM_PER_THREAD, side_of(to), side_of(from), bytes);
+}
+CUresult copy_to_peer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes) {
+  return copy_to_peer_on(CU_STREAM_LEGACY, to, to_context, from, from_context, bytes, true);
+}
+CUresult copy_to_peer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                           size_t bytes) {
+  return copy_to_peer_on(CU_STREAM_PER_THREAD, to, to_context, from, from_context, bytes, true);
+}
+CUresult copy_to_peer_async(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                            size_t bytes, CUstream stream) {
+  return copy_to_peer_on(stream, to, to_context, from, from_context, bytes, false);
 }
 CUresult copy_to_device(CUdeviceptr to, const void* from, size_t bytes) {
   return copy_now(CU_STREAM_LEGACY, device(to), host(from), bytes);

@@ -118,7 +118,7 @@ void plan_near_the_bound(const Model& model) {
   CHECK(planned.value.report.repetitions >= 3);
   CHECK(static_cast<double>(plan.physical_bytes) <= 1.005 * static_cast<double>(plan.peak_live_bytes));
   CHECK(plan.views.size() <= 51);
-  CHECK(plan.handles.size() <= 1000);
+  CHECK(plan.handles.size() <= 2 * kDefaultHandles);
   CHECK(find_unsoundness(problem, plan).empty());
 }
 

@@ -1,6 +1,7 @@
 // A plan, with everything that must hold of any plan checked.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "catch.h"
@@ -18,9 +19,10 @@ inline plan::PlannedDevice plan_soundly(const plan::Problem& problem, const plan
   CHECK(plan::find_unsoundness(problem, made).empty());
   CHECK(made.peak_live_bytes <= plan::peak_live_bytes(problem));
   CHECK(made.physical_bytes >= made.peak_live_bytes);
-  const std::uint64_t default_cap = made.varying.empty() ? plan::kDefaultHandleCap : plan::kSharedHandleCap;
+  const std::uint64_t default_cap =
+      std::max({plan::kDefaultHandleBytes, made.physical_bytes / plan::kDefaultHandles, made.granularity});
   for (const std::uint64_t handle : made.handles) {
-    CHECK(handle <= (options.handle_cap != 0 ? options.handle_cap : default_cap));
+    CHECK((options.contiguous || handle <= (options.handle_cap != 0 ? options.handle_cap : default_cap)));
   }
   if (options.streams == plan::StreamMode::Isolate) CHECK(made.waits.empty());
   const auto decoded = plan::decode_plan(plan::encode_plan({"", "", 0, {made}}));

@@ -92,7 +92,14 @@ TEST_CASE("a plan that cannot be read turns the session off; a strict one refuse
   CHECK_FALSE(Session::refuses());
 }
 
-TEST_CASE("a child of fork only forwards", "[session]") {
+TEST_CASE("a child of fork goes on where its parent had not used CUDA", "[session]") {
+  Process process(settings({{"STALLOC_MODE", "dynamic"}}));
+  process.session.stop_in_child();
+  CHECK(process.session.active());
+  CHECK(process.session.heaps() != nullptr);
+}
+
+TEST_CASE("a child of fork only forwards where its parent had used CUDA", "[session]") {
   Process process(settings({{"STALLOC_MODE", "dynamic"}}));
   REQUIRE(process.session.heaps() != nullptr);
   process.session.stop_in_child();

@@ -1,0 +1,245 @@
+// The work whose instructions tests/bench/regression.py counts under callgrind, one piece a run, and what each piece
+// holds. Only what is done inside of `counted` counts. Prints one line of JSON; is no test by itself.
+//
+//     counted_work PIECE RUN
+//
+// RUN is a recorded trace, or a CSV of requests. A PIECE is
+//
+//     serve, free       planned: the run's requests, or their frees, by a heap that serves the run's own plan
+//     serve-dynamic, free-dynamic   the same without a plan
+//     serve-streams, free-streams   the same without a plan, every second request on another stream, which shares
+//     memory match             each request is matched with a slot of the plan, but one in 500 that is left out plan
+//     lifetimes of the recorded events, and a plan record, record-stacks   the run's requests and frees become a trace,
+//     without and with call stacks online            what the run would hold without a plan, simulated; counts too, but
+//     is of interest for its memory
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "interpose/record/recorder.h"
+#include "interpose/serve/heap/heap.h"
+#include "interpose/serve/planned/cursor.h"
+#include "plan/files/csv.h"
+#include "plan/files/file_io.h"
+#include "plan/files/trace_file.h"
+#include "plan/lifetimes.h"
+#include "plan/planner.h"
+#include "plan/simulate/simulate.h"
+#include "tests/bench/nothing_driver.h"
+#include "tests/folder.h"
+
+// callgrind collects between its beginning and its end (--toggle-collect=counted).
+extern "C" [[gnu::noinline]] void counted(void (*work)(void*), void* argument) {
+  work(argument);
+  asm volatile("");  // what follows a call cannot be a jump to it
+}
+
+using namespace stalloc;
+
+namespace {
+
+constexpr std::size_t kLeftOut = 500;  // one request in so many is not made, where a plan is matched
+const serve::StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
+
+template <class Work>
+void count(Work work) {
+  counted([](void* argument) { (*static_cast<Work*>(argument))(); }, &work);
+}
+
+// What a piece of work says of itself. `operations` are what the instructions are divided by.
+struct Result {
+  std::uint64_t operations = 0;
+  std::uint64_t live = 0;     // peak, bytes; 0: the piece holds nothing
+  std::uint64_t held = 0;     // peak, bytes
+  std::uint64_t mapping = 0;  // driver calls that map or unmap, while the run is served
+};
+
+[[noreturn]] void give_up(const std::string& why) {
+  std::fprintf(stderr, "counted_work: %s\n", why.c_str());
+  std::exit(1);
+}
+
+plan::Problem first_device(const trace::Trace& trace) {
+  plan::Lifetimes lifetimes = plan::find_lifetimes(trace);
+  if (lifetimes.devices.empty()) give_up("nothing was recorded");
+  return std::move(lifetimes.devices.front());
+}
+
+// A run as it was recorded: the trace where there is one, and its requests.
+struct Run {
+  trace::Trace trace;
+  plan::Problem problem;
+};
+
+Run read(const char* path) {
+  auto bytes = plan::read_file(path);
+  if (!bytes.ok()) give_up(bytes.error);
+  Run run;
+  if (const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
+      plan::is_csv(text)) {
+    auto problem = plan::parse_csv(text);
+    if (!problem.ok()) give_up(problem.error);
+    run.problem = std::move(problem.value);
+  } else {
+    auto trace = trace::read_trace(path);
+    if (!trace.ok()) give_up(trace.error);
+    run.trace = std::move(trace.value);
+    run.problem = first_device(run.trace);
+  }
+  return run;
+}
+
+plan::PlannedDevice plan_of(const plan::Problem& problem) {
+  auto planned = plan::plan_device(problem, {});
+  if (!planned.ok()) give_up(planned.error);
+  return std::move(planned.value);
+}
+
+// Calls `make(i)` for each request that takes bytes and `end(i)` for each free, in their order.
+template <class Make, class End>
+void play(const plan::Problem& problem, Make make, End end) {
+  const std::size_t requests = problem.requests.size();
+  std::vector<std::vector<std::size_t>> ends(requests + 1);
+  for (std::size_t i = 0; i < requests; ++i) {
+    for (const std::size_t ended : ends[i]) end(ended);
+    const plan::Request& request = problem.requests[i];
+    if (request.bytes() == 0) continue;
+    make(i);
+    if (request.until <= requests) ends[request.until].push_back(i);
+  }
+}
+
+struct Serving {
+  bool planned = false;
+  bool two_streams = false;
+  bool count_frees = false;
+};
+
+Result serve_run(const plan::Problem& problem, const Serving& how) {
+  bench::NothingDriver driver;
+  plan::PlannedDevice planned;
+  if (how.planned) planned = plan_of(problem);
+  std::string why;
+  const auto heap = serve::Heap::create(driver, 0, how.planned ? &planned.plan : nullptr, nullptr, {}, &why);
+  if (!heap) give_up(why);
+  Result result;
+  std::vector<CUdeviceptr> addresses(problem.requests.size());
+  std::uint64_t live = 0;
+  const auto stream = [&](std::size_t i) { return kStreams[how.two_streams ? i % 2 : 0]; };
+  const auto count_if = [&result](bool counts, auto work) {
+    if (!counts) return work();
+    ++result.operations;
+    count(work);
+  };
+  play(
+      problem,
+      [&](std::size_t i) {
+        const plan::Request& request = problem.requests[i];
+        count_if(!how.count_frees,
+                 [&] { addresses[i] = heap->allocate(request.size, stream(i), nullptr).value_or(0); });
+        if (addresses[i] == 0) give_up("a request was not served");
+        live += request.bytes();
+        result.live = std::max(result.live, live);
+      },
+      [&](std::size_t i) {
+        count_if(how.count_frees, [&] { (void)heap->free_async(addresses[i], stream(i)); });
+        live -= problem.requests[i].bytes();
+      });
+  const serve::Statistics statistics = heap->statistics();
+  result.held = statistics.physical_peak;
+  result.mapping = statistics.mapping_calls_after_start;
+  return result;
+}
+
+Result match(const plan::Problem& problem) {
+  const plan::PlannedDevice planned = plan_of(problem);
+  serve::Cursor cursor(planned.plan);
+  Result result;
+  count([&] {
+    for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+      if (i % kLeftOut == kLeftOut - 1 || problem.requests[i].size == 0) continue;
+      (void)cursor.next(problem.requests[i].size);
+      ++result.operations;
+    }
+  });
+  return result;
+}
+
+Result make_plan(const Run& run) {
+  plan::Problem problem;
+  plan::PlannedDevice planned;
+  count([&] {
+    problem = run.trace.events.empty() ? run.problem : first_device(run.trace);
+    planned = plan_of(problem);
+  });
+  return {problem.requests.size(), plan::peak_live_bytes(problem), planned.plan.physical_bytes, 0};
+}
+
+Result record_run(const plan::Problem& problem, bool stacks) {
+  const test::Folder folder;
+  const std::string path = folder / "trace.fb";
+  Options options = parse_options([](const char*) -> const char* { return nullptr; });
+  options.trace = path;
+  options.stacks = stacks;
+  options.trace_flush_ms = 1'000'000'000;  // chunks end where they are full, whatever time passes
+  record::Recorder recorder(options, [](int device) {
+    return trace::Device{static_cast<std::uint32_t>(device), "none", bench::NothingDriver::kDeviceBytes,
+                         bench::NothingDriver::kPage};
+  });
+  Result result;
+  const auto record = [&](std::size_t i, trace::EventKind kind) {
+    record::Call call;
+    call.kind = kind;
+    call.address = (i + 1) << 20;
+    call.size = problem.requests[i].size;
+    call.stream = kStreams[0];
+    call.caller = reinterpret_cast<const void*>(&counted);
+    ++result.operations;
+    count([&] { recorder.record(call); });
+  };
+  play(
+      problem, [&](std::size_t i) { record(i, trace::EventKind::AllocAsync); },
+      [&](std::size_t i) { record(i, trace::EventKind::FreeAsync); });
+  recorder.close();
+  return result;
+}
+
+Result simulate(const plan::Problem& problem) {
+  Result result;
+  count([&] {
+    const plan::Held held = plan::simulate_online(problem, bench::NothingDriver::kPage);
+    result = {problem.requests.size(), held.live_bytes, held.held_bytes, 0};
+  });
+  return result;
+}
+
+Result work(std::string_view piece, const Run& run) {
+  if (piece == "serve") return serve_run(run.problem, {.planned = true});
+  if (piece == "free") return serve_run(run.problem, {.planned = true, .count_frees = true});
+  if (piece == "serve-dynamic") return serve_run(run.problem, {});
+  if (piece == "free-dynamic") return serve_run(run.problem, {.count_frees = true});
+  if (piece == "serve-streams") return serve_run(run.problem, {.two_streams = true});
+  if (piece == "free-streams") return serve_run(run.problem, {.two_streams = true, .count_frees = true});
+  if (piece == "match") return match(run.problem);
+  if (piece == "plan") return make_plan(run);
+  if (piece == "record") return record_run(run.problem, false);
+  if (piece == "record-stacks") return record_run(run.problem, true);
+  if (piece == "online") return simulate(run.problem);
+  give_up("no such piece: " + std::string(piece));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return std::fprintf(stderr, "usage: counted_work PIECE RUN\n"), 2;
+  const Result result = work(argv[1], read(argv[2]));
+  std::printf("{\"operations\": %llu, \"live\": %llu, \"held\": %llu, \"mapping\": %llu}\n",
+              static_cast<unsigned long long>(result.operations), static_cast<unsigned long long>(result.live),
+              static_cast<unsigned long long>(result.held), static_cast<unsigned long long>(result.mapping));
+}

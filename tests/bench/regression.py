@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Compares what a build costs and holds with a committed baseline, so that a slower or hungrier commit fails.
+
+  regression.py --build build/release --compiler "GNU 12" [--only memory | instructions] [--baseline FILE] [--renew]
+
+Memory: what the planner and the policy hold for recorded runs and made-up ones, and how often the heap maps.
+Instructions: what callgrind counts of serving, freeing, matching, planning and recording (tests/bench/counted_work.cpp). Neither
+depends on how fast the machine is or on what else it does, so both are the same at every run; what a tolerance allows for is said
+where it stands. What became better by more than its tolerance is said too: renew the baseline then, lest it is lost again.
+
+--renew writes what was measured into the baseline: commit it with the change that is the reason, and say why in the message.
+Instructions depend on the compiler and the C library, so each compiler has a baseline of its own; memory has one for all.
+Exit status: 0 nothing became worse, 1 something did, 77 nothing to compare with (no valgrind, or no baseline of the compiler).
+"""
+
+import argparse
+import concurrent.futures
+import json
+import lzma
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+SHIPPED = HERE.parent / "data" / "llama-lora.fb.xz"
+MADE_UP = ("generate", "vision", "turns")  # of make_workloads.py
+SKIPPED = 77
+
+# The same program gives the same count at every run. Valgrind shows it the same processor on every machine that has AVX2, so
+# that the C library chooses the same memcpy; without AVX2 counts differ by up to 14 %. Between compilers they differ by up to
+# half (g++ 12 and clang 14), hence a baseline for each. What is allowed for is an update of the C library or of valgrind.
+INSTRUCTIONS_TOLERANCE = 0.02
+# Memory is the same from every compiler. But placement is chaotic: a change that is neither better nor worse moves a run's
+# memory by about a thousandth.
+MEMORY_TOLERANCE = 0.005
+# And the number of driver calls that map by a few in a hundred.
+MAPPING_TOLERANCE = 0.10
+
+COUNTED = [(piece, "llama-lora") for piece in ("serve", "free", "serve-dynamic", "free-dynamic", "serve-streams", "free-streams",
+                                               "match", "plan", "record", "record-stacks")]
+COUNTED += [("serve-dynamic", "turns"), ("free-dynamic", "turns")]
+HELD = [(piece, run) for run in ("llama-lora", *MADE_UP) for piece in ("plan", "serve-dynamic", "serve-streams", "online")]
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True, type=pathlib.Path, help="of the preset release")
+    parser.add_argument("--compiler", required=True, help="its name and major version: names the baseline of the instructions")
+    parser.add_argument("--only", choices=("memory", "instructions"))
+    parser.add_argument("--baseline", type=pathlib.Path, default=HERE / "baseline.json")
+    parser.add_argument("--renew", action="store_true", help="write the baseline instead of comparing with it")
+    return parser.parse_args()
+
+
+class Runs:
+    """The runs that are played, and the program that plays them."""
+
+    def __init__(self, build, folder):
+        self.program = build / "tests" / "bench" / "counted_work"
+        self.folder = pathlib.Path(folder)
+        (self.folder / "llama-lora.fb").write_bytes(lzma.decompress(SHIPPED.read_bytes()))
+        subprocess.run([sys.executable, str(HERE / "make_workloads.py"), "--out", folder], check=True)
+
+    def path(self, run):
+        return self.folder / (f"{run}.csv" if run in MADE_UP else f"{run}.fb")
+
+    def ask(self, piece, run, *wrapper):
+        """What counted_work says, and what it or its wrapper wrote beside that."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STALLOC_")}
+        done = subprocess.run([*wrapper, str(self.program), piece, str(self.path(run))], env=environment, text=True,
+                              capture_output=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"regression.py: {piece} {run} failed with status {done.returncode}:\n{done.stderr}")
+        return json.loads(done.stdout), done.stderr
+
+    def memory(self, work):
+        said, _ = self.ask(*work)
+        figures = {"live": said["live"], "held": said["held"]}
+        return {**figures, "mapping": said["mapping"]} if work[0].startswith("serve") else figures
+
+    def instructions(self, work):
+        said, counts = self.ask(*work, "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
+                                "--toggle-collect=counted*")
+        return {"operations": said["operations"], "instructions": int(re.search(r"Collected : (\d+)", counts)[1])}
+
+
+def measure(function, works):
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return {" ".join(work): figures for work, figures in zip(works, pool.map(function, works))}
+
+
+def compare(name, unit, now, before, tolerance):
+    """Prints a line; False where `now` is worse than `before` by more than the tolerance."""
+    change = now / before - 1 if before else float(now > 0)
+    verdict = "" if abs(change) <= tolerance else "  WORSE" if change > 0 else "  better: renew the baseline"
+    print(f"{name:28} {now:12.4f} {unit:24} {100 * change:+7.2f} %{verdict}")
+    return change <= tolerance
+
+
+def compare_memory(measured, baseline):
+    fine = True
+    for name, now in measured.items():
+        before = baseline.get(name)
+        if before is None:
+            sys.exit(f"regression.py: the baseline lacks {name}: --renew")
+        fine &= compare(name, "held / live", now["held"] / now["live"], before["held"] / before["live"], MEMORY_TOLERANCE)
+        if "mapping" in now:
+            fine &= compare(name, "mapping calls", now["mapping"], before["mapping"], MAPPING_TOLERANCE)
+    return fine
+
+
+def compare_instructions(measured, baseline):
+    fine = True
+    for name, now in measured.items():
+        before = baseline.get(name)
+        if before is None:
+            sys.exit(f"regression.py: the baseline lacks {name}: --renew")
+        fine &= compare(name, "instructions each", now["instructions"] / now["operations"],
+                        before["instructions"] / before["operations"], INSTRUCTIONS_TOLERANCE)
+    return fine
+
+
+def main():
+    arguments = parse_arguments()
+    baseline = json.loads(arguments.baseline.read_text(encoding="utf-8")) if arguments.baseline.exists() else {}
+    counts = baseline.setdefault("instructions", {})
+    wanted = [arguments.only] if arguments.only else ["memory", "instructions"]
+    if "instructions" in wanted and not shutil.which("valgrind"):
+        print("no valgrind here: instructions are not counted (tools/setup installs it)")
+        wanted.remove("instructions")
+    if "instructions" in wanted and not arguments.renew and arguments.compiler not in counts:
+        print(f"instructions of {arguments.compiler} have no baseline, only those of {', '.join(counts) or 'none'}; --renew makes one")
+        wanted.remove("instructions")
+    fine = True
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(arguments.build, folder)
+        if "memory" in wanted:
+            measured = measure(runs.memory, HELD)
+            fine &= arguments.renew or compare_memory(measured, baseline["memory"])
+            baseline["memory"] = measured
+        if "instructions" in wanted:
+            measured = measure(runs.instructions, COUNTED)
+            fine &= arguments.renew or compare_instructions(measured, counts[arguments.compiler])
+            counts[arguments.compiler] = measured
+    if arguments.renew:
+        arguments.baseline.write_text(json.dumps(baseline, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return (0 if fine else 1) if wanted else SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

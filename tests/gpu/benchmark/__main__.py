@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Reruns the comparison of allocators on this machine's GPU: what training costs under each, and what fits under each.
+
+  tests/gpu/benchmark [cost | fit | tables]... --library LIB --tool STALLOC_PLAN --out DIR [options]
+
+Without a word all three are done: `cost` measures memory, time and start-up of each workload; `fit` searches the largest
+micro-batch or sequence and how many tokens a second it brings; `tables` makes tables and plots of what DIR/raw has. Each
+measurement is one file there, and what has its file is not measured again: interrupted by --seconds, a call goes on where
+the last one ended. A workload that fails says why in its file; --retry measures it again.
+
+Sizes follow the card's memory. The programs are those of workloads.py, the allocators those of allocators.py.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import measures  # noqa: E402
+import tables  # noqa: E402
+from allocators import ALLOCATORS  # noqa: E402
+from measures import Cost, Failed, Fit, Setup, applicable  # noqa: E402
+from workloads import LADDERS, WORKLOADS, TooLarge  # noqa: E402
+
+GIB = 1 << 30
+KINDS = ("cost", "fit", "tables")
+
+
+def list_of(allowed):
+    def read(text):
+        names = [name for name in text.split(",") if name]
+        unknown = [name for name in names if name not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: none of {', '.join(allowed)}")
+        return names
+    return read
+
+
+def kind_of(text):
+    if text not in KINDS:
+        raise argparse.ArgumentTypeError(f"{text}: none of {', '.join(KINDS)}")
+    return text
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(prog="benchmark", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", type=kind_of, metavar="cost | fit | tables", help="default: all")
+    parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--tool", type=pathlib.Path, help="the stalloc-plan command")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for the results; raw files lie in DIR/raw")
+    parser.add_argument("--workloads", type=list_of(WORKLOADS), default=list(WORKLOADS), metavar="LIST",
+                        help="comma-separated; default: all; --list names them")
+    parser.add_argument("--allocators", type=list_of(ALLOCATORS), default=list(ALLOCATORS), metavar="LIST")
+    parser.add_argument("--seconds", type=float, default=float("inf"),
+                        help="no measurement is begun that would end later, as far as the longest one of its kind tells")
+    parser.add_argument("--turns", type=int, default=5, help="that are measured, after two that are not (5)")
+    parser.add_argument("--limit", type=float, default=0, metavar="GIB",
+                        help="fit: as if the card had so much, by PyTorch's memory fraction")
+    parser.add_argument("--most", type=int, default=1 << 20, help="fit: the largest size that is tried")
+    parser.add_argument("--retry", action="store_true", help="measure again what failed")
+    parser.add_argument("--patience", type=float, default=240, metavar="SECONDS",
+                        help="a program that takes longer for a turn, or a size's turns, is ended (240)")
+    parser.add_argument("--keep-traces", action="store_true")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny models, to try the programs out")
+    parser.add_argument("--list", action="store_true", help="name the workloads and the allocators")
+    return parser
+
+
+def memory_of_card():
+    """Free bytes; or ends with what is needed. Asked in a process of its own, so that this one has no context on the card."""
+    question = ("import torch; torch.cuda.is_available() or exit('no GPU that PyTorch can use');"
+                "import transformers; print(torch.cuda.mem_get_info()[0])")
+    done = subprocess.run([sys.executable, "-c", question], text=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        sys.exit(f"benchmark: {said}\nIt needs a GPU of 16 GiB or more, PyTorch and transformers; peft and accelerate, jax and "
+                 "cupy for some workloads, matplotlib for plots. --device cpu tries the programs out.")
+    return int(done.stdout.split()[-1])
+
+
+class Raw:
+    """The folder of raw files."""
+
+    def __init__(self, folder, retry):
+        self.folder, self.retry = folder, retry
+
+    def file(self, kind, *names):
+        return self.folder.joinpath(kind, *(re.sub(r"[^\w.-]+", "-", name) for name in names)).with_suffix(".json")
+
+    def has(self, path):
+        if not path.exists():
+            return False
+        return not (self.retry and json.loads(path.read_text(encoding="utf-8")).get("failed"))
+
+    def write(self, path, result):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(lines_of(result), encoding="utf-8")
+
+
+class Clock:
+    """Whether there is time for another measurement of a kind."""
+
+    def __init__(self, seconds):
+        self.end, self.longest = time.monotonic() + seconds, {}
+
+    def allows(self, kind):
+        return time.monotonic() + self.longest.get(kind, 0) < self.end
+
+    def note(self, kind, seconds):
+        self.longest[kind] = max(self.longest.get(kind, 0), seconds)
+
+
+def measurements(kinds, names, setup):
+    """(kind, names of the raw file, what makes the measurement) of all that is wanted, workload by workload."""
+    for kind in kinds:
+        for name in names:
+            if kind == "cost":
+                yield kind, (name,), lambda folder, name=name: Cost(name, setup, folder)
+            elif kind == "fit" and WORKLOADS[name].searched:
+                card = f"{setup.limit / GIB:g}" if setup.limit else "card"
+                for allocator in setup.allocators:
+                    if applicable(name, allocator, setup):
+                        yield kind, (name, f"{allocator}-{card}"), lambda folder, name=name, allocator=allocator: Fit(
+                            name, allocator, setup, folder)
+
+
+def tiny(workloads):
+    """Without a GPU: the same programs, with models that a processor trains in a second."""
+    import dataclasses
+
+    for name, workload in workloads.items():
+        shape = workload.settings.get("shape", "llama-1b")
+        moe = "moe" in shape or "mixtral" in shape or "qwen3" in shape
+        settings = dict(workload.settings, shape="tiny-moe" if moe else "tiny", layers=2, size=1, seq=64)
+        workloads[name] = dataclasses.replace(workload, settings=settings)
+
+
+def prepared(measurement):
+    """The measurement, whose programs begin to import; none where there is none or where it cannot be made."""
+    if measurement is None:
+        return None
+    _, _, path, make = measurement
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        made = make(folder)
+        made.prepare()
+        return made
+    except TooLarge:
+        return None
+
+
+def measure(made, measurement):
+    """The result, or why there is none: whatever it is, the other workloads are measured."""
+    _, names, path, make = measurement
+    try:
+        return (made or make(path.with_suffix(""))).run()
+    except (Failed, TooLarge) as error:
+        reason = str(error)
+    except Exception:
+        reason = traceback.format_exc()
+    return {"workload": names[0], "allocator": names[-1], "failed": reason}
+
+
+def lines_of(result):
+    """JSON with a line for each member of the outermost object and for each turn."""
+    def shown(value, depth):
+        if depth and isinstance(value, (dict, list)) and value and any(isinstance(part, (dict, list)) for part in (
+                value.values() if isinstance(value, dict) else value)):
+            parts = ([f"{json.dumps(key)}: {shown(part, depth - 1)}" for key, part in value.items()] if isinstance(value, dict)
+                     else [shown(part, depth - 1) for part in value])
+            inside = ",\n".join(parts)
+            return f"{{\n{inside}\n}}" if isinstance(value, dict) else f"[\n{inside}\n]"
+        return json.dumps(value)
+    return shown(result, 4) + "\n"
+
+
+def main():
+    parser = make_parser()
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(f"{name:24} {workload.group}" for name, workload in WORKLOADS.items()))
+        print("\n".join(f"{name:24} {allocator.title}" for name, allocator in ALLOCATORS.items()))
+        return 0
+    kinds = arguments.kinds or list(KINDS)
+    if not arguments.out:
+        parser.error("--out is needed")
+    raw = Raw(arguments.out.resolve() / "raw", arguments.retry)
+    if set(kinds) & {"cost", "fit"}:
+        preloaded = [name for name in arguments.allocators if ALLOCATORS[name].variant in ("dynamic", "record", "serve")]
+        if preloaded and not (arguments.library and arguments.tool):
+            parser.error("--library and --tool are needed")
+        for path in filter(None, (arguments.library, arguments.tool)):
+            if not path.exists():
+                parser.error(f"{path} does not exist")
+        memory = 64 * GIB
+        if arguments.device == "cpu":
+            tiny(WORKLOADS)
+        else:
+            memory = memory_of_card()
+        scratch = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
+        setup = Setup(arguments.library and arguments.library.resolve(), arguments.tool and arguments.tool.resolve(), memory,
+                      arguments.allocators, arguments.device, arguments.turns, int(arguments.limit * GIB), arguments.most,
+                      pathlib.Path(scratch.name), arguments.keep_traces, arguments.patience)
+        clock = Clock(arguments.seconds)
+        raw.write(raw.file("environment", str(time.time_ns())), measures.describe_environment(setup))
+        pending = [(kind, names, path, make) for kind, names, make in measurements(kinds, arguments.workloads, setup)
+                   for path in [raw.file(kind, *names)] if not raw.has(path)]
+        following = prepared(next(iter(pending), None))
+        for number, measurement in enumerate(pending):
+            kind, names, path, _ = measurement
+            if not clock.allows(kind):
+                print(f"no time left for {kind} {' '.join(names)}; the same call goes on from there", flush=True)
+                break
+            current, following = following, prepared(pending[number + 1] if number + 1 < len(pending) else None)
+            began = time.monotonic()
+            result = measure(current, measurement)
+            seconds = time.monotonic() - began
+            clock.note(kind, seconds)
+            raw.write(path, {**result, "measured_in": seconds})
+            print(f"{kind} {' '.join(names)}: {seconds:.1f} s {tables.in_a_line(result)}", flush=True)
+        if following:
+            following.abandon()
+    if "tables" in kinds:
+        print(tables.write(raw.folder, arguments.out.resolve(), WORKLOADS, ALLOCATORS, LADDERS))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

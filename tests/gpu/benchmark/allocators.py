@@ -1,0 +1,50 @@
+"""The allocators that are compared: the environment that chooses each, before the program starts."""
+
+import dataclasses
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from bench_train import PYTORCH_SETTINGS, environment_for  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocator:
+    title: str
+    variant: str  # of bench_train.environment_for
+    settings: str = ""  # PyTorch's configuration
+    limitable: bool = True  # PyTorch's memory fraction limits what it takes from the device, not just what is live
+
+
+ALLOCATORS = {
+    "native": Allocator("PyTorch native", "native"),
+    "tuned": Allocator("native, tuned", "native", "garbage_collection_threshold:0.8,max_split_size_mb:512"),
+    "expandable": Allocator("expandable segments", "expandable"),
+    "async": Allocator("cudaMallocAsync", "async", limitable=False),
+    "dynamic": Allocator("stalloc, no plan", "dynamic"),
+    "record": Allocator("stalloc, recording", "record"),
+    "planned": Allocator("stalloc, planned", "serve"),
+}
+JAX_ON_CUDA = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+FRAMEWORKS = {  # those that other frameworks have: their own pool, CUDA's, and stalloc behind that
+    "native": {"jax": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "cupy": {}},
+    "async": {"jax": JAX_ON_CUDA, "cupy": {"BENCHMARK_CUPY_ASYNC": "1"}},
+    "dynamic": {"jax": JAX_ON_CUDA, "cupy": {"BENCHMARK_CUPY_ASYNC": "1"}},
+}
+
+
+def names_for(framework):
+    return [name for name in ALLOCATORS if framework == "torch" or name in FRAMEWORKS]
+
+
+def make_environment(name, framework, library, trace=None, plan=None):
+    """Of a process that runs under the allocator; record needs the path of its trace, planned that of its plan."""
+    allocator = ALLOCATORS[name]
+    environment = environment_for(allocator.variant, library, trace, plan)
+    if allocator.settings:
+        environment.update(dict.fromkeys(PYTORCH_SETTINGS, allocator.settings))
+    if framework != "torch":
+        environment.update(FRAMEWORKS[name][framework])
+    environment["HF_HUB_OFFLINE"] = environment["TRANSFORMERS_OFFLINE"] = "1"
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    return environment

@@ -1,0 +1,319 @@
+"""The two measurements, of one workload under several allocators: what it costs, and what fits.
+
+`cost`: memory and time. Where the card has room for it all allocators' processes live at the same time, each with its part
+of the card, and make their turns one after the other, since the speed of a rented host changes: what is compared is the
+ratio within a round. On a smaller card they run one after the other. The plan is made of a run with another seed.
+
+`fit`: the largest size, one allocator at a time, with the whole card (or `limit` bytes of it). Sizes are tried in one
+process, which after each that does not fit drops what the step had and empties its caches. That may leave an allocator
+worse off than it began, or better. So what was found is then shown by a fresh process that makes nothing but steps of this
+size, and is timed; and further ones show the next larger size, as long as that fits, or the next smaller one, until it does.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import allocators
+import workloads
+from search import Search, resolution
+
+WORKER = pathlib.Path(__file__).resolve().with_name("worker.py")
+WARM_UP = 2
+ATTEMPT_TURNS = 2  # that a size must survive in the search
+SHOWN_TURNS = 5  # that a fresh process must survive, the warm-up among them
+
+
+class Failed(Exception):
+    """The program did not start, or ended: not for want of memory."""
+
+
+class Process:
+    """A worker. Made, it imports what it needs, which takes seconds but nothing of the card; `begin` makes the program."""
+
+    def __init__(self, name, allocator, setup, folder, trace=None, plan=None):
+        self.setup, self.ready = setup, None
+        environment = allocators.make_environment(allocator, workloads.WORKLOADS[name].framework, setup.library, trace, plan)
+        environment["TMPDIR"] = str(setup.scratch)
+        self.log = folder / f"{allocator}.stderr"
+        with open(self.log, "a", encoding="utf-8") as log:
+            self.process = subprocess.Popen([sys.executable, str(WORKER), name, setup.device], env=environment,
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def write(self, order):
+        try:
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # `read` says why
+
+    def read(self):
+        """An answer; a worker that gives none within the patience is ended."""
+        watch = threading.Timer(self.setup.patience, self.process.kill)
+        watch.start()
+        line = self.process.stdout.readline()
+        watch.cancel()
+        if not line:
+            text = self.log.read_text(encoding="utf-8", errors="replace").strip()
+            raise Failed(f"status {self.process.wait()}: {text[-800:]}")
+        return json.loads(line)
+
+    def begin(self, options, limit=0):
+        """Returns at once; `wait_until_ready` waits for it."""
+        self.write({"options": dataclasses.asdict(options), "limit": limit})
+
+    def wait_until_ready(self):
+        """What the start took."""
+        if self.ready is None:
+            self.ready = self.read()
+        return self.ready
+
+    def order(self, size, turns, fresh=False):
+        self.wait_until_ready()
+        self.write({"size": size, "turns": turns, "fresh": fresh})
+        return self.read()
+
+    def end(self, at_once=False):
+        """Lets it end by itself, so that a trace is closed; or at once."""
+        if at_once:
+            self.process.kill()
+        try:
+            self.process.stdin.close()
+            self.process.wait(self.setup.patience)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def stalloc_says(log):
+    return [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("stalloc: ")]
+
+
+class Cost:
+    """Of one workload. `run` returns what is written to its raw file."""
+
+    def __init__(self, name, setup, folder):
+        self.name, self.setup, self.folder = name, setup, folder
+        self.workload = workloads.WORKLOADS[name]
+        known = allocators.names_for(self.workload.framework)
+        self.names = [allocator for allocator in known if allocator in setup.allocators]
+        self.result = {"workload": name, "program": self.workload.program, "ready": {}, "failed": {},
+                       "rounds": {allocator: [] for allocator in self.names}}
+        self.prepared, self.processes = {}, {}
+        self.options = self.choose_options()
+
+    def choose_options(self):
+        """All at once where each gets enough of the card, else one after the other."""
+        # Of the card, 0.7 is for what is live: allocators that fragment need the rest. What other frameworks hold only the
+        # driver knows, and it does not always tell processes apart.
+        at_once = len(self.names) - ("planned" in self.names)
+        self.result["at_once"] = self.workload.framework == "torch"
+        try:
+            return self.workload.options(0.7 * self.setup.memory / (at_once if self.result["at_once"] else 1))
+        except workloads.TooLarge:
+            self.result["at_once"] = False
+            return self.workload.options(0.6 * self.setup.memory)
+
+    def make_process(self, allocator):
+        if allocator == "record":  # the library leaves an old one alone and would write another
+            (self.folder / "trace.fb").unlink(missing_ok=True)
+        return Process(self.name, allocator, self.setup, self.folder, self.folder / "trace.fb", self.folder / "plan.fb")
+
+    def prepare(self):
+        """Imports begin."""
+        if self.result["at_once"]:
+            self.prepared = {name: self.make_process(name) for name in self.names if name != "planned"}
+
+    def abandon(self):
+        for process in [*self.prepared.values(), *self.processes.values()]:
+            process.end(at_once=True)
+
+    def start(self, allocator):
+        options = dataclasses.replace(self.options, seed=2) if allocator == "record" else self.options
+        self.processes[allocator] = self.prepared.pop(allocator, None) or self.make_process(allocator)
+        self.processes[allocator].begin(options)
+
+    def turn(self, allocator):
+        """One turn; an allocator that fails is left out from then on."""
+        try:
+            self.result["ready"][allocator] = self.processes[allocator].wait_until_ready()
+            answer = self.processes[allocator].order(self.result["size"], 1)
+            if answer.get("exhausted"):
+                raise Failed(answer["exhausted"])
+            self.result["rounds"][allocator].append(answer["turns"][0])
+        except Failed as failed:
+            self.result["failed"][allocator] = str(failed)
+            self.end(allocator, at_once=True)
+
+    def end(self, allocator, at_once=False):
+        process = self.processes.pop(allocator, None)
+        if process:
+            process.end(at_once)
+            self.result.setdefault("says", {})[allocator] = stalloc_says(process.log)[-4:]
+
+    def rounds(self, names):
+        for number in range(WARM_UP + self.setup.turns):
+            present = [name for name in names if name in self.processes]
+            first = number % max(1, len(present))
+            for name in present[first:] + present[:first]:
+                self.turn(name)
+
+    def plan(self):
+        """Of the trace that record left. False when there is none."""
+        trace = self.folder / "trace.fb"
+        if "record" in self.result["failed"] or not trace.exists():
+            self.result["failed"].setdefault("planned", "nothing was recorded")
+            return False
+        command = [str(self.setup.tool), str(trace), "-o", str(self.folder / "plan.fb"), "--summary", "json"]
+        done = subprocess.run(command, text=True, capture_output=True, check=False)
+        if done.returncode != 0:
+            self.result["failed"]["planned"] = done.stderr[-500:]
+            return False
+        self.result["plan"] = json.loads(done.stdout)
+        self.result["trace_bytes"] = trace.stat().st_size
+        return True
+
+    def run(self):
+        self.result.update(options=dataclasses.asdict(self.options), size=self.options.size)
+        try:
+            first = [name for name in self.names if name != "planned"]
+            groups = [first] if self.result["at_once"] else [[name] for name in first]
+            for group in groups:
+                for name in group:
+                    self.start(name)
+                self.rounds(group)
+                for name in group:  # native stays, for planned to be compared with
+                    if name != "native" or not self.result["at_once"]:
+                        self.end(name, at_once=name != "record")
+            if "planned" in self.names and "record" in self.names and self.plan():
+                self.start("planned")
+                native = self.result["rounds"].get("native", [])
+                before = len(native)
+                self.rounds(["native", "planned"])
+                self.result["native_beside_planned"] = native[before:]
+                del native[before:]
+        finally:
+            self.abandon()
+            if not self.setup.keep_traces:
+                (self.folder / "trace.fb").unlink(missing_ok=True)
+                (self.folder / "plan.fb").unlink(missing_ok=True)
+        return self.result
+
+
+class Fit:
+    """The largest size of a workload under one allocator."""
+
+    def __init__(self, name, allocator, setup, folder):
+        self.name, self.allocator, self.setup, self.folder = name, allocator, setup, folder
+        workload = workloads.WORKLOADS[name]
+        self.limit = setup.limit if allocators.ALLOCATORS[allocator].limitable else 0
+        self.capacity = setup.limit or setup.memory
+        self.options = workload.options(self.capacity)
+        self.result = {"workload": name, "allocator": allocator, "searched": workload.searched, "limit": setup.limit,
+                       "options": dataclasses.asdict(self.options), "attempts": [], "shown": []}
+        self.processes = []
+
+    def make_process(self):
+        return Process(self.name, self.allocator, self.setup, self.folder)
+
+    def prepare(self):
+        """Imports begin: in the process that searches, the one that shows, and the one that tries the next larger size."""
+        self.processes = [self.make_process() for _ in range(3)]
+
+    def abandon(self):
+        for process in self.processes:
+            process.end(at_once=True)
+
+    def search(self, process):
+        def attempt(size):
+            answer = process.order(size, ATTEMPT_TURNS, fresh=True)
+            fits = not answer.get("exhausted")
+            self.result["attempts"].append({"size": size, "fits": fits, **answer})
+            return max((turn.get("live", 0) for turn in answer["turns"]), default=0) if fits else None
+
+        process.begin(self.options, self.limit)
+        return Search(attempt, self.capacity, self.setup.most, max(2, self.options.size // 2)).largest()
+
+    def show(self, size):
+        """In a process of its own; False when it does not fit."""
+        self.processes = self.processes or [self.make_process()]
+        process = self.processes[0]
+        process.begin(self.options, self.limit)
+        answer = process.order(size, SHOWN_TURNS)
+        self.processes.pop(0).end(at_once=True)
+        self.result["shown"].append({"size": size, **answer, "ready": process.ready})
+        return not answer.get("exhausted")
+
+    def show_largest(self, size):
+        """The largest that a fresh process makes, near `size`; 0 when there is none."""
+        if size == 0:
+            return 0
+        if self.show(size):
+            while size + resolution(size) <= self.setup.most and self.show(size + resolution(size)):
+                size += resolution(size)
+            return size
+        while size > 0:
+            size -= resolution(size)
+            if size > 0 and self.show(size):
+                break
+        return size
+
+    def run(self):
+        if not self.processes:
+            self.prepare()
+        try:
+            size = self.result["found"] = self.search(self.processes[0])
+            self.processes.pop(0).end(at_once=True)
+            self.result["largest"] = self.show_largest(size)
+        finally:
+            self.abandon()
+        return self.result
+
+
+def applicable(name, allocator, setup):
+    """Whether `fit` measures this allocator at all. Recording and planning are no other allocators there; a limit must hold."""
+    if allocator in ("record", "planned") or allocator not in allocators.names_for(workloads.WORKLOADS[name].framework):
+        return False
+    return not setup.limit or allocators.ALLOCATORS[allocator].limitable
+
+
+@dataclasses.dataclass
+class Setup:
+    """What all measurements share."""
+
+    library: pathlib.Path
+    tool: pathlib.Path
+    memory: int  # bytes of the card
+    allocators: list
+    device: str = "cuda"
+    turns: int = 5
+    limit: int = 0  # bytes; 0: the whole card
+    most: int = 1 << 20  # the largest size that is tried
+    scratch: pathlib.Path = pathlib.Path(tempfile.gettempdir())  # for what programs write
+    keep_traces: bool = False
+    patience: float = 240  # seconds for one answer of a worker
+
+
+def describe_environment(setup):
+    """What the figures depend on beside the sources."""
+    said = {}
+    for package in ("torch", "transformers", "peft", "accelerate", "triton", "jax", "cupy-cuda13x"):
+        try:
+            said[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    if setup.device == "cuda":
+        card = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
+                              text=True, capture_output=True, check=False)
+        said["gpu"] = card.stdout.strip()
+    return {**said, "python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count(),
+            "memory": setup.memory, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

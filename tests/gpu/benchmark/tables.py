@@ -1,0 +1,264 @@
+"""Tables and plots of the raw files: nothing is measured here."""
+
+import json
+import statistics
+
+from workloads import LANGUAGE_MODELS, UNIT
+
+GIB = 1 << 30
+WARM_UP = 2  # as in measures.py: turns that no figure of time counts
+
+
+def percent(share):
+    return f"{100 * share:.1f} %"
+
+
+def one_line(reason):
+    """The end of why something failed, fit for a table."""
+    return " ".join(str(reason)[-200:].split()).replace("|", "/")
+
+
+def read(folder):
+    """What was measured of a kind: one dictionary a raw file, by workload (and allocator), in the order of their names."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
+
+
+# --- cost ---
+
+def live(turns):
+    """The most that the program had allocated, as PyTorch says; for other frameworks as stalloc says, where it serves."""
+    return max((turn.get("live") or turn["stalloc"].get("live_peak", 0) for turn in turns), default=0)
+
+
+def held(turns):
+    """The most that the allocator had taken from the device, by the same."""
+    return max((turn.get("held") or turn["stalloc"].get("physical_peak", 0) for turn in turns), default=0)
+
+
+def by_driver(result, allocator):
+    """Growth of what the driver counts, the context and the libraries' own not included; None where it is not known."""
+    before, turns = result["ready"].get(allocator, {}).get("used_before", {}), result["rounds"][allocator]
+    which = "process" if "process" in before else None if result["at_once"] else "device"
+    used = [turn["used"][which] for turn in turns if which and which in turn["used"]]
+    return max(used) - before[which] if used and which in before else None
+
+
+def ratios(turns, reference):
+    """Of each round's seconds to the reference's in the same round."""
+    pairs = list(zip(turns, reference))[WARM_UP:]
+    return [mine["seconds"] / its["seconds"] for mine, its in pairs]
+
+
+def median_and_spread(values, digits=3):
+    if not values:
+        return ""
+    if len(values) < 3:
+        return f"{statistics.median(values):.{digits}f}"
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def removed(turns, native):
+    """The share of native's fragmentation that is not there."""
+    lost = held(native) - live(native)
+    return percent(1 - (held(turns) - live(turns)) / lost) if lost > 0 and held(turns) else ""
+
+
+def start_of(ready):
+    """Seconds of imports, of CUDA's start, and of making the program."""
+    return " + ".join(f"{ready[part]:.1f}" for part in ("import_seconds", "initialize_seconds", "make_seconds"))
+
+
+def cost_row(result, allocator, title):
+    turns, native = result["rounds"][allocator], result["rounds"].get("native", [])
+    reference = (allocator == "planned" and result.get("native_beside_planned")) or native
+    if not turns:
+        return f"| {title} | {one_line(result['failed'].get(allocator, 'not measured'))} |" + " |" * 9
+    steady = turns[WARM_UP:] or turns
+    driver = by_driver(result, allocator)
+    mapping = sum(turn["stalloc"].get("mapping_ns_after_start", 0) for turn in turns[-1:]) / 1e9
+    return (f"| {title} | {live(turns) / GIB:.2f} | {held(turns) / GIB:.2f} | "
+            f"{percent(1 - live(turns) / held(turns)) if held(turns) else ''} | {removed(turns, native)} | "
+            f"{'' if driver is None else f'{driver / GIB:.2f}'} | {median_and_spread(ratios(turns, reference))} | "
+            f"{statistics.median(turn['seconds'] for turn in steady):.3f} | "
+            f"{statistics.median(turn['host_seconds'] for turn in steady):.3f} | "
+            f"{start_of(result['ready'][allocator])} + {turns[0]['seconds']:.1f} | "
+            f"{mapping:.2f} |")
+
+
+def settings_of(program, options):
+    """The settings in words."""
+    if program not in LANGUAGE_MODELS:
+        return f"size {options['size']}"
+    words = [f"{options['shape']}, {options['layers']} layers"]
+    words += [f"recompute {options['recompute']}"] if options["recompute"] != "none" else []
+    words += [name.replace("_", " ") for name in ("lora", "varlen", "compiled", "float8", "offload") if options[name]]
+    words += [options["optimizer"]] if options["optimizer"] != "adamw" else []
+    words += [f"{options['in_flight']} in flight"] if options["in_flight"] > 1 else []
+    words += [f"experts {options['experts_by']}"] if options["experts_by"] != "eager" else []
+    size = f"1×{options['size'] * UNIT}" if options["grows"] == "seq" else f"{options['size']}×{options['seq']}"
+    return ", ".join(words) + f"; {size} tokens, accumulation {options['accumulate']}"
+
+
+def cost_table(result, allocators):
+    if "rounds" not in result:
+        return f"**{result.get('workload', '?')}**: not measured: {one_line(result.get('failed'))}\n"
+    way = "side by side" if result["at_once"] else "one after the other"
+    text = [f"**{result['workload']}** ({settings_of(result['program'], result['options'])}; {way})", "",
+            "| allocator | live GiB | held GiB | lost | of native's loss removed | driver counts GiB | time to native, by "
+            "rounds | turn, s | host, s | import + CUDA + model + first turn, s | mapping, s |", "|---" * 11 + "|"]
+    text += [cost_row(result, name, allocators[name].title) for name in result["rounds"]]
+    if "plan" in result:
+        plan = result["plan"]
+        text += ["", f"Trace {result['trace_bytes'] / 1e6:.1f} MB, {plan['requests']} requests; planned in "
+                     f"{plan['plan_seconds']:.2f} s and checked in {plan['check_seconds']:.2f} s; plan: "
+                     f"{plan['physical_bytes'] / GIB:.2f} GiB, "
+                     f"{plan['stitched_views']} views, {plan['handles']} handles, {plan['waits']} waits."]
+    return "\n".join(text) + "\n"
+
+
+# --- fit ---
+
+def speed(result):
+    """Tokens a second at the largest size: medians of the process that showed it."""
+    shown = [one for one in result.get("shown", []) if one["size"] == result["largest"] and not one.get("exhausted")]
+    turns = shown[-1]["turns"][WARM_UP:] if shown else []
+    return statistics.median(turn["done"] / turn["seconds"] for turn in turns) if turns else 0.0
+
+
+def peak(result):
+    """Live and held GiB at the largest size."""
+    shown = [one for one in result.get("shown", []) if one["size"] == result["largest"] and not one.get("exhausted")]
+    turns = shown[-1]["turns"] if shown else []
+    return live(turns) / GIB, held(turns) / GIB
+
+
+def grouped(results):
+    """Workload and card: allocator: result."""
+    groups = {}
+    for result in results:
+        if "largest" in result:
+            groups.setdefault((result["workload"], result["limit"]), {})[result["allocator"]] = result
+    return groups
+
+
+def size_of(result):
+    """The largest, as sequences by tokens."""
+    largest = result["largest"]
+    return f"1×{largest * UNIT}" if result["searched"] == "seq" else f"{largest}×{result['options']['seq']}"
+
+
+def card_of(limit):
+    return f"{limit / GIB:g} GiB of it" if limit else "the whole card"
+
+
+def fit_table(results, allocators):
+    lines = ["| workload | card | allocator | largest | to native | tokens/s there | to native | live GiB | held GiB "
+             "| attempts |", "|---" * 10 + "|"]
+    for (name, limit), found in grouped(results).items():
+        native = found.get("native")
+        for allocator in allocators:
+            if allocator not in found:
+                continue
+            result = found[allocator]
+            larger = f"{result['largest'] / native['largest']:.3f}" if native and native["largest"] else ""
+            faster = f"{speed(result) / speed(native):.3f}" if native and speed(native) else ""
+            held_at, live_at = peak(result)[::-1]
+            lines.append(f"| {name}, {result['options']['layers']} layers | {card_of(limit)} | {allocators[allocator].title} | "
+                         f"{size_of(result)} | {larger} | {speed(result):.0f} | {faster} | {live_at:.2f} | {held_at:.2f} | "
+                         f"{len(result['attempts'])} |")
+    lines += [f"| {result.get('workload')} | | {result.get('allocator')} | failed: {one_line(result['failed'])} |" + " |" * 6
+              for result in results if "failed" in result]
+    return "\n".join(lines) + "\n"
+
+
+def ladder_table(results, allocators, ladders):
+    """Of trainings that differ in what they recompute, the fastest that fits."""
+    groups = grouped(results)
+    lines = ["| training | card | allocator | fastest that fits | tokens/s | to native |", "|---|---|---|---|---|---|"]
+    for ladder, names in ladders.items():
+        for limit in sorted({limit for name, limit in groups if name in names}):
+            best = {}
+            for allocator in allocators:
+                fitting = [groups[name, limit][allocator] for name in names if allocator in groups.get((name, limit), {})]
+                fitting = [result for result in fitting if result["largest"]]
+                if len(fitting) > 1:
+                    best[allocator] = max(fitting, key=speed)
+            for allocator, result in best.items():
+                ratio = f"{speed(result) / speed(best['native']):.3f}" if "native" in best else ""
+                lines.append(f"| {ladder} | {card_of(limit)} | {allocators[allocator].title} | "
+                             f"recompute {result['options']['recompute']}, {size_of(result)} | {speed(result):.0f} | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- all of it ---
+
+def in_a_line(result):
+    """What a measurement says on the terminal when it is done."""
+    if "rounds" not in result and "largest" not in result:
+        return f"failed: {str(result['failed'])[-300:]}"
+    if "largest" in result:
+        return f"largest {result['largest']}, {speed(result):.0f} tokens/s, {len(result['attempts'])} attempts"
+    said = ", ".join(f"{name} {held(turns) / max(live(turns), 1):.3f}" for name, turns in result["rounds"].items() if turns)
+    return f"held / live: {said}" + (f"; failed: {', '.join(result['failed'])}" if result["failed"] else "")
+
+
+def plot(costs, fits, allocators, out):
+    """Three pictures, as far as there is something to show; says where they are."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "no matplotlib: no plots"
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "stalloc"  # the same picture for the same figures
+    from matplotlib import pyplot
+
+    def bars(values, title, axis, file, line=None):
+        """`values`: workload: allocator: number."""
+        values = {name: row for name, row in values.items() if row}
+        if not values:
+            return []
+        shown = [name for name in allocators if any(name in row for row in values.values())]
+        figure, axes = pyplot.subplots(figsize=(max(5, 0.28 * len(shown) * len(values) + 2) + 2, 4.2))
+        width = 0.8 / len(shown)
+        for number, name in enumerate(shown):
+            places = [place + number * width for place, row in enumerate(values.values()) if name in row]
+            axes.bar(places, [row[name] for row in values.values() if name in row], width, label=allocators[name].title)
+        axes.set_xticks([place + 0.4 - width / 2 for place in range(len(values))], values, rotation=35, ha="right")
+        if line is not None:
+            axes.axhline(line, color="black", linewidth=0.6)
+        axes.set_ylabel(axis)
+        axes.set_title(title)
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+        figure.tight_layout()
+        figure.savefig(out / file, metadata={"Date": None})
+        pyplot.close(figure)
+        return [file]
+
+    lost = {result["workload"]: {name: 100 * (1 - live(turns) / held(turns)) for name, turns in result["rounds"].items()
+                                 if turns and held(turns) and name != "record"} for result in costs if "rounds" in result}
+    groups = {f"{name}{f', {limit / GIB:g} GiB' if limit else ''}": found for (name, limit), found in grouped(fits).items()
+              if found.get("native", {}).get("largest")}
+    larger = {name: {allocator: result["largest"] / found["native"]["largest"] for allocator, result in found.items()}
+              for name, found in groups.items()}
+    faster = {name: {allocator: speed(result) / speed(found["native"]) for allocator, result in found.items() if speed(result)}
+              for name, found in groups.items() if speed(found["native"])}
+    files = (bars(lost, "Memory lost to fragmentation", "% of what is held", "lost.svg") +
+             bars(larger, "Largest micro-batch or sequence that fits", "times native's", "largest.svg", 1) +
+             bars(faster, "Tokens a second at the largest that fits", "times native's", "speed.svg", 1))
+    return f"plots: {', '.join(files)}" if files else "no plots"
+
+
+def write(raw, out, order, allocators, ladders):
+    """Writes tables.md and the plots into `out`; returns the text. `order`: the workloads' names in the order of the tables."""
+    names = list(order)
+    costs = sorted(read(raw / "cost"), key=lambda result: names.index(result["workload"]) if "workload" in result else -1)
+    fits = sorted(read(raw / "fit"), key=lambda result: names.index(result["workload"]) if "workload" in result else -1)
+    environments = {json.dumps({key: value for key, value in one.items() if key not in ("time", "memory")}): one["time"]
+                    for one in read(raw / "environment")}
+    text = "## Environment\n\n" + "\n".join(f"- {one} (last {when})" for one, when in environments.items()) + "\n"
+    text += "\n## What fits\n\n" + fit_table(fits, allocators)
+    text += "\n## The fastest that fits\n\n" + ladder_table(fits, allocators, ladders)
+    text += "\n## Memory and time\n\n" + "\n".join(cost_table(result, allocators) for result in costs)
+    (out / "tables.md").write_text(text, encoding="utf-8")
+    return text + "\n" + plot(costs, fits, allocators, out)

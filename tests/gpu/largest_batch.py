@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Finds the largest microbatch with which a training of Megatron-core fits, under each allocator, and its tokens per second.
+
+  largest_batch.py --library LIB --tool STALLOC_PLAN --out DIR [--kind VR] [--variants native,expandable,dynamic,serve]
+                   [--card-gib 80] [--first N] [--seconds 400] [-- options of train_megatron.py]
+
+The cards are made as small as --card-gib says by a process that holds the rest of each (0: left as they are). Each variant
+begins where the one before it ended, and tries one microbatch more or less until it has one that fits beside one that does
+not. `serve` is the largest of `dynamic`, recorded, planned and run by the plan: give it last. DIR receives probes.jsonl, one
+line as soon as a run is over, and table.md, written anew each time. When --seconds are over, the table says what is known.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import bench_train
+from bench_parallel import MEGATRON, environment_of, make_plans
+from ranks import Ranks
+from train_megatron import KINDS, OUT_OF_MEMORY
+
+VARIANTS = ("native", "expandable", "dynamic", "order", "grow", "never", "serve")
+STEPS = ["--steps", "4", "--warmup", "2"]
+LIMIT_SECONDS = 100  # no run takes longer
+HOLD = """
+import sys, torch
+kept = []
+for card in range(int(sys.argv[2])):
+    free, _ = torch.cuda.mem_get_info(card)
+    free, _ = torch.cuda.mem_get_info(card)  # without this program's context
+    if free > float(sys.argv[1]) * 2**30:
+        kept.append(torch.empty(int(free - float(sys.argv[1]) * 2**30), dtype=torch.uint8, device=f"cuda:{card}"))
+    torch.cuda.synchronize(card)
+print([torch.cuda.mem_get_info(card)[0] for card in range(int(sys.argv[2]))], flush=True)
+sys.stdin.read()
+"""
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
+    parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--kind", choices=KINDS, default="VR")
+    parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), metavar="LIST",
+                        default=["native", "expandable", "dynamic", "serve"])
+    parser.add_argument("--card-gib", type=float, default=80)
+    parser.add_argument("--first", type=int, default=0, help="microbatch tried first; default: guessed from a run with 2")
+    parser.add_argument("--seconds", type=float, default=400, help="for everything")
+    parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train_megatron.py, after --")
+    arguments = parser.parse_args()
+    if arguments.train[:1] == ["--"]:
+        del arguments.train[0]
+    if arguments.card_gib == 0 and arguments.first == 0:
+        parser.error("without --card-gib nothing can be guessed: give --first")
+    arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.out = arguments.out.resolve()
+    return arguments
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class Search:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.deadline = time.monotonic() + arguments.seconds
+        self.found = {}  # variant: {batch: reports, or in words why there are none}
+
+    def run(self, variant, batch):
+        """One training: its reports, or why there are none."""
+        known = self.found.setdefault(variant, {})
+        if batch in known:
+            return known[batch]
+        if time.monotonic() > self.deadline - 15:
+            raise OutOfTime
+        folder = self.arguments.out / f"{variant}-{batch}"
+        folder.mkdir(parents=True, exist_ok=True)
+        place = self.arguments.out / f"record-{batch}" if variant == "serve" else folder
+        command = [sys.executable, str(MEGATRON), "--kind", self.arguments.kind, "--figures", "--json", str(folder), *STEPS,
+                   *self.arguments.train, "--batch", str(batch)]
+        ranks = Ranks(command, environment_of(variant, self.arguments.library, place), self.arguments.ranks, folder, "out")
+        statuses = ranks.wait(min(LIMIT_SECONDS, self.deadline - time.monotonic()))
+        if OUT_OF_MEMORY in statuses:
+            known[batch] = "out of memory"
+        elif any(statuses):
+            known[batch] = f"failed: {statuses}"
+            print("\n".join(text[-1500:] for text in ranks.outputs()), flush=True)
+        else:
+            known[batch] = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+                            for rank in range(self.arguments.ranks)]
+        with open(self.arguments.out / "probes.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"variant": variant, "batch": batch, "reports": known[batch]}) + "\n")
+        print(f"{variant}, microbatch {batch}: {'fits' if isinstance(known[batch], list) else known[batch]}", flush=True)
+        (self.arguments.out / "table.md").write_text(self.table(), encoding="utf-8")
+        return known[batch]
+
+    def fits(self, variant, batch):
+        result = self.run(variant, batch)
+        if isinstance(result, str) and result != "out of memory":
+            raise RuntimeError(result)
+        return isinstance(result, list)
+
+    def guess(self, variant):
+        """Where to begin: what a small run holds beyond weights, gradients and optimizer states grows with the microbatch."""
+        small = 2
+        if not self.fits(variant, small):
+            return 1
+        guesses = []
+        for report in self.found[variant][small]:
+            fixed = 18 * report["parameters"]  # weights 2, gradients 4, their copy of 32 bits 4, two moments 8
+            each = max(report["max_memory_allocated"] - fixed, 1) / small
+            guesses.append(int((self.arguments.card_gib * bench_train.GIB - fixed) / each))
+        return max(min(guesses), small)
+
+    def largest(self, variant, first):
+        batch = first
+        if self.fits(variant, batch):
+            while self.fits(variant, batch + 1):
+                batch += 1
+            return batch
+        while batch > 1:
+            batch -= 1
+            if self.fits(variant, batch):
+                return batch
+        return 0
+
+    def planned(self, batch):
+        if self.fits("record", batch) and make_plans(self.arguments.out / f"record-{batch}", self.arguments.tool):
+            self.run("serve", batch)
+
+    def best(self, variant):
+        fitting = [batch for batch, result in self.found.get(variant, {}).items() if isinstance(result, list)]
+        return max(fitting, default=0)
+
+    def table(self):
+        lines = ["| allocator | largest microbatch | the next one | live GiB | held GiB | tokens per second | step ms |",
+                 "|---" * 7 + "|"]
+        for variant, known in self.found.items():
+            batch = self.best(variant)
+            following = known.get(batch + 1, "not tried")
+            if batch == 0:
+                lines.append(f"| {bench_train.TITLES[variant]} | none known | {'; '.join(map(str, known.values()))[:60]} |" +
+                             " |" * 4)
+                continue
+            reports = known[batch]
+            live, held = (max(report[name] for report in reports) / bench_train.GIB
+                          for name in ("max_memory_allocated", "max_memory_reserved"))
+            lines.append(f"| {bench_train.TITLES[variant]} | {batch} | {following} | {live:.2f} | {held:.2f} | "
+                         f"{min(report['tokens_per_second'] for report in reports):.0f} | "
+                         f"{max(report['median_step_ms'] for report in reports):.1f} |")
+        return "\n".join(lines) + "\n"
+
+
+def hold_the_rest(arguments):
+    """A process that holds what the cards have beyond --card-gib, or None."""
+    if arguments.card_gib == 0:
+        return None
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(arguments.card_gib), str(arguments.ranks)],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print(f"free bytes of each card: {holder.stdout.readline().strip()}", flush=True)
+    return holder
+
+
+def main():
+    arguments = parse_arguments()
+    holder = hold_the_rest(arguments)
+    search = Search(arguments)
+    try:
+        batch = arguments.first
+        for variant in arguments.variants:
+            try:
+                if variant == "serve":
+                    search.planned(search.best("dynamic") or batch)
+                    continue
+                batch = search.largest(variant, batch or search.guess(variant)) or 1
+            except RuntimeError as error:  # the next allocator may do better
+                print(f"{variant}: {error}", flush=True)
+    except OutOfTime:
+        print("no time left", flush=True)
+    finally:
+        if holder is not None:
+            holder.kill()
+            holder.wait()
+    print(f"\n{arguments.kind}; {' '.join(arguments.train)}; {arguments.card_gib:g} GiB a card\n\n{search.table()}")
+
+
+if __name__ == "__main__":
+    main()

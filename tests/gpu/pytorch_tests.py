@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""PyTorch's own tests under several allocators: what passes with its native allocator has to pass with stalloc.
+
+  pytorch_tests.py --tests DIR --library LIB --out DIR [--modes native,dynamic] [--seconds N] [--files LIST] [--again]
+
+DIR is the folder `test` of PyTorch's source (any release's; those that fail with PyTorch's own allocator do not count).
+Modes are torch_battery.py's. Each file of tests runs in some processes of its own, all at the same time; a process that
+a test ends is followed by one for the tests behind it. --out receives a line of JSON a test and mode (results.jsonl), and
+summary.md. With --again, what native passes and another mode does not is run once more in both, one test at a time: tests
+beside each other on one GPU disturb each other. Needs pytest and pytest-timeout. Exit status 1: a difference remained.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import torch_battery
+
+# file: by how many processes its tests are shared, and which of its tests (pytest's -k)
+FILES = {"test_cuda.py": (2, ""), "test_cuda_multigpu.py": (1, ""), "test_cuda_trace.py": (1, ""),
+         "test_dlpack.py": (1, "cuda"), "test_multiprocessing.py": (1, "cuda or Cuda"), "test_dataloader.py": (2, "cuda or pin"),
+         "inductor/test_cudagraph_trees.py": (4, "")}
+TEST_SECONDS = 90
+PASSED, FAILED, SKIPPED, ENDED = "passed", "failed", "skipped", "ended its process"
+
+
+class Recorder:
+    """A plugin of pytest: leaves out what is done or belongs to other processes, and writes down how each test ends."""
+
+    def __init__(self, path, share, of):
+        self.path, self.share, self.of = path, share, of
+        self.outcome = {}
+
+    def write(self, test, outcome, why=""):
+        with open(self.path, "a", encoding="utf-8") as file:
+            print(json.dumps([test, outcome, why]), file=file)
+
+    def pytest_collection_modifyitems(self, items):
+        done = {test for test, _, _ in read_log(self.path)}
+        items[:] = [item for index, item in enumerate(items)
+                    if index % self.of == self.share and item.nodeid not in done]
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.write(nodeid, ENDED)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.outcome[report.nodeid] = (FAILED, str(report.longrepr)[-700:])
+        elif report.skipped:
+            self.outcome.setdefault(report.nodeid, (SKIPPED, ""))
+        if report.when == "teardown":
+            self.write(report.nodeid, *self.outcome.get(report.nodeid, (PASSED, "")))
+
+
+def read_log(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def run_here(options):
+    """In a process of its own: the tests of one file that are left of this share."""
+    import pytest
+
+    with contextlib.suppress(ImportError):
+        from torch.testing._internal import inductor_utils
+
+        if not hasattr(inductor_utils, "HAS_CUDA"):  # its name before 2.9, for the tests of older releases
+            inductor_utils.HAS_CUDA = inductor_utils.HAS_CUDA_AND_TRITON
+    os.chdir(options.tests / pathlib.Path(options.serve).parent)
+    sys.path.insert(0, str(options.tests))
+    words = [pathlib.Path(options.serve).name, "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
+             f"--timeout={TEST_SECONDS}", "--timeout-method=thread", "-o", "addopts="]
+    words += ["-k", options.select] if options.select else []
+    sys.exit(pytest.main(words, plugins=[Recorder(options.log, options.share, options.of)]))
+
+
+class Suite:
+    def __init__(self, options):
+        self.options = options
+        self.deadline = time.monotonic() + options.seconds
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pytorch-tests-"))
+        self.lock = threading.Lock()
+        self.results = collections.defaultdict(dict)  # (file, test): mode: (outcome, why)
+
+    def environment(self, mode):
+        foreign = ("STALLOC_", "PYTORCH_", "LD_PRELOAD")
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        variables |= {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+                      "TRITON_CACHE_DIR": str(self.folder / "triton"), "PYTHONPATH": os.pathsep.join(
+                          filter(None, [str(self.options.tests), os.environ.get("PYTHONPATH", "")]))}
+        if mode == "segments":
+            variables |= torch_battery.SEGMENTS
+        if torch_battery.MODES[mode] is not None:
+            variables |= {"LD_PRELOAD": str(self.options.library), "STALLOC_LOG_LEVEL": "warning"} | torch_battery.MODES[mode]
+        return variables
+
+    def share(self, mode, file, share, of, select, tag=""):
+        """Runs one share of a file to its end, through as many processes as that takes."""
+        log = self.folder / f"{tag}{mode}-{file.replace('/', '-')}-{share}.jsonl"
+        output = self.options.out / f"{tag}{mode}-{file.replace('/', '-')}-{share}.txt"
+        known = -1
+        while time.monotonic() < self.deadline and len(read_log(log)) > known:
+            known = len(read_log(log))
+            words = [sys.executable, __file__, "--serve", file, "--tests", str(self.options.tests), "--log", str(log),
+                     "--share", str(share), "--of", str(of), "--select", select]
+            with open(output, "a", encoding="utf-8") as text:
+                try:
+                    status = subprocess.run(words, env=self.environment(mode), stdout=text, stderr=text, check=False,
+                                            timeout=max(1, self.deadline - time.monotonic())).returncode
+                except subprocess.TimeoutExpired:
+                    status = None
+            if status in (0, 1, 5):  # of pytest: all passed, some failed, none was left
+                break
+        outcomes = {}
+        for test, outcome, why in read_log(log):
+            outcomes[test] = (outcome, why)
+        if status is None and outcomes and list(outcomes.values())[-1][0] == ENDED:
+            outcomes.popitem()  # it ran out of time, not out of luck
+        with self.lock, open(self.options.out / "results.jsonl", "a", encoding="utf-8") as lines:
+            for test, (outcome, why) in outcomes.items():
+                self.results[file, test][mode] = (outcome, why)
+                print(json.dumps({"file": file, "test": test, "mode": mode, "outcome": outcome, "why": why}), file=lines)
+
+    def run(self, modes, files):
+        jobs = [(mode, file, share, FILES[file][0], FILES[file][1])
+                for mode in modes for file in files for share in range(FILES[file][0])]
+        with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+            for done in [pool.submit(self.share, *job) for job in jobs]:
+                done.result()
+
+    def differences(self):
+        return [(key, mode) for key, by_mode in sorted(self.results.items())
+                for mode in self.options.modes
+                if by_mode.get("native", ("",))[0] == PASSED and mode in by_mode and by_mode[mode][0] != PASSED]
+
+    def run_again(self):
+        for (file, test), mode in self.differences():
+            name = test.split("::")[-1]
+            for each in ("native", mode):
+                self.share(each, file, 0, 1, name, f"again-{name}-")
+
+    def summary(self):
+        lines = ["| file | " + " | ".join(f"{mode}: passed, failed" for mode in self.options.modes) + " |",
+                 "|---" * (len(self.options.modes) + 1) + "|"]
+        for file in [*self.options.files, None]:
+            cells = []
+            for mode in self.options.modes:
+                ends = collections.Counter(by_mode[mode][0] for (where, _), by_mode in self.results.items()
+                                           if mode in by_mode and file in (where, None))
+                cells.append(f"{ends[PASSED]}, {ends[FAILED] + ends[ENDED]}")
+            lines.append(f"| {file or 'all'} | " + " | ".join(cells) + " |")
+        lines.append("")
+        for (file, test), mode in self.differences():
+            outcome, why = self.results[file, test][mode]
+            lines.append(f"- {mode}: {test} {outcome}: {' '.join(why.split())[-300:]}")
+        return "\n".join(lines) + "\n"
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tests", required=True, type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--library", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--modes", type=torch_battery.words, default=["native", "dynamic"], metavar="LIST")
+    parser.add_argument("--files", type=torch_battery.words, default=list(FILES), metavar="LIST", help=", ".join(FILES))
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--again", action="store_true")
+    for name in ("--serve", "--select"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--log", type=pathlib.Path, help=argparse.SUPPRESS)
+    for name in ("--share", "--of"):
+        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main():
+    parser = make_parser()
+    options = parser.parse_args()
+    if options.serve:
+        run_here(options)
+    unknown = [name for name in options.modes if name not in torch_battery.MODES] + \
+        [name for name in options.files if name not in FILES]
+    if unknown or not options.library or not options.out:
+        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--library and --out are needed")
+    options.out.mkdir(parents=True, exist_ok=True)
+    suite = Suite(options)
+    suite.run(options.modes, options.files)
+    if options.again:
+        suite.run_again()
+    (options.out / "summary.md").write_text(suite.summary(), encoding="utf-8")
+    print(suite.summary())
+    sys.exit(1 if suite.differences() else 0)
+
+
+if __name__ == "__main__":
+    main()

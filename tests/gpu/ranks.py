@@ -1,0 +1,55 @@
+"""The ranks of one job on this machine, a process each: started together, waited for together, ended together."""
+
+import pathlib
+import socket
+import subprocess
+import time
+
+SURVIVOR_SECONDS = 5  # that the others are waited for when one failed
+TIMED_OUT = 124
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+class Ranks:
+    """`count` processes of one command. Rank N writes to `folder`/`name`-N.txt."""
+
+    def __init__(self, command, environment, count, folder, name):
+        self.paths = [pathlib.Path(folder) / f"{name}-{rank}.txt" for rank in range(count)]
+        self.processes = []
+        job = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
+               "MASTER_PORT": str(free_port())}
+        for rank, path in enumerate(self.paths):
+            with open(path, "w", encoding="utf-8") as log:
+                self.processes.append(subprocess.Popen(
+                    command, env={**environment, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=log,
+                    stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder))
+
+    def wait(self, seconds):
+        """Their exit statuses, TIMED_OUT for one that was ended because its time was over or another rank had failed."""
+        end = time.monotonic() + seconds
+        while any(process.poll() is None for process in self.processes) and time.monotonic() < end:
+            if any(process.poll() not in (None, 0) for process in self.processes):
+                end = min(end, time.monotonic() + SURVIVOR_SECONDS)
+            time.sleep(0.02)
+        ended = [process.poll() is not None for process in self.processes]
+        self.end()
+        return [process.returncode if itself else TIMED_OUT for process, itself in zip(self.processes, ended)]
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def outputs(self):
+        return [path.read_text(encoding="utf-8", errors="replace") for path in self.paths]
+
+
+def pass_gate(path):
+    """For a rank that was started early: waits until the file is there. Until then nothing of CUDA may be used."""
+    while path is not None and not pathlib.Path(path).exists():
+        time.sleep(0.02)

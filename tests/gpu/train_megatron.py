@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Trains a GPT of Megatron-core on several GPUs, on random tokens. Start it with torchrun.
+
+  torchrun --nproc-per-node 2 train_megatron.py --kind V|R|VR|ZR|T --json DIR [options]
+
+Kinds, after those of STAlloc's measurements (Llama2-7B, tensor parallel 4, pipeline 2, virtual pipeline 2, on 8 GPUs):
+  V   a pipeline over all ranks, two virtual stages a rank (interleaved 1F1B)
+  R   a pipeline over all ranks (1F1B), every layer recomputed
+  VR  both
+  ZR  data parallel over all ranks with the distributed optimizer (ZeRO 1), every layer recomputed
+  T   tensor parallel over all ranks, attention recomputed
+
+The layers are Llama2-7B's; --layers 8 on two ranks gives each rank the bytes of weights that 32 layers on 8 GPUs give. Layers
+are Megatron-core's own (no Transformer Engine, no Apex). Every rank writes DIR/rank-N.json, as train.py reports. A rank
+that runs out of memory says so and ends with status 3. Needs PyTorch and megatron-core; nothing is downloaded.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+import warnings
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import train  # noqa: E402  (found beside this file)
+from ranks import pass_gate  # noqa: E402
+
+OUT_OF_MEMORY = 3  # exit status
+# name: hidden, intermediate size, heads, vocabulary
+SIZES = {
+    "7b": dict(hidden=4096, intermediate=11008, heads=32, vocabulary=32000),
+    "tiny": dict(hidden=64, intermediate=128, heads=4, vocabulary=256),
+}
+KINDS = {
+    "V": dict(pipeline=True, virtual=2),
+    "R": dict(pipeline=True, recompute="full"),
+    "VR": dict(pipeline=True, virtual=2, recompute="full"),
+    "ZR": dict(sharded=True, recompute="full"),
+    "T": dict(tensor=True, recompute="selective"),
+}
+
+
+# No option may be a prefix of one of torchrun's, which would take it for its own.
+def make_parser():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--size", choices=SIZES, default="7b", help="of each layer")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=2, help="sequences in a microbatch")
+    parser.add_argument("--seq", type=int, default=2048, help="tokens in a sequence")
+    parser.add_argument("--accumulate", type=int, default=8, help="microbatches in a step, of each data parallel rank")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=2, help="first steps left out of the median step time")
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms only")
+    parser.add_argument("--device", choices=("cuda",), default="cuda")
+    parser.add_argument("--figures", action="store_true",
+                        help="report also what a preloaded stalloc says after each step")
+    parser.add_argument("--gate", metavar="FILE", help="begin when this file is there")
+    parser.add_argument("--json", metavar="DIR", required=True, help="folder for the ranks' reports")
+    return parser
+
+
+class Training:
+    """The model's chunks of this rank, their optimizer and the schedule."""
+
+    def __init__(self, options, torch, device):
+        from megatron.core import parallel_state
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+        self.options, self.torch, self.device = options, torch, device
+        kind, ranks = KINDS[options.kind], torch.distributed.get_world_size()
+        self.virtual = kind.get("virtual")
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=ranks if kind.get("tensor") else 1,
+            pipeline_model_parallel_size=ranks if kind.get("pipeline") else 1,
+            virtual_pipeline_model_parallel_size=self.virtual, create_gloo_process_groups=False)
+        model_parallel_cuda_manual_seed(options.seed)
+        self.config = self.make_config(kind, ranks)
+        self.chunks = self.make_chunks(parallel_state, kind)
+        self.optimizer = self.make_optimizer(kind)
+        self.schedule = get_forward_backward_func()
+        self.mask = torch.triu(torch.ones(1, 1, options.seq, options.seq, dtype=torch.bool, device=device), diagonal=1)
+        data_rank = parallel_state.get_data_parallel_rank()
+        self.data_ranks = parallel_state.get_data_parallel_world_size()
+        # A pipeline's ranks see the same tokens; the chunks of a rank each read them by themselves.
+        self.tokens = [self.read_tokens(options.seed + data_rank) for _ in self.chunks]
+
+    def make_config(self, kind, ranks):
+        from megatron.core.transformer import TransformerConfig
+
+        torch, size = self.torch, SIZES[self.options.size]
+        recompute = {}
+        if kind.get("recompute") == "full":
+            recompute = dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+        elif kind.get("recompute"):
+            recompute = dict(recompute_granularity="selective")
+        return TransformerConfig(
+            num_layers=self.options.layers, hidden_size=size["hidden"], ffn_hidden_size=size["intermediate"],
+            num_attention_heads=size["heads"], normalization="RMSNorm", gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
+            bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16, gradient_accumulation_fusion=False,
+            masked_softmax_fusion=False, deterministic_mode=self.options.deterministic,
+            tensor_model_parallel_size=ranks if kind.get("tensor") else 1,
+            pipeline_model_parallel_size=ranks if kind.get("pipeline") else 1,
+            virtual_pipeline_model_parallel_size=self.virtual, overlap_p2p_comm=bool(self.virtual),
+            batch_p2p_comm=not self.virtual, **recompute)
+
+    def make_chunks(self, parallel_state, kind):
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+        from megatron.core.models.gpt import GPTModel
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+        spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+        # Gradients are summed in 32 bits, as Megatron does by default with bfloat16.
+        how = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=bool(kind.get("sharded")),
+                                            overlap_grad_reduce=False)
+        chunks = []
+        for stage in range(self.virtual or 1):
+            place = dict(ignore_virtual=False, vp_stage=stage) if self.virtual else {}
+            model = GPTModel(config=self.config, transformer_layer_spec=spec,
+                             vocab_size=SIZES[self.options.size]["vocabulary"], max_sequence_length=self.options.seq,
+                             pre_process=parallel_state.is_pipeline_first_stage(**place),
+                             post_process=parallel_state.is_pipeline_last_stage(**place),
+                             share_embeddings_and_output_weights=False, position_embedding_type="rope",
+                             vp_stage=stage if self.virtual else None).to(self.device, self.torch.bfloat16)
+            chunks.append(DistributedDataParallel(self.config, how, model, disable_bucketing=stage > 0))
+        self.config.finalize_model_grads_func = finalize_model_grads
+        return chunks
+
+    def make_optimizer(self, kind):
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        how = OptimizerConfig(optimizer="adam", lr=1e-4, min_lr=1e-4, bf16=True, params_dtype=self.torch.bfloat16,
+                              use_distributed_optimizer=bool(kind.get("sharded")), clip_grad=1.0)
+        optimizer = get_megatron_optimizer(how, self.chunks, use_gloo_process_groups=False)
+        self.config.grad_scale_func = optimizer.scale_loss
+        return optimizer
+
+    def read_tokens(self, seed):
+        generator = self.torch.Generator(device="cpu").manual_seed(seed)
+        shape = (self.options.batch, self.options.seq)
+        while True:
+            yield self.torch.randint(SIZES[self.options.size]["vocabulary"], shape, generator=generator).to(self.device)
+
+    def loss(self, output):
+        loss = output.float().mean()
+        return loss, {"loss": loss.detach().clone()}  # the schedule divides it in place
+
+    def forward(self, tokens, model):
+        tokens = next(tokens)
+        positions = self.torch.arange(tokens.shape[1], device=self.device).unsqueeze(0).expand_as(tokens)
+        return model(tokens, positions, self.mask, labels=tokens.roll(-1, dims=1)), self.loss
+
+    def step(self):
+        """The mean loss, where this rank knows it."""
+        options = self.options
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        several = len(self.chunks) > 1
+        reduced = self.schedule(forward_step_func=self.forward, data_iterator=self.tokens if several else self.tokens[0],
+                                model=self.chunks if several else self.chunks[0], num_microbatches=options.accumulate,
+                                seq_length=options.seq, micro_batch_size=options.batch, forward_only=False)
+        self.optimizer.step()
+        return float(sum(each["loss"] for each in reduced) / len(reduced)) if reduced else 0.0
+
+
+def run(options, torch, device, local):
+    training = Training(options, torch, device)
+    statistics = train.statistics_of(options)
+    losses, milliseconds, said = [], [], []
+    for _ in range(options.steps):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        losses.append(training.step())
+        torch.cuda.synchronize()
+        milliseconds.append((time.perf_counter() - started) * 1000)
+        if statistics is not None:
+            said.append(statistics.read(local))
+    median = train.median(milliseconds[options.warmup:] or milliseconds)
+    tokens = options.batch * options.seq * options.accumulate * training.data_ranks
+    return {"options": vars(options), "rank": int(os.environ["RANK"]), "torch": torch.__version__, "losses": losses,
+            "losses_hex": [loss.hex() for loss in losses], "step_ms": milliseconds, "median_step_ms": median,
+            "tokens_per_second": tokens / median * 1000,
+            "parameters": sum(each.numel() for chunk in training.chunks for each in chunk.parameters()),
+            **train.memory_report(options, torch, None, None), **({"figures": said} if any(said) else {})}
+
+
+def main():
+    options = make_parser().parse_args()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as Megatron's own programs have it
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # Megatron-core asks for it
+    warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*")
+    import torch
+    import megatron.core.models.gpt  # noqa: F401
+    import megatron.core.optimizer  # noqa: F401
+
+    pass_gate(options.gate)
+    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl", device_id=device)
+    if options.deterministic:
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(options.seed)
+    try:
+        report = run(options, torch, device, local)
+    except torch.OutOfMemoryError as error:
+        print(f"out of memory: {error}", file=sys.stderr, flush=True)
+        os._exit(OUT_OF_MEMORY)  # the other ranks wait for this one: nothing can be ended in order
+    folder = pathlib.Path(options.json)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{report['rank']}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
