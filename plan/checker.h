@@ -1,7 +1,7 @@
-// The independent checker: says whether a plan is sound for the requests it was made for.
+// The independent checker: tells whether a plan is sound for the requests that it was made for.
 //
 // Naive on purpose, and shares no code with the placement, the layout or the ordering: it translates every slot through
-// the handles of its view to physical bytes and plays the requests through, one after the other.
+// the handles of its view to physical bytes and replays the requests one by one.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Libraries that hand their buffers to other processes or register them with the network. CUDA can do that only with
-// memory of its own, so theirs is neither planned nor served.
+// its own memory, so their requests are neither planned nor served.
 #pragma once
 
 #include <algorithm>

@@ -69,7 +69,7 @@ class Pairing {
   }
 
   void add_alloc(const Event& event, std::size_t index) {
-    // A request that failed took nothing, and need not fail in the next run: it has no place in the sequence.
+    // A failed request took nothing and may not be made in the next run, so it is left out of the sequence.
     if (has(event, tracefb::EventFlags::Failed) || event.address() == 0) return;
     end_lost(event.address());
     Problem& problem = problem_of(event.device());
@@ -89,7 +89,7 @@ class Pairing {
     live_[event.address()] = {event.device(), static_cast<std::size_t>(ordinal), index};
   }
 
-  // The address is about to be returned again: whoever held it was freed by a call that was not recorded.
+  // The address is returned again, so the free of its previous allocation was not recorded.
   void end_lost(std::uint64_t address) {
     const auto at = live_.find(address);
     if (at == live_.end()) return;
@@ -125,8 +125,9 @@ class Pairing {
     request.free_order = free_order;
   }
 
-  // Frameworks probe by asking for all that is free, halving until it works, and freeing it at once: an allocation
-  // freed by the very next event that is larger than half of all the others' peak and than an eighth of the device.
+  // Frameworks probe for free memory: they ask for all of it, halve the size until it works, and free it at once. A
+  // probe is an allocation that the very next event frees, and that is larger than half of the peak of all others and
+  // than an eighth of the device.
   void pass_probes(Problem& problem) {
     const std::vector<std::size_t>& candidates = freed_at_once_[problem.device];
     if (candidates.empty()) return;

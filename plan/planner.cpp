@@ -8,14 +8,14 @@
 #include "plan/layout/handles.h"
 #include "plan/layout/layout.h"
 #include "plan/layout/ordering.h"
-#include "plan/steps/beginning.h"
+#include "plan/sequence/beginning.h"
 #include "plan/steps/steps.h"
 
 namespace stalloc::plan {
 namespace {
 
 constexpr std::uint64_t kMostHandles = 1 << 20;
-constexpr std::uint64_t kMuchLost = 128;  // a plan that loses more than such a part of its peak is worth another try
+constexpr std::uint64_t kMuchLost = 128;  // a plan that loses more than this part of its peak is tried again
 
 Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence& sequence, const Layout& layout,
                std::size_t index) {
@@ -58,7 +58,7 @@ std::optional<Layout> lay_out(const Sequence& sequence, const LayoutOptions& lay
                                            .stop = [end] { return Clock::now() >= end; }});
 }
 
-// One way to see a run: what of it repeats, and where that leaves everything.
+// One candidate: what repeats, and the layout that follows.
 struct Attempt {
   Steps steps;
   Sequence sequence;
@@ -88,7 +88,8 @@ std::vector<std::size_t> slots_of(const Problem& recorded, const Attempt& made) 
   return slots;
 }
 
-// The recorded peak of what the plan serves: without what only the sequence found to be passed through.
+// The recorded peak of the requests that the plan serves, without those that are passed through since the sequence was
+// built.
 std::uint64_t planned_peak(Problem recorded, const Attempt& made) {
   const std::vector<std::size_t> slots = slots_of(recorded, made);
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -97,9 +98,9 @@ std::uint64_t planned_peak(Problem recorded, const Attempt& made) {
   return peak_live_bytes(recorded);
 }
 
-// Old values that live until the new ones are there (an optimizer that does not work in place) change between two
-// places from step to step. A body of an odd number of such steps would end with them in the other place, and needs a
-// third; twice as many steps need two.
+// Values whose old version lives until the new one exists (an optimizer that does not work in place) alternate between
+// two places from step to step. A body of an odd number of such steps would end with them in the other place, and needs
+// a third; twice as many steps need two.
 //
 //   place 1   |old--|     |old--|     |     |old--|     |old--|     |old
 //   place 2      |new--|     |new--|  |        |new--|     |new--|  |

@@ -9,7 +9,7 @@
 #include "plan/outcome.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 
@@ -33,7 +33,7 @@ struct PlanOptions {
   std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
 };
 
-// What a person wants to know about a plan.
+// Figures about a plan for its summary.
 struct PlanReport {
   std::uint64_t requests = 0;       // of the problem
   std::uint64_t period = 0;         // requests of the repeating body; 0: nothing repeats

@@ -57,7 +57,8 @@ struct Problem {
 // More than any device can address; what asks for more is an error, so that no sum overflows.
 inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
 
-// The lower bound of any plan: the peak of the sum of `bytes()` of live requests. Above kMostBytes only that it is.
+// The lower bound of any plan: the peak of the sum of `bytes()` of live requests. A result above kMostBytes may be too
+// low.
 std::uint64_t peak_live_bytes(const Problem& problem);
 
 }  // namespace stalloc::plan

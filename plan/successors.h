@@ -1,4 +1,4 @@
-// Threads that a program starts anew again and again.
+// Short-lived threads that a program starts again and again.
 #pragma once
 
 #include "plan/problem.h"
@@ -6,8 +6,8 @@
 namespace stalloc::plan {
 
 // A thread that begins after another made its last request, and makes the very same ones (call site and stream, or size
-// and stream where no stacks were recorded), takes its place: both are one, by the first one's number (a new thread for
-// each batch, say). Expected time O(n), O(threads^2) where all differ. Pure.
+// and stream where no stacks were recorded), takes its place: both count as one thread with the first one's number (for
+// example, a new thread for each batch). Expected time O(n), O(threads^2) where all differ. Pure.
 void join_successors(Problem& problem);
 
 }  // namespace stalloc::plan

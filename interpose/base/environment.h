@@ -1,4 +1,4 @@
-// Variables of the environment, copied: a program that changes its title (setproctitle) writes over the originals.
+// Copies of environment variables: a program that changes its title (setproctitle) overwrites the originals.
 #pragma once
 
 namespace stalloc::environment {

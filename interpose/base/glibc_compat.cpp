@@ -1,6 +1,6 @@
 // The C++ library linked into our library and stalloc-plan may have been built against a newer glibc than the one that
-// loads them. What it would ask of the newer one is answered here, from what glibc 2.34 has; the definitions stay
-// inside.
+// loads them. The newer functions that it needs are defined here with what glibc 2.34 has; the definitions are not
+// exported.
 #include <dlfcn.h>
 
 #include <cstddef>

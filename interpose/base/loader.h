@@ -1,4 +1,4 @@
-// The dynamic loader as seen below our own dlsym.
+// The dynamic loader, without our own dlsym.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@ namespace stalloc::loader {
 using DlsymFunction = void* (*)(void* handle, const char* symbol);
 DlsymFunction find_real_dlsym() noexcept;
 
-// Calls it. RTLD_NEXT means behind this library.
+// Calls it. RTLD_NEXT means after this library.
 void* real_dlsym(void* handle, const char* symbol) noexcept;
 
 // A pinned handle of the loaded library with this file name or path; null when it is not loaded.

@@ -22,13 +22,13 @@ std::atomic<LogLevel> current_level{LogLevel::Warn};
 enum class Start { Unknown, Closed, Open };
 Start start = Start::Unknown;
 struct stat start_file {};
-// A line was dropped because nobody took it; the next one does not wait.
+// True after a line was dropped because nobody read the pipe: the next one does not wait.
 std::atomic<bool> stuck{false};
 
 bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-// Programs close descriptors and open files of their own, which then have the number of standard error. It is still for
-// lines when it is what it was, or a terminal, or a file that is appended to, or what standard output is as well.
+// Programs close descriptors and open their own files, which may then have the number of standard error. Lines are
+// still written there if it is what it was, a terminal, a file in append mode, or the same as standard output.
 bool takes_lines() noexcept {
   struct stat now {};
   if (::fstat(STDERR_FILENO, &now) != 0) return false;
@@ -39,7 +39,7 @@ bool takes_lines() noexcept {
   return !S_ISSOCK(now.st_mode) && ::fstat(STDOUT_FILENO, &output) == 0 && same_file(now, output);
 }
 
-// A pipe that is full would hold the program up until somebody reads.
+// A full pipe would block the program until somebody reads.
 bool has_room() noexcept {
   pollfd error{STDERR_FILENO, POLLOUT, 0};
   // Only the second may be interrupted by a signal.
@@ -70,7 +70,7 @@ void detail::write_line(LogLevel level, const char* text, std::size_t bytes) noe
   const QuietWrites quiet;
   if (takes_lines() && has_room()) {
     const ssize_t written = ::write(STDERR_FILENO, line, prefix_bytes + bytes + 1);
-    (void)written;  // a host whose standard error takes nothing loses the line, nothing else
+    (void)written;  // when standard error takes nothing, only the line is lost
   }
   errno = saved;
 }

@@ -9,8 +9,8 @@
 
 namespace stalloc::log {
 
-// Notes what standard error is, to tell later whether the program has put something else in its place. Call when the
-// library is loaded; without it every descriptor of that number takes lines. Not thread-safe.
+// Notes what standard error is, to recognise later whether the program has replaced it. Call when the library is
+// loaded; without it every descriptor of that number takes lines. Not thread-safe.
 void remember_standard_error() noexcept;
 
 void set_level(LogLevel level) noexcept;
@@ -29,7 +29,7 @@ void line(LogLevel level, bool always, fmt::format_string<Args...> format, Args&
     const auto end = fmt::format_to_n(text, sizeof text, format, std::forward<Args>(args)...);
     write_line(level, text, end.size < sizeof text ? end.size : sizeof text);
   } catch (...) {
-    // A line that cannot be formatted is not worth the host's life.
+    // A line that cannot be formatted is dropped.
   }
 }
 }  // namespace detail

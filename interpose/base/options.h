@@ -12,7 +12,7 @@ enum class Mode : std::uint8_t { Auto, Trace, Alloc, Dynamic, Off, Torch };  // 
 enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
 // In the order of serve::CrossStream, which this layer does not know.
 enum class CrossStream : std::uint8_t { Order, Grow, Never, Share };
-// By which road PyTorch's tensors come (interpose/torch/road.h).
+// How PyTorch's tensors reach stalloc (interpose/torch/road.h).
 enum class TorchRoad : std::uint8_t { Door, Async, Off };
 enum class Rdma : std::uint8_t { Auto, On, Off };
 using Path = std::string_view;  // or other text, into what `lookup` returned

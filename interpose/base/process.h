@@ -1,4 +1,4 @@
-// Who this process is: its rank, its host, how it was started, and the file names that follow from them.
+// Facts about this process: its rank, its host, how it was started, and file names made from them.
 //
 // How it was started is copied when the library is loaded: a program may write over its arguments and variables later
 // (setproctitle does), and change its working folder.
@@ -14,8 +14,8 @@ void remember_start() noexcept;
 // Copies the arguments, up to 64 KiB of them. Call when the library is loaded.
 void remember_arguments(int count, const char* const* arguments) noexcept;
 
-// The rank that the launcher gave this process (torchrun, Slurm, Open MPI, MPICH, PMIx), empty without one. Of each
-// variable its value now, which the program may have set for itself, or else the one that was remembered.
+// The rank that the launcher gave this process (torchrun, Slurm, Open MPI, MPICH, PMIx), empty without one. Each
+// variable is read as it is now, since the program may have set it, or else as it was remembered.
 std::string launcher_rank();
 std::string host_name();
 std::string command_line();  // arguments joined by spaces, as remembered, else as they are now; empty when unreadable

@@ -1,12 +1,12 @@
-// Keeps from the program what a system call of ours may bring upon it.
+// Shields the program from side effects of our system calls.
 #pragma once
 
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): sigset_t is POSIX, not in <csignal>
 
 namespace stalloc {
 
-// While it lives, this thread is not cancelled (pthread_cancel): that would happen in the middle of our work, for
-// opening, reading and writing are cancellation points, and CUDA's functions are none. Leaves errno as it is.
+// While it lives, this thread is not cancelled (pthread_cancel). Opening, reading and writing are cancellation points,
+// which CUDA's functions are not. Leaves errno as it is.
 class NoCancellation {
  public:
   NoCancellation() noexcept;

@@ -27,7 +27,7 @@ Found find_entry(const char* root, const char* folder, Wanted wanted) noexcept {
   return Found::No;
 }
 
-// For compute, displays and consoles: these use NVIDIA's module, but bring no other device to its memory.
+// Modules for compute, displays and consoles: they use NVIDIA's module, but give no other device access to its memory.
 bool is_nvidias_own(std::string_view module) {
   return module == "nvidia_uvm" || module == "nvidia_modeset" || module == "nvidia_drm";
 }

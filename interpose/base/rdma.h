@@ -3,10 +3,10 @@
 
 namespace stalloc {
 
-// False when nothing on this machine can use GPUDirect RDMA: no device for verbs (InfiniBand, RoCE, EFA), none of
-// GDRCopy's or of GPUDirect Storage's, and no kernel module that uses NVIDIA's, as each must that reaches device memory
-// by addresses. What cannot be looked up counts as there, but for the folder of verbs' devices, which most machines
-// lack. Under `root`, a folder without a slash at its end, are /dev and /sys. Never fails; thread-safe.
+// False when nothing on this machine can use GPUDirect RDMA: no device for verbs (InfiniBand, RoCE, EFA), no device of
+// GDRCopy or GPUDirect Storage, and no kernel module that uses NVIDIA's, as every module does that reaches device
+// memory by addresses. What cannot be looked up counts as present, except the folder of verbs' devices, which most
+// machines lack. Under `root`, a folder without a slash at its end, are /dev and /sys. Never fails; thread-safe.
 bool may_have_rdma(const char* root = "") noexcept;
 
 }  // namespace stalloc

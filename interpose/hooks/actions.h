@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "interpose/hooks/call.h"
-#include "interpose/session/capture.h"
+#include "interpose/session/session.h"
 
 namespace stalloc::hooks {
 
@@ -39,8 +39,8 @@ CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUd
 CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)>& call,
                       void* handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type,
                       unsigned long long flags) noexcept;
-// The address as functions are to see it that are for memory which the program itself mapped (cuMemMap). To the program
-// ours is not, so that they must refuse it.
+// The address to pass to functions that accept only memory which the program itself mapped (cuMemMap). Memory that we
+// serve counts as not mapped, so these functions must refuse it.
 CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept;
 inline void* as_mapped_by_program(void* at) noexcept {
   return reinterpret_cast<void*>(as_mapped_by_program(reinterpret_cast<CUdeviceptr>(at)));
@@ -74,11 +74,7 @@ CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) 
 namespace captures {
 template <class... Arguments>
 CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
-  const serve::CaptureGate::Change change(capture::gate());
-  capture::gate().began();
-  const CUresult result = call.original(arguments...);
-  if (result != CUDA_SUCCESS) capture::gate().ended();
-  return result;
+  return Session::captures().begin([&] { return call.original(arguments...); });
 }
 CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept;
 // A stream that waits for an event of a captured one joins its capture.
@@ -87,9 +83,9 @@ CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUs
 }  // namespace captures
 
 namespace synchronization {
-// Around a call that waits: what was freed is given back as far as the pools' release thresholds ask for it.
+// Called around a call that waits: freed memory is given back as far as the pools' release thresholds demand.
 void begin() noexcept;
-void end() noexcept;  // it succeeded
+void end() noexcept;  // pre: the call succeeded
 }  // namespace synchronization
 
 namespace events {
@@ -111,12 +107,12 @@ CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream strea
 CUresult synchronize_context(const Call<CUresult()>& call) noexcept;
 CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 
-// Events that are recorded without a call of the program's for each record: no order is learnt from them any more.
+// For events that may be recorded without a call that we see: no order is learnt from them any more.
 void distrust(CUevent event) noexcept;
 void distrust_launch(const CUlaunchConfig* launch) noexcept;
 void distrust_node(const CUgraphNodeParams* node) noexcept;
 
-// Forwards, behind that.
+// Distrusts the event, then forwards the call.
 template <class... Arguments>
 CUresult recorded_unseen(const Call<CUresult(Arguments...)>& call, CUevent event,
                          std::type_identity_t<Arguments>... arguments) noexcept {
@@ -129,7 +125,7 @@ CUresult node(const Call<CUresult(Arguments...)>& call, const CUgraphNodeParams*
   distrust_node(node);
   return call.original(arguments...);
 }
-// For a call that makes an event which others may record.
+// For a call that creates an event which others may record.
 template <class... Arguments>
 CUresult create_unseen(const Call<CUresult(CUevent*, Arguments...)>& call, CUevent* event,
                        std::type_identity_t<Arguments>... arguments) noexcept {
@@ -138,18 +134,18 @@ CUresult create_unseen(const Call<CUresult(CUevent*, Arguments...)>& call, CUeve
   return result;
 }
 
-// The program looked up a function of the driver that is no hook of ours.
+// The program looked up a driver function that is not hooked.
 void looked_up(const char* symbol) noexcept;
 }  // namespace events
 
 namespace device_memory {
-// Whoever is refused device memory gets what is idle here. `bytes`: how much is wanted, 0 when that is not known.
-// False: there is nothing to give.
+// Gives idle memory back to the driver for a caller that was refused device memory. `bytes` is how much the caller
+// wants, 0 when that is not known. Returns false when there is nothing to give back.
 bool make_room(size_t bytes) noexcept;
-// The largest number where that is too small for the product.
+// a * b, or the largest number when that overflows.
 constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~size_t{0} / b ? ~size_t{0} : a * b; }
 
-// Forwards, and forwards again when that makes room.
+// Forwards the call; when it is refused memory and make_room succeeds, forwards it once more.
 template <class Result, class... Arguments>
 CUresult take(const Call<Result(Arguments...)>& call, size_t bytes,
               std::type_identity_t<Arguments>... arguments) noexcept {
@@ -176,7 +172,7 @@ CUresult get_proc_address_v2(
 }  // namespace lookup
 
 namespace runtime {
-// The runtime's call reaches the driver's hooks; here only the caller is noted.
+// Forwards the call, which reaches the driver's hooks. Only the caller is noted here.
 template <class... Arguments>
 RuntimeResult forward(const Call<RuntimeResult(Arguments...)>& call, Arguments... arguments) noexcept {
   return call.original(arguments...);

@@ -1,4 +1,4 @@
-// One call of the host's, seen by a hook: who called, and the original function behind it.
+// One intercepted call: who called, and the original function.
 #pragma once
 
 #include "interpose/hooks/hook_table.h"
@@ -24,7 +24,7 @@ class CallerScope {
   static inline thread_local const void* outermost_ = nullptr;
 };
 
-// What each library answers when there is no original: it is not loaded.
+// What each library returns when there is no original function because it is not loaded.
 template <class Result>
 constexpr Result kNoLibrary{};
 template <>
@@ -38,17 +38,17 @@ class Call;
 template <class Result, class... Parameters>
 class Call<Result(Parameters...)> {
  public:
-  Call(Hook hook, const void* caller) noexcept : scope_(caller), hook_(hook), caller_(caller) {}
+  Call(Original& original, const void* caller) noexcept : scope_(caller), original_(original), caller_(caller) {}
 
-  // The original function; never recorded or served. Looked for only now: most requests are served without it.
+  // Calls the original function, which is looked up only now: most requests are served without it.
   Result original(Parameters... arguments) const noexcept {
-    const auto function = reinterpret_cast<Result (*)(Parameters...)>(original_of(hook_, caller_));
+    const auto function = reinterpret_cast<Result (*)(Parameters...)>(original_.find(caller_));
     return function == nullptr ? kNoLibrary<Result> : function(arguments...);
   }
 
  private:
   CallerScope scope_;
-  Hook hook_;
+  Original& original_;
   const void* caller_;
 };
 

@@ -1,30 +1,20 @@
 // Streams and contexts that end, and devices that become each other's peers.
 #include "interpose/hooks/actions.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::contexts {
-namespace {
-
-Heaps* serving() noexcept {
-  Session& session = Session::get();
-  return session.active() ? session.heaps() : nullptr;
-}
-
-}  // namespace
 
 CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept {
   Session& session = Session::get();
   if (record::Recorder* recorder = session.active() ? session.recorder() : nullptr) recorder->stream_destroyed(stream);
-  if (Heaps* heaps = serving()) heaps->stream_destroyed(stream);
+  if (Heaps* heaps = Session::active_heaps()) heaps->stream_destroyed(stream);
   return call.original(stream);
 }
 
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept {
   const CUresult result = call.original(peer, flags);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr) {
-    heaps->grant_access(cuda_query::device_of(peer), cuda_query::current_device());
+    heaps->grant_access(Session::cuda().device_of(peer), Session::cuda().current_device());
   }
   return result;
 }
@@ -32,13 +22,13 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
 // A heap's context is a primary one, which CUDA does not let anybody destroy; if it did, the heap would be told.
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
   const CUresult result = call.original(context);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->context_released(context);
   return result;
 }
 
 CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (heaps != nullptr) heaps->resetting(device);
   const CUresult result = call.original(device);
   if (heaps != nullptr) heaps->was_reset(device);
@@ -47,7 +37,7 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
 
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
   const CUresult result = call.original(device);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->primary_released(device);
   return result;
 }

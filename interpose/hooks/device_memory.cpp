@@ -1,28 +1,19 @@
-// The device's memory as others see it: what we hold and nobody uses is there for all who ask the driver.
+// Device memory as the rest of the program sees it: memory that we hold idle is available to every function of the
+// driver.
 #include "interpose/hooks/actions.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::device_memory {
-namespace {
-
-Heaps* serving() noexcept {
-  Session& session = Session::get();
-  return session.active() ? session.known_heaps() : nullptr;
-}
-
-}  // namespace
 
 bool make_room(size_t bytes) noexcept {
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::known_active_heaps();
   return heaps != nullptr && heaps->make_room(bytes);
 }
 
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept {
   const CUresult result = call.original(free, total);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::known_active_heaps();
   if (result == CUDA_SUCCESS && free != nullptr && heaps != nullptr) {
-    *free += heaps->idle_plan_bytes(cuda_query::current_device());
+    *free += heaps->idle_plan_bytes(Session::cuda().current_device());
   }
   return result;
 }

@@ -9,8 +9,6 @@
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/hook_table.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks {
 namespace {
@@ -25,21 +23,21 @@ Answer answer(void* handle, const char* symbol) noexcept {
   if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u') return {nullptr, 0};
   const Hook hook = find_hook(symbol);
   if (hook == Hook::kCount) {
-    capture::looked_up(symbol);
+    Session::captures().looked_up(symbol);
     events::looked_up(symbol);
   }
   if (hook == Hook::kCount || !Session::get().active()) return {nullptr, 0};
   if (handle == RTLD_NEXT) {
     // Next behind the program itself is our own export: without CUDA the answer is "no", with dlerror set.
-    if (original_of(hook, reinterpret_cast<const void*>(&answer)) != nullptr) return {nullptr, 0};
+    if (original_of(hook).find(reinterpret_cast<const void*>(&answer)) != nullptr) return {nullptr, 0};
     return {loader::real_dlsym(RTLD_NEXT, symbol), 1};
   }
   void* real = handle == RTLD_DEFAULT ? replacement_of(hook) : loader::real_dlsym(handle, symbol);
   if (real == replacement_of(hook)) {
     // The global scope: our own export stands there even in a program without CUDA, whose answer is still "no".
-    real = original_of(hook, reinterpret_cast<const void*>(&answer));
+    real = original_of(hook).find(reinterpret_cast<const void*>(&answer));
   } else if (real != nullptr) {
-    offer_original(hook, real);
+    original_of(hook).offer(real);
   }
   return {real == nullptr ? nullptr : replacement_of(hook), 1};
 }

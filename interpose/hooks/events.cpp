@@ -1,9 +1,7 @@
-// Events, and what else orders the work of streams or finds it to be over (serve/streams/event_order.h).
+// Events, and other calls that order the work of streams or show that it is complete (serve/streams/event_order.h).
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
-#include "interpose/session/cuda_query.h"
 #include "interpose/session/program_order.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::events {
 namespace {
@@ -30,7 +28,7 @@ CUresult record_on(const Call<CUresult(CUevent, CUstream, Flags...)>& call, CUev
   serve::EventOrder* order = watched();
   if (order == nullptr) return call.original(event, stream, flags...);
   return order->record(
-      event, capture::gate(), [&] { return clock_of(stream, zero); },
+      event, Session::captures().gate(), [&] { return clock_of(stream, zero); },
       [&] { return call.original(event, stream, flags...); });
 }
 
@@ -52,7 +50,7 @@ CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
   return result;
 }
 
-// `context` null: no heap's.
+// `context` may be null: then no heap belongs to it.
 template <class Ask>
 CUresult see_context_over(CUcontext context, Ask ask) noexcept {
   Heaps* heaps = watched() != nullptr && context != nullptr ? Session::known_heaps() : nullptr;
@@ -64,7 +62,7 @@ CUresult see_context_over(CUcontext context, Ask ask) noexcept {
   return result;
 }
 
-// As synchronization::wait, which says what the pools give back then.
+// Runs `wait` between the two steps of synchronization, which give back what the pools do not keep.
 template <class Wait>
 CUresult synchronized(Wait wait) noexcept {
   synchronization::begin();
@@ -103,7 +101,7 @@ CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CU
 
 CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent event, CUstream stream, unsigned flags,
                 Default zero) noexcept {
-  if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) distrust(event);  // a node of a graph
+  if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) distrust(event);  // it becomes a node of a graph
   return record_on(call, event, stream, zero, flags);
 }
 
@@ -126,7 +124,7 @@ CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream 
   serve::EventOrder* order = watched();
   if (order == nullptr || flags != CU_EVENT_WAIT_DEFAULT) return original();
   return order->wait(
-      event, capture::gate(), [&] { return clock_of(stream, zero); }, original);
+      event, Session::captures().gate(), [&] { return clock_of(stream, zero); }, original);
 }
 
 CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
@@ -146,7 +144,8 @@ CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream strea
 }
 
 CUresult synchronize_context(const Call<CUresult()>& call) noexcept {
-  return synchronized([&] { return see_context_over(cuda_query::current_context(), [&] { return call.original(); }); });
+  return synchronized(
+      [&] { return see_context_over(Session::cuda().current_context(), [&] { return call.original(); }); });
 }
 
 CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
@@ -158,7 +157,7 @@ void distrust_launch(const CUlaunchConfig* launch) noexcept {
   for (unsigned i = 0; i < launch->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = launch->attrs[i];
     if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) distrust(attribute.value.programmaticEvent.event);
-    // CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, which headers before CUDA 12.3 do not know: the same layout.
+    // CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, which headers before CUDA 12.3 lack, has the same layout.
     if (static_cast<int>(attribute.id) == 12) distrust(attribute.value.programmaticEvent.event);
   }
 }

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "interpose/base/cuda_driver.h"
 #include "interpose/base/loader.h"
+#include "interpose/session/session.h"
 
 using stalloc::hooks::RuntimeResult;
 extern "C" {
@@ -45,21 +45,20 @@ struct CallerOriginal {
 };
 constexpr std::size_t kCallers = 16;
 
-struct OriginalSlot {
-  std::atomic<void*> any{nullptr};  // the driver's only one; for the runtime, what a lookup of the host's found
-  std::array<CallerOriginal, kCallers> by_caller;
+struct CallerOriginals {
+  std::array<CallerOriginal, kCallers> known;
   std::atomic<std::size_t> claimed{0};
 };
-OriginalSlot slots[kHooks];
+CallerOriginals callers[kHooks];
 
-// The definition behind us in the global scope; only when there is none there, the driver library by its name.
+// The next definition after this library in the global scope; if there is none, that of the driver library by name.
 void* find_driver_original(const Row& row) noexcept {
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
-  return cuda_driver::symbol(row.symbol);
+  return Session::cuda().symbol(row.symbol);
 }
 
-// What the caller is linked with: its own dependencies come before the global scope, because libraries that Python
-// loads are not in the global scope at all.
+// The function that the caller is linked with. Its own dependencies are searched before the global scope, because
+// libraries that Python loads are not in the global scope.
 void* find_runtime_original(const Row& row, const loader::Module& caller) noexcept {
   if (caller.path != nullptr && *caller.path != '\0') {
     void* handle = loader::loaded(caller.path);
@@ -72,20 +71,20 @@ void* find_runtime_original(const Row& row, const loader::Module& caller) noexce
   return loader::find_in_loaded("libcudart.so", row.symbol);
 }
 
-void* runtime_original(const Row& row, OriginalSlot& slot, const void* caller) noexcept {
-  for (const CallerOriginal& known : slot.by_caller) {
+void* runtime_original(const Row& row, CallerOriginals& originals, const void* caller) noexcept {
+  for (const CallerOriginal& known : originals.known) {
     void* function = known.function.load(std::memory_order_acquire);
     if (function == nullptr) break;
     if (known.module.holds(caller)) return function;
   }
   loader::Module module;
   void* function = loader::find_module(caller, &module) ? find_runtime_original(row, module) : nullptr;
-  if (function == nullptr) return slot.any.load(std::memory_order_acquire);
+  if (function == nullptr) return nullptr;
   loader::pin(function);
-  const std::size_t index = slot.claimed.fetch_add(1, std::memory_order_relaxed);
-  if (index < kCallers) {  // with more callers than slots the rest is looked up each time
-    slot.by_caller[index].module = module;
-    slot.by_caller[index].function.store(function, std::memory_order_release);
+  const std::size_t index = originals.claimed.fetch_add(1, std::memory_order_relaxed);
+  if (index < kCallers) {  // when the slots are used up, further callers are looked up each time
+    originals.known[index].module = module;
+    originals.known[index].function.store(function, std::memory_order_release);
   }
   return function;
 }
@@ -103,21 +102,23 @@ Library library_of(Hook hook) noexcept { return row_of(hook).library; }
 const char* symbol_of(Hook hook) noexcept { return row_of(hook).symbol; }
 void* replacement_of(Hook hook) noexcept { return row_of(hook).replacement; }
 
-void* original_of(Hook hook, const void* caller) noexcept {
-  OriginalSlot& slot = slots[static_cast<std::size_t>(hook)];
-  const Row& row = row_of(hook);
-  if (row.library == Library::Runtime) return runtime_original(row, slot, caller);
-  void* function = slot.any.load(std::memory_order_acquire);
+void* Original::find(const void* caller) noexcept {
+  const Row& row = row_of(hook_);
+  if (row.library == Library::Runtime) {
+    void* bound = runtime_original(row, callers[static_cast<std::size_t>(hook_)], caller);
+    return bound != nullptr ? bound : known_.load(std::memory_order_acquire);
+  }
+  void* function = known_.load(std::memory_order_acquire);
   if (function != nullptr) return function;
   function = find_driver_original(row);
-  if (function != nullptr) offer_original(hook, function);
-  return slot.any.load(std::memory_order_acquire);
+  if (function != nullptr) offer(function);
+  return known_.load(std::memory_order_acquire);
 }
 
-void offer_original(Hook hook, void* real) noexcept {
-  if (real == replacement_of(hook)) return;
+void Original::offer(void* real) noexcept {
+  if (real == replacement_of(hook_)) return;
   void* expected = nullptr;
-  if (slots[static_cast<std::size_t>(hook)].any.compare_exchange_strong(expected, real)) loader::pin(real);
+  if (known_.compare_exchange_strong(expected, real)) loader::pin(real);
 }
 
 }  // namespace stalloc::hooks

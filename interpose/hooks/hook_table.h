@@ -1,8 +1,8 @@
-// The hooks by number and by name, and the original function behind each.
+// The hooks by number and by name, and the original function of each.
 #pragma once
 
 #include <cuda.h>
-// Several versions of these are hooked, each under its exported name.
+// cuda.h defines these names as macros for their latest versions; each version is hooked under its exported name.
 #undef cuCtxDestroy
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
@@ -13,6 +13,7 @@
 #undef cuStreamBeginCaptureToGraph
 #undef cuStreamDestroy
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -36,12 +37,33 @@ Library library_of(Hook hook) noexcept;
 const char* symbol_of(Hook hook) noexcept;
 void* replacement_of(Hook hook) noexcept;  // our exported function
 
-// The original function for a call that came from `caller` (a return address): what the caller would have been bound to
-// without us. Null when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so that
-// a dlclose of the host's cannot leave a dangling pointer. Lock-free once cached. Thread-safe.
-void* original_of(Hook hook, const void* caller) noexcept;
+// The original function of a hook. Thread-safe; lock-free once found.
+class Original {
+ public:
+  constexpr explicit Original(Hook hook) noexcept : hook_(hook) {}
+  Original(const Original&) = delete;
+  Original& operator=(const Original&) = delete;
 
-// A lookup of the host's found `real` for this hook: remembers it for callers that name no library themselves.
-void offer_original(Hook hook, void* real) noexcept;
+  // For a call from `caller` (a return address): the function that the caller would be bound to without this library.
+  // Null when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so a dlclose by
+  // the program cannot leave a dangling pointer.
+  void* find(const void* caller) noexcept;
+
+  // A lookup by the program found `real`: it is kept for callers that are not linked with a library that has the
+  // function.
+  void offer(void* real) noexcept;
+
+ private:
+  Hook hook_;
+  std::atomic<void*> known_{nullptr};  // the driver's only one; for the runtime, what was offered
+};
+
+// Those of the process, by hook.
+inline constinit Original originals[] = {
+#define STALLOC_HOOK(library, symbol, result, parameters, action) Original(Hook::symbol),
+#include "interpose/hooks/hooks.def"
+#undef STALLOC_HOOK
+};
+inline Original& original_of(Hook hook) noexcept { return originals[static_cast<std::size_t>(hook)]; }
 
 }  // namespace stalloc::hooks

@@ -1,27 +1,23 @@
-// cuGetProcAddress: the road by which the CUDA runtime and every modern library finds the driver.
+// cuGetProcAddress, by which the CUDA runtime and every modern library finds the driver's functions.
 #include "interpose/hooks/actions.h"
 
 #include <cstring>
 
-#include "interpose/base/cuda_driver.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/session.h"
-
 namespace stalloc::hooks::lookup {
 namespace {
 
-// The driver picks a variant (_v2, _ptsz) by version and flags; which one it picked shows in the address it returned.
-// An address that is none of ours to replace, say a newer variant with other parameters, stays.
+// The driver picks a variant (_v2, _ptsz) by version and flags; the address it returned tells which. An address that
+// belongs to no hook, such as that of a newer variant with other parameters, is returned as it is.
 void* replace(const char* name, void* real) noexcept {
   const std::size_t length = std::strlen(name);
   for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
-    if (cuda_driver::symbol(symbol_of(hook)) != real) continue;
-    offer_original(hook, real);
+    if (Session::cuda().symbol(symbol_of(hook)) != real) continue;
+    original_of(hook).offer(real);
     return replacement_of(hook);
   }
-  capture::looked_up(name);
+  Session::captures().looked_up(name);
   events::looked_up(name);
   return real;
 }

@@ -5,9 +5,6 @@
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/session.h"
 #include "interpose/torch/road.h"
 #include "plan/communication.h"
 
@@ -18,13 +15,13 @@ using record::Recorder;
 using serve::StreamKey;
 using trace::EventKind;
 
-// cuMemAlloc and cuMemFree are ordered with everything: they belong to no stream, and are noted on the legacy one.
+// cuMemAlloc and cuMemFree are ordered with all streams and belong to none; they are recorded on the legacy stream.
 StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
 
 record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
   record::Call event;
   event.kind = kind;
-  event.device = std::max(cuda_query::current_device(), 0);
+  event.device = std::max(Session::cuda().current_device(), 0);
   event.address = address;
   event.size = bytes;
   event.stream = stream;
@@ -32,27 +29,28 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
   return event;
 }
 
-// What no allocator can have is refused at once: CUDA's pool would take a tenth of a second to find out. A pool that
-// grows has what any other pool keeps idle: where the program made pools of its own, CUDA answers.
+// True for a request larger than all free memory. It is refused at once, since CUDA's pool takes a tenth of a second to
+// find that out. Where the program made pools of its own, CUDA decides: a pool that grows can take what other pools
+// keep idle.
 bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Request& request) {
   if (!heap.is_large(request.bytes) || heaps.has_created_pools()) return false;
-  const CUmemoryPool pool = cuda_query::default_pool(cuda_query::current_device());
-  return request.bytes > heap.available_bytes() + cuda_query::idle_pool_bytes(pool);
+  const CUmemoryPool pool = Session::cuda().default_pool(Session::cuda().current_device());
+  return request.bytes > heap.available_bytes() + Session::cuda().idle_pool_bytes(pool);
 }
 
-// There should be a plan, and it cannot be used (STALLOC_PLAN_STRICT).
+// For STALLOC_PLAN_STRICT, when the plan cannot be used.
 CUresult refuse(CUdeviceptr* out) {
   *out = 0;
   return CUDA_ERROR_NOT_PERMITTED;
 }
 
-// The original allocator's answer, asked again once when only our idle memory stood in its way.
+// Asks the original allocator; when it is out of memory and we hold idle memory, gives that back and asks once more.
 template <class Original>
 CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request& request, CUdeviceptr* out,
                             Original original) {
   if (heap.refuses()) return refuse(out);
-  // What a graph allocates it need not have before it is launched.
-  const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
+  // A graph needs its memory only when it is launched.
+  const bool captured = request.kind != EventKind::Alloc && Session::captures().holds(request.stream.handle);
   if (!captured && cannot_be_had(heaps, heap, request)) {
     *out = 0;  // as CUDA does
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -62,16 +60,17 @@ CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request
   if (result != CUDA_SUCCESS) return result;
   if (request.kind == EventKind::Alloc) {
     heap.note_unplanned_sync(*out, request.bytes);
-  } else if (!captured) {  // a graph's memory is no pool's
+  } else if (!captured) {  // memory of a graph belongs to no pool
     heap.note_unplanned(*out, request.bytes, request.pool);
   }
   return result;
 }
 
-// Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA does only for its
-// own. So a run is recorded as it is, that the plan may leave to CUDA what is exported; and communication libraries get
-// CUDA's memory always. Without a plan nothing tells what will be exported: in a PyTorch program whose tensors come
-// through the door, all that is left are buffers of libraries, few and often made to be exported (custom all-reduces).
+// Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA allows only for
+// its own memory. So it is not served while a run is recorded, which lets the plan leave exported memory to CUDA, and
+// communication libraries always get CUDA's memory. Without a plan nothing tells what will be exported: in a PyTorch
+// program whose tensors come through the door, only buffers of libraries are left, few and often made to be exported
+// (custom all-reduces).
 bool is_left_to_cuda(const Request& request) {
   if (request.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
@@ -82,7 +81,7 @@ bool is_left_to_cuda(const Request& request) {
          plan::is_communication_library(caller.path);
 }
 
-// The pool that the request is from, as the heap knows it; false when requests from it are not ours to serve.
+// Sets the request's pool to the one that the heap knows; false when requests from that pool are not served.
 bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Request* request) {
   if (request->kind == EventKind::AllocAsync) return heaps.resolve_current_pool(heap, &request->pool);
   return request->kind == EventKind::Alloc || heaps.resolve_pool(heap, &request->pool);
@@ -107,16 +106,16 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   Session& session = Session::get();
   if (out == nullptr || request.bytes == 0) return original();
   if (!session.active()) return Session::refuses() ? refuse(out) : original();
-  // Without a context the driver refuses; the runtime then makes one and asks again.
-  const CUcontext context = cuda_query::current_context();
-  if (context == nullptr || cuda_query::has_failed()) return original();
-  const bool captured = request.kind != EventKind::Alloc && capture::is_capturing(request.stream.handle);
+  // Without a context the driver refuses, and the runtime then creates one and calls again.
+  const CUcontext context = Session::cuda().current_context();
+  if (context == nullptr || Session::cuda().has_failed()) return original();
+  const bool captured = request.kind != EventKind::Alloc && Session::captures().holds(request.stream.handle);
   if (!captured) {
-    if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
   if (session.figures_wanted()) session.answer_signal();
   Recorder* recorder = session.recorder();
-  // What PyTorch's allocator asks for is for its tensors, which are recorded one by one.
+  // PyTorch's own allocator requests segments; the tensors in them are recorded one by one.
   if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost()))
     return allocate_served(session.heaps(), context, request, out, original);
   record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
@@ -128,15 +127,15 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   return result;
 }
 
-// `give_back` returns the bytes to the heap that owns them. What a heap does not know whose context ended meanwhile,
-// CUDA may: its addresses are given out anew.
+// `give_back` returns the bytes to the heap that owns them. When a closed heap does not know the address, CUDA is
+// asked: the driver may have given that heap's addresses out again.
 template <class Original, class GiveBack>
 CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();
-  if (!session.active() || at == 0 || cuda_query::has_failed()) return original();
-  const bool captured = kind != EventKind::Free && capture::is_capturing(stream.handle);
+  if (!session.active() || at == 0 || Session::cuda().has_failed()) return original();
+  const bool captured = kind != EventKind::Free && Session::captures().holds(stream.handle);
   if (!captured) {
-    if (const CUresult result = capture::permission(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
   Recorder* recorder = session.recorder();
   if (recorder != nullptr && !torch::is_native_allocator(CallerScope::outermost())) {
@@ -146,7 +145,7 @@ CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Origin
   if (heaps == nullptr) return original();
   if (serve::Heap* heap = heaps->owning(at)) {
     const CUresult result = give_back(*heap);
-    // A free on the legacy stream beside the capture of a blocking one breaks that capture, which asking did not.
+    // A free on the legacy stream during the capture of a blocking stream invalidates that capture; the query did not.
     const bool implicit = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     return implicit || (result != CUDA_SUCCESS && heap->is_closed()) ? original() : result;
   }

@@ -1,5 +1,5 @@
-// What CUDA says of its own allocations where the driver, asked about memory that was put in place by cuMemMap, as ours
-// is, says something else. The one table to correct when a driver is found to answer differently.
+// What CUDA answers about its own allocations, where the driver answers differently for memory mapped by cuMemMap, as
+// ours is. When a driver is found to answer differently, this is the table to correct.
 #pragma once
 
 #include <cuda.h>
@@ -24,10 +24,10 @@ struct PointerRule {
   Answer pooled;  // stream-ordered memory
 };
 
-// Attributes that are not here are the driver's to answer. Among them CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-// which CUDA alone answers with 1 for memory of cuMemAlloc: ours cannot be exported, and who asks before exporting is
-// better off with the truth (docs/compatibility.md). Stream-ordered memory belongs to no context: the driver says null
-// for it as for mappings.
+// The driver answers for attributes that are not here. One of them is CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+// which is 1 for CUDA's own memory of cuMemAlloc: our memory cannot be exported, and a program that asks before it
+// exports needs the true answer (docs/compatibility.md). Stream-ordered memory belongs to no context: the driver
+// answers null for it, as for mappings.
 inline constexpr PointerRule kPointerRules[] = {
     {CU_POINTER_ATTRIBUTE_CONTEXT, Answer::Context, Answer::Driver},
     {CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, Answer::SyncMemops, Answer::SyncMemops},
@@ -46,11 +46,11 @@ constexpr Answer answer_for(CUpointer_attribute attribute, bool pooled) noexcept
   return Answer::Driver;
 }
 
-// The ids that the driver gives are small numbers; these are not.
+// The driver's ids are small numbers, so these cannot collide with them.
 inline constexpr std::uint64_t kFirstBufferId = std::uint64_t{1} << 62;
 
-// An address that CUDA does not know: what it answers there is what it answers for memory that was freed, and, where
-// the question is about mappings of the program's own, for memory that is none.
+// An address that CUDA does not know. Its answers there are those for freed memory, and, for questions about the
+// program's own mappings, those for memory that is not such a mapping.
 inline constexpr CUdeviceptr kNowhere = 512;
 
 }  // namespace stalloc::hooks

@@ -1,24 +1,21 @@
-// What the driver says of an address inside memory that we serve: it would answer for the whole mapped handle, but the
-// program means its own allocation, and what it freed is unknown.
+// Answers to questions about addresses in memory that we serve. The driver would answer for the whole mapped handle;
+// the program means its own allocation, and what it freed must be unknown.
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
 #include <span>
 
-#include "interpose/base/cuda_driver.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/pointer_rules.h"
-#include "interpose/session/context_flags.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::pointers {
 namespace {
 
-// A place in memory that we hold.
+// What is at an address.
 struct Served {
-  serve::Heap* heap = nullptr;           // null: not ours
-  std::optional<serve::LiveRange> live;  // nothing: freed, or never given to the program
+  serve::Heap* heap = nullptr;           // null: the address is not in memory that we hold
+  std::optional<serve::LiveRange> live;  // empty: freed, or never given to the program
   CUcontext context = nullptr;           // of the heap
   CUmemoryPool pool = nullptr;           // the driver's handle of the pool that it is from; null: of none
   std::uint64_t id = 0;                  // of the allocation
@@ -27,14 +24,13 @@ struct Served {
 };
 
 Served look_up(CUdeviceptr at) noexcept {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.heaps() : nullptr;
+  Heaps* heaps = Session::active_heaps();
   Served served;
   served.heap = heaps == nullptr ? nullptr : heaps->owning(at);
   if (!served.is_ours()) return served;
   served.live = served.heap->find_live(at);
   if (!served.live) {
-    if (served.heap->is_closed()) served.heap = nullptr;  // its addresses may be the driver's by now
+    if (served.heap->is_closed()) served.heap = nullptr;  // the driver may have reused its addresses
     return served;
   }
   served.context = served.heap->context();
@@ -43,26 +39,20 @@ Served look_up(CUdeviceptr at) noexcept {
   return served;
 }
 
-// Where to ask the driver about what the program asks: nowhere for what it freed.
+// The address to ask the driver about: an unknown one for memory that the program freed.
 CUdeviceptr where(const Served& served, CUdeviceptr at) noexcept {
   return served.is_ours() && !served.live ? kNowhere : at;
 }
 
-// The driver's own answer.
-CUresult ask_driver(void* data, CUpointer_attribute attribute, CUdeviceptr at) noexcept {
-  static const auto ask =
-      reinterpret_cast<decltype(&cuPointerGetAttribute)>(cuda_driver::symbol("cuPointerGetAttribute"));
-  return ask == nullptr ? CUDA_ERROR_NOT_SUPPORTED : ask(data, attribute, at);
-}
-
-// The driver's booleans have one byte or four. How many shows in what it writes, be it as an answer to another
-// question.
+// The driver writes booleans of one byte or of four. Which it is shows in the bytes that it writes, even in answer to
+// another question.
 CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at, bool value) noexcept {
   constexpr unsigned char kUntouched = 0xa5;
   std::array<unsigned char, 8> written{};
   written.fill(kUntouched);
-  CUresult result = ask_driver(written.data(), attribute, at);
-  if (result != CUDA_SUCCESS) result = ask_driver(written.data(), CU_POINTER_ATTRIBUTE_IS_MANAGED, at);
+  CUresult result = Session::cuda().pointer_attribute(written.data(), attribute, at);
+  if (result != CUDA_SUCCESS)
+    result = Session::cuda().pointer_attribute(written.data(), CU_POINTER_ATTRIBUTE_IS_MANAGED, at);
   if (result != CUDA_SUCCESS) return result;
   const auto end = std::find(written.begin(), written.end(), kUntouched);
   std::memset(data, 0, static_cast<std::size_t>(end - written.begin()));
@@ -99,13 +89,13 @@ Answer answer_of(const Served& served, CUpointer_attribute attribute, const void
   return served.live && data != nullptr ? answer_for(attribute, served.live->from_pool) : Answer::Driver;
 }
 
-// The driver's answers that ours take the place of.
+// Replaces the driver's answers by ours.
 using Scratch = std::array<unsigned char, 64>;
 
 using AttributesCall = Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>;
 
-// A part of a list of questions. The driver gets all but one of them: whether memory operations are to be synchronous
-// it may not say of mapped memory. The program hears its answers to those that are its own.
+// A list of questions without SYNC_MEMOPS, which the driver does not answer for mapped memory. Its answers are copied
+// to the program's places.
 constexpr std::size_t kAskedAtOnce = 32;
 CUresult ask_part(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
                   const Served& served, CUdeviceptr at) noexcept {
@@ -149,8 +139,8 @@ CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>
   const Answer answer = answer_of(served, attribute, data);
   if (answer == Answer::Driver) {
     const CUresult result = call.original(data, attribute, where(served, at));
-    // Whoever asks for these tokens reads the memory from another device: CUDA sets the attribute then (seen on an
-    // H200).
+    // A program that asks for these tokens reads the memory from another device; CUDA then sets the attribute (seen on
+    // an H200).
     const bool reads = attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && result == CUDA_SUCCESS;
     if (reads && served.live) served.heap->set_sync_memops(at, true);
     return result;
@@ -176,17 +166,17 @@ CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, 
   return result;
 }
 
-// The driver does not set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. Set for the whole context, it does what
-// the program asks for, and more.
+// The driver does not set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. It is set for the whole context, which
+// includes what the program asks for.
 CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUdeviceptr)>& call, const void* value,
                        CUpointer_attribute attribute, CUdeviceptr at) noexcept {
   const Served served = look_up(at);
-  // CUDA lets nothing else be set, and would say something else of mapped memory.
+  // CUDA allows no other attribute to be set, and its error for mapped memory differs.
   const bool settable = !served.live || attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
   const CUresult result = call.original(value, attribute, settable ? where(served, at) : kNowhere);
   if (value == nullptr || answer_of(served, attribute, value) != Answer::SyncMemops) return result;
   const bool set = *static_cast<const unsigned*>(value) != 0;
-  if (result != CUDA_SUCCESS && set && !context_flags::synchronize_memory_operations(served.context)) return result;
+  if (result != CUDA_SUCCESS && set && !Session::cuda().synchronize_memory_operations(served.context)) return result;
   served.heap->set_sync_memops(at, set);
   return CUDA_SUCCESS;
 }

@@ -1,27 +1,18 @@
 // Memory pools: what we serve in a pool's name counts in its figures. Which pools are served: session/pools.h.
 #include "interpose/hooks/actions.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::pools {
-namespace {
-
-Heaps* serving() noexcept {
-  Session& session = Session::get();
-  return session.active() ? session.heaps() : nullptr;
-}
-
-}  // namespace
 
 CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,
                 const CUmemPoolProps* properties) noexcept {
   const CUresult result = call.original(pool, properties);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->pool_created(*pool, *properties);
   return result;
 }
 
 CUresult destroy(const Call<CUresult(CUmemoryPool)>& call, CUmemoryPool pool) noexcept {
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (heaps == nullptr) return call.original(pool);
   CUresult result = CUDA_SUCCESS;
   heaps->pool_destroyed(pool, [&] { return (result = call.original(pool)) == CUDA_SUCCESS; });
@@ -30,7 +21,7 @@ CUresult destroy(const Call<CUresult(CUmemoryPool)>& call, CUmemoryPool pool) no
 
 CUresult set_current(const Call<CUresult(CUdevice, CUmemoryPool)>& call, CUdevice device, CUmemoryPool pool) noexcept {
   const CUresult result = call.original(device, pool);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->current_pool_changed(device);
   return result;
 }
@@ -38,7 +29,7 @@ CUresult set_current(const Call<CUresult(CUdevice, CUmemoryPool)>& call, CUdevic
 CUresult set_current_at(const Call<CUresult(CUmemLocation*, CUmemAllocationType, CUmemoryPool)>& call,
                         CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) noexcept {
   const CUresult result = call.original(location, type, pool);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr && location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
     heaps->current_pool_changed(location->id);
   }
@@ -48,7 +39,7 @@ CUresult set_current_at(const Call<CUresult(CUmemLocation*, CUmemAllocationType,
 CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
                        CUmemPool_attribute attribute, void* value) noexcept {
   const CUresult result = call.original(pool, attribute, value);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result != CUDA_SUCCESS || heaps == nullptr || attribute < CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) return result;
   const auto use = heaps->pool_use(pool);
   if (!use) return result;
@@ -75,7 +66,7 @@ CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
 CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, void*)>& call, CUmemoryPool pool,
                        CUmemPool_attribute attribute, void* value) noexcept {
   const CUresult result = call.original(pool, attribute, value);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
     heaps->set_release_threshold(pool, *static_cast<const cuuint64_t*>(value));
   }
@@ -89,7 +80,7 @@ CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
 CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, size_t)>& call, CUmemoryPool pool,
                     const CUmemAccessDesc* access, size_t count) noexcept {
   const CUresult result = call.original(pool, access, count);
-  Heaps* heaps = serving();
+  Heaps* heaps = Session::active_heaps();
   if (result != CUDA_SUCCESS || heaps == nullptr) return result;
   for (size_t i = 0; i < count; ++i) {
     if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) heaps->pool_access_granted(pool, access[i].location);
@@ -98,7 +89,7 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
 }
 
 CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool pool, size_t keep) noexcept {
-  if (Heaps* heaps = serving()) heaps->trim_pool(pool, keep);
+  if (Heaps* heaps = Session::active_heaps()) heaps->trim_pool(pool, keep);
   return call.original(pool, keep);
 }
 

@@ -26,8 +26,8 @@ inline std::optional<CUdeviceptr> serve_request(serve::Heap& heap, const Request
   return heap.allocate(request.bytes, request.stream, request.pool);
 }
 
-// While it lives, the thread's heap has declined the request that the thread makes: the driver's hook beneath the
-// runtime's does not ask it again, which would count the request twice.
+// While it lives, the heap has declined this thread's request: the driver's hook, which the runtime calls next, does
+// not ask the heap again, which would count the request twice.
 class Declined {
  public:
   Declined() noexcept { declined_ = true; }

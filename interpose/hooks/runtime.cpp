@@ -1,21 +1,18 @@
-// The runtime's entry points, where a program is linked with the shared runtime: what can be served is answered here,
-// without the runtime and the driver's hook below it. That is so when the runtime would do nothing but call the driver:
-// it answered this thread before, and the context it then left is still the current one. Success leaves the runtime's
-// last error as it is, and so do we; whatever fails is asked again of the runtime, which reports it its own way. In
-// trace mode the driver's hook records, so every call goes there.
+// The runtime's entry points, for programs linked with the shared runtime. A request is served here, without the
+// runtime and the driver's hook, when the runtime would only call the driver: it has answered this thread before, and
+// the context that was current then still is. Success leaves the runtime's last error unchanged, here as there. A
+// request that fails here is passed to the runtime, which reports the error in its own way. In trace mode every call is
+// passed on, since the driver's hook records.
 #include <type_traits>
 
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/request.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/session.h"
 
 namespace stalloc::hooks::runtime {
 namespace {
 
-// The context that the runtime left to this thread at its latest answer. Null: it has not answered since the program
-// chose a device, and may be about to change the context.
+// The context that was current when the runtime last answered this thread. Null: it has not answered since the program
+// chose a device, and may change the context at its next call.
 thread_local CUcontext settled = nullptr;
 
 struct Serving {
@@ -25,23 +22,23 @@ struct Serving {
 
 inline Serving serving() noexcept {
   const CUcontext context = settled;
-  if (context == nullptr || cuda_query::current_context() != context) return {};
+  if (context == nullptr || Session::cuda().current_context() != context) return {};
   // A broken context and a capture that forbids the request are answered by the driver's hook.
-  if (cuda_query::has_failed() || capture::gate().may_be_capturing()) return {};
+  if (Session::cuda().has_failed() || Session::captures().may_be_any()) return {};
   Heaps* heaps = Session::only_serving();
   return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
 }
 
-// Not inlined, that what is served here lies together.
+// Not inlined, to keep the code of the fast path together.
 template <class... Arguments>
 [[gnu::noinline]] RuntimeResult ask_runtime(const Call<RuntimeResult(Arguments...)>& call,
                                             std::type_identity_t<Arguments>... arguments) noexcept {
   const RuntimeResult result = call.original(arguments...);
-  settled = result == 0 ? cuda_query::current_context() : nullptr;
+  settled = result == 0 ? Session::cuda().current_context() : nullptr;
   return result;
 }
 
-// `resolve` finds the pool as the heap knows it; false: requests from it are not ours to serve.
+// `resolve` sets the pool as the heap knows it, and returns false when requests from it are not served.
 template <class Resolve, class... Arguments>
 RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const serve::StreamKey& stream,
                        Resolve resolve, void** out, size_t bytes,
@@ -80,7 +77,7 @@ RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void*
                          Default zero) noexcept {
   const auto address = reinterpret_cast<CUdeviceptr>(at);
   serve::Heap* heap = serving().heap;
-  // What another heap owns, this one does not know: the driver's hook below the runtime finds its owner.
+  // Memory of another heap is unknown to this one; the driver's hook finds its owner.
   if (heap != nullptr && heap->free_async(address, key_of(stream, zero), true) == CUDA_SUCCESS) return 0;
   return ask_runtime(call, at, stream);
 }

@@ -1,4 +1,4 @@
-// The beginning of CUDA in a process.
+// Calls by which a process starts to use CUDA.
 #include "interpose/hooks/actions.h"
 #include "interpose/session/session.h"
 #include "interpose/torch/road.h"

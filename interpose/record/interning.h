@@ -1,4 +1,4 @@
-// Numbers for what repeats in a trace: modules and call stacks. Each is written once, when first seen.
+// Numbers for modules and call stacks, which repeat in a trace. Each is written once, when first seen.
 #pragma once
 
 #include <cstdint>

@@ -73,7 +73,7 @@ void Recorder::record(const Call& call) noexcept {
 
 void Recorder::append_event(const Call& call) {
   std::array<void*, kDeepestStack> frames;
-  // A free says which allocation it ends by its address; its own call site would tell nothing more.
+  // The address of a free tells which allocation it ends; its call stack would add nothing.
   const bool allocates = call.kind != EventKind::Free && call.kind != EventKind::FreeAsync;
   const std::size_t depth = stacks_ && allocates ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
   const std::lock_guard lock(mutex_);
@@ -151,7 +151,7 @@ bool Recorder::fits(std::size_t bytes, bool last) const {
   return limit_ == 0 || output_.bytes() + bytes + (last ? 0 : kClosingBytes) <= limit_;
 }
 
-// What is in memory is left out; what was written before is a whole trace.
+// The events in memory are dropped; what was written before is a complete trace.
 void Recorder::close_full_trace() {
   trace::ChunkView chunk;
   chunk.sequence = sequence_ - 1;
@@ -168,7 +168,7 @@ void Recorder::stop(const std::string& why) noexcept {
 }
 
 void Recorder::close() noexcept {
-  // At exit nobody can be waited for: the other thread may be stuck for good.
+  // At exit the wait must end: the other thread may be stuck for good.
   const std::unique_lock<std::mutex> lock = lock_soon(mutex_);
   if (!lock.owns_lock() || stopped_.load() || (sequence_ == 0 && events_.empty())) return;
   try {

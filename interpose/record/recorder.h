@@ -42,8 +42,8 @@ class Recorder {
   // The handle may be given to a new stream after this.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // Writes what is in memory and the closing chunk. Nothing is recorded afterwards. When another thread is in the
-  // middle of an event and does not get on for a second, the trace stays as it is, without a closing chunk.
+  // Writes what is in memory and the closing chunk. Nothing is recorded afterwards. When another thread holds the
+  // recorder for a second, the trace stays as it is, without a closing chunk.
   void close() noexcept;
 
  private:

@@ -9,16 +9,16 @@
 
 namespace stalloc::record {
 
-// Holds no descriptor between two chunks: a program may close what it does not know and open its own files under the
-// same numbers. Not thread-safe.
+// Holds no descriptor between two chunks: a program may close descriptors that it does not know and reuse their
+// numbers. Not thread-safe.
 class TraceOutput {
  public:
-  // `path`: the file, which must not be there yet; an existing one is left alone, and the name of another says so.
+  // `path`: the file, which must not be there yet; if it is, another name is chosen.
   explicit TraceOutput(std::string path) : path_(std::move(path)) {}
 
   // Appends all bytes, or none; the first call makes the file. Empty on success, else what went wrong, in one line: the
-  // file cannot be made or written, is full, or is no more as the last call left it. Then the chunks before it are
-  // whole, and nothing more may be appended. Raises no signal and waits for nothing but the file system.
+  // file cannot be made or written, is full, or was changed since the last call. Then the chunks before it are whole,
+  // and nothing more may be appended. Raises no signal and waits for nothing but the file system.
   //
   // When something is there already under the name, a regular file or a link that leads nowhere, the process id goes
   // before the extension, and a number if that is taken too. Anything else that is there is an error.
@@ -34,7 +34,7 @@ class TraceOutput {
   int create(std::string* error);
   int reopen(std::string* error);
   [[nodiscard]] bool is_ours(int file) const;
-  void undo(int file) const;  // cuts off what is behind the last whole chunk; a file without any goes
+  void undo(int file) const;  // removes what follows the last whole chunk; a file without any is deleted
   [[nodiscard]] std::string failure(int error) const;
 
   std::string path_;

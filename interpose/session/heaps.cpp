@@ -5,11 +5,12 @@
 #include <string>
 
 #include "interpose/base/log.h"
-#include "interpose/session/cuda_query.h"
 
 namespace stalloc {
-Heaps::Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options, StatisticsPage* page)
-    : plan_(std::move(plan)), driver_(driver), options_(options), page_(page) {
+
+Heaps::Heaps(plan::Plan plan, const Cuda& cuda, const serve::RealDriver& driver, const serve::HeapOptions& options,
+             StatisticsPage* page)
+    : plan_(std::move(plan)), cuda_(cuda), driver_(driver), options_(options), page_(page) {
   driver_.know_pools(pools_);
 }
 
@@ -26,11 +27,11 @@ serve::Heap* Heaps::of_current(CUcontext context) noexcept {
 }
 
 serve::Heap* Heaps::find_or_make(CUcontext context) noexcept {
-  const std::uint64_t id = cuda_query::current_context_id();
+  const std::uint64_t id = cuda_.current_context_id();
   if (unserved_.holds(id)) return nullptr;
-  const int ordinal = cuda_query::current_device();
+  const int ordinal = cuda_.current_device();
   if (ordinal < 0 || ordinal >= kDevices) return nullptr;
-  serve::Heap* heap = cuda_query::is_primary_context(context, ordinal) ? make_heap(ordinal, context) : nullptr;
+  serve::Heap* heap = cuda_.is_primary_context(context, ordinal) ? make_heap(ordinal, context) : nullptr;
   if (heap == nullptr) unserved_.add(id);
   return heap;
 }
@@ -93,13 +94,13 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
 // The device's own pool, who may touch its memory, and which pool is the current one.
 void Heaps::learn_pools(int ordinal) noexcept {
   Device& device = devices_[static_cast<std::size_t>(ordinal)];
-  const CUmemoryPool pool = cuda_query::default_pool(ordinal);
+  const CUmemoryPool pool = cuda_.default_pool(ordinal);
   if (pool == nullptr) return;
   pools_.found_default(pool, ordinal);
   device.default_pool.store(pool, std::memory_order_release);
-  const int devices = std::min(cuda_query::device_count(), kDevices);
+  const int devices = std::min(cuda_.device_count(), kDevices);
   for (int peer = 0; peer < devices; ++peer) {
-    if (peer != ordinal && cuda_query::has_access(pool, peer)) device.peers[static_cast<std::size_t>(peer)] = true;
+    if (peer != ordinal && cuda_.has_access(pool, peer)) device.peers[static_cast<std::size_t>(peer)] = true;
   }
   current_pool_changed(ordinal);
 }
@@ -107,7 +108,7 @@ void Heaps::learn_pools(int ordinal) noexcept {
 // What the pools of a heap's device were told to keep before there was the heap.
 void Heaps::learn_thresholds(serve::Heap& heap) noexcept {
   const CUmemoryPool own = device_of(heap).default_pool.load(std::memory_order_acquire);
-  heap.set_release_threshold(nullptr, cuda_query::release_threshold(own));
+  heap.set_release_threshold(nullptr, cuda_.release_threshold(own));
   const std::lock_guard lock(thresholds_mutex_);
   for (const auto& [pool, bytes] : release_thresholds_) {
     CUmemoryPool resolved = pool;
@@ -161,12 +162,12 @@ CUmemoryPool Heaps::driver_pool(const serve::Heap& heap, CUmemoryPool pool) noex
   return pool != nullptr ? pool : device_of(heap).default_pool.load(std::memory_order_acquire);
 }
 
-// The driver says which pool is current: it knows of those that ended, too.
+// The driver is asked which pool is current: it also knows of pools that were destroyed.
 void Heaps::current_pool_changed(int device) noexcept {
   if (device < 0 || device >= kDevices) return;
   const std::lock_guard lock(redirection_mutex_);
-  const CUmemoryPool current = cuda_query::current_pool(device);
-  const bool redirected = current != cuda_query::default_pool(device) || pools_.find(current) == Pools::kNone;
+  const CUmemoryPool current = cuda_.current_pool(device);
+  const bool redirected = current != cuda_.default_pool(device) || pools_.find(current) == Pools::kNone;
   devices_[static_cast<std::size_t>(device)].redirected_pool.store(redirected ? current : nullptr);
   redirected_.store(std::any_of(devices_.begin(), devices_.end(),
                                 [](const Device& each) { return each.redirected_pool.load() != nullptr; }),
@@ -226,9 +227,9 @@ void Heaps::grant_access(int device, int peer) noexcept {
 }
 
 void Heaps::pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept {
-  const int devices = pools_.find(pool) ? 0 : std::min(cuda_query::device_count(), kDevices);
+  const int devices = pools_.find(pool) ? 0 : std::min(cuda_.device_count(), kDevices);
   for (int ordinal = 0; ordinal < devices; ++ordinal) {
-    if (pool == cuda_query::default_pool(ordinal)) pools_.found_default(pool, ordinal);
+    if (pool == cuda_.default_pool(ordinal)) pools_.found_default(pool, ordinal);
   }
   const int device = pools_.device_of(pool);
   if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -281,7 +282,7 @@ void Heaps::stream_destroyed(CUstream stream) noexcept {
   stream_places_[place_of(key, nullptr)].without.compare_exchange_strong(hash, 0);
 }
 
-// The context of a stream that was created is the driver's to say; `context`: that of a default stream.
+// `context` is that of a default stream; for a created stream the driver is asked.
 serve::StreamClock* Heaps::find_stream_clock(const serve::StreamKey& stream, CUcontext context,
                                              StreamPlace& place) noexcept {
   const std::uint64_t hash = hash_of(stream, context);
@@ -314,7 +315,7 @@ Heaps::Original Heaps::find_original(CUdeviceptr address) noexcept {
   return found;
 }
 
-// Found by nobody from now on; who found it before will find it closed.
+// Nobody finds the heap from now on; a thread that found it before will find it closed.
 serve::Heap* Heaps::take_heap(Device& device) noexcept {
   const std::lock_guard lock(mutex_);
   device.context.store(nullptr);
@@ -343,7 +344,7 @@ void Heaps::context_released(CUcontext context) noexcept {
 void Heaps::primary_released(int device) noexcept {
   if (device < 0 || device >= used_devices_.load(std::memory_order_acquire)) return;
   Device& released = devices_[static_cast<std::size_t>(device)];
-  if (released.heap.load() == nullptr || cuda_query::is_primary_active(device)) return;
+  if (released.heap.load() == nullptr || cuda_.is_primary_active(device)) return;
   if (serve::Heap* heap = take_heap(released)) heap->close_after_context();
 }
 
@@ -370,18 +371,18 @@ void Heaps::log_figures(bool always, bool wait) noexcept {
 
 void Heaps::log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept {
   constexpr std::size_t kMostBytes = sizeof "device 63:"
-#define STALLOC_STATISTIC(name, unit, meaning) " " #name "=18446744073709551615"
+#define STALLOC_STATISTIC(name, unit, place, meaning) " " #name "=18446744073709551615"
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
       ;
   static_assert(kMostBytes <= log::kLineBytes, "the line would be cut");
   log::figures(always, "device {}:"
-#define STALLOC_STATISTIC(name, unit, meaning) " " #name "={}"
+#define STALLOC_STATISTIC(name, unit, place, meaning) " " #name "={}"
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
                ,
                ordinal
-#define STALLOC_STATISTIC(name, unit, meaning) , figures.name
+#define STALLOC_STATISTIC(name, unit, place, meaning) , figures.name
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
   );

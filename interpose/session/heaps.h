@@ -14,7 +14,7 @@
 
 #include "interpose/serve/driver/driver_real.h"
 #include "interpose/serve/heap/heap.h"
-#include "interpose/session/cuda_query.h"
+#include "interpose/session/cuda.h"
 #include "interpose/session/pools.h"
 #include "interpose/session/statistics_page.h"
 #include "interpose/session/unserved_contexts.h"
@@ -26,18 +26,18 @@ namespace stalloc {
 class Heaps {
  public:
   // Devices without a plan get a heap only when `options.dynamic` is set. The heaps show their figures in `page`, where
-  // there is one.
-  Heaps(plan::Plan plan, const serve::RealDriver& driver, const serve::HeapOptions& options,
+  // there is one. `cuda` must live as long as this.
+  Heaps(plan::Plan plan, const Cuda& cuda, const serve::RealDriver& driver, const serve::HeapOptions& options,
         StatisticsPage* page = nullptr);
   // Closes every heap. Not for the end of a process: the driver may be gone by then. Pre: no other thread is inside.
   ~Heaps();
   Heaps(const Heaps&) = delete;
   Heaps& operator=(const Heaps&) = delete;
 
-  // The heap of `context`, made if that is its device's primary context; null: the request belongs to the original
-  // allocator. Pre: `context` is the thread's current one.
+  // The heap of `context`, created if it is its device's primary context. Null: the original allocator serves the
+  // request. Pre: `context` is the thread's current one.
   serve::Heap* of_current(CUcontext context) noexcept;
-  // A plan did not fit its device, and the options say that nothing is served then. Lock-free.
+  // True when a plan did not fit its device and the options say that requests then fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
   // The heap of `context` if there is one already. Lock-free.
   serve::Heap* known(CUcontext context) noexcept {
@@ -53,15 +53,15 @@ class Heaps {
     if (device < 0 || device >= used_devices_.load(std::memory_order_acquire)) return nullptr;
     return devices_[static_cast<std::size_t>(device)].heap.load(std::memory_order_acquire);
   }
-  // No heap of the device, also one yet to be made, creates memory beyond `bytes`.
+  // The heap of the device, even if it is created later, holds at most `bytes`.
   void set_limit(int device, std::uint64_t bytes) noexcept;
   [[nodiscard]] serve::Driver& driver() noexcept { return driver_; }
   // The heap whose arena holds the address; null: not ours. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
 
   // The pool that a request is from, as a heap knows it: null for the device's own (default) pool. False when requests
-  // from it are not ours to serve: it belongs to another device, or is none of those that pools.h admits.
-  // The first: the pool that the program names; the second: the device's current one, for requests that name none.
+  // from it are not served: it belongs to another device, or pools.h does not admit it. The first function takes the
+  // pool that the program names; the second finds the device's current pool, for requests that name none.
   bool resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   bool resolve_current_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
     *pool = nullptr;
@@ -73,7 +73,7 @@ class Heaps {
   // Whether the program has made pools of its own. Lock-free.
   [[nodiscard]] bool has_created_pools() const noexcept { return pools_.any_created(); }
   void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
-  // Around the original that destroys it: `destroy` returns whether it succeeded.
+  // `destroy` calls the original function that destroys the pool, and returns whether it succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
     const std::optional<Pools::Known> known = forget_pool(pool);
@@ -93,27 +93,26 @@ class Heaps {
 
   // Kernels on `peer` may touch the memory of `device`, also that of heaps yet to be made.
   void grant_access(int device, int peer) noexcept;
-  // The program gave some location access to the memory of `pool`: a device gets it to all that is served on the
-  // pool's; where it is none, as the host, the pool is not served any more.
+  // The program gave a location access to the memory of `pool`. A device gets access to all memory served on the pool's
+  // device; if the location is not a device, the pool is no longer served.
   void pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept;
 
-  // What serve::Heap says of them, for all heaps.
+  // As the functions of serve::Heap, for all heaps.
   void before_synchronization() noexcept;
   void after_synchronization() noexcept;
-  // True when some heap gave memory back for somebody who was refused `bytes` (0: nobody knows how many).
+  // Gives idle memory back for a caller that was refused `bytes` (0: unknown). True when a heap gave any.
   bool make_room(std::uint64_t bytes) noexcept;
   std::uint64_t idle_plan_bytes(int device) noexcept;
-  // The most generous of the pools that a heap serves from says what it may keep.
+  // A heap may keep the largest threshold of the pools that it serves.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
   // As Heap::keep_idle, for all heaps, also those yet to be made.
   void keep_idle() noexcept;
 
   void stream_destroyed(CUstream stream) noexcept;
-  // The clock of the calling thread's stream with that name, made on first sight; null: none is kept, for the stream is
-  // of a context without a heap, or of one with too many streams. Valid until the stream is destroyed. Lock-free but
-  // for the first time.
+  // The clock of the calling thread's stream with that name, created at first use. Null when the stream's context has
+  // no heap or too many streams. Valid until the stream is destroyed. Lock-free but for the first time.
   serve::StreamClock* stream_clock(const serve::StreamKey& stream) noexcept {
-    const CUcontext context = stream.is_default() ? cuda_query::current_context() : nullptr;
+    const CUcontext context = stream.is_default() ? cuda_.current_context() : nullptr;
     StreamPlace& place = stream_places_[place_of(stream, context)];
     serve::StreamClock* clock = place.clock.load(std::memory_order_acquire);
     const bool found =
@@ -122,16 +121,16 @@ class Heaps {
   }
   // The clocks with that id; null: of no heap.
   serve::StreamClocks* clocks(std::uint64_t id) noexcept;
-  // Where and by which number CUDA's own memory at `address` is noted; no heap: nowhere.
+  // The heap that has noted CUDA's own memory at `address`, and the number of the note; null when no heap has.
   struct Original {
     serve::Heap* heap = nullptr;
     std::uint64_t number = 0;
   };
   [[nodiscard]] Original find_original(CUdeviceptr address) noexcept;
-  // The device's primary context and all memory in it is about to go; and it has gone.
+  // The device's primary context and all memory in it is about to be destroyed; and it was.
   void resetting(int device) noexcept;
   void was_reset(int device) noexcept;
-  // The program gave up a context, or its hold on a primary one: where that ended a heap's context, the heap ends too.
+  // The program destroyed a context, or released a primary one: if that ended a heap's context, the heap is closed.
   void context_released(CUcontext context) noexcept;
   void primary_released(int device) noexcept;
 
@@ -150,13 +149,13 @@ class Heaps {
     std::atomic<CUmemoryPool> default_pool{nullptr};     // known once there is a heap
     std::atomic<CUmemoryPool> redirected_pool{nullptr};  // the current one, unless that is the default one
     std::bitset<kDevices> peers;
-    std::uint64_t limit = ~std::uint64_t{0};  // that the heap may hold, in bytes
-    bool tried = false;                       // one attempt a process: what did not fit is not tried again
+    std::uint64_t limit = ~std::uint64_t{0};  // bytes that the heap may hold
+    bool tried = false;                       // only one attempt is made in a process
     // Was `heap` until its context ended; owned. Never destroyed: another thread may still be inside.
     std::atomic<serve::Heap*> closed_heap{nullptr};
   };
 
-  // Streams by their names, one to a place: of two that share one the later is kept.
+  // A hash table of streams, one to a place: a stream replaces another in its place.
   struct StreamPlace {
     std::atomic<serve::StreamClock*> clock{nullptr};
     std::atomic<std::uint64_t> without{0};  // a stream that has no clock, by its hash; 0: none
@@ -188,9 +187,10 @@ class Heaps {
   Device& device_of(const serve::Heap& heap) noexcept { return devices_[static_cast<std::size_t>(heap.device())]; }
 
   const plan::Plan plan_;
+  const Cuda& cuda_;
   serve::RealDriver driver_;
   const serve::HeapOptions options_;
-  StatisticsPage* const page_;  // null: nobody looks
+  StatisticsPage* const page_;  // null: figures are not shown
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};

@@ -7,8 +7,8 @@
 namespace stalloc {
 namespace {
 
-// Whatever lies behind the fields of the first CUDA that had pools (a maximum size, a usage, what is to come) makes a
-// pool special unless it is 0.
+// Fields that later versions of CUDA added (a maximum size, a usage, and those to come) make a pool special unless they
+// are 0.
 bool is_ordinary(const CUmemPoolProps& properties) noexcept {
   constexpr std::size_t kKnown = offsetof(CUmemPoolProps, win32SecurityAttributes) + sizeof(void*);
   const auto* bytes = reinterpret_cast<const unsigned char*>(&properties);
@@ -22,7 +22,7 @@ std::uint64_t new_version() noexcept {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// The pool that the calling thread asked about last. Programs that name pools name one at a time.
+// A cache of one pool for each thread: programs that name pools mostly use one at a time.
 struct Asked {
   CUmemoryPool pool = nullptr;
   std::uint64_t version = 0;
@@ -78,7 +78,7 @@ void Pools::set(CUmemoryPool pool, const Known& known) noexcept {
     pools_.emplace(pool, known);
     if (known.created) created_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception&) {
-    // What is not known is not served.
+    // A pool that is not noted is not served.
   }
 }
 

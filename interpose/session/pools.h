@@ -15,9 +15,9 @@
 namespace stalloc {
 
 // What is served in a pool's name must be what the pool would give: private memory of one device, as much as there is.
-// So pools of a limited size, of memory that may leave the process or is special in another way, and pools that the
-// program did not make itself (imported ones) are not served. Thread-safe; never throws: what cannot be remembered is
-// not served.
+// So pools with a size limit, pools of shareable or otherwise special memory, and pools that the program did not create
+// itself (imported ones) are not served. Thread-safe; never throws: a pool that cannot be noted for want of host memory
+// is not served.
 class Pools final : public serve::CreatedPools {
  public:
   Pools() noexcept;
@@ -25,7 +25,7 @@ class Pools final : public serve::CreatedPools {
   // No device: not to be served.
   static constexpr int kNone = -1;
 
-  // A pool: where its memory is (kNone: nobody knows), whether it is served, and whether the program made it.
+  // A pool: the device of its memory (kNone: unknown), whether it is served, and whether the program made it.
   struct Known {
     int device = kNone;
     bool served = false;
@@ -37,8 +37,8 @@ class Pools final : public serve::CreatedPools {
   void found_default(CUmemoryPool pool, int device) noexcept;
   // Never served from now on, also where it is a device's own.
   void refuse(CUmemoryPool pool) noexcept;
-  // Call before the original destroys the pool, since its handle may come back at once: what was known of it; hand that
-  // to `restore` if the original fails.
+  // Call before the original function destroys the pool, since its handle may be reused at once. Returns what was known
+  // of the pool, for `restore` if the original fails.
   std::optional<Known> forget(CUmemoryPool pool) noexcept;
   void restore(CUmemoryPool pool, const Known& known) noexcept { set(pool, known); }
 
@@ -58,7 +58,7 @@ class Pools final : public serve::CreatedPools {
 
   std::mutex mutex_;
   std::unordered_map<CUmemoryPool, Known> pools_;
-  std::atomic<std::uint64_t> version_;  // of pools_, unlike that of any other
+  std::atomic<std::uint64_t> version_;  // of pools_; differs from that of any other object
   std::atomic<std::size_t> created_{0};
 };
 

@@ -7,11 +7,14 @@
 
 namespace stalloc::program_order {
 
-// The process's events, never destroyed. Null: they are not watched; that is decided when the library is loaded, or by
-// what turns it off, and in a child of fork: what was not watched once is never watched later.
+// The process's events. Null: events are not watched. That is decided when the library is loaded; turning the library
+// off, or a fork, ends the watching for good.
 inline constinit std::atomic<serve::EventOrder*> watched{nullptr};
 
-// Pre: the library is being loaded. Without host memory they are not watched.
+// Starts watching, unless host memory is exhausted. Pre: the library is being loaded.
 void watch() noexcept;
+
+// For tests: nothing is watched any more, and what was learnt is forgotten. Pre: no other thread is inside.
+void unwatch() noexcept;
 
 }  // namespace stalloc::program_order

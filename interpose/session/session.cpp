@@ -14,8 +14,6 @@
 #include "interpose/base/process.h"
 #include "interpose/base/quiet_writes.h"
 #include "interpose/base/rdma.h"
-#include "interpose/session/capture.h"
-#include "interpose/session/cuda_query.h"
 #include "interpose/session/driver_functions.h"
 #include "interpose/session/program_order.h"
 #include "plan/files/plan_file.h"
@@ -40,6 +38,8 @@ serve::HeapOptions heap_options(const Options& options) {
   return heap;
 }
 
+trace::Device describe_device(int device) { return Session::cuda().describe_device(device); }
+
 // Whether any request may be served from bytes that another stream freed.
 bool crosses_streams(const Options& options) {
   if (options.mode == Mode::Alloc) return true;
@@ -49,23 +49,46 @@ bool crosses_streams(const Options& options) {
 
 }  // namespace
 
-Session& Session::get() noexcept {
+Session& Session::of_process() noexcept {
   alignas(Session) static std::byte storage[sizeof(Session)];
-  static Session* const session = new (storage) Session();
+  static Session* const session = [] {
+    auto* made = new (storage) Session(parse_options(environment::keep), process_cuda_, process_captures_);
+    if (made->active()) made->prepare_process();
+    return made;
+  }();
   return *session;
 }
 
-Session::Session() noexcept : options_(parse_options(environment::keep)) {
+Session::Session(const Options& options, Cuda& cuda, Captures& captures) noexcept : options_(options) {
+  quick_.cuda.store(&cuda);
+  quick_.captures.store(&captures);
+  previous_ = current_.exchange(this);
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
   if (options_.mode == Mode::Off || options_.mode == Mode::Torch) return;
+  if (crosses_streams(options_)) program_order::watch();
+  active_.store(true);
+}
+
+void Session::prepare_process() const noexcept {
   log::remember_standard_error();
   remember_start();
   remember_foreign_variables();
   if (options_.frameworks) set_framework_variables(options_.torch == TorchRoad::Async);
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
-  if (crosses_streams(options_)) program_order::watch();
-  active_.store(true);
+}
+
+Session::~Session() {
+  deactivate();
+  program_order::unwatch();
+  delete recorder_.load();
+  delete heaps_.exchange(nullptr);
+  delete page_.load();
+  refuses_.store(false);
+  quick_.figures_wanted.store(false);
+  quick_.cuda.store(&process_cuda_);
+  quick_.captures.store(&process_captures_);
+  current_.store(previous_);
 }
 
 void Session::first_use() noexcept {
@@ -80,7 +103,7 @@ void Session::first_use() noexcept {
     if (!options_.statistics.empty()) show_figures();
     if (options_.mode != Mode::Trace || options_.dynamic) begin_serving();
     if (options_.signal != 0) watch_signal(static_cast<int>(options_.signal));
-    if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, &cuda_query::describe_device));
+    if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, describe_device));
     if (active() && recorder_.load() == nullptr) quick_.heaps.store(heaps_.load(), std::memory_order_release);
   } catch (const std::exception& error) {
     turn_off(error.what());
@@ -96,7 +119,7 @@ void Session::show_figures() noexcept {
     page_.store(StatisticsPage::create(options_.statistics, mode, &why).release());  // until the process ends
     if (page_.load() == nullptr) log::warn("no statistics are shown: {}", why);
   } catch (const std::bad_alloc&) {
-    // The program's own requests are what memory is for.
+    // The program goes on without the page.
   }
 }
 
@@ -114,19 +137,19 @@ void Session::deactivate() noexcept {
 void Session::begin_serving() {
   plan::Plan plan;
   if (options_.mode == Mode::Alloc) {
-    if (options_.plan_strict) refuses_.store(true);  // until there are heaps that serve it
+    if (options_.plan_strict) refuses_.store(true);  // until the heaps exist
     if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
     auto read = plan::read_plan(absolute_path(expand_path(options_.plan)));
     if (!read.ok()) return turn_off("plan refused: " + read.error);
     plan = std::move(read.value);
   }
   const char* missing = nullptr;
-  const auto functions = find_driver_functions(&missing);
+  const auto functions = find_driver_functions(cuda().finder(), &missing);
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
-  const serve::RealDriver driver(*functions, capture::gate(), {rdma, serves_pytorch_.load()});
-  heaps_.store(new Heaps(std::move(plan), driver, heap_options(options_), page_.load()));
+  const serve::RealDriver driver(*functions, captures().gate(), {rdma, serves_pytorch_.load()});
+  heaps_.store(new Heaps(std::move(plan), cuda(), driver, heap_options(options_), page_.load()));
   refuses_.store(false);
   if (serves_pytorch_.load()) heaps_.load()->keep_idle();
 }
@@ -147,7 +170,7 @@ record::Recorder* Session::recorder() noexcept {
 }
 
 Heaps* Session::heaps() noexcept {
-  (void)recorder();  // makes both
+  (void)recorder();  // creates both parts
   return heaps_.load(std::memory_order_relaxed);
 }
 
@@ -178,13 +201,5 @@ void Session::finish() noexcept {
   if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/false, /*wait=*/false);
   if (StatisticsPage* page = page_.load()) page->finish();
 }
-
-namespace {
-// glibc hands each constructor the program's arguments.
-__attribute__((constructor)) void on_load(int count, char** arguments, char** /*environment*/) {
-  if (Session::get().active()) remember_arguments(count, arguments);
-}
-__attribute__((destructor)) void on_exit() { Session::get().finish(); }
-}  // namespace
 
 }  // namespace stalloc

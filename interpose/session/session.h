@@ -5,8 +5,11 @@
 #include <mutex>
 #include <string>
 
+#include "interpose/base/cuda_driver.h"
 #include "interpose/base/options.h"
 #include "interpose/record/recorder.h"
+#include "interpose/session/captures.h"
+#include "interpose/session/cuda.h"
 #include "interpose/session/heaps.h"
 #include "interpose/session/statistics_page.h"
 
@@ -14,17 +17,32 @@ namespace stalloc {
 
 class Session {
  public:
-  // The only one. Made when the library is loaded, never destroyed: hooks may run until the process is gone.
-  static Session& get() noexcept;
+  // The process's session, created when the library is loaded and never destroyed, since hooks may run until the
+  // process ends. In a test, the session that the test created last.
+  static Session& get() noexcept {
+    Session* const known = current_.load(std::memory_order_acquire);
+    return known != nullptr ? *known : of_process();
+  }
 
-  // False when turned off, after a failure that turned it off, and in a child of fork where CUDA no longer works: then
-  // every hook only forwards.
+  // For tests: replaces the current session until it is destroyed. `cuda` and `captures` must outlive it. Pre, for
+  // both: no other thread uses a session.
+  Session(const Options& options, Cuda& cuda, Captures& captures) noexcept;
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // What it asks of CUDA.
+  [[nodiscard]] static Cuda& cuda() noexcept { return *quick_.cuda.load(std::memory_order_relaxed); }
+  [[nodiscard]] static Captures& captures() noexcept { return *quick_.captures.load(std::memory_order_relaxed); }
+
+  // False when the library is off, was turned off by a failure, or is in a forked child where CUDA no longer works:
+  // then every hook only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
-  // Every request for device memory is to fail: there should be a plan, and it could not be read (STALLOC_PLAN_STRICT).
+  // True when every request for device memory must fail because the plan could not be read (STALLOC_PLAN_STRICT).
   [[nodiscard]] static bool refuses() noexcept { return refuses_.load(std::memory_order_relaxed); }
 
-  // The heaps, when serving is all there is to do for a request. Else null: inactive, in trace mode, figures are
-  // wanted, or the parts are yet to be made. Answered from one cache line.
+  // The heaps, if a request only needs to be served. Null when the session is inactive, records, must log figures, or
+  // has not created its parts yet. Reads one cache line.
   static Heaps* only_serving() noexcept {
     return quick_.figures_wanted.load(std::memory_order_relaxed) ? nullptr
                                                                  : quick_.heaps.load(std::memory_order_acquire);
@@ -32,17 +50,23 @@ class Session {
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
 
-  // The parts of the mode, made at the first call of either. Null: not in trace mode; nothing to serve from.
+  // The parts of the mode, created at the first call of either. Null when the mode has no such part.
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
-  // The heaps if they were made before: what does not allocate need not make them.
+  // The heaps if they exist already, for calls that do not allocate.
   static Heaps* known_heaps() noexcept { return heaps_.load(std::memory_order_acquire); }
+  // As these two while the session is active, else null.
+  static Heaps* active_heaps() noexcept {
+    Session& session = get();
+    return session.active() ? session.heaps() : nullptr;
+  }
+  static Heaps* known_active_heaps() noexcept { return get().active() ? known_heaps() : nullptr; }
 
-  // PyTorch's tensors come through a door. Heaps keep idle memory until they are told to give it back, as PyTorch's own
-  // allocator does, and those that are made from now on create memory that other processes can be given.
+  // A door serves PyTorch's tensors. From now on heaps keep idle memory until they are told to give it back, as
+  // PyTorch's own allocator does, and new heaps create memory that can be shared with other processes.
   void serve_pytorch() noexcept;
 
-  // Logs the figures if STALLOC_SIGNAL came since the last call: a handler itself may do next to nothing.
+  // Logs the figures if STALLOC_SIGNAL came since the last call: a signal handler may do almost nothing itself.
   void answer_signal() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
@@ -53,14 +77,22 @@ class Session {
   void finish() noexcept;  // at exit: closes the trace, logs the figures, ends the statistics page
 
  private:
-  struct alignas(16) Quick {
+  static inline constinit Cuda process_cuda_{&cuda_driver::symbol};
+  static inline constinit Captures process_captures_{process_cuda_};
+
+  // What is asked for at each request, in one cache line.
+  struct alignas(32) Quick {
     std::atomic<Heaps*> heaps;
     std::atomic<bool> figures_wanted;
+    std::atomic<Cuda*> cuda;
+    std::atomic<Captures*> captures;
   };
-  static inline constinit Quick quick_;
+  static inline constinit Quick quick_{{nullptr}, {false}, {&process_cuda_}, {&process_captures_}};
+  static inline constinit std::atomic<Session*> current_{nullptr};
 
-  Session() noexcept;
-  void first_use() noexcept;  // CUDA is used: warnings that were held back, and the parts
+  static Session& of_process() noexcept;
+  void prepare_process() const noexcept;  // while the library is loaded: what is remembered, set and registered then
+  void first_use() noexcept;              // CUDA is used: warnings that were held back, and the parts
   void begin_serving();
   void show_figures() noexcept;
   void watch_signal(int number);
@@ -68,6 +100,7 @@ class Session {
   void deactivate() noexcept;
 
   Options options_;
+  Session* previous_ = nullptr;  // the session that this one replaces
   std::atomic<bool> active_{false};
   std::atomic<bool> cuda_used_{false};
   std::atomic<bool> serves_pytorch_{false};
@@ -77,7 +110,7 @@ class Session {
   std::atomic<record::Recorder*> recorder_{nullptr};
   static inline constinit std::atomic<Heaps*> heaps_{nullptr};
   static inline constinit std::atomic<bool> refuses_{false};
-  std::atomic<StatisticsPage*> page_{nullptr};  // null: nobody asked for one, or it could not be made
+  std::atomic<StatisticsPage*> page_{nullptr};  // null: not asked for, or could not be made
 };
 
 }  // namespace stalloc

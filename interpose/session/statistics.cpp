@@ -11,7 +11,7 @@ using stalloc::serve::Statistics;
 
 // The fields of the C struct are the list's, in its order.
 static_assert(sizeof(stalloc_statistics) == sizeof(std::size_t) + sizeof(Statistics), "run tools/write-statistics");
-#define STALLOC_STATISTIC(name, unit, meaning)                                                          \
+#define STALLOC_STATISTIC(name, unit, place, meaning)                                                   \
   static_assert(offsetof(stalloc_statistics, name) == sizeof(std::size_t) + offsetof(Statistics, name), \
                 "run tools/write-statistics");
 #include "interpose/serve/heap/statistics.def"
@@ -20,13 +20,12 @@ static_assert(sizeof(stalloc_statistics) == sizeof(std::size_t) + sizeof(Statist
 extern "C" __attribute__((visibility("default"))) int stalloc_get_statistics(int device,
                                                                              stalloc_statistics* statistics) {
   if (statistics == nullptr || statistics->struct_bytes < sizeof(size_t)) return 2;
-  stalloc::Session& session = stalloc::Session::get();
-  stalloc::Heaps* heaps = session.active() ? session.heaps() : nullptr;
+  stalloc::Heaps* heaps = stalloc::Session::active_heaps();
   Statistics figures;
   if (heaps == nullptr || !heaps->statistics(device, &figures)) return 1;
   stalloc_statistics all{};
   all.struct_bytes = statistics->struct_bytes;
-#define STALLOC_STATISTIC(name, unit, meaning) all.name = figures.name;
+#define STALLOC_STATISTIC(name, unit, place, meaning) all.name = figures.name;
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
   std::memcpy(statistics, &all, std::min(statistics->struct_bytes, sizeof all));

@@ -67,7 +67,7 @@ std::string content_of(const char* path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Field 22 of /proc/self/stat, behind a program's name that may hold anything, parentheses too.
+// Field 22 of /proc/self/stat. The program's name, field 2, may contain anything, even parentheses.
 std::uint64_t process_start() {
   const std::string text = content_of("/proc/self/stat");
   std::size_t at = text.rfind(')');
@@ -134,7 +134,8 @@ bool may_write(std::size_t bytes) {
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes);
 }
 
-// All of the file's bytes are its own before it is mapped: a write to the mapping can then not fail for want of space.
+// All bytes of the file are allocated before it is mapped, so that a write to the mapping cannot fail for want of
+// space.
 void* map_new_file(int folder, const std::string& name, std::size_t bytes) {
   const Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (file.number() < 0) return nullptr;
@@ -165,7 +166,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
     *why = "the limit on the size of files is too low";
     return nullptr;
   }
-  // Whole, for the program may change its working folder.
+  // An absolute path, since the program may change its working folder.
   std::array<char, PATH_MAX> whole{};
   if (::realpath(named.c_str(), whole.data()) == nullptr) {
     *why = error_text(named);
@@ -197,7 +198,7 @@ void StatisticsPage::finish() noexcept {
   try {
     if (::access((folder_ + "/" + kKeep).c_str(), F_OK) != 0) ::unlink(path_.c_str());
   } catch (const std::bad_alloc&) {
-    // It stays; `stalloc top` removes what ended processes leave.
+    // The page stays; `stalloc top` removes the pages of processes that have ended.
   }
 }
 

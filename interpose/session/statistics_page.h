@@ -20,7 +20,7 @@ struct StatisticsHeader {
   std::uint32_t header_bytes;
   std::uint32_t device_bytes;  // of one device's figures, which follow one behind the other
   std::uint32_t devices;
-  // The process: its id, its start in clock ticks since the boot, and whose names these are.
+  // The process: its id, its start in clock ticks since the boot, and the namespace and boot that these refer to.
   std::uint64_t process;
   std::uint64_t process_start;
   std::uint64_t process_namespace;  // of ids: the inode of /proc/self/ns/pid; 0: unknown
@@ -37,19 +37,19 @@ static_assert(sizeof(StatisticsHeader) == 1024);
 class StatisticsPage {
  public:
   static constexpr std::size_t kDevices = 64;
-  // The name of a file in the page's folder that keeps pages there when their processes end.
+  // If a file of this name is in the page's folder, pages stay there when their processes end.
   static constexpr const char* kKeep = "keep";
 
-  // Makes a file of this process's own in `folder`, which is made (for this user alone) if it is not there. Null when
-  // that cannot be, and `why` says in one line what is in the way: a folder that is not the user's or that others may
-  // write to, no space, a limit on the size of files. No descriptor stays open, and the memory stays mapped when the
-  // page is gone. May throw std::bad_alloc.
+  // Makes a file of this process's own in `folder`, which is made (for this user alone) if it is not there. Null on
+  // failure, and `why` says in one line what failed: a folder that is not the user's or that others may write to, no
+  // space, a limit on the size of files. No descriptor stays open, and the memory stays mapped when the page is gone.
+  // May throw std::bad_alloc.
   static std::unique_ptr<StatisticsPage> create(std::string_view folder, std::string_view mode, std::string* why);
 
   // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid for ever.
   serve::ShownFigures* device(int device) noexcept;
 
-  // The process ends: says so in the file, and removes it where nobody asked for it to be kept. Call once.
+  // The process ends: says so in the file, and removes it unless it is to be kept. Call once.
   void finish() noexcept;
 
  private:

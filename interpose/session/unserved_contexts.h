@@ -1,5 +1,5 @@
 // Contexts that no heap serves: those that are not their device's primary one, and all of a device whose heap is gone
-// or was refused. To find that out takes several questions to the driver and a lock, so it is remembered.
+// or was refused. Finding that out takes several calls to the driver and a lock, so the result is cached.
 #pragma once
 
 #include <array>
@@ -9,11 +9,11 @@
 
 namespace stalloc {
 
-// By the driver's ids, for handles come back as other contexts (cuda_query::current_context_id). Thread-safe,
-// lock-free, never fails: of very many contexts the oldest is forgotten, and found out anew.
+// Contexts are identified by the driver's ids, since handles are reused (Cuda::current_context_id). Thread-safe,
+// lock-free, never fails: when the cache is full, the oldest entry is dropped.
 class UnservedContexts {
  public:
-  // False for id 0, which stands for any context that the driver gives no id.
+  // False for id 0, which means that the driver has no ids.
   [[nodiscard]] bool holds(std::uint64_t id) const noexcept {
     for (const std::atomic<std::uint64_t>& known : ids_) {
       if (known.load(std::memory_order_relaxed) == id) return id != 0;

@@ -7,8 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "interpose/session/capture.h"
-#include "interpose/session/cuda_query.h"
 #include "interpose/session/session.h"
 #include "interpose/torch/offer.h"
 #include "interpose/torch/waiting_streams.h"
@@ -49,7 +47,7 @@ int is_recording() {
 }
 
 Answer serve_from(Heaps& heaps, int device, std::size_t bytes, void* stream, void** address) noexcept {
-  const CUcontext context = cuda_query::current_context();
+  const CUcontext context = Session::cuda().current_context();
   if (context == nullptr) return STALLOC_DOOR_NO_CONTEXT;
   serve::Heap* heap = heaps.known(context);
   if (heap == nullptr) heap = heaps.of_current(context);
@@ -79,8 +77,8 @@ Answer allocate(int device, std::size_t bytes, void* stream, const void* caller,
   return allocate_slowly(device, bytes, stream, caller, address);
 }
 
-// Whether a free on the stream has to wait for the end of a capture.
-bool is_held_up(void* stream) noexcept { return capture::is_capturing(key_of(stream).handle); }
+// True when a free on the stream must wait for the end of a capture.
+bool is_held_up(void* stream) noexcept { return Session::captures().holds(key_of(stream).handle); }
 
 // Pre: the heap's context is current.
 Answer give_back(serve::Heap& heap, void* address, int device, void* stream) noexcept {
@@ -91,13 +89,12 @@ Answer give_back(serve::Heap& heap, void* address, int device, void* stream) noe
 }
 
 Answer free(void* address, int device, void* stream) {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  Heaps* heaps = Session::known_active_heaps();
   if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory goes with the process
   serve::Heap* heap = heaps->of_device(device);
   if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
   if (is_held_up(stream)) return STALLOC_DOOR_LATER;
-  if (cuda_query::current_context() == heap->context()) return give_back(*heap, address, device, stream);
+  if (Session::cuda().current_context() == heap->context()) return give_back(*heap, address, device, stream);
   const serve::ContextScope scope(heaps->driver(), heap->context());
   // Without the context nothing can be ordered: the driver is about to go.
   return scope.ok() ? give_back(*heap, address, device, stream) : STALLOC_DOOR_DONE;
@@ -134,8 +131,7 @@ CUresult find_stream_behind(Heaps& heaps, const serve::Heap& heap, std::span<con
 }
 
 Answer free_after(void* address, int device, const stalloc_door_stream* streams, std::size_t count) {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  Heaps* heaps = Session::known_active_heaps();
   if (heaps == nullptr) return STALLOC_DOOR_DONE;
   serve::Heap* heap = heaps->of_device(device);
   if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
@@ -151,8 +147,8 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
     record(EventKind::FreeAsync, device, 0, behind, nullptr, address);
     return STALLOC_DOOR_DONE;
   }
-  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || capture::gate().may_be_capturing()) return STALLOC_DOOR_LATER;
-  // One of the streams was destroyed, say: what it was given is done when all of the devices are.
+  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
+  // For example, one of the streams was destroyed: its work is complete when all of the device's work is.
   for (std::size_t i = 0; i < count; ++i) {
     const serve::Heap* other = heaps->of_device(streams[i].device);
     const serve::ContextScope its(heaps->driver(), other == nullptr ? heap->context() : other->context());
@@ -180,8 +176,7 @@ void note_freed(int device, void* stream, const void* address) {
 
 Answer offer(const void* address, int device, void** made, const char** text, std::size_t* bytes, std::uint64_t* offset,
              const char** why) {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  Heaps* heaps = Session::known_active_heaps();
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_device(device);
   if (heap == nullptr) return *why = "stalloc serves nothing any more", STALLOC_DOOR_DECLINED;
   Offer* fresh = Offer::make(*heap, heaps->driver(), as_address(address), why);
@@ -212,8 +207,7 @@ void close_offer(void* base) {
 }
 
 serve::Heap* heap_of(int device) noexcept {
-  Session& session = Session::get();
-  Heaps* heaps = session.active() ? session.known_heaps() : nullptr;
+  Heaps* heaps = Session::known_active_heaps();
   return heaps == nullptr ? nullptr : heaps->of_device(device);
 }
 
@@ -224,7 +218,7 @@ std::uint64_t held(int device) {
 
 std::uint64_t device_total(int device) {
   try {
-    return cuda_query::describe_device(device).total_bytes;
+    return Session::cuda().describe_device(device).total_bytes;
   } catch (const std::bad_alloc&) {
     return 0;
   }
@@ -252,8 +246,8 @@ std::uint64_t trim(int device, int wait) {
   if (heap == nullptr) return 0;
   serve::Driver& driver = Session::get().known_heaps()->driver();
   const serve::ContextScope scope(driver, heap->context());
-  // To wait for a device would break every capture on it.
-  if (wait != 0 && scope.ok() && !capture::gate().may_be_capturing()) {
+  // Waiting for a device would break every capture on it.
+  if (wait != 0 && scope.ok() && !Session::captures().may_be_any()) {
     heap->before_synchronization();
     driver.synchronize_context();
   }

@@ -1,5 +1,5 @@
-// getenv: PyTorch, while it is loaded, is told what road.h says of its allocator's configuration; everybody else gets
-// what the environment says.
+// getenv: while PyTorch is being loaded, it gets the allocator configuration that road.h decides on; all other callers
+// get what the environment says.
 #include <cstddef>
 #include <cstring>
 
@@ -9,7 +9,7 @@ extern "C" char** environ;
 
 namespace {
 
-// As glibc's own. Not glibc's own, which to look up may ask for memory, whose allocator may just be reading its
+// Does what glibc's getenv does. Looking that up might allocate memory while the memory allocator is reading its
 // options.
 char* look_up(const char* name) noexcept {
   if (name == nullptr || environ == nullptr || *name == '\0') return nullptr;

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <utility>
 
-#include "interpose/session/capture.h"
+#include "interpose/session/session.h"
 
 namespace stalloc::torch {
 namespace {
@@ -128,7 +128,7 @@ class AllOpened {
 
  private:
   void finish_locked(serve::Driver& driver) {
-    if (capture::gate().may_be_capturing()) return;
+    if (Session::captures().may_be_any()) return;
     for (; !closing_.empty(); closing_.pop_back()) {
       const serve::ContextScope scope(driver, closing_.back().context);
       if (!scope.ok() || driver.synchronize_context() != CUDA_SUCCESS) continue;  // it goes with the process

@@ -1,4 +1,4 @@
-// Blocks of the heaps that other processes use: what torch.multiprocessing sends instead of a tensor.
+// Blocks of the heaps that are shared with other processes (torch.multiprocessing).
 //
 // CUDA's own way to share memory (cuIpcGetMemHandle) refuses memory that is mapped from handles. So each handle that a
 // block lies in is exported as a file descriptor, and the receiver, which must be of the same user, takes a copy of it

@@ -40,13 +40,13 @@ bool is_of_pytorch(const void* caller) noexcept {
   return std::strncmp(slash == nullptr ? module.path : slash + 1, "libc10", 6) == 0;
 }
 
-// What the user says of PyTorch's allocator; null: nothing. Who sets one of the names means both.
+// The user's configuration of PyTorch's allocator; null: none. A user who sets one of the names means both.
 const char* users_configuration() noexcept {
   const char* value = std::getenv(kNames[0]);
   return value != nullptr ? value : std::getenv(kNames[1]);
 }
 
-// True when the tensors of the PyTorch that is being loaded shall come by its backend cudaMallocAsync.
+// True when the PyTorch that is being loaded should use its backend cudaMallocAsync.
 bool needs_backend() {
   Session& session = Session::get();
   const Options& options = session.options();
@@ -60,7 +60,7 @@ std::string without_door(const PyTorch& pytorch, const std::string& why) {
   return "PyTorch " + (pytorch.version.empty() ? "of unknown version" : pytorch.version) + ": " + why;
 }
 
-// How its tensors come instead.
+// How its tensors reach stalloc instead.
 const char* other_road(bool by_backend) {
   if (by_backend) return "its tensors come by its backend cudaMallocAsync";
   return users_configuration() == nullptr
@@ -129,7 +129,7 @@ void look() noexcept {
   Session& session = Session::get();
   if (!session.active() || session.options().torch != TorchRoad::Door) return;
   static std::mutex mutex;
-  const std::unique_lock lock(mutex, std::try_to_lock);  // the door's own first calls come by here too
+  const std::unique_lock lock(mutex, std::try_to_lock);  // the door's own first calls reach this function, too
   if (!lock.owns_lock() || looked.load()) return;
   try {
     PyTorch pytorch;

@@ -1,7 +1,7 @@
-// By which road PyTorch's tensors come to stalloc: through a door (door.h) in front of its own allocator, or one by one
-// through CUDA, by its backend cudaMallocAsync.
+// How PyTorch's tensors reach stalloc: through a door (door.h) in front of its own allocator, or one by one through
+// CUDA, by its backend cudaMallocAsync.
 //
-// PyTorch chooses its allocator when libc10_cuda.so is loaded, by what getenv says of its configuration, and the door
+// PyTorch chooses its allocator when libc10_cuda.so is loaded, by its configuration in the environment, and the door
 // can only be put in front of the native one. When a process starts, nobody can tell which PyTorch it will load, if
 // any. So the library answers getenv (getenv.cpp), for the one caller and the names that matter: at that moment the
 // library that asks is loaded, its version can be read, and whether there is a door for it is known. The environment
@@ -15,11 +15,11 @@ namespace stalloc::torch {
 const char* configuration(const char* name, const void* caller, char* value) noexcept;
 
 // Looks whether PyTorch has been loaded, and if so opens the door for it, once; says in one line why not, if it cannot.
-// To be called when CUDA was initialised, and when a program asks for devices later: PyTorch may come second.
+// Call it when CUDA was initialised, and when a program asks for devices later: PyTorch may be loaded after that.
 void look() noexcept;
 
-// True for a return address inside PyTorch's own allocator, while a door stands before it: what it asks of CUDA
-// (segments for graphs and for pools) is left to CUDA. Lock-free.
+// True for a return address inside PyTorch's own allocator, while a door is open: its requests (segments for graphs and
+// for pools) are left to CUDA. Lock-free.
 bool is_native_allocator(const void* caller) noexcept;
 
 // True once a door is open: the user's settings then hide no tensor. Lock-free.

@@ -4,23 +4,10 @@
 #include <new>
 #include <utility>
 
-#include "interpose/base/cuda_driver.h"
+#include "interpose/session/session.h"
 
 namespace stalloc::torch {
 namespace {
-
-// Work of a capture's thread must not count as part of it.
-CUresult create_stream(CUstream* stream) noexcept {
-  static const auto create = reinterpret_cast<CUresult (*)(CUstream*, unsigned)>(cuda_driver::symbol("cuStreamCreate"));
-  static const auto exchange =
-      reinterpret_cast<CUresult (*)(CUstreamCaptureMode*)>(cuda_driver::symbol("cuThreadExchangeStreamCaptureMode"));
-  if (create == nullptr || exchange == nullptr) return CUDA_ERROR_NOT_FOUND;
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  exchange(&mode);
-  const CUresult result = create(stream, CU_STREAM_NON_BLOCKING);
-  exchange(&mode);
-  return result;
-}
 
 // `waiting`, of the current context, waits for the work of `user` so far.
 CUresult wait_for(serve::Driver& driver, const User& user, CUstream waiting) noexcept {
@@ -58,7 +45,7 @@ CUresult WaitingStreams::behind(serve::Driver& driver, std::span<const User> use
     Kind& kind = kind_of({users.begin(), users.end()});
     kind.used_at = ++clock_;
     if (kind.stream == nullptr) {
-      if (const CUresult result = create_stream(&kind.stream); result != CUDA_SUCCESS) return result;
+      if (const CUresult result = Session::cuda().create_stream(&kind.stream); result != CUDA_SUCCESS) return result;
     }
     for (const User& user : kind.users) {
       if (const CUresult result = wait_for(driver, user, kind.stream); result != CUDA_SUCCESS) return result;

@@ -1,5 +1,5 @@
-// Streams of our own that wait for others, so that a block which several streams use is free when all are past it, and
-// nobody else waits.
+// Streams of our own that wait for other streams. A block that several streams use is freed on one of them, so that the
+// program's streams do not wait for each other.
 #pragma once
 
 #include <cuda.h>

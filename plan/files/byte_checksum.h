@@ -1,5 +1,5 @@
-// A checksum over every byte of a FlatBuffer, kept in a field of the buffer's root table. What is added to a format
-// later is covered without another line of code, and so is what a newer writer stored and this reader does not know.
+// A checksum over every byte of a FlatBuffer, kept in a field of the buffer's root table. Fields that are added to a
+// format later are covered as well, even those of a newer writer that this reader does not know.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Tells problems apart by what a plan depends on.
+// A hash of everything in a problem that its plan depends on.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace stalloc::plan {
 
 // Equal for problems that have the same plan but for its device's ordinal: covers sizes, lifetimes, streams, call sites
-// and threads (numbered by first appearance) and what is passed through, not the device's ordinal. Addresses and
-// times are no part of a problem. Not cryptographic: who relies on it checks the plan (find_unsoundness). Pure.
+// and threads (numbered by first appearance) and what is passed through, not the device's ordinal. Addresses and times
+// are no part of a problem. Not cryptographic: a caller that relies on it checks the plan (find_unsoundness). Pure.
 std::uint64_t content_hash(const Problem& problem);
 
 }  // namespace stalloc::plan

@@ -48,7 +48,7 @@ bool write_all(int fd, std::span<const std::uint8_t> bytes) {
   return true;
 }
 
-// True when nothing is lost when the machine stops now, or the file system cannot tell.
+// Makes the file durable. True also when the file system cannot do that.
 bool is_on_disk(int fd) { return ::fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP; }
 
 constexpr std::size_t kStep = std::size_t{1} << 16;
@@ -69,7 +69,7 @@ bool read_up_to(int fd, std::size_t most, std::size_t size, std::vector<std::uin
   return true;
 }
 
-// What may stand for a file that a link names, so that the link itself is not replaced.
+// The path that a symbolic link names, so that the link itself is not replaced.
 std::string link_target(const std::string& path) {
   const std::unique_ptr<char, void (*)(void*)> resolved(::realpath(path.c_str(), nullptr), &std::free);
   return resolved == nullptr ? path : std::string(resolved.get());
@@ -112,7 +112,7 @@ Outcome<std::vector<std::uint8_t>> read_file(const std::string& path) {
 Outcome<std::vector<std::uint8_t>> read_regular_file(const std::string& path, std::uint64_t most_bytes,
                                                      std::string (*find_defect)(std::span<const std::uint8_t> start)) {
   using Result = Outcome<std::vector<std::uint8_t>>;
-  // Asked before it is opened: some devices do things when they are opened. And of what was opened, once more.
+  // Checked before opening, since opening some devices has effects, and checked again on the open file.
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return Result::failure(system_error("cannot open", path));
   if (!S_ISREG(info.st_mode)) return Result::failure("cannot read " + path + ": it is no regular file");

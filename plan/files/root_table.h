@@ -1,4 +1,4 @@
-// The root table of a FlatBuffer, as far as it can be read before the buffer was verified.
+// The root table of a FlatBuffer, read before the buffer is verified.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ std::optional<std::size_t> find_root_field(std::span<const std::uint8_t> buffer,
 
 // Both formats begin with `version_major` and `version_minor`, 16 bits each. Says in one line which version the buffer
 // is of when that is another major one than `major`; empty when it is not, or when the buffer is too damaged to say.
-// `kind` begins the line. Another major version may be laid out so that it does not pass for one of ours at all, so ask
-// before anything else is looked at. Pure.
+// `kind` begins the line. Another major version may have a layout that does not look like this format at all, so call
+// this before any other check. Pure.
 std::string find_other_version(std::span<const std::uint8_t> buffer, std::size_t root, const std::string& kind,
                                std::uint16_t major);
 

@@ -62,7 +62,7 @@ struct ChunkView {
   bool limit_reached = false;  // ... with `last`: the file has reached its largest size
 };
 
-// One chunk as it stands in a file, size prefix included. Chunks appended in the order of their sequence numbers are a
+// One chunk in the form of a file, size prefix included. Chunks appended in the order of their sequence numbers are a
 // trace. Allocates with operator new, which may throw. A chunk must stay below 2 GiB and 500,000 stacks and modules;
 // recorders flush long before.
 std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk);

@@ -95,7 +95,7 @@ class Packer {
     }
   }
 
-  // Restarts with other priorities and more and more patience: searches of this kind either end soon or hardly ever.
+  // Restarts with other priorities and growing limits: such searches either end soon or hardly ever.
   void search() {
     std::vector<Buffer> buffers;
     for (const Tenant& tenant : tenants_) {
@@ -106,7 +106,7 @@ class Packer {
     std::uint64_t low = goal_;  // nothing below is looked for
     for (std::uint64_t round = 0; !done() && !stopped(); ++round) {
       const std::uint64_t nodes = kNodes << (std::min(std::countr_zero(round / kRules + 1), 20));
-      // Every other time something easier than the goal, so that there is progress where the goal is out of reach.
+      // Every other round aims at something easier than the goal, for progress when the goal is out of reach.
       const bool easier = options_.capacity == 0 && round / kRules % 2 == 1;
       std::uint64_t capacity = easier ? low + (best_.bytes - low) / 2 : low;
       capacity = std::min(round_up(capacity, options_.granularity), best_.bytes - 1);
@@ -128,15 +128,15 @@ class Packer {
                                  std::uint64_t round) {
     constexpr std::array<double, 4> kNoise = {0.0, 0.1, 0.3, 1.0};
     const double noise = round < kRules ? 0.0 : kNoise[random_() % kNoise.size()];
-    constexpr std::array<double, 3> kTrouble = {0.0, 0.1, 0.5};
-    const double trouble = round == 0 ? 0.0 : kTrouble[random_() % kTrouble.size()];
+    constexpr std::array<double, 3> kWeights = {0.0, 0.1, 0.5};
+    const double weight = round == 0 ? 0.0 : kWeights[random_() % kWeights.size()];
     std::vector<double> priority;
     for (std::size_t i = 0; i < tenants_.size(); ++i) {
       const double width = std::log(life(tenants_[i]));
       const double height = std::log(static_cast<double>(tenants_[i].bytes));
       const double crowd = std::log(static_cast<double>(contention[i]));
       const double dice =
-          noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5) + trouble * std::log1p(search.trouble()[i]);
+          noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5) + weight * std::log1p(search.weights()[i]);
       const std::array<double, kRules> rules = {
           1e3 * (width + dice) + height, 1e6 * (crowd + 0.3 * dice) + width + height,
           1e6 * (crowd + 0.3 * dice) + 1e3 * width + height, width + height + 5 * dice};

@@ -7,7 +7,7 @@
 
 #include "plan/layout/layout.h"
 #include "plan/packing/greedy.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 
@@ -27,7 +27,7 @@ inline constexpr std::size_t kMostSearched = 2048;
 Packing pack_contiguous(std::span<const Tenant> tenants, const ContiguousOptions& options);
 
 // The same for the slots of a plan: what make_layout (layout.h) promises holds here too, and every place is in the home
-// view. Memory of synchronous calls keeps its bytes to itself.
+// view. Memory of synchronous calls shares no bytes.
 Layout make_contiguous_layout(const Sequence& sequence, const ContiguousOptions& options);
 
 }  // namespace stalloc::plan

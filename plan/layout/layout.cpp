@@ -67,11 +67,11 @@ constexpr std::array<Rule, 7> kRules = {{{0.985, Fit::Lowest, Fit::Highest},
                                          {0.9, Fit::Lowest, Fit::BestHigh},
                                          {0.0, Fit::BestLow, Fit::BestLow}}};
 
-// Near enough to the bound for views to matter more than pages: a thousandth.
+// Within a thousandth of the bound, fewer views matter more than fewer pages.
 std::uint64_t pages_enough(std::uint64_t bound) { return bound + bound / 1000; }
-// So few stitched views that fewer do not matter.
+// Below this number of stitched views, fewer do not matter.
 constexpr std::size_t kViewsEnough = 16;
-// Of more slots, time matters more than views do.
+// Above this number of slots, time matters more than views.
 constexpr std::size_t kMostForViews = 200'000;
 
 // Tries rules until one is good enough, and keeps the best.
@@ -125,7 +125,7 @@ class Search {
     return true;
   }
 
-  // What lives long at places chosen ahead, what does not at the high end.
+  // Places long-lived slots at packed places, and all others at the high end.
   void try_packed() {
     const std::uint64_t page = options_.granularity;
     const Range room{round_up(synchronous_, page), bound_ * page};

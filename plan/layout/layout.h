@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "plan/placement/page_placement.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 
 struct LayoutOptions {
   std::uint64_t granularity = 0;  // bytes of a page
   StreamMode streams = StreamMode::Order;
-  // Told between sweeps how far the search is, 0 to 1. May be empty.
+  // Called between sweeps with the progress, 0 to 1. May be empty.
   std::function<void(double)> progress = nullptr;
 };
 
@@ -31,8 +31,8 @@ struct Layout {
 // How: several rules for choosing among free ranges are tried with as many pages as each needs, until one is good
 // enough; where none is near the bound, the best one with fewer pages. The rules know the future: what lives across a
 // moment of (nearly) peak use is kept together at the low end, everything else stays out of its way at the high end, so
-// that at the peak no page is partly used. Where that takes many views, what lives long is packed first (packed.h).
-// Nothing only where the body's lifetimes contradict each other; the caller then plans the whole range once.
+// that at the peak no page is partly used. If that takes many views, long-lived slots are packed first (packed.h).
+// Empty only if the body's lifetimes contradict each other; the caller then plans the whole range once.
 std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options);
 
 }  // namespace stalloc::plan

@@ -25,8 +25,7 @@ std::vector<Use> recorded_uses(const Problem& problem, const std::vector<std::si
   return uses;
 }
 
-// Prologue and two repetitions, as the slots' lifetimes say: shows what follows the last repetition when it is not the
-// last.
+// Prologue and two repetitions by the slots' lifetimes, which shows what follows a repetition that is not the last.
 std::vector<Use> repeated_uses(const Sequence& sequence) {
   std::vector<Use> uses;
   for (std::size_t repetition = 0; repetition < 2; ++repetition) {

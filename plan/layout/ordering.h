@@ -6,7 +6,7 @@
 #include "plan/layout/layout.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 

@@ -1,4 +1,4 @@
-// What lives long, packed ahead of the sweep, so that what lives shortly finds long gaps.
+// Long-lived slots, packed before the sweep, so that short-lived ones find long gaps.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plan/placement/free_space.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 
@@ -19,13 +19,13 @@ struct Packed {
   std::vector<std::pair<std::size_t, Range>> lives;  // when each life of a packed slot begins, ascending, and its bytes
 };
 
-// Which goes first: the longest-lived, the one that is freed last, or the largest.
+// The order of packing: the longest-lived first, the last freed first, or the largest first.
 enum class PackFirst : std::uint8_t { Longest, Last, Largest };
 
-// Packs every slot that lives for 16 requests or more, or across the body's end, into `room`: what fills whole pages
-// ahead of the rest, each at the lowest place that is free all its life. Nothing where that does not fit, where there
-// are too many for trying it, or where requests are made on several streams, which a packing would mix. Memory of
-// synchronous calls is left out. Pure.
+// Packs every slot that lives for 16 requests or more, or across the body's end, into `room`: those that fill whole
+// pages first, each at the lowest place that is free during its life. Empty when they do not fit, when they are too
+// many to try, or when requests are made on several streams, which a packing would mix. Memory of synchronous calls is
+// left out. Pure.
 std::optional<Packed> pack_long_lived(const Sequence& sequence, Range room, std::uint64_t page, PackFirst first);
 
 }  // namespace stalloc::plan

@@ -125,11 +125,11 @@ bool Sweep::take_at(std::size_t slot, Place place) {
 
 bool Sweep::take(std::size_t slot) {
   const StreamIndex stream = stream_of(slot);
-  // What was kept for synchronous memory lies lowest.
+  // The bytes kept for synchronous memory are at the low end.
   const Fit fit = stream == kSynchronous ? Fit::Lowest : foresight_.fits[slot];
   const PagePlacement::Ask ask{sequence_.items[slot].bytes, stream, fit, avoided_};
   std::optional<Place> place = placement_.take(ask);
-  // What is missing at least; then page by page, and in larger steps when that goes on for long.
+  // First the pages that are missing at least, then page by page, and in larger steps after many pages.
   const std::uint64_t free = placement_.free_bytes(ask.stream);
   std::uint64_t missing = ask.bytes > free ? (ask.bytes - free + options_.granularity - 1) / options_.granularity : 1;
   for (int attempt = 0; !place && grow_; ++attempt) {

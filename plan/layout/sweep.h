@@ -13,7 +13,7 @@
 
 namespace stalloc::plan {
 
-// What a sweep knows of the future.
+// What a sweep knows in advance.
 struct Foresight {
   std::vector<Fit> fits;          // how each item chooses
   std::uint64_t synchronous = 0;  // bytes at the low end that are kept for memory of synchronous calls
@@ -25,8 +25,8 @@ class Sweep {
   // All three must outlive the sweep.
   Sweep(const Sequence& sequence, const LayoutOptions& options, const Foresight& foresight);
 
-  // Places everything in `pages` pages; call once. Where that is not enough it adds pages one by one if `grow`, else
-  // returns nothing. Nothing, too, where a slot cannot have the place chosen for it (see make_layout).
+  // Places everything in `pages` pages; call once. When these are not enough, it adds pages one by one if `grow`, else
+  // returns nothing. It also returns nothing when a slot cannot have the place chosen for it (see make_layout).
   std::optional<Layout> run(std::uint64_t pages, bool grow);
 
  private:

@@ -1,4 +1,4 @@
-// Contiguous placement by rule: buffers in some order, each into a gap that those before it leave.
+// Greedy contiguous placement: buffers in a given order, each in a gap between those placed before.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Tenant {
   std::uint64_t bytes = 0;  // not 0
 };
 
-// What a packing needs, and where each buffer lies in it.
+// The size of a packing, and the offset of each buffer.
 struct Packing {
   std::vector<std::uint64_t> offsets;
   std::uint64_t bytes = 0;

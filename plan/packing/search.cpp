@@ -9,13 +9,13 @@ namespace stalloc::plan {
 namespace {
 
 constexpr std::uint64_t kNodesBetweenStops = 256;
-constexpr double kShare = 0.2;  // of the trouble, for each of many
+constexpr double kShare = 0.2;  // of the weight, for each of many items
 
 }  // namespace
 
 ContiguousSearch::ContiguousSearch(std::span<const Buffer> buffers) {
   make_sections(buffers);
-  trouble_.resize(items_.size());
+  weights_.resize(items_.size());
   for (Index a = 0; a < items_.size(); ++a) {
     for (Index b = 0; b < a; ++b) {
       if (items_[a].begin >= items_[b].end || items_[b].begin >= items_[a].end) continue;
@@ -97,7 +97,7 @@ ContiguousSearch::Answer ContiguousSearch::run(std::uint64_t capacity, std::span
   return gave_up_ ? Answer::GaveUp : Answer::Impossible;
 }
 
-// Searches pieces that no item connects one by one: they cannot get in each other's way.
+// Searches pieces that no item connects one by one, since they are independent.
 bool ContiguousSearch::solve_apart(const Piece& piece) {
   if (piece.items.empty()) return true;
   std::vector<Piece> pieces;
@@ -155,7 +155,7 @@ bool ContiguousSearch::place(Index index, const Piece& piece) {
   for (const Index other : item.overlaps) {
     if (placed_[other] || lowest_[other] >= top) continue;
     if (top + items_[other].bytes > capacity_) {
-      trouble_[other] += 1;
+      weights_[other] += 1;
       return false;
     }
     raised_.push_back({other, lowest_[other]});
@@ -196,7 +196,7 @@ bool ContiguousSearch::fits(const Piece& piece, Index begin, Index end, std::uin
     if (placed_[index] || items_[index].begin >= end || items_[index].end <= begin) continue;
     const std::uint64_t at = lowest(index, offset, rank);
     if (at > capacity_ - items_[index].bytes) {
-      trouble_[index] += 1;
+      weights_[index] += 1;
       return false;
     }
     const Index last = std::min(items_[index].end, end);
@@ -210,11 +210,11 @@ bool ContiguousSearch::fits(const Piece& piece, Index begin, Index end, std::uin
   return true;
 }
 
-// All that were still to come in a section that is too full share the trouble.
+// All items still to come in a section that is too full get a share of the weight.
 void ContiguousSearch::blame(const Piece& piece, Index section) {
   for (const Index index : piece.items) {
     const Item& item = items_[index];
-    if (!placed_[index] && item.begin <= section && section < item.end) trouble_[index] += kShare;
+    if (!placed_[index] && item.begin <= section && section < item.end) weights_[index] += kShare;
   }
 }
 

@@ -12,8 +12,8 @@
 //               |    a       |
 //
 // Three things keep the tree small: a buffer under which another one would fit is not next; no buffer comes below the
-// one before it; and what has come apart in time is searched piece by piece, so that a failure in one piece is no
-// reason to try the others again.
+// one before it; and pieces that no longer overlap in time are searched one by one, so that a failure in one does not
+// repeat the others.
 #pragma once
 
 #include <cstdint>
@@ -46,10 +46,9 @@ class ContiguousSearch {
 
   // For priorities: the most bytes that live at once while the buffer does.
   [[nodiscard]] std::vector<std::uint64_t> contention() const;
-  // For the priorities of the next run: how much each buffer had to do with having to go back, in all runs so far
-  // (after the weights of constraints in Boussemart et al., "Boosting Systematic Search by Weighting Constraints",
-  // ECAI'04).
-  [[nodiscard]] const std::vector<double>& trouble() const { return trouble_; }
+  // For the priorities of the next run: how often each buffer was involved in going back, in all runs so far (after the
+  // weights of constraints in Boussemart et al., "Boosting Systematic Search by Weighting Constraints", ECAI'04).
+  [[nodiscard]] const std::vector<double>& weights() const { return weights_; }
 
  private:
   using Index = std::uint32_t;
@@ -103,7 +102,7 @@ class ContiguousSearch {
   std::vector<std::uint64_t> floor_;     // by section, scratch
   std::vector<Index> trail_;             // items placed, in order
   std::vector<Raised> raised_;
-  std::vector<double> trouble_;  // by item
+  std::vector<double> weights_;  // by item
 };
 
 }  // namespace stalloc::plan

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plan/packing/greedy.h"
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {
 

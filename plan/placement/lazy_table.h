@@ -8,8 +8,8 @@
 
 namespace stalloc::plan {
 
-// Zeroed memory that costs nothing until it is touched: the system gives it page by page. For tables with a cell for
-// every unit of physical memory, most of which are never used. Throws std::bad_alloc.
+// Zeroed memory that the system provides page by page when it is touched. For tables with a cell for every unit of
+// physical memory, most of which are never used. Throws std::bad_alloc.
 template <class T>
 class LazyTable {
  public:

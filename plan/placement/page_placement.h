@@ -5,14 +5,14 @@
 //   2. the shortest free stretch of a stitched view made before,
 //   3. a new stitched view (stitching.h) over free pages,
 //   4. nothing: the caller may `grow` and ask again.
-// Time-ordered placement with stitching never needs more whole pages than are live, so it comes to the lower bound but
-// for the partly used pages. So that these are few, what is a whole number of pages long begins at a page wherever that
-// is possible at all.
+// Time-ordered placement with stitching never needs more whole pages than are live, so it reaches the lower bound
+// except for partly used pages. To keep these few, a request of a whole number of pages begins at a page wherever
+// possible.
 //
 // Bytes remember the stream they were freed on: a request takes bytes of its own stream or of none first, and those of
 // other streams only where `cross_stream` allows it. Memory of synchronous calls (cudaMalloc) may be used on every
-// stream at once, where no event can order it: it keeps its bytes to itself, best such that were kept for it.
-// Pure: knows no driver, no file, no clock. Not thread-safe.
+// stream at once, where no event can order it, so its bytes are not shared with other requests; bytes reserved for it
+// are used first. Pure: knows no driver, no file, no clock. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace stalloc::plan {
 
-// Beside 0 ... Options::streams - 1:
+// Beside the streams 0 ... Options::streams - 1:
 inline constexpr StreamIndex kSynchronous = ~StreamIndex{0};   // memory of synchronous calls
 inline constexpr StreamIndex kNoStream = ~StreamIndex{0} - 1;  // as an owner: nothing is pending on these bytes
 
@@ -37,7 +37,7 @@ class PagePlacement {
   struct Options {
     std::uint64_t granularity = 0;  // bytes of a page; a multiple of kUnitBytes
     StreamIndex streams = 1;
-    bool synchronous = false;  // kSynchronous will be asked for too
+    bool synchronous = false;  // there will be requests of kSynchronous
     bool cross_stream = true;  // false: bytes freed on one stream never go to another
   };
 
@@ -73,7 +73,7 @@ class PagePlacement {
   [[nodiscard]] const std::vector<StitchedView>& stitched() const { return views_; }
 
  private:
-  class Hidden;  // takes free bytes out of sight for as long as it lives
+  class Hidden;  // hides free bytes while it lives
 
   // `step`: places are multiples of it, a unit or a page.
   std::optional<Place> find(const Ask& ask, std::uint64_t step);

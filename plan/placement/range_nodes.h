@@ -12,7 +12,7 @@ namespace stalloc::plan {
 
 // A node for each range, which is in two treaps (Seidel and Aragon, "Randomized Search Trees", 1996) and two lists. A
 // range that changes between the same neighbours changes in place; nodes are used again, so hardly any change asks for
-// memory; one that was found is known in both orders. All that a node has is in one cache line.
+// memory; one that was found is known in both orders. A node fills one cache line.
 class RangeNodes {
  public:
   using Index = std::uint32_t;  // of a node; 0: none, before the first and behind the last

@@ -20,7 +20,7 @@ struct Place {
 
 using StreamIndex = std::uint32_t;  // ordinal of a stream in a placement
 
-// Its pieces lie one behind the other in the view.
+// A view: its pieces follow one another.
 class StitchedView {
  public:
   StitchedView() = default;

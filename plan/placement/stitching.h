@@ -67,7 +67,8 @@ class Stitcher {
     return a.whole != b.whole ? a.whole < b.whole : a.first > b.first;
   }
 
-  // Longest pieces first, so that they are few; the last is the smallest that is enough, so that the long ones last.
+  // Takes the longest pieces first, so that they are few; the last piece is the smallest that is enough, which saves
+  // long ones for later.
   void fill(Stitching* result, std::vector<Piece> pieces, std::uint64_t need) const {
     std::sort(pieces.begin(), pieces.end(), is_shorter);
     while (need > 0) {

@@ -1,4 +1,4 @@
-// What sizes and places are counted in.
+// The unit of sizes and places.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// PyTorch's native allocator at its peak: what of the memory that it holds is free, and why.
+// PyTorch's native allocator at its peak: which of its memory is free, and why.
 //
 // When the device is full, PyTorch gives back the segments in which nothing is in use, and asks again. The peak is
 // therefore the moment at which the most is held without those: below that, the program cannot run.

@@ -8,12 +8,12 @@
 
 namespace stalloc::plan {
 
-// A device without end that never finishes: memory can always be created and mapped, and every stream can wait for
-// every other, but no free is ever known to be complete. So requests for any stream at once (kAnyStream) cannot be
-// served, and no stitched view makes room for another. Nothing is counted as borrowed. Pure.
+// A device of unlimited memory that never completes any work: memory can always be created and mapped, and every stream
+// can wait for every other, but no free is ever known to be complete. So requests for any stream at once (kAnyStream)
+// cannot be served, and no stitched view makes room for another. Nothing is counted as borrowed. Pure.
 //
-// Mapping takes no time, unless it is told how much passes between two frees: then a handle takes what was measured on
-// an H200, whatever its size.
+// Mapping takes no time, unless the backend is told the time between two frees: then each handle takes the time that
+// was measured on an H200, whatever its size.
 class NullBackend {
  public:
   static constexpr std::uint64_t kCreateNanoseconds = 13'000;

@@ -1,7 +1,7 @@
-// What other allocators would take from the device for the same requests: simulations, without a GPU.
+// Simulations, without a GPU, of the memory that other allocators would hold for the same requests.
 //
-// All of them are given the requests in the recorded order and answer how much device memory they would hold. They know
-// sizes, streams and the order of calls, nothing else; what an allocator does when the device is full is not simulated.
+// Each gets the requests in the recorded order and returns how much device memory it would hold. It knows sizes,
+// streams and the order of calls, nothing else; what an allocator does when the device is full is not simulated.
 #pragma once
 
 #include <cstddef>
@@ -21,19 +21,19 @@ struct Held {
   std::uint64_t block_bytes = 0;
 };
 
-// Told after each request what is held then, in the order of the requests. May be empty.
+// Called after each request with the bytes held then. May be empty.
 using Watch = std::function<void(std::size_t request, std::uint64_t held_bytes)>;
 
 // The stream of each request as a placement counts streams: from 1 on, since kAnyStream is none of them.
 std::vector<StreamIndex> number_streams(const Problem& problem);
 
 // Leaves in a problem only what a framework's allocator is asked for: the others keep their place in the sequence and
-// take nothing. Those are stream-ordered requests, for frameworks that stalloc records ask for tensors in this way and
-// libraries' own cudaMalloc (cuBLAS, NCCL) passes the framework's allocator by; all requests where none is
+// take nothing. Those are stream-ordered requests, since recorded frameworks request tensors in this way, and libraries
+// that call cudaMalloc themselves (cuBLAS, NCCL) bypass the framework's allocator; all requests where none is
 // stream-ordered. What a CUDA graph captured, and probes of the free memory, are left out in either case.
 Problem framework_requests(Problem problem);
 
-// The others that take device memory, probes left out: what passes a framework's allocator by.
+// The other requests that take device memory, without probes: those that bypass a framework's allocator.
 Problem outside_requests(Problem problem);
 
 // PyTorch's caching allocator, as c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11 describes it with default settings.

@@ -14,7 +14,7 @@ constexpr std::uint64_t kSmallBuffer = std::uint64_t{2} << 20;
 constexpr std::uint64_t kLargeBuffer = std::uint64_t{20} << 20;
 constexpr std::uint64_t kMinLargeAlloc = std::uint64_t{10} << 20;
 constexpr std::uint64_t kRoundLarge = std::uint64_t{2} << 20;
-// Address space of an expandable segment: more than any device has, so that one a stream and pool is enough.
+// Address space of an expandable segment, more than any device's memory: one for each stream and pool is enough.
 constexpr std::uint64_t kExpandableSpan = std::uint64_t{1} << 48;
 
 std::uint64_t segment_size(std::uint64_t size) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "plan/steps/sequence.h"
+#include "plan/steps/steady_state.h"
 
 namespace stalloc::plan {
 namespace {

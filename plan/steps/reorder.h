@@ -1,4 +1,4 @@
-// The requests of a run in another order than the one they were made in.
+// The requests of a run in another order.
 #pragma once
 
 #include <cstddef>

@@ -48,9 +48,9 @@ std::uint64_t life_of(const Request& request, std::size_t index) {
   return request.until == kNever ? kNever : request.until - index;
 }
 
-// For each phase of the run (request i has phase (i - run.begin) % run.period): the longest life. A request that is
-// freed behind the run's end shows only that it lives at least that long: it counts where that is longer than what the
-// others of its phase show, and not at all in the last period, where nothing follows it.
+// For each phase of the run (request i has phase (i - run.begin) % run.period): the longest life. For a request that is
+// freed after the run's end only a lower bound is known: it counts if it is longer than the other lives of its phase,
+// and is ignored in the last period, which nothing follows.
 std::vector<std::uint64_t> longest_lives(const std::vector<Request>& requests, const Run& run) {
   std::vector<std::uint64_t> lives(run.period, 1);
   for (std::size_t i = run.begin; i < run.end; ++i) {
@@ -70,8 +70,8 @@ std::uint64_t bytes_of(const Request& request, const Sizes& sizes) {
   return request.pass == PassReason::None ? round_up(sizes.largest, kUnitBytes) : 0;
 }
 
-// Steps that the body must be long so that requests are freed before they are made again; leaks are left out. At least
-// `fewest`, where the run is that long. 0: too much of the body leaks.
+// The number of steps that the body needs so that requests are freed before they are made again, leaks excepted. At
+// least `fewest`, where the run is that long. 0: too much of the body leaks.
 std::size_t steps_needed(const std::vector<Request>& requests, const Run& run, const std::vector<std::uint64_t>& lives,
                          const std::vector<Sizes>& sizes, std::size_t fewest) {
   const std::size_t period = lives.size();
@@ -146,7 +146,7 @@ SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_ca
   return steady;
 }
 
-// The least length of a stretch that counts as one that repeats.
+// The shortest stretch that counts as repeating.
 std::size_t shortest(std::size_t requests) { return std::max<std::size_t>(2, (requests + 3) / 4); }
 
 }  // namespace

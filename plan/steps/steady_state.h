@@ -10,6 +10,8 @@
 
 namespace stalloc::plan {
 
+inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);  // no request, or no slot
+
 // The sizes of one request of the body over all repetitions, in bytes.
 struct Sizes {
   std::uint64_t smallest = 0;
@@ -41,8 +43,8 @@ struct SteadyState {
   [[nodiscard]] std::size_t end() const { return begin + period * repetitions; }
 };
 
-// What makes two requests the same: their size rounded to kUnitBytes, or the place in the program that makes them (the
-// recorded stack); and the stream, either way.
+// How requests are compared: by their size rounded to kUnitBytes, or by the place in the program that makes them (the
+// recorded stack); and by the stream in both cases.
 enum class Sameness : std::uint8_t { Size, CallSite };
 
 // Equal numbers for requests that are the same. Empty for CallSite where not every stack was recorded. O(n log n).
@@ -53,10 +55,10 @@ std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Samen
 // Of all stretches that repeat at least twice it takes the longest, with the smallest period: a step, never a
 // microbatch inside it. It must hold a quarter of all requests. The body begins where the fewest bytes live across its
 // boundary. Requests that outlive their step make the body two or more steps long; those that outlive even that are
-// leaks (see SteadyState::lives); a body of which they are more than a sixteenth of the bytes is no steady state.
-// Where no sizes repeat, it looks for the same in the sequence of (call site, stream): steps in which each request
-// comes from the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks.
-// `fewest_steps`: the body is made that many steps long, where the run is. O(n log n). Pure.
+// leaks (see SteadyState::lives). If leaks are more than a sixteenth of the body's bytes, it is no steady state. Where
+// no sizes repeat, it looks for the same in the sequence of (call site, stream): steps in which each request comes from
+// the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks. `fewest_steps`:
+// the body is made that many steps long, where the run is. O(n log n). Pure.
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
 // Looks in one of the two sequences alone.
 SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps = 1);

@@ -10,7 +10,7 @@ std::size_t repeating(const SteadyState& steady) { return steady.run_end - stead
 
 Steps find_by(const Problem& problem, Sameness sameness) {
   Steps steps{find_steady_state(problem, sameness), {}};
-  // Whoever looks for an order by threads will find more only where something is left to find.
+  // An order by threads can show more only when the recorded order does not show all.
   const std::size_t count = problem.requests.size();
   const std::size_t found = repeating(steps.steady);
   if (!problem.repeats || 4 * found >= 3 * count) return steps;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "plan/steps/reorder.h"
-#include "plan/steps/sequence.h"
 #include "plan/steps/steady_state.h"
 #include "plan/steps/thread_places.h"
 
@@ -18,7 +17,7 @@ using Order = std::vector<std::size_t>;  // indices of requests
 constexpr std::size_t kMostSteps = 4;       // of the leader in a repetition of another thread
 constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the peak may be lost to longer lives
 
-// The requests of each thread; those with the most first, and no more threads than there may be lanes.
+// The requests of each thread, the thread with the most first; no more threads than there may be lanes.
 std::vector<Order> requests_by_thread(const Problem& problem) {
   std::map<std::uint32_t, Order> by_thread;
   for (std::size_t i = 0; i < problem.requests.size(); ++i) by_thread[problem.requests[i].thread].push_back(i);
@@ -30,7 +29,7 @@ std::vector<Order> requests_by_thread(const Problem& problem) {
   return threads;
 }
 
-// What an order of requests costs.
+// The cost of an order of requests.
 struct Cost {
   std::uint64_t recorded = 0;  // peak of live bytes in the recorded order
   std::uint64_t planned = 0;   // the same where each request of the body lives for the longest of all repetitions
@@ -87,7 +86,7 @@ class Merger {
         at(run.begin), at(run.end), [&](std::size_t request) { return problem_.requests[request].thread == leader; }));
   }
 
-  // True when (nearly) all that repeats of the leader does so in `order` too.
+  // True when (nearly) all of the leader's repeating requests repeat in `order`, too.
   [[nodiscard]] bool repeats(const Order& order, const Run& run) const {
     return 4 * leaders_in(order, run) >= 3 * leaders_;
   }

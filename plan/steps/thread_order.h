@@ -19,12 +19,12 @@ struct ThreadOrder {
   std::vector<std::uint8_t> lanes;    // of each request of `problem`: which thread makes it, by first appearance
 };
 
-// Each thread makes its own requests in the same order in every step; only who comes first differs. The thread with the
-// most requests leads. Threads that keep their place among its requests stay where they are. The requests of any other
-// are moved to the earliest place in the leader's steps at which they were ever made, and live until the latest at
-// which they were ever freed (reorder.h). A thread is left out when it does not repeat with the leader, or when these
-// longer lives would raise the peak by more than a thousandth: one that drifts freely would hold its memory all the
-// time. Nothing: there is one thread, or the leader does not repeat. O(threads * n log n). Pure.
+// Each thread makes its own requests in the same order in every step; only the interleaving differs. The thread with
+// the most requests leads. Threads that keep their place among its requests stay where they are. The requests of every
+// other thread are moved to the earliest place in the leader's steps at which they were ever made, and live until the
+// latest at which they were ever freed (reorder.h). A thread is left out when it does not repeat with the leader, or
+// when these longer lives would raise the peak by more than a thousandth: a thread that drifts freely would hold its
+// memory all the time. Empty when there is only one thread, or the leader does not repeat. O(threads * n log n). Pure.
 std::optional<ThreadOrder> order_by_threads(const Problem& problem, Sameness sameness);
 
 }  // namespace stalloc::plan

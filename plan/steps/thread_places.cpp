@@ -9,8 +9,8 @@ namespace {
 
 using Places = std::vector<std::int64_t>;
 
-// One way to see the thread repeat. Its repetitions are counted from its last request backwards: the first steps are
-// those in which it fills its queue.
+// One alignment of the thread with the others. Its repetitions are counted backwards from its last request, since in
+// the first steps it fills its queue.
 struct Alignment {
   std::size_t period = 0;   // requests of the thread in a repetition
   std::size_t covered = 0;  // requests that keep to it
@@ -52,8 +52,8 @@ Alignment find_alignment(const Places& made_at, const Run& run, std::int64_t len
   return best;
 }
 
-// A repetition that was seen less often than others may not have been seen at its earliest: no request comes before
-// the one that it follows.
+// A request that was seen less often may not have been seen at its earliest place: it must not come before the one that
+// it follows.
 void put_in_order(Places& earliest, std::int64_t length) {
   for (int round = 0; round < 2; ++round) {
     for (std::size_t i = 0; i < earliest.size(); ++i) {

@@ -1,4 +1,4 @@
-// What calls answered, in words that can be compared from run to run.
+// The results of calls, in words that can be compared from run to run.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ class Answers {
  public:
   explicit Answers(const Machine& machine) : machine_(machine) {}
 
-  // Returns the result, for what depends on it.
+  // Returns the result.
   CUresult add(CUresult result) {
     add_word(machine_.name(result));
     return result;
@@ -29,7 +29,7 @@ class Answers {
 
 inline std::string yes_or_no(bool yes) { return yes ? "yes" : "no"; }
 
-// Whether the driver has a function. If not, that is a fact, and the check goes on without it.
+// Whether the driver has a function. If not, notes that as a fact, and the check goes on without it.
 template <class Function>
 bool is_there(Report& report, Function function, const std::string& name) {
   if (function != nullptr) return true;

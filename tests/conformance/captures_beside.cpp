@@ -35,7 +35,7 @@ class Scene {
     machine.must(cuda.cuEventRecord(event, side), "cuEventRecord");
     machine.wait(side);
   }
-  // What is left is freed; whether that succeeds is of no interest here.
+  // Frees what is left; whether that succeeds does not matter here.
   ~Scene() {
     for (const CUdeviceptr at : plain_extra_) cuda.cuMemFree(at);
     for (const CUdeviceptr at : ordered_extra_) cuda.cuMemFreeAsync(at, side);
@@ -52,7 +52,7 @@ class Scene {
   Scene(const Scene&) = delete;
   Scene& operator=(const Scene&) = delete;
 
-  // Calls whose memory the scene looks after.
+  // Calls whose memory the scene frees.
   CUresult allocate_plain(std::size_t bytes) {
     CUdeviceptr at = 0;
     return keep(cuda.cuMemAlloc(&at, bytes), &at, &plain_extra_);

@@ -1,4 +1,4 @@
-// What CUDA promises of device memory, as checks: true of every driver, and to stay true under a preloaded library.
+// What CUDA promises of device memory, as checks: they hold for every driver and must hold under a preloaded library.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ void sharing(Machine&, Report&, std::uint64_t seed);    // IPC and peers
 void other_context(Machine&, Report&, std::uint64_t seed);  // beside the primary one
 void reset(Machine&, Report&, std::uint64_t seed);          // the end of the primary context, and a new beginning
 
-// What hostile programs do: nobody who preloads a library may be worse off for it. Each answer is a fact.
+// Hostile programs, which must not fare worse under a preloaded library. Each answer is a fact.
 void impossible_sizes(Machine&, Report&, std::uint64_t seed);     // more than there is, by every way to ask
 void captures(Machine&, Report&, std::uint64_t seed);             // what may be done beside a capture and within it
 void captures_global(Machine&, Report&, std::uint64_t seed);      // the same, of global captures

@@ -1,4 +1,4 @@
-// Contexts of cuCtxCreate: memory under them, and no primary context that nobody asked for.
+// Contexts of cuCtxCreate: memory under them, and no primary context that the program did not make.
 #include <fmt/format.h>
 
 #include <string>

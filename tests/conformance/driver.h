@@ -27,7 +27,7 @@ namespace stalloc::conformance {
   apply(cuGraphInstantiate) apply(cuGraphLaunch) apply(cuGraphDestroy) apply(cuGraphExecDestroy) \
   apply(cuEventCreate) apply(cuEventDestroy) apply(cuEventRecord) apply(cuEventQuery) apply(cuEventSynchronize)
 
-// What not every driver has: checks ask before they call.
+// Functions that not every driver has: checks ask before they call.
 #define CONFORMANCE_OPTIONAL_FUNCTIONS(apply) \
   apply(cuDevicePrimaryCtxGetState) apply(cuCtxGetId) apply(cuDeviceGetMemPool) apply(cuDeviceSetMemPool) \
   apply(cuMemPoolGetAccess) apply(cuMemPoolExportToShareableHandle) apply(cuMemPoolExportPointer) \
@@ -54,18 +54,18 @@ struct Driver {
 #undef CONFORMANCE_MEMBER
   // This form only: later ones take more arguments.
   CUresult (*create_context)(CUcontext*, unsigned flags, CUdevice) = nullptr;
-  // First versions, which programs of long ago are linked with. Null when the driver has none.
+  // First versions, which old programs are linked with. Null when the driver has none.
   CUresult (*first_primary_reset)(CUdevice) = nullptr;
   CUresult (*first_primary_release)(CUdevice) = nullptr;
   CUresult (*first_context_destroy)(CUcontext) = nullptr;
   CUresult (*first_stream_destroy)(CUstream) = nullptr;
 };
 
-// How a program comes by the functions: their exported names, or cuGetProcAddress, as the CUDA runtime does, also for
+// How a program finds the functions: their exported names, or cuGetProcAddress, as the CUDA runtime does, also for
 // programs that were compiled for per-thread default streams (stream 0 is then the thread's own).
 enum class Road { Symbol, ProcAddress, PerThread };
 
-// Where they are looked for: in libcuda.so.1, which is opened, or among what the program is linked with.
+// Where they are searched: in libcuda.so.1, which is opened, or in the libraries that the program is linked with.
 enum class Origin { Opened, Linked };
 
 // Finds the driver and initialises it. Throws std::runtime_error, one line, when a function is missing or CUDA cannot

@@ -16,7 +16,7 @@ class GreenContext {
   GreenContext& operator=(const GreenContext&) = delete;
 
   [[nodiscard]] bool made() const { return context_ != nullptr; }
-  // In words: "made", or what stood in the way.
+  // "made", or why it could not be made.
   [[nodiscard]] const std::string& answer() const { return answer_; }
   [[nodiscard]] CUcontext context() const { return context_; }
   // pre: made(). Non-blocking, as such streams have to be. The caller destroys it, before the context ends.

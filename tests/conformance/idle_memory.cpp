@@ -1,4 +1,4 @@
-// Memory that was freed is there for everybody again, as soon as CUDA says so.
+// Freed memory is available to every other function as soon as CUDA promises it.
 #include <fmt/format.h>
 
 #include <array>
@@ -47,7 +47,7 @@ std::vector<Synchronisation> synchronisations() {
   };
 }
 
-// Somebody else's need for memory. Takes it and gives it back; returns the answers.
+// Takes memory by another function and gives it back; returns the answers.
 struct Need {
   const char* name;
   std::function<void(const Machine&, CUstream, Answers&)> have;
@@ -194,7 +194,7 @@ class Idle {
   void synchronise(const Synchronisation& by) {
     machine_.must(by.make(machine_.cuda, stream_, event_), "a synchronisation");
   }
-  // Opens the gate; whether somebody waited for it.
+  // Opens the gate; true when a thread waited for it.
   bool waited() {
     gate_->open();
     return gate_->timed_out();

@@ -1,4 +1,4 @@
-// Requests for more than there is: refused at the door, by every way to ask, and nothing is broken by them.
+// Requests for more than there is: every function refuses them, and nothing is broken by them.
 #include <functional>
 #include <vector>
 

@@ -1,5 +1,4 @@
-// What the checks share: a device with its primary context, calls that must succeed, patterns, pinned memory, and
-// gates.
+// Shared by the checks: a device with its primary context, calls that must succeed, patterns, pinned memory, and gates.
 #pragma once
 
 #include <condition_variable>
@@ -30,7 +29,7 @@ class Machine {
   void enter();
   // Makes it current in another thread of the program.
   void join() const;
-  // Takes `enter` back: with the last of them the primary context ends. None is current in this thread then.
+  // Undoes `enter`; undoing the last one ends the primary context. Then no context is current in this thread.
   void leave();
   // Ends the primary context, with all that is in it, and begins it again.
   void reset();
@@ -74,8 +73,8 @@ class Machine {
 };
 
 // Makes the device smaller while it lives: it holds all memory beyond `bytes`. A driver clears memory before it gives
-// it to anybody, so that checks which take most of a large device, over and over, would take minutes. Pre: the context
-// outlives it. Holds nothing where the device is no larger, or the driver has no cuMemCreate.
+// it out, so checks that take most of a large device again and again would take minutes. Pre: the context outlives it.
+// Holds nothing where the device is no larger, or the driver has no cuMemCreate.
 class Smaller {
  public:
   Smaller(Machine& machine, std::size_t bytes);
@@ -123,7 +122,7 @@ class Gate {
 
   // Idempotent. Returns when the stream has passed.
   void open();
-  // Whether nobody opened it in time. Known after `open`.
+  // True when it was not opened in time. Known after `open`.
   [[nodiscard]] bool timed_out() const { return timed_out_; }
 
  private:

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kSlack = 128 * kMiB;  // what a driver, or a plan, may keep for itself
 
-// Everything there is, in pieces of one size; each is stamped so that two in one place are noticed.
+// All memory in pieces of one size; each is stamped, so that two in one place are noticed.
 class Everything {
  public:
   Everything(const Machine& machine, Report& report, std::size_t piece, CUstream stream)
@@ -161,7 +161,7 @@ void out_of_memory(Machine& machine, Report& report, std::uint64_t) {
   all.free(1, false);
   machine.must(machine.cuda.cuMemPoolTrimTo(machine.default_pool(), 0), "cuMemPoolTrimTo");
   report.expect(machine.free_bytes() + 2 * kSlack >= before, "memory was lost");
-  // And on as if nothing had been.
+  // The program then goes on normally.
   Ledger ledger;
   {
     Tensors tensors(machine, report, ledger, kPage, 5ULL << 56);

@@ -1,4 +1,4 @@
-// Memory that is freed while work on it is still to come: nobody else's data may get there first.
+// Memory that is freed while work on it is pending: no other data may be written there before that work.
 #include <array>
 #include <chrono>
 #include <exception>
@@ -262,7 +262,7 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
     }
     late.try_idle_stream(streams.blocking, streams.first, bytes);
   }
-  // Last: an event that a graph recorded once, and one that gets its handle, may be believed less.
+  // Last, since a library may rely less on an event that a graph has recorded, and on one that reuses its handle.
   for (const std::size_t bytes : kSizes) {
     if (cuda.cuEventRecordWithFlags == nullptr) continue;
     std::pair<CUgraph, CUgraphExec> made{};

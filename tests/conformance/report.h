@@ -1,4 +1,4 @@
-// What a run found. Thread-safe: checks report from their threads.
+// The findings of a run. Thread-safe: checks report from their threads.
 #pragma once
 
 #include <chrono>
@@ -18,12 +18,12 @@ class Report {
 
   // CUDA promises that `holds`; `what` says in words what is wrong when it does not. Each is printed once a check.
   void expect(bool holds, const std::string& what);
-  // What this driver did where CUDA leaves a choice, such as an error code: whatever is preloaded, it is to be the
-  // same.
+  // What this driver did where CUDA leaves a choice, such as an error code. It must be the same under a preloaded
+  // library.
   void fact(const std::string& what, const std::string& answer);
   // The same for requests that CUDA may refuse for want of memory in one piece: whatever is preloaded may serve them.
   void fact_at_least(const std::string& what, const std::string& answer);
-  // A number worth knowing, which may differ from run to run.
+  // A number that may differ from run to run.
   void figure(const std::string& what, std::uint64_t value);
 
   // The run as JSON: {"checks": {name: [failures...]}, "facts": {...}, "at_least": [names of facts...],

@@ -1,5 +1,5 @@
 // The primary context ends while threads allocate: CUDA forbids it, and promises nothing of what the calls return, but
-// the program must get over it.
+// the program must survive it.
 #include <atomic>
 #include <exception>
 #include <string>
@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kBytes = 3 * kMiB;
 constexpr int kResets = 12;
 
-// What a call may return whose context ends just then or has ended.
+// Results that a call may return whose context is ending or has ended.
 bool may_be(CUresult result) {
   switch (result) {
     case CUDA_SUCCESS:

@@ -1,4 +1,4 @@
-// Errors that stay: after a fault, and after the end of the context that is current.
+// Sticky errors: after a fault, and after the end of the current context.
 #include <functional>
 #include <string>
 #include <vector>
@@ -29,7 +29,7 @@ struct Before {
   CUdeviceptr plain[4] = {};
 };
 
-// Where calls put what nobody wants to know.
+// Where calls put answers that are not looked at.
 struct Unread {
   CUdeviceptr at = 0;
   std::size_t bytes = 0;

@@ -1,5 +1,5 @@
-// Tensors that know what they must hold. Each is filled with a pattern of its own and read back before it is freed,
-// both in stream order; what was read is compared later, so that the host does not wait for the device at every step.
+// Tensors whose contents are checked. Each is filled with a pattern of its own and read back before it is freed, both
+// in stream order; what was read is compared later, so that the host does not wait for the device at every step.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Calls beside a stream that is held, by a gate: what does not wait for it alone waits under no library either, since
-// the stream may itself be waiting for this thread.
+// Calls while a gate holds a stream. A call that does not wait for it under CUDA alone must not wait under a library
+// either, since the stream may be waiting for this thread.
 #include <array>
 #include <functional>
 #include <string>
@@ -239,7 +239,7 @@ void try_all(const Machine& machine, Report& report, const std::vector<Call>& al
   }
 }
 
-// More streams than anybody keeps track of, all waiting for the held one, all with frees pending.
+// More streams than a library keeps track of, all waiting for the held one, all with frees pending.
 void try_many_streams(const Machine& machine, Report& report) {
   constexpr std::size_t kMany = 300;
   const Driver& cuda = machine.cuda;

@@ -1,4 +1,4 @@
-// Ends the program when something takes too long: a call into CUDA that hangs can be ended in no other way.
+// Ends the program when something takes too long: there is no other way to end a call into CUDA that hangs.
 #pragma once
 
 #include <fmt/format.h>

@@ -95,7 +95,7 @@ void Host::free_on(Id tensor, cudaStream_t stream) {
   must(cudaFreeAsync(what.address, stream), "cudaFreeAsync");
 }
 
-// CUDA waits for nothing when a pool's memory is freed so: it takes the program's word that nothing uses it any more.
+// CUDA waits for nothing when a pool's memory is freed so: it relies on the program that nothing uses it any more.
 void Host::free_sync(Id tensor) {
   const Tensor what = dismiss(tensor);
   if (!what.plain) must(cudaStreamSynchronize(what.stream), "cudaStreamSynchronize");

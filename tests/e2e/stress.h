@@ -1,5 +1,5 @@
 // Random allocations and frees from several threads on several streams. Two runs may make the same requests and free
-// them at other times, in another order and on other streams: whatever a plan says, no tensor may suffer.
+// them at other times, in another order and on other streams: whatever a plan says, no tensor may be damaged.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The checks can fail: what the end-to-end tests rely on is shown here to notice what it is there to notice.
+// The checks that the end-to-end tests rely on do fail when tensors are damaged.
 #include <atomic>
 #include <string>
 #include <thread>

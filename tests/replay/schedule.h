@@ -1,4 +1,4 @@
-// What a trace says to do, in order: allocations and frees of numbered tensors.
+// The calls of a trace in order: allocations and frees of numbered tensors.
 #pragma once
 
 #include <cstddef>

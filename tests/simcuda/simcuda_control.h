@@ -35,7 +35,7 @@ typedef struct SimcudaCounters {
   uint64_t allocs;                                         // cuMemAlloc
   uint64_t pool_allocs;                                    // cuMemAllocAsync, cuMemAllocFromPoolAsync
   uint64_t frees;                                          // of either, either way
-  uint64_t physical_bytes, physical_peak_bytes;            // in use, whoever asked for them
+  uint64_t physical_bytes, physical_peak_bytes;            // in use, by the program or by CUDA's own allocators
   uint64_t handle_bytes, handle_peak_bytes;                // of cuMemCreate alone
 } SimcudaCounters;
 

@@ -1,5 +1,5 @@
-// What the tests of PyTorch's door share: PyTorch's allocator as its own code uses it, streams, and tensors that know
-// what they must hold. Everything fails aloud: a test is a process.
+// Shared by the tests of PyTorch's door: PyTorch's allocator as its own code uses it, streams, and tensors whose
+// contents are checked. A failure ends the process: each test is one.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -90,7 +90,8 @@ CHECK_OF_DOOR(two_devices) {
   MUST(cudaSetDevice(0));  // where `here` is read
 }
 
-// Memory that a stream still reads is not given to another tensor, although it was freed, and nobody waits for it.
+// Memory that a stream still reads is not given to another tensor although it was freed, and the host does not wait for
+// it.
 CHECK_OF_DOOR(record_stream) {
   const Stream main = make_stream();
   const Stream side = make_stream();
@@ -107,7 +108,7 @@ CHECK_OF_DOOR(record_stream) {
   settle();
 }
 
-// A free that another stream holds up holds nobody else up: the first stream ends its work before the other may.
+// A free that waits for another stream delays no other free: the first stream ends its work before the other may.
 CHECK_OF_DOOR(record_stream_does_not_stall) {
   const Stream main = make_stream();
   const Stream side = make_stream();
@@ -121,14 +122,14 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   MUST(cudaStreamSynchronize(main.stream()));
   EXPECT(gate.open());
   settle();
-  // What was held up serves again, once somebody asks.
+  // The delayed memory serves again at the next request.
   const std::int64_t held = figures().reserved_bytes[0].current;
   for (int i = 0; i < 4; ++i) Tensor(8 * kMiB).check_on(main.stream());
   EXPECT(figures().reserved_bytes[0].current <= held);
   settle();
 }
 
-// What tensors leave is kept for the next until somebody empties the cache: synchronising gives nothing back.
+// Freed memory is kept for the next tensors until the cache is emptied: synchronising gives nothing back.
 CHECK_OF_DOOR(idle_memory_is_kept) {
   { const Tensor tensor(100 * kMiB); }
   settle();

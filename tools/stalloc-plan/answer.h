@@ -1,4 +1,4 @@
-// What the command answers: text on standard output, errors in one line on stderr, an exit code.
+// The command's output: text on standard output, errors in one line on stderr, an exit code.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@ namespace stalloc::tool {
 
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitBad = 1;    // bad input, or an unsound plan
-inline constexpr int kExitUsage = 2;  // the command line makes no sense
+inline constexpr int kExitUsage = 2;  // wrong usage
 
 // Writes to standard output. Returns the exit code.
 int print(const std::string& text);

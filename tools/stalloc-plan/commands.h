@@ -1,4 +1,4 @@
-// The three things the command does. Each returns the exit code; errors are one line on stderr.
+// Planning, `show` and `check`. Each returns the exit code; errors are one line on stderr.
 #pragma once
 
 #include <string>

@@ -24,18 +24,18 @@ inline constexpr std::array<Allocator, 4> kAllocators = {{{"native", "PyTorch na
 
 struct Comparison {
   std::uint32_t device = 0;
-  std::uint64_t requests = 0;          // that every allocator is given
-  std::uint64_t outside_requests = 0;  // that no framework's allocator sees
+  std::uint64_t requests = 0;          // requests that every allocator gets
+  std::uint64_t outside_requests = 0;  // requests that no framework's allocator sees
   std::uint64_t outside_bytes = 0;     // their peak
   std::array<plan::Held, kAllocators.size()> held;
   plan::DevicePlan plan;  // of the last one
 };
 
-// Told what an allocator, by its index, holds after each request.
+// Called after each request with the index of an allocator and the bytes that it holds.
 using WatchAll = std::function<void(std::size_t allocator, std::size_t request, std::uint64_t held_bytes)>;
 
-// `plan`: a sound one for `all`, or null: one is made of what a framework's allocator is asked for. `granularity` of
-// stalloc's pages, bytes; 0: the recorded device's, else the default. `watch` may be empty.
+// `plan`: a sound one for `all`, or null: one is made for the requests that a framework's allocator gets. `granularity`
+// of stalloc's pages, bytes; 0: the recorded device's, else the default. `watch` may be empty.
 plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granularity,
                                   const plan::DevicePlan* plan = nullptr, const WatchAll& watch = nullptr);
 

@@ -1,4 +1,4 @@
-// Live bytes and what allocators hold over time, in so few points that a page can draw them.
+// Live bytes and held bytes over time, in few enough points for a page to draw.
 #pragma once
 
 #include <array>
@@ -14,12 +14,12 @@ namespace stalloc::tool {
 
 inline constexpr std::size_t kMostPoints = 2000;
 
-// Point p stands for the requests [first(p), first(p + 1)). Of live bytes it has the least and the most in them, of
-// what is held the most; so the largest value of a curve is that of the run.
+// Point p stands for the requests [first(p), first(p + 1)). It has their least and most live bytes and their most held
+// bytes, so the largest value of a curve is that of the run.
 class Curves {
  public:
   Curves() = default;
-  explicit Curves(const plan::Problem& problem);  // what a framework's allocator is asked for
+  explicit Curves(const plan::Problem& problem);  // the requests that a framework's allocator gets
 
   // What allocator `allocator` (of kAllocators) holds after `request`.
   void add(std::size_t allocator, std::size_t request, std::uint64_t held_bytes);

@@ -34,7 +34,7 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
   try {
     while (threads.size() + 1 < std::min(cores, count)) threads.emplace_back(run);
-  } catch (const std::system_error&) {  // no more threads: those there are do the work
+  } catch (const std::system_error&) {  // no more threads: the existing ones do the work
   }
   run();
 }
@@ -55,7 +55,7 @@ class Fleet {
     const auto start = Clock::now();
     for_all([this](std::size_t i) { look(i); });
     find_same();
-    // Those that share a plan come after the one that makes it.
+    // Inputs that share a plan come after the one that makes it.
     for_all([this](std::size_t i) {
       if (result_.ranks[i].same_as == RankResult::kItself) make(i);
     });
@@ -70,7 +70,7 @@ class Fleet {
   }
 
  private:
-  // The last run of digits in the file's name, as its plan will be found by; else empty.
+  // The last run of digits in the file's name, which also names its plan; else empty.
   static std::string rank_in_name(const std::string& input) {
     const std::string name = input.substr(input.find_last_of('/') + 1);
     const auto end = name.find_last_of("0123456789");
@@ -94,10 +94,10 @@ class Fleet {
     });
   }
 
-  // Of two for each input.
+  // For progress: there are two steps for each input.
   void step() { progress_.at(static_cast<double>(++steps_) / static_cast<double>(2 * hashes_.size())); }
 
-  // Reads an input for what tells it from others. It is not kept: many ranks need not fit into memory at once.
+  // Reads an input to hash its problems. The input is not kept, since many ranks need not fit into memory at once.
   void look(std::size_t i) {
     RankResult& rank = result_.ranks[i];
     const auto source = read_source(rank.input, command_.read);
@@ -141,7 +141,7 @@ class Fleet {
     step();
   }
 
-  // Takes the plan of an equal rank, on this one's devices, if the checker agrees; plans by itself where it does not.
+  // Takes the plan of an equal rank for this one's devices if the checker accepts it; else makes a plan of its own.
   void share(std::size_t i) {
     RankResult& rank = result_.ranks[i];
     const auto source = read_source(rank.input, command_.read);

@@ -10,7 +10,7 @@
 
 namespace stalloc::tool {
 
-// What became of one input. Figures are sums over its devices.
+// The result for one input. Figures are sums over its devices.
 struct RankResult {
   static constexpr std::size_t kItself = static_cast<std::size_t>(-1);
 
@@ -23,8 +23,8 @@ struct RankResult {
   std::uint64_t requests = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t physical_bytes = 0;  // of the plan
-  std::uint64_t held_bytes = 0;      // of the plan, and beside it for what the plan leaves (simulated)
-  std::uint64_t native_bytes = 0;    // what PyTorch's native allocator and what passes it by would hold (simulated)
+  std::uint64_t held_bytes = 0;      // of the plan, and beside it for requests that the plan leaves (simulated)
+  std::uint64_t native_bytes = 0;    // held by PyTorch's native allocator and by requests that bypass it (simulated)
   std::uint64_t stitched_views = 0;
   std::uint64_t handles = 0;
   double startup_ms = 0;  // estimated

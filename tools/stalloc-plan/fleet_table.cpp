@@ -75,7 +75,7 @@ std::string groups_text(const FleetResult& fleet) {
   return text;
 }
 
-// Traces of one rank: a glob that takes in an older recording, or one that was made beside it.
+// Several traces of one rank: the glob also matches an older recording, or one made at the same time.
 std::string repeated_text(const FleetResult& fleet) {
   std::map<std::string, std::string> first;
   std::string text;

@@ -1,4 +1,4 @@
-// What `--help` looks like: nothing wider than a terminal of 80 columns.
+// The layout of `--help`, for a terminal of 80 columns.
 #pragma once
 
 #include <CLI/CLI.hpp>

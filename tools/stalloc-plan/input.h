@@ -1,4 +1,4 @@
-// Reading what the command is given: a trace, a CSV of requests, or a plan.
+// Reading the command's input: a trace, a CSV of requests, or a plan.
 #pragma once
 
 #include <cstdint>

@@ -34,8 +34,8 @@ struct Planned {
 // Thread-safe.
 plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress);
 
-// Names what is wrong with `plan` for `source`, or empty: everything that must hold before a plan is written or called
-// sound. Thread-safe.
+// Names the first fault of `plan` for `source`; empty when it is sound. Must be empty before a plan is written.
+// Thread-safe.
 std::string find_fault(const Source& source, const plan::Plan& plan);
 
 }  // namespace stalloc::tool

@@ -1,4 +1,4 @@
-// A line on a terminal that says what the command is at, where that takes longer than a second.
+// A progress line on a terminal, for work that takes longer than a second.
 #pragma once
 
 #include <condition_variable>

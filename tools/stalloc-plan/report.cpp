@@ -44,7 +44,7 @@ plan::Outcome<DeviceReport> report_device(const Source& source, const plan::Prob
         curves.add(allocator, request, held);
       });
   if (!comparison.ok()) return Result::failure(comparison.error);
-  // A plan of one's own is of what the framework asks for, one from a file of all requests; they are counted alike.
+  // A plan made here covers the framework's requests, one from a file all requests; both are counted in the same way.
   auto slots = plan::match_slots(problem, comparison.value.plan);
   if (!slots.ok()) return Result::failure(slots.error);
   DeviceReport report{.problem = &problem,

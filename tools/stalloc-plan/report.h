@@ -20,7 +20,7 @@ struct ReportCommand {
 // Returns the exit code; errors are one line on stderr.
 int run(const ReportCommand& command);
 
-// What is known of one device.
+// One device's part of the report.
 struct DeviceReport {
   const plan::Problem* problem = nullptr;
   Comparison comparison;

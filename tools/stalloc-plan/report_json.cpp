@@ -21,7 +21,7 @@ constexpr std::array<const char*, plan::kHoleKinds> kHoleNames = {"whole_segment
 // Bytes that each request takes of the device, whoever serves it; 0 for probes and empty ones.
 struct Taken {
   std::vector<std::uint64_t> bytes;
-  std::vector<bool> outside;  // it passes a framework's allocator by
+  std::vector<bool> outside;  // it bypasses a framework's allocator
 };
 
 Taken bytes_taken(const plan::Problem& problem) {
@@ -59,7 +59,7 @@ struct Holder {
   std::uint64_t requests = 0;
   std::uint64_t bytes = 0;
 };
-using Site = std::tuple<std::uint32_t, std::uint32_t, bool>;  // stack, module, passes the framework by
+using Site = std::tuple<std::uint32_t, std::uint32_t, bool>;  // stack, module, bypasses the framework
 
 std::string peak_json(const plan::Problem& problem) {
   const Taken taken = bytes_taken(problem);
@@ -87,7 +87,7 @@ std::string peak_json(const plan::Problem& problem) {
   return out + "]}";
 }
 
-// Of the blocks beside a hole the one that goes last: while it stays, the hole cannot grow on its side.
+// Of the two blocks beside a hole, the one that is freed last: until then the hole cannot grow on its side.
 std::size_t pinned_by(const plan::Problem& problem, const plan::Hole& hole) {
   if (hole.before == plan::kNoRequest) return hole.after;
   if (hole.after == plan::kNoRequest) return hole.before;

@@ -1,4 +1,4 @@
-// `stalloc-plan show`: a file described for people or, as JSON, for programs. Formats: docs/formats.md.
+// `stalloc-plan show`: describes a file, for people or, as JSON, for programs. Formats: docs/formats.md.
 #pragma once
 
 #include <string>

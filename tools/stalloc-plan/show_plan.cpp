@@ -92,7 +92,7 @@ std::string lanes_text(const DevicePlan& device) {
   return text;
 }
 
-// What a slot is taken for, and what in the recorded run says so.
+// Why a slot is not planned, and the evidence in the recorded run.
 enum class Class : std::uint8_t { Static, OneOff, Persistent, Dynamic, PassThrough };
 constexpr std::array<const char*, 5> kClasses = {
     "static: the same size in each repetition", "one-off: before or behind the body",

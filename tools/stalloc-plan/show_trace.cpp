@@ -14,7 +14,7 @@
 namespace stalloc::tool {
 namespace {
 
-// What is said of one device.
+// The description of one device.
 struct DeviceFacts {
   const plan::Problem* problem;
   plan::Steps steps;
@@ -26,7 +26,7 @@ struct DeviceFacts {
   std::size_t threads;
 
   [[nodiscard]] const plan::SteadyState& steady() const { return steps.steady; }
-  // Whose order the steady state is of.
+  // The problem whose order the steady state is found in.
   [[nodiscard]] const plan::Problem& ordered() const { return steps.threads ? steps.threads->problem : *problem; }
 };
 

@@ -45,7 +45,7 @@ std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
                      how, device.plan.prologue, rest);
 }
 
-// How far a contiguous plan is from the least that any plan needs.
+// The distance of a contiguous plan from the lower bound.
 std::string gap_text(const DevicePlan& plan) {
   const std::uint64_t gap = plan.physical_bytes - plan.peak_live_bytes;
   const double share =
@@ -107,7 +107,7 @@ std::string device_json(const plan::PlannedDevice& device) {
       device.report.contiguous, plan.physical_bytes - plan.peak_live_bytes, passed);
 }
 
-// Remarks on the trace that a reader of the plan should know.
+// Remarks on the trace for the reader of the plan.
 std::string notes_text(const Source& source) {
   std::string text;
   if (source.recorded && source.trace.truncated) {

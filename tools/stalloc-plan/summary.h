@@ -1,4 +1,4 @@
-// What the command prints after planning.
+// The summary that the command prints after planning.
 #pragma once
 
 #include <string>

@@ -1,10 +1,10 @@
-// Stream captures of the program's, and the library's own work on streams: neither may come in between the other's
-// question and answer.
+// Keeps the program's stream captures and the library's own work on streams apart: no capture may begin between the
+// library's question whether a stream is captured and the work that it then gives the stream.
 //
 // An event that the library records on a stream under capture becomes part of the program's graph, and a wait may pull
 // a stream into it. So the library asks whether a stream is being captured before it gives the stream work. The answer
 // holds only as long as no capture begins, and no stream joins one (by waiting for an event recorded in it), in another
-// thread: the hooks of the functions that do so hold the gate alone, the library's own calls hold it together.
+// thread: so the hooks of the functions that do this hold the gate exclusively, and the library's own calls share it.
 #pragma once
 
 #include <atomic>
@@ -14,20 +14,20 @@
 
 namespace stalloc::serve {
 
-// Thread-safe. Nobody who holds the gate waits for work on the device, for another lock of the library's, or for the
+// Thread-safe. A holder of the gate never waits for work on the device, for another lock of the library, or for the
 // program.
 class CaptureGate {
  public:
   // False only when no stream is under capture: asking the driver for each request would cost as much as serving it,
-  // and most programs never capture anything. A thread that uses a captured stream knows of the capture by the
-  // program's own synchronisation, so that relaxed order is enough.
+  // and most programs never capture anything. Relaxed order is enough: the program's own synchronisation tells a thread
+  // that uses a captured stream of the capture.
   [[nodiscard]] bool may_be_capturing() const noexcept { return captures_.load(std::memory_order_relaxed) != 0; }
 
-  // A capture is about to begin; call it before it does. One that did not begin, or that is over, has `ended`. What
-  // begins unseen never ends: then the driver is asked for each request.
+  // Call before a capture begins, and `ended` when it did not begin or is over. A capture that may have begun unseen
+  // never ends: then the driver is asked at each request.
   void began() noexcept {
     captures_.fetch_add(1, std::memory_order_relaxed);
-    begun_.fetch_add(1, std::memory_order_release);  // after the other: whoever sees this one sees that one, too
+    begun_.fetch_add(1, std::memory_order_release);  // release: whoever sees this count also sees the other
   }
   void ended() noexcept { captures_.fetch_sub(1, std::memory_order_release); }
 

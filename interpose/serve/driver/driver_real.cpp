@@ -6,8 +6,8 @@
 namespace stalloc::serve {
 namespace {
 
-// The calling thread's capture mode is relaxed while it lives: a call that CUDA counts as unsafe during somebody's
-// capture then neither fails nor invalidates that capture.
+// Relaxes the calling thread's capture mode while it lives: calls that CUDA counts as unsafe during a capture then
+// neither fail nor invalidate it.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const DriverFunctions& call) : call_(call) {

@@ -64,7 +64,7 @@ class CreatedPools {
 // outlive the driver.
 class RealDriver final : public Driver {
  public:
-  // What memory is created for, where the device can.
+  // Uses that memory is created for, if the device supports them.
   struct Purpose {
     bool rdma = true;      // GPUDirect RDMA; mapping it for the first time then takes longer
     bool sharing = false;  // other processes may have it as file descriptors

@@ -6,8 +6,8 @@ namespace stalloc::serve {
 namespace {
 
 constexpr std::uint64_t kAskedBefore = 32;  // the device is asked before so many pages are created
-// Creating all that is free fails at its very end: page tables take memory too. A request that leaves fewer pages than
-// this is left to CUDA.
+// Creating all free memory fails at the end, since page tables need memory too. A request that leaves fewer free pages
+// than this is left to CUDA.
 constexpr std::uint64_t kLeftOver = 16;
 
 }  // namespace
@@ -24,7 +24,7 @@ bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept
   return true;
 }
 
-// Spares the driver many handles of a request that cannot be served, as some programs make to learn what is free.
+// Avoids creating many handles for a request that cannot be served, which some programs make to learn what is free.
 bool DeviceBackend::device_has(std::uint64_t bytes) noexcept {
   std::size_t free = 0;
   std::size_t total = 0;

@@ -1,4 +1,4 @@
-// What the online allocator stands on in the library: memory of one device, and the order between its streams.
+// The online allocator's backend in the library: memory of one device, and the order between its streams.
 #pragma once
 
 #include <cuda.h>
@@ -45,8 +45,8 @@ class DeviceBackend {
         event_bytes_(event_bytes),
         driver_(&driver) {}
 
-  // As a backend. `create` asks the device first whether it has so much, if it is much, and creates no more in sum than
-  // `set_limit` says.
+  // The functions of a backend. For large sizes `create` first asks the device whether it has as much; it never creates
+  // more in total than `set_limit` allows.
   bool create(std::uint64_t at, std::span<Handle> handles) noexcept;
   bool destroy(std::uint64_t at, const Handle& handle) noexcept;
   bool map(plan::VirtualAddress begin, std::span<const Handle> handles) noexcept {
@@ -118,7 +118,7 @@ class DeviceBackend {
 
  private:
   static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
-  // Whether an event is recorded at the free, so that who has to wait for it waits for nothing behind it.
+  // Whether an event is recorded at the free, so that a stream which waits for it does not wait for later work.
   [[nodiscard]] bool wants_event(PhysicalRanges ranges) const noexcept {
     if (event_bytes_ == kNoEvents || !order_->has_several_users()) return false;
     std::uint64_t bytes = 0;

@@ -52,7 +52,7 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
   std::unique_ptr<Mapper> mapper = Mapper::create(driver, device, bytes, view_bytes, why);
   if (!mapper) return nullptr;
   const Range line{line_begin, line_begin + bytes};
-  // Where streams share large blocks as a rule, a wait is for the free and not for all that its stream was given since.
+  // Where streams share large blocks, a wait should cover the free and not the stream's later work.
   const std::uint64_t event_bytes =
       options.cross_stream == CrossStream::Share ? options.policy.small_bytes : DeviceBackend::kNoEvents;
   return std::unique_ptr<Dynamic>(
@@ -78,7 +78,7 @@ void Dynamic::unmap_all() {
   for (const auto& [at, handle] : placement().handles()) {
     const Handle mapped{handle.bytes, handle.id};
     if (handle.planned || backend().destroy(at, mapped)) continue;
-    backend().destroy(at, mapped);  // a second time: nobody comes after this
+    backend().destroy(at, mapped);  // tried again: this is the last chance
   }
 }
 
@@ -92,7 +92,8 @@ void Dynamic::drop_idle_views() {
   }
 }
 
-// What lives in a view keeps only what lies before it. The end of one that lies on the line is not its own.
+// A live block in a view keeps only what lies before its end. The end of a view on the line does not belong to the
+// view.
 void Dynamic::shorten_idle(std::uint32_t view) {
   if (placement().views()[view].lent.bytes() > 0) return;
   const std::vector<Range>& pieces = placement().views()[view].stitched.pieces();
@@ -140,7 +141,7 @@ FreeSpace Dynamic::shown_in_views() const {
   return shown;
 }
 
-// Nothing lives on it, the device is done with what did, and no view shows it.
+// Nothing lives on the handle, no work is pending on it, and no view maps it.
 bool Dynamic::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
   const PhysicalRange range{handle.first, handle.first + handle.second.bytes};
   const auto next = shown.at_or_after(range.begin);

@@ -20,10 +20,10 @@ namespace stalloc::serve {
 
 using plan::Place;
 
-// The online allocator over a device's memory, which says how requests are served, and beside it what only the run time
-// does: giving idle memory back, serving from the plan's arena, letting peers in. Physical bytes are named by their
-// place on the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind to this class. Not
-// thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
+// The online allocator, which decides how requests are served, over a device's memory, and what only the run time does:
+// giving idle memory back, serving from the plan's arena, letting peers in. Physical bytes are named by their place on
+// the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind to this class. Not thread-safe: the
+// heap's lock covers it, but for `contains`. Throws std::bad_alloc.
 class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
  public:
   // `order` must outlive it and know the whole line. Nothing on failure, and `why` says in one line what was refused.
@@ -47,7 +47,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   [[nodiscard]] CUdeviceptr address_of(Place place) const noexcept { return backend().address(address(place)); }
   // The home address of a byte of the line. Pre: it is not the plan's, or those were adopted.
   [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept { return backend().home(at); }
-  // True for a place on bytes of the plan that it was given.
+  // True for a place on adopted bytes of the plan.
   [[nodiscard]] bool is_of_plan(Place place) const noexcept {
     return place.view == 0 && backend().is_of_plan(place.offset);
   }
@@ -72,7 +72,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   // Kernels of `peer` may touch this memory from now on, what is mapped and what will be.
   CUresult grant_access(int peer) noexcept;
 
-  // No more than `bytes` are created from now on, in sum with what is held.
+  // From now on no memory is created beyond `bytes` held in total.
   void set_limit(std::uint64_t bytes) noexcept { backend().set_limit(bytes); }
 
   // The handles at home, by place on the line: the plan's too once they were adopted.

@@ -16,9 +16,9 @@ struct HeapOptions {
   bool plan_is_strict = false;  // a plan that is dropped ends the service: every later request is refused
   CrossStream cross_stream = plan::kDefaultCrossStream;
   plan::OnlinePolicy policy;
-  // Dynamic requests use free bytes of the plan from where they would need more memory than this beside it.
+  // When dynamic requests need more memory than this beside the plan, they use free bytes of the plan.
   std::uint64_t beside_plan = std::uint64_t{16} << 20;
-  // Told as soon as there is order between streams to learn; null: nobody. Must outlive the heap.
+  // Told when a second stream uses memory, so that there is order to learn; may be null. Must outlive the heap.
   EventOrder* events = nullptr;
 };
 

@@ -138,7 +138,7 @@ bool Mapper::recover(CUmemGenericAllocationHandle id) noexcept {
   return std::none_of(lost_.begin(), lost_.end(), [&](const Lost& lost) { return lost.handle.id == id; });
 }
 
-// Without host memory to remember it in, the reservation stays for good.
+// Without host memory to note it, the reservation is kept for good.
 void Mapper::lose(const Lost& lost) noexcept {
   try {
     lost_.push_back(lost);

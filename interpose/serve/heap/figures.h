@@ -1,4 +1,4 @@
-// Running sums: what is live, what was, by pool. No thread-safety of its own.
+// Running sums of live and past requests, in total and by pool. Not thread-safe.
 #pragma once
 
 #include <cuda.h>
@@ -14,12 +14,12 @@ namespace stalloc::serve {
 
 // All statistics of a device; statistics.def says what each is.
 struct Statistics {
-#define STALLOC_STATISTIC(name, unit, meaning) std::uint64_t name = 0;
+#define STALLOC_STATISTIC(name, unit, place, meaning) std::uint64_t name = 0;
 #include "interpose/serve/heap/statistics.def"
 #undef STALLOC_STATISTIC
 };
 
-// What a pool of the driver would say of the requests made in its name.
+// Figures of a pool: what the driver would report for the requests made in its name.
 struct PoolUse {
   bool known = false;  // a request named the pool; when none did, the driver alone knows
   // Live requests in the pool's name, as requested, planned and unplanned: the whole answer.
@@ -104,7 +104,7 @@ class Figures {
     std::uint64_t unplanned = 0;
     std::uint64_t peak = 0;         // of all three together
     std::uint64_t served_peak = 0;  // of planned and dynamic together
-    std::uint64_t pools = 0;        // of requests that name a pool, whoever served them
+    std::uint64_t pools = 0;        // of requests that name a pool, served here or by CUDA
     std::uint64_t pools_peak = 0;
     [[nodiscard]] std::uint64_t served() const noexcept { return planned + dynamic; }
   };
@@ -157,7 +157,7 @@ class Figures {
 
   Live live_;
   Statistics counts_;              // of it what is not in live_
-  ShownFigures* shown_ = nullptr;  // null: nobody looks
+  ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::array<Pool, 64> pools_{};
   std::size_t pool_count_ = 0;
 };

@@ -11,8 +11,8 @@
 //   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
 //   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
 //      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
-//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: out of the plan's
-//      own books (`Planned::take`), or out of the dynamic sub-allocator's once both were merged
+//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: from the plan's
+//      free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
 //      (`Dynamic::take_exactly`).
 //   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
 //      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
@@ -28,8 +28,8 @@
 //      (`Dynamic::defer_free`).
 //   3. Else `free_slow_path` finds the stream's index (`StreamOrder::ordinal`), takes the block out of the table of
 //      what is live, and calls `forget` for the figures and `give_back` for the bytes. `give_back` marks them with the
-//      stream and the number of the free (`StreamOrder::freed`). Then they are free, in the plan's own books
-//      (`Planned::release`) or in the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
+//      stream and the number of the free (`StreamOrder::freed`). Then they are among the plan's free
+//      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
 //   4. Where others cannot be ordered behind the stream, `free_behind_event` records an event, and `give_back` follows
 //      when `collect_pending_frees` finds the event over. `free_when_over` asks for that.
 //
@@ -136,7 +136,7 @@ Heap::~Heap() {
   dynamic_.reset();  // before order_, which it knows: both are declared in the order that the cache wants
 }
 
-// Whoever waits without the lock finds the heap closed when it has the lock again.
+// A thread that waits without the lock finds the heap closed when it takes the lock again.
 void Heap::end_service() noexcept {
   const Lock lock(*this);
   closed_.store(true, std::memory_order_release);
@@ -193,7 +193,7 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
 }
 
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
-  // Its free will wait as CUDA's own does, and needs the means for that.
+  // The free of this block will wait as CUDA's own does, which the fence must be prepared for.
   if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
   return allocate_slow_path(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
@@ -257,8 +257,7 @@ void Heap::tell_misfit() const noexcept {
   notice_(text);
 }
 
-// False when the request cannot be told apart from others: of a foreign context, one stream or pool too many, no host
-// memory.
+// False when the request cannot be tracked: a stream of another context, too many streams or pools, no host memory.
 bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask) {
   ask->bytes = bytes;
   if (!live_.reserve_one()) return false;
@@ -299,15 +298,15 @@ bool Heap::needs_bytes_of_plan(const Ask& ask) const {
   return planned_.is_dropped() || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
 }
 
-// From now on the dynamic sub-allocator keeps the plan's free bytes as well. Slots are served as before where
-// their bytes are free, at the price of dynamic requests, so this waits until there are any.
+// From now on the dynamic sub-allocator tracks the plan's free bytes as well. Slots are still served where their bytes
+// are free, but at the cost of dynamic requests, so this is done only when dynamic requests need the bytes.
 void Heap::merge(StreamOrdinal stream) {
   try {
     const std::vector<PhysicalRange> free = planned_.hand_over();
     dynamic_->adopt(planned_.arena());
     dynamic_->give(free, stream);
   } catch (const std::bad_alloc&) {
-    // What was not given stays unused.
+    // Bytes that were not handed over stay unused.
   }
 }
 
@@ -367,8 +366,8 @@ CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
   return free_behind_event(address, stream);
 }
 
-// The stream is none that others are ordered behind: of another context, or one too many, or the caller wants nobody to
-// wait for it. An event behind the free says when the bytes can be used again.
+// For a stream that others cannot be ordered behind (of another context, or one too many), or should not wait for. An
+// event behind the free tells when the bytes can be used again.
 CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept {
   PendingFree free;
   if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
@@ -395,8 +394,8 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept
   return result;
 }
 
-// Gives back what is over for the streams that it was freed on. A context that is gone has no work left. The oldest are
-// asked, and no more once several are not over: a question costs as much as a request.
+// Gives back the blocks whose events have completed. A destroyed context has no work left. The oldest events are
+// queried first, and no more once several are pending: a query costs as much as a request.
 void Heap::collect_pending_frees() {
   constexpr int kMostPending = 4;
   int pending = 0;
@@ -438,7 +437,7 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   return CUDA_SUCCESS;
 }
 
-// What cudaFree gives back is free for everybody again, whatever a pool may keep.
+// Memory of cudaFree goes back to the device, whatever a pool may keep.
 void Heap::release_freed(const LiveEntry& entry) {
   if (entry.origin != Origin::Dynamic) return;
   const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
@@ -513,7 +512,7 @@ void Heap::note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept 
 }
 
 void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept {
-  LiveEntry missed;  // its free did not come by here
+  LiveEntry missed;  // its free was not seen
   if (unplanned_.erase(address, &missed)) figures_.unplanned_freed(missed.bytes, missed.pool);
   if (address == 0 || !unplanned_.reserve_one()) return;
   unplanned_.insert({address, bytes, 0, Origin::Original, pool});

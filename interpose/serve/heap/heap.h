@@ -29,8 +29,8 @@
 
 namespace stalloc::serve {
 
-// Told once, in one line without a newline, what the user should know. Called without any lock held, on the thread of
-// a request; must not throw.
+// Receives one line for the user, without a newline. Called without any lock held, on the thread of a request; must not
+// throw.
 using Notice = void (*)(const char* text);
 
 // What is live at an address, as the program asked for it.
@@ -61,23 +61,23 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  // The context is about to end: waits for its work and gives everything back. Other threads may be inside or come
-  // later: nothing is live any more, and no request is served. The addresses may come back as the driver's. False: the
-  // driver does not let us wait (the device has failed, or a stream is being captured), and all is still mapped.
-  // Idempotent, and so is the second, which is for a context that has ended and gives back what is left.
+  // Call `close` before the context ends: it waits for the context's work and gives everything back. Other threads may
+  // still call: nothing is live any more, and no request is served. The driver may reuse the addresses. False: the
+  // driver refused to wait (the device has failed, or a stream is being captured), and all is still mapped. Call
+  // `close_after_context` when the context has ended: it gives back what is left. Both are idempotent.
   bool close() noexcept;
   void close_after_context() noexcept;
-  // True from the beginning of either on: what this heap does not know may be the driver's.
+  // True once either was called: addresses that this heap does not know may belong to the driver.
   [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
-  // The plan was dropped, and the options say that nothing is served then. Lock-free.
+  // True when the plan was dropped and the options say that requests then fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
 
   // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
   // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
-  // `note_unplanned`. That is so for a captured stream, for what the plan passes through, for more than the device has,
-  // and when memory is exhausted: the last two set `exhausted`, where it is asked for. `pool` is the driver pool the
-  // request names (null: the device's own, also when the program names that one by its handle). Never waits for the
-  // device. Pre: `context` is current.
+  // `note_unplanned`. That happens for a captured stream, for slots that the plan passes through, for more bytes than
+  // the device has, and when memory is exhausted; the last two set `exhausted`, unless it is null. `pool` is the driver
+  // pool the request names (null: the device's own, also when the program names that one by its handle). Never waits
+  // for the device. Pre: `context` is current.
   std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
                                       bool* exhausted = nullptr) noexcept;
   // As cuMemAlloc: the bytes may be used on any stream at once. Served only from bytes on which nothing is pending.
@@ -97,25 +97,25 @@ class Heap {
   // context is reusable when an event behind it has completed. Never waits for the device. `context_is_current`: the
   // caller knows that `context` is the thread's current one.
   CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
-  // Gives it back when the work of `stream` so far is over, and not before: nobody is ordered behind that stream for
-  // the bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live.
+  // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
+  // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live.
   CUresult free_when_over(CUdeviceptr address, StreamKey stream) noexcept;
   // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
-  // from a pool is not waited for, since CUDA takes the program's word that nothing uses it. Returns what CUDA returns:
+  // from a pool is not waited for, since CUDA relies on the program that nothing uses it. Returns what CUDA returns:
   // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
   CUresult free_sync(CUdeviceptr address) noexcept;
   // The number of a noted request of CUDA's own memory, or 0; and its free, once CUDA has made it. The address may be
-  // in use again by then: a request of another number is left alone, as is what nobody noted.
+  // in use again by then: a request of another number is left alone, as is one that was not noted.
   [[nodiscard]] std::uint64_t find_unplanned(CUdeviceptr address) const noexcept;
   void note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept;
 
   // The live range that holds `address`; nothing when there is none. In constant time for starts, else logarithmic in
   // what is live, but for the first time.
   std::optional<LiveRange> find_live(CUdeviceptr address) noexcept;
-  // Remembers what the program set for the live range that holds `address`, if there is one.
+  // Notes what the program set for the live range that holds `address`, if there is one.
   void set_sync_memops(CUdeviceptr address, bool set) noexcept;
 
-  // Call before the original destroys the stream: work that the bytes freed on it wait for gets its event now.
+  // Call before the original function destroys the stream: the event behind its frees is recorded now.
   void stream_destroyed(CUstream stream) noexcept;
 
   // What is known of the order between the context's streams; without a lock.
@@ -130,16 +130,16 @@ class Heap {
   // releases the handles that nothing lives on, if the device is done with both. Returns the bytes given back. Never
   // waits. The plan's memory is kept as long as the plan is served.
   std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
-  // The same for somebody who was refused `bytes` (0: nobody knows how many): nothing is given back when all of it
-  // would not be enough, and a plan gives up its idle memory when nothing else is.
+  // The same for a caller that was refused `bytes` (0: unknown). Gives nothing back when all idle memory would not be
+  // enough; a plan gives up its idle memory last.
   std::uint64_t make_room(std::uint64_t bytes) noexcept;
 
   // From now on the heap creates no memory beyond `bytes`. What it holds above that stays until it is idle; a plan's
-  // memory is created before anybody can say so. ~0: as much as the device has.
+  // memory is created before any limit is set. ~0: no limit.
   void set_limit(std::uint64_t bytes) noexcept;
   // Physical memory that is held, in bytes. One load.
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
-  // Of it, what nothing lives in, and the largest contiguous part of that.
+  // The idle part of it, and the largest contiguous part of that.
   [[nodiscard]] std::uint64_t free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t largest_free() const noexcept;
 
@@ -152,9 +152,9 @@ class Heap {
   // Nothing when no live block starts at `address`, and when the host is out of memory.
   std::optional<Backing> backing(CUdeviceptr address) noexcept;
 
-  // Tells `visitor` of every home range that is mapped, in order, then of every live block that is not at home, with
-  // the home ranges whose bytes it uses. The visitor is called under the heap's lock and must not call back; it may
-  // throw std::bad_alloc, which ends the visit.
+  // Calls `visitor` for every mapped home range, in order, then for every live block that is not at home, with the home
+  // ranges whose bytes it uses. The visitor is called under the heap's lock and must not call back; it may throw
+  // std::bad_alloc, which ends the visit.
   struct Visitor {
     virtual ~Visitor() = default;
     virtual void home(CUdeviceptr address, std::uint64_t bytes) = 0;
@@ -163,20 +163,20 @@ class Heap {
   };
   void describe(Visitor& visitor) noexcept;
 
-  // What a request could have at most: free memory of the device, and all that is idle here. In bytes.
+  // The most that a request could get, in bytes: the device's free memory and all idle memory here.
   [[nodiscard]] std::uint64_t available_bytes() const noexcept;
-  // A request for so much that asking what is available costs little beside it.
+  // True for a request so large that asking what is available costs little in comparison.
   [[nodiscard]] bool is_large(std::uint64_t bytes) const noexcept { return bytes >= device_bytes_ / 16; }
 
   // The release threshold of a pool (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD): memory held above it, and above that of every
   // other pool, is given back at the next synchronisation. Until one is set, everything is kept. Synchronising takes
   // two calls, before the program's own and after it succeeded.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
-  // From now on synchronising gives nothing back, whatever the pools say: for somebody who says so himself (`trim`).
+  // From now on synchronising gives nothing back, whatever the thresholds are: the caller uses `trim`.
   void keep_idle() noexcept;
   void before_synchronization() noexcept;
   void after_synchronization() noexcept;
-  // Bytes that the plan holds and nothing lives in: CUDA would have them free.
+  // Idle bytes of the plan, which would be free memory under CUDA.
   [[nodiscard]] std::uint64_t idle_plan_bytes() const noexcept;
 
   // The figures for a pool; `reset_pool_high` is cuMemPoolSetAttribute(..._HIGH, 0).
@@ -195,8 +195,8 @@ class Heap {
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  // Held by whatever looks at free bytes: a deferred free is completed first. `allocate` and `free_async` take the
-  // mutex itself, and so does, as Look, what looks at nothing but live ranges and figures.
+  // Held by everything that needs to know the free bytes: completes a deferred free first. `allocate` and `free_async`
+  // take the mutex itself, and so does, as Look, what looks at nothing but live ranges and figures.
   class Lock {
    public:
     explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
@@ -300,7 +300,7 @@ class Heap {
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
   Figures figures_;
-  ShownFigures* shown_ = nullptr;  // null: nobody looks
+  ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_ns_at_start_ = 0;
   int complaints_ = 0;

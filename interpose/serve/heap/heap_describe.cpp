@@ -1,4 +1,4 @@
-// What a heap holds, told range by range, for whoever wants to draw it.
+// A description of a heap's memory, range by range, for snapshots.
 #include <iterator>
 #include <mutex>
 #include <new>
@@ -8,7 +8,7 @@
 
 namespace stalloc::serve {
 
-// Of a physical byte: where it is mapped in order, which is where its block is shown to be.
+// The home address of a physical byte, where its block is shown.
 CUdeviceptr Heap::home_address(std::uint64_t at) const {
   return at < planned_.line_bytes() ? planned_.arena()->address(0, at) : dynamic_->home(at);
 }

@@ -15,17 +15,17 @@ inline void pause_processor() noexcept {
 #endif
 }
 
-// Under contention the work that the lock covers costs less than carrying what it touches from core to core. So waiting
-// threads stay away: each looks at the lock, then for twice as long at nothing, and so on up to 2^LongestPause times
-// the processor's pause. Meanwhile the thread that has the lock takes it again and again with all it touches in its own
-// cache (Anderson, "The Performance of Spin Lock Alternatives", 1990, test-and-test-and-set with exponential backoff).
+// Under contention the work under the lock costs less than moving its data from core to core. So waiting threads back
+// off: each pauses twice as long after every look at the lock, up to 2^LongestPause times the processor's pause.
+// Meanwhile the owner takes the lock again and again, with all data in its own cache (Anderson, "The Performance of
+// Spin Lock Alternatives", 1990, test-and-test-and-set with exponential backoff).
 //
 // A thread that found the lock taken at every look sleeps (the three states of Drepper, "Futexes Are Tricky", 2004):
-// when the owner does not run, nobody spins for long. Once woken it looks all the time, so that it is there when the
-// lock is next given back and is not passed over for ever.
+// when the owner does not run, no thread spins for long. A woken thread looks at the lock without pauses, so that it is
+// not passed over for ever.
 //
-// Meets the standard's Lockable requirements. Alone in its cache line, for others look at it while its owner works on
-// what lies beside it.
+// Meets the standard's Lockable requirements. Alone in its cache line, since others read it while its owner writes the
+// data beside it.
 template <unsigned LongestPause>
 class alignas(64) BackoffMutex {
  public:

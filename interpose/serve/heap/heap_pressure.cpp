@@ -17,7 +17,7 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 }  // namespace
 
 // What a request tries when the driver gives no more: wait for other streams on the device, give up idle handles and
-// views, use free bytes of the plan. Nothing is given up for a request that could not be served all the same.
+// views, use free bytes of the plan. Nothing is given up for a request that could not be served anyway.
 CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
   {
     const Lock lock(*this);
@@ -30,8 +30,8 @@ CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
   return 0;
 }
 
-// What was left to CUDA may stay with its own pools when it is freed, all of the device's memory after a program has
-// probed for it, and then nothing could grow here any more. True when there is more free memory for it.
+// Memory that CUDA served may stay in its own pools when it is freed: after a program has probed for all memory, that
+// is all of it, and the heap could not grow. Trims the pools; true when there is more free memory now.
 bool Heap::trim_cuda_pools() {
   const ContextScope scope(driver_, context_);
   if (is_closed() || !scope.ok()) return false;
@@ -50,7 +50,7 @@ CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
   return serve_dynamic(ask, true);
 }
 
-// All that there may be, when the driver does not say.
+// When the driver does not say, assumes the largest number.
 std::uint64_t Heap::device_free_bytes() const {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -150,7 +150,7 @@ std::uint64_t Heap::idle_plan_bytes() const noexcept {
   return dynamic_ ? dynamic_->free_plan_bytes() : 0;
 }
 
-// What the device is done with.
+// Only what no pending work uses.
 std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
   if (is_closed()) return 0;
   std::uint64_t given_back = 0;

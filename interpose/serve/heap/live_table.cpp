@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kFirstCapacity = 4096;
 
-// An index that was changed so often since it was asked is given up: then making it anew costs less than keeping it.
+// An index that was changed this often since its last use is dropped: building it anew then costs less than keeping it.
 constexpr std::uint64_t kChangesUnasked = 1 << 16;
 constexpr std::uint64_t kChangesUnaskedAnEntry = 16;
 

@@ -72,7 +72,7 @@ class LiveTable {
   // Removes all of them.
   void clear() noexcept;
   // The entry whose bytes hold `address`; null without one. Pre: no two entries share a byte. A start is found at once.
-  // The first other address makes an index by order, which is kept up to date from then on until nobody has asked for a
+  // The first other address makes an index by order, which is then kept up to date until it has not been used for a
   // long time; without host memory for it, every entry is looked at.
   [[nodiscard]] const LiveEntry* find_holding(CUdeviceptr address) noexcept;
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
@@ -106,8 +106,8 @@ class LiveTable {
   std::unique_ptr<Cell[]> cells_;
   std::size_t capacity_ = 0;  // 0 or a power of two
   std::size_t size_ = 0;
-  std::unique_ptr<Index> index_;  // null until somebody asks for an address inside an entry
-  std::uint64_t unasked_ = 0;     // changes of the index since it was asked last
+  std::unique_ptr<Index> index_;  // null until an address inside an entry is looked up
+  std::uint64_t unasked_ = 0;     // changes of the index since its last use
   std::uint64_t last_number_ = 0;
 };
 

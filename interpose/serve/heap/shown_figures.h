@@ -7,27 +7,29 @@
 namespace stalloc::serve {
 
 // Written by one thread at a time, under the heap's lock, and read by anybody: each number is whole, but numbers that
-// are read one after the other may be of two moments. In bytes or counts since start; meanings as in figures.h. Part of
-// a file format (docs/formats.md, "Statistics page"): numbers are only ever added at the end.
+// are read one after the other may be of two moments. Meanings and units are in statistics.def. Part of a file format
+// (docs/formats.md, "Statistics page"): numbers are only ever added at the end.
 struct alignas(64) ShownFigures {
   using Number = std::atomic<std::uint64_t>;
 
-  // What a request and a free change, in one cache line.
-  Number served;            // 1: the device has a heap; 0: it never had, and all else is 0
-  Number live;              // of planned, dynamic and unplanned requests together, as requested
-  Number live_peak;         // of the same
-  Number served_live_peak;  // of planned and dynamic ones: what physical memory is held for
+  // `served`: 1: the device has a heap; 0: it never had, and all else is 0. `device_bytes`: of the card; 0: the driver
+  // did not say. `unused`: 0. What a request and a free change is in the first cache line.
+  // written by tools/write-statistics: begin
+  Number served;
+  Number live;
+  Number live_peak;
+  Number served_live_peak;
   Number planned_requests;
   Number dynamic_requests;
-  Number unplanned_requests;  // served by CUDA
-  Number physical;            // held, live or not
-
+  Number unplanned_requests;
+  Number physical;
   Number physical_peak;
   Number mapping_calls_at_start;
   Number mapping_calls_after_start;
-  Number misses;        // requests that found no memory, even under pressure
-  Number device_bytes;  // of the card; 0: the driver did not say
-  Number unused[19];    // 0
+  Number misses;
+  Number device_bytes;
+  Number unused[19];
+  // end
 
   static void set(Number* number, std::uint64_t value) noexcept { number->store(value, std::memory_order_relaxed); }
 };

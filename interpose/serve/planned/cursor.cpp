@@ -37,23 +37,27 @@ Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
   const std::uint32_t units = to_units(bytes);
   remember(units);
   Position found = find_here(units);
-  if (found == kNowhere) {
-    if (!first_difference_) {
-      const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
-      first_difference_ = {seen_, bytes, expected};
-    }
-    found = find_after_deviation();
-    if (found != kNowhere) ++resynchronisations_;
-  }
+  if (found == kNowhere) found = deviate(bytes);
   count(found != kNowhere);
   if (found == kNowhere) return {};
   at_ = successor(found);
   const Wanted& slot = slots_[found];
-  if (slot.kind == SlotKind::PassThrough) {  // one that varies has no place, but nothing stands against serving it
+  if (slot.kind == SlotKind::PassThrough) {  // a slot that varies has no place; the request may be served dynamically
     return {slot.varies ? Answer::Unplanned : Answer::Original, found};
   }
   if (units > slot.units) return {};  // larger than was ever seen of this slot
   return {Answer::Serve, found};
+}
+
+// Not inlined, to keep the code of requests that are as planned short.
+[[gnu::noinline]] Cursor::Position Cursor::deviate(std::uint64_t bytes) noexcept {
+  if (!first_difference_) {
+    const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
+    first_difference_ = {seen_, bytes, expected};
+  }
+  const Position found = find_after_deviation();
+  if (found != kNowhere) ++resynchronisations_;
+  return found;
 }
 
 void Cursor::pass_through(std::uint64_t bytes) noexcept {
@@ -114,14 +118,14 @@ Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
 }
 
 Cursor::Position Cursor::find_after_deviation() const noexcept {
-  // One request that does not match says nothing yet: were it an extra one, jumping after it would lose the place.
+  // One mismatch proves nothing yet: after an extra request, a jump would lose the place.
   const Position near = misses_ != 0 ? find_near() : kNowhere;
   if (near != kNowhere) return near;
   return lost() ? find_anywhere() : kNowhere;
 }
 
-// The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals. What
-// came before has found its slots, and says nothing about how many are missing now.
+// The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals.
+// Earlier requests found their slots, so they do not tell how many are missing now.
 Cursor::Position Cursor::find_near() const noexcept {
   Position best = kNowhere;
   std::size_t best_agreement = kLeastAgreement - 1;

@@ -18,15 +18,15 @@ namespace stalloc::serve {
 //                  ^_________|                       (body again after the epilogue)
 //
 // A slot whose size varies takes the next request whatever its size, so that what follows keeps its place; a request
-// larger than the slot goes unplanned.
-// After a deviation it keeps its place and lets the request go unplanned (an extra request), until two requests agree
-// with slots a little ahead (missing requests) or behind (it had gone astray), or the latest requests agree with
-// another part of the plan (K-grams of sizes). O(1) for a request that matches. Not thread-safe.
+// larger than the slot goes unplanned. After a deviation it keeps its place and lets the request go unplanned (an extra
+// request), until two requests agree with slots a little ahead (missing requests) or behind (an earlier wrong jump), or
+// the latest requests agree with another part of the plan (K-grams of sizes). O(1) for a request that matches. Not
+// thread-safe.
 class Cursor {
  public:
   enum class Answer : std::uint8_t {
     Serve,      // at `slot`
-    Original,   // the plan says: ask the original allocator
+    Original,   // the plan leaves this request to the original allocator
     Unplanned,  // nothing in the plan fits here
   };
   struct Step {
@@ -55,7 +55,7 @@ class Cursor {
   void begin_body() noexcept { at_ = body_begin_; }
   // The latest request found no slot.
   [[nodiscard]] bool missed() const noexcept { return misses_ != 0; }
-  // So many of the latest did not that the place is lost.
+  // So many of the latest requests found no slot that the place is lost.
   [[nodiscard]] bool lost() const noexcept;
 
   // False from the moment on when it is clear that the plan is of another program.
@@ -85,6 +85,7 @@ class Cursor {
   void remember(std::uint32_t units) noexcept;
   void count(bool matched) noexcept;
   [[nodiscard]] Position find_here(std::uint32_t units) const noexcept;
+  Position deviate(std::uint64_t bytes) noexcept;  // the request is not as planned: the slot that it takes, or kNowhere
   [[nodiscard]] Position find_after_deviation() const noexcept;
   [[nodiscard]] Position find_near() const noexcept;
   [[nodiscard]] Position find_anywhere() const noexcept;

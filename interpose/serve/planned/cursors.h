@@ -40,7 +40,7 @@ class Cursors {
   struct Lane {
     Cursor cursor;
     std::vector<std::uint32_t> slots;  // of the plan, by the cursor's
-    ThreadId thread = 0;               // whose it is; 0: nobody's
+    ThreadId thread = 0;               // the thread that has the lane; 0: none
   };
 
   Lane* lane_of(ThreadId thread) noexcept;

@@ -5,8 +5,7 @@
 
 namespace stalloc::serve {
 
-// Not any more from the moment on when fewer than a tenth of the first thousand requests, or of any later hundred
-// thousand, found a slot.
+// False once fewer than a tenth of the first thousand requests, or of any later hundred thousand, found a slot.
 class Fit {
  public:
   void count(bool matched) noexcept {

@@ -1,4 +1,4 @@
-// Who owns which physical bytes: invariant 1, no physical byte is in two live ranges, through any view.
+// Which physical bytes are taken: invariant 1, no physical byte is in two live ranges, through any view.
 #pragma once
 
 #include <cstdint>

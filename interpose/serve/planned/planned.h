@@ -1,4 +1,4 @@
-// A plan's memory: its slots, which of them comes next, and who keeps the books of its bytes.
+// A plan's memory: its slots, which of them comes next, and who tracks its free bytes.
 #pragma once
 
 #include <cuda.h>
@@ -27,10 +27,10 @@ namespace stalloc::serve {
 //                Dropped ── hand_over ──► DroppedMerged
 enum class PlanState : std::uint8_t {
   None,           // there is no plan
-  Served,         // requests take slots; the occupancy keeps the free bytes
-  Merged,         // requests take slots; the dynamic sub-allocator keeps the free bytes and serves from them, too
-  Dropped,        // no request takes a slot any more; the occupancy keeps the free bytes
-  DroppedMerged,  // no request takes a slot any more; the dynamic sub-allocator keeps the free bytes
+  DroppedMerged,  // no request takes a slot any more; the dynamic sub-allocator tracks the free bytes
+  Dropped,        // no request takes a slot any more; the occupancy tracks the free bytes
+  Served,         // requests take slots; the occupancy tracks the free bytes
+  Merged,         // requests take slots; the dynamic sub-allocator tracks the free bytes and serves from them, too
 };
 
 // Not thread-safe: the heap's lock covers it, but for `contains`. Only `create` and `hand_over` throw. Slots are named
@@ -46,13 +46,13 @@ class Planned {
 
   [[nodiscard]] PlanState state() const noexcept { return state_; }
   [[nodiscard]] bool exists() const noexcept { return state_ != PlanState::None; }
-  // Requests take its slots.
-  [[nodiscard]] bool is_followed() const noexcept { return state_ == PlanState::Served || state_ == PlanState::Merged; }
+  // Requests take its slots. Asked twice at each request.
+  [[nodiscard]] bool is_followed() const noexcept { return state_ >= PlanState::Served; }
   // There is a plan, and no request takes a slot any more.
   [[nodiscard]] bool is_dropped() const noexcept {
     return state_ == PlanState::Dropped || state_ == PlanState::DroppedMerged;
   }
-  // There is a plan, and its free bytes are known here and to nobody else.
+  // There is a plan, and its free bytes are tracked here alone.
   [[nodiscard]] bool keeps_free_bytes() const noexcept {
     return state_ == PlanState::Served || state_ == PlanState::Dropped;
   }
@@ -93,14 +93,14 @@ class Planned {
     return false;
   }
   void release(PhysicalRanges slot) noexcept { occupancy_->release(slot); }
-  // From now on somebody else keeps the free bytes: these. Throws std::bad_alloc, and nothing has changed then.
+  // Returns the free bytes; from now on the caller tracks them. Throws std::bad_alloc, and then nothing has changed.
   // Pre: keeps_free_bytes().
   std::vector<PhysicalRange> hand_over();
 
-  // Physical memory held now, in bytes; and as much of it as nobody else counts as held.
+  // Physical memory held now, in bytes; and the part of it that the dynamic sub-allocator does not count.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return arena_ ? arena_->physical_bytes() : 0; }
   [[nodiscard]] std::uint64_t unmerged_bytes() const noexcept { return keeps_free_bytes() ? physical_bytes() : 0; }
-  // The part of these that nothing lives in, when `live` bytes live in slots.
+  // The idle part of that, when `live` bytes live in slots.
   [[nodiscard]] std::uint64_t unmerged_idle_bytes(std::uint64_t live) const noexcept {
     return unmerged_bytes() - std::min(unmerged_bytes(), live);
   }
@@ -121,7 +121,7 @@ class Planned {
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return arena_ ? arena_->mapping_calls() : 0; }
 
  private:
-  // A slot with its place worked out.
+  // Where a slot is.
   struct Place {
     CUdeviceptr address = 0;
     std::uint32_t first_range = 0;

@@ -1,4 +1,4 @@
-// The order that a program itself makes between its streams, learnt from its events.
+// The order that a program makes between its streams by its events.
 //
 //     stream T   --- work --- free #7 --- record(e) --- more work --->
 //                                            \_ the program's wait: S is behind T's frees up to #7
@@ -8,8 +8,8 @@
 // event is from then on behind all that the clock says, and a program that finds the event to be over knows that all of
 // it is. Streams that free nothing pass on what they learnt, as the streams of a communication library do.
 //
-// To believe in an order that is not there means that somebody's data is overwritten. So an order is believed in only
-// when the functions below saw everything that makes it. Why that is safe:
+// Relying on an order that does not exist would overwrite live data. So an order counts only when the functions below
+// saw everything that makes it. Why that is safe:
 //
 // 1. A record's clock is taken before CUDA is called. What is in it lies before the event on the stream: the frees
 //    had been made and the waits given to the stream when the clock was taken. A free that another thread makes while
@@ -36,8 +36,8 @@
 //    free, so that a program that waits for a blocking stream itself, and not for an event on it, learns nothing of
 //    what the stream freed (StreamClock::know).
 //
-// A function that the host runs in a stream's order (cuLaunchHostFunc) is not watched: what it orders it orders by
-// other calls, or by what nobody but the program sees.
+// A function that the host runs in a stream's order (cuLaunchHostFunc) is not watched: it can order work only by other
+// calls, or by means that only the program sees.
 //
 // What cannot be excluded: that a program records an event by public functions, and the same event again by functions
 // that are not public (tables of cuGetExportTable), before it waits for it. No library is known to do that. A

@@ -1,4 +1,4 @@
-// The wait of cuMemFree, for memory that CUDA did not hand out.
+// The wait of cuMemFree, for memory that we serve.
 #pragma once
 
 #include <cuda.h>
@@ -10,16 +10,16 @@
 
 namespace stalloc::serve {
 
-// cuMemFree waits for the work of its context, refuses some captures and reports what went wrong on the device, and
-// nothing else in the driver does just the same: cuCtxSynchronize breaks every capture of the context. So a free of
-// memory that is served frees, in its place, a small block of CUDA's own. Thread-safe.
+// cuMemFree waits for the work of its context, refuses some captures and reports what went wrong on the device, and no
+// other function of the driver does exactly this: cuCtxSynchronize breaks every capture of the context. So a free of
+// served memory frees a small block of CUDA's own instead. Thread-safe.
 class FreeFence {
  public:
   FreeFence(Driver& driver, CUcontext context) : driver_(driver), context_(context) {}
   FreeFence(const FreeFence&) = delete;
   FreeFence& operator=(const FreeFence&) = delete;
 
-  // Takes the block that is there when the device has no memory for another one. False: the driver refused.
+  // Allocates the spare block that is used when the device has no memory for another one. False: the driver refused.
   bool prepare();
 
   // Waits for all work that was given to the context before the call; returns what cuMemFree returns. Hold no lock: the
@@ -36,7 +36,7 @@ class FreeFence {
   Driver& driver_;
   const CUcontext context_;
   std::mutex mutex_;                 // guards what follows
-  std::vector<CUdeviceptr> blocks_;  // to be freed in place of others'
+  std::vector<CUdeviceptr> blocks_;  // spare blocks
   bool closed_ = false;
 };
 

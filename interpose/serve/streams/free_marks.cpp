@@ -9,7 +9,7 @@
 namespace stalloc::serve {
 namespace {
 
-// No early way out, so that the compiler makes vector code of it.
+// No early exit, so that the compiler vectorises it.
 bool any_foreign(const StreamOrdinal* mark, const StreamOrdinal* end, StreamOrdinal stream) noexcept {
   StreamOrdinal foreign = 0;
   for (; mark != end; ++mark) foreign |= static_cast<StreamOrdinal>((*mark != kNoStream) & (*mark != stream));

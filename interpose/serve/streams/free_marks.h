@@ -14,9 +14,9 @@ inline constexpr StreamOrdinal kMaxStreams = 250;
 
 // For each page the one stream that freed bytes of it, or "mixed": then a mark for each unit says which. Units are
 // marked only in pages that two streams share, so that a large range costs a byte for each page. A page also keeps the
-// sequence number of its latest free. Both err to the safe side: a mark may claim a byte that its stream did not free
-// last when no other stream did, and the sequence number may be that of another byte's later free.
-// Not thread-safe: the heap's lock covers it.
+// sequence number of its latest free. Both err on the safe side: a mark may claim a byte that its stream did not free
+// last when no other stream did, and the sequence number may be that of another byte's later free. Not thread-safe: the
+// heap's lock covers it.
 class FreeMarks {
  public:
   // As for Occupancy. Throws std::bad_alloc.

@@ -7,9 +7,9 @@
 // That is why clocks are read and written here without a lock, one number after the other. Of two threads that raise
 // the same number at once, one may undo what the other wrote: the lower number is true as well, and says less.
 //
-// What a number must never do is pass from one stream to another. So the ordinals that have a clock name a stream until
-// that stream is destroyed (StreamOrder::reclaim leaves them alone), and the next stream begins with an empty clock.
-// The numbers of frees never repeat, so that what others know of the old stream's frees says nothing of the new one's.
+// A number must never pass from one stream to another. So the ordinals that have a clock name a stream until that
+// stream is destroyed (StreamOrder::reclaim leaves them alone), and the next stream begins with an empty clock. The
+// numbers of frees never repeat, so that what others know of the old stream's frees says nothing of the new one's.
 #pragma once
 
 #include <cuda.h>

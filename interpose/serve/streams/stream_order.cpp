@@ -5,7 +5,7 @@
 namespace stalloc::serve {
 namespace {
 
-// An event that was recorded on an idle stream completes within some microseconds, each question takes a tenth of one.
+// An event recorded on an idle stream completes within microseconds; each query takes a tenth of one.
 constexpr int kMostQuestions = 256;
 
 }  // namespace
@@ -68,7 +68,7 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
 StreamClock* StreamOrder::clock(StreamKey key) noexcept {
   StreamOrdinal stream = find(key);
   if (stream == kNoStream) {
-    // No stream gives up its ordinal for one that may use no memory.
+    // A stream that uses no memory does not take another stream's ordinal.
     StreamOrdinal fresh = unused();
     if (fresh == kNoStream && stream_count_ < StreamClock::kStreams) fresh = ++stream_count_;
     stream = admit(key, fresh);
@@ -83,7 +83,7 @@ StreamOrdinal StreamOrder::find(StreamKey key) const noexcept {
   return kNoStream;
 }
 
-// As `stream`, unless that is none.
+// `stream`, or all streams if it is kNoStream.
 StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   if (stream == kNoStream) return kNoStream;
   Stream& admitted = streams_[stream];
@@ -114,9 +114,9 @@ StreamOrdinal StreamOrder::unused() const noexcept {
   return kNoStream;
 }
 
-// The idlest stream whose frees are all complete: its claims bind nobody, so that its ordinal can name another stream.
-// Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock keeps
-// its ordinal: its clock is written without the heap's lock (stream_clocks.h).
+// The idlest stream whose frees are all complete: no other stream has to wait for it, so its ordinal can name another
+// stream. Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock
+// keeps its ordinal: its clock is written without the heap's lock (stream_clocks.h).
 StreamOrdinal StreamOrder::reclaim() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return kNoStream;

@@ -30,8 +30,8 @@ namespace stalloc::serve {
 // not serve them. Not thread-safe: the heap's lock covers it.
 class StreamOrder {
  public:
-  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; null: nobody is.
-  // Throws std::bad_alloc.
+  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. Throws
+  // std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
               EventOrder* events = nullptr);
   ~StreamOrder();
@@ -56,18 +56,17 @@ class StreamOrder {
   [[nodiscard]] bool is_complete(PhysicalRanges ranges) noexcept;
   // True only when every free up to the number is complete.
   [[nodiscard]] bool is_complete(std::uint64_t number) noexcept;
-  // The one or the other: kNoStream stands for any stream at once.
+  // One of these two: kNoStream stands for all streams at once.
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
   }
 
-  // Another stream than this one freed some of them last.
+  // True when another stream freed some of them last.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
     return !marks_.only(ranges, stream);
   }
 
-  // The program freed something on `stream`: the free's number. What was freed is said by `freed`, before that of any
-  // later free.
+  // Numbers a free on `stream`. Call `freed` with its ranges before the next free is numbered.
   std::uint64_t number_free(StreamOrdinal stream) noexcept;
   // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
   void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
@@ -87,13 +86,13 @@ class StreamOrder {
   // Records an event behind the frees of each stream that has none there yet: once the program has synchronised with
   // the stream, asking says that they are complete.
   void mark_frees() noexcept;
-  // Finds out which frees are complete, asking the device a limited number of times. It never waits for work.
+  // Finds out which frees are complete, with a limited number of queries to the device. It never waits for work.
   void settle() noexcept;
 
   // Pre: the stream is still alive. Its handle may name another stream afterwards.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // What is known of the order; to be used without the heap's lock.
+  // What is known of the order; usable without the heap's lock.
   [[nodiscard]] StreamClocks& clocks() noexcept { return clocks_; }
   // The stream's clock, made on first sight; null: it has none, since there are too many streams. Valid until the
   // stream is destroyed. Pre: the stream is of our context.
@@ -103,7 +102,7 @@ class StreamOrder {
   [[nodiscard]] bool has_several_users() const noexcept { return users_ > 1; }
 
   [[nodiscard]] std::uint64_t waits() const noexcept { return waits_; }
-  // Waits that were not made because the program had made that order itself.
+  // Waits that were spared because the program had made the order itself.
   [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
 
  private:

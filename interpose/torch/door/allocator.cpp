@@ -19,7 +19,7 @@ int current_device() {
 
 c10::Device as_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
 
-// As the native allocator tells whoever watches each call (torch.cuda._sanitizer).
+// Reports each call to observers as the native allocator does (torch.cuda._sanitizer).
 void tell_watchers(bool allocated, void* address) {
   const c10::impl::PyInterpreter* watcher = c10::impl::GPUTrace::get_trace();
   if (watcher == nullptr) return;
@@ -122,7 +122,7 @@ void* DoorAllocator::serve(int device, std::size_t bytes, cudaStream_t stream, c
   return address;
 }
 
-// What stalloc did not serve at once.
+// For requests that stalloc did not serve at once.
 void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, int device, std::size_t bytes, cudaStream_t stream,
                                      const void* caller) {
   void* address = nullptr;
@@ -266,7 +266,7 @@ void DoorAllocator::give_back(int device, HeldUp block) {
   own.held_up_count.store(own.held_up.size(), std::memory_order_relaxed);
 }
 
-// A capture holds many frees up, and is over for all of them at once: the first tells.
+// A capture delays many frees and ends for all of them at once, so only the first is tried.
 void DoorAllocator::retry_held_up(int device) {
   Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
@@ -283,7 +283,7 @@ void DoorAllocator::retry_held_up(int device) {
 
 void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
   void* address = pointer.get();
-  // As the native allocator: memory that came from elsewhere (another process, a buffer of somebody's) is not ours.
+  // As the native allocator: ignores memory that came from elsewhere (another process, a foreign buffer).
   if (address == nullptr || pointer.get_deleter() != &release) return;
   const int device = library_.device_of(address);
   if (device >= 0) {

@@ -1,5 +1,5 @@
-// PyTorch's allocator with stalloc in front: eager tensors are stalloc's; captures, pools, checkpoints and whatever
-// else the native allocator alone can do stay with it, and both are shown as one.
+// PyTorch's allocator with stalloc in front: stalloc serves eager tensors; the native allocator serves captures, pools,
+// checkpoints and whatever else it alone can do. Their figures are shown as one.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ class DoorAllocator final : public Forwarding {
 
   // --- tensors ---
   c10::DataPtr allocate(std::size_t bytes) override;
-  // While caching is off the native allocator's is another one, which frees at once.
+  // While caching is off, the native allocator uses another deleter, which frees at once.
   c10::DeleterFnPtr raw_deleter() const override {
     return enabled_.load(std::memory_order_relaxed) ? &release : native_.raw_deleter();
   }
@@ -81,7 +81,7 @@ class DoorAllocator final : public Forwarding {
  private:
   static constexpr std::size_t kDevices = 64;
 
-  // A free that a capture holds up.
+  // A free that waits for the end of a capture.
   struct HeldUp {
     void* address = nullptr;
     cudaStream_t stream = nullptr;
@@ -96,7 +96,7 @@ class DoorAllocator final : public Forwarding {
     std::mutex mutex;  // guards what follows, but for the atomics
     Blocks blocks;
     Statistics statistics;
-    double fraction = 1;                  // that the user grants this process of the device's memory
+    double fraction = 1;                  // share of the device's memory that the user grants this process
     std::atomic<bool> has_native{false};  // the native allocator holds memory of the device
     std::atomic<std::size_t> pools_underway{0};
     std::atomic<std::size_t> held_up_count{0};

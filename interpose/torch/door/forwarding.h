@@ -14,7 +14,7 @@
 
 namespace stalloc::torch::door {
 
-// How the history is to be kept (torch.cuda.memory._record_memory_history).
+// How the history is kept (torch.cuda.memory._record_memory_history).
 struct HistorySettings {
   bool enabled = false;
   native::CreateContextFn recorder = nullptr;
@@ -181,13 +181,13 @@ class Forwarding : public native::CUDAAllocator {
 #endif
 
  protected:
-  // What those functions mean, in one form.
+  // The meaning of those functions, in one form.
   virtual void empty_cache(MempoolId_t pool) = 0;  // {0, 0}: all but private pools
   virtual native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) = 0;
   virtual void keep_history(HistorySettings settings) = 0;
   virtual Context context_of(const void* address) = 0;
   virtual void annotate(const void* address, const std::string& metadata) = 0;
-  // The native allocator made this pointer: it shall look like all others.
+  // The native allocator made this pointer; it is made to look like all others.
   virtual void adopt(c10::DataPtr& pointer) = 0;
 
   Context native_context_of([[maybe_unused]] const void* address) {

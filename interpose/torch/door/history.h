@@ -14,7 +14,7 @@ namespace stalloc::torch::door {
 // Thread-safe. Throws std::bad_alloc.
 class History {
  public:
-  // Whether anybody looks. Lock-free.
+  // True when the history is wanted. Lock-free.
   [[nodiscard]] bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
 
   void keep(HistorySettings settings);

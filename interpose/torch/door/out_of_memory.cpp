@@ -38,8 +38,8 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 
 }  // namespace
 
-// The library has given its own idle memory back for the request already. Before PyTorch's own allocator is asked,
-// which reports the error: whoever can free tensors, then what that allocator caches.
+// The library has already given its own idle memory back for the request. Next, observers that can free tensors are
+// called, and the native allocator's cache is emptied; then the native allocator is asked, which reports the error.
 bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address) {
   const auto served = [&] { return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE; };
   if (run_callbacks() && served()) return true;
@@ -98,7 +98,7 @@ void DoorAllocator::grant_native(int device) {
   native_.setMemoryFraction(std::clamp(fraction - held, 0.0, 1.0), static_cast<c10::DeviceIndex>(device));
 }
 
-// The native allocator's words, with the figures of both.
+// The native allocator's message, with the figures of both halves.
 std::string DoorAllocator::explain(int device, std::string text) {
   stalloc_door_memory memory{};
   if (library_.memory(device, &memory) == 0) return text;

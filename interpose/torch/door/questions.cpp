@@ -1,4 +1,4 @@
-// What PyTorch asks of its allocator, answered for both halves.
+// PyTorch's queries to its allocator, answered for both halves.
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// What torch.cuda.memory_stats says: stalloc's half and the native allocator's, and the peaks of both together.
+// The answer of torch.cuda.memory_stats: the sums of stalloc's half and the native allocator's, and the peaks of these
+// sums.
 #pragma once
 
 #include <algorithm>

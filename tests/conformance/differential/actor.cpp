@@ -277,7 +277,7 @@ void Actor::trim() {
              machine_.cuda.cuMemPoolTrimTo(own ? pool_ : machine_.default_pool(), keep));
 }
 
-// Of its own pool, and the threshold of everybody's.
+// Of its own pool, and the threshold of the shared one.
 void Actor::settings() {
   const Driver& cuda = machine_.cuda;
   cuuint64_t threshold = one_in(2) ? 0 : one_in(2) ? UINT64_MAX : below(256) * kMiB;

@@ -1,5 +1,5 @@
-// One thread's part of a random program: its streams, its tensors, a pool of its own, its log and its dice. What it
-// does is decided by the dice alone, and what it logs must not depend on the other actors' time.
+// One thread's part of a random program: its streams, its tensors, a pool of its own, its log and its random numbers.
+// These alone decide what it does, and its log must not depend on the timing of other actors.
 #pragma once
 
 #include <array>
@@ -41,14 +41,14 @@ class Actor {
 
   // Makes the actor's context current in this thread.
   void enter() const { machine_.join(); }
-  // One thing, whatever it is. Failures that must not be are logged too.
+  // One random action. Failures that must not happen are logged, too.
   void act();
-  // Leaves the thread's own streams, which nobody can name from elsewhere: the tensors go to another.
+  // Leaves the thread's own streams, which no other thread can name: the tensors go to another stream.
   void leave_thread();
   // Waits for all of its streams and compares what was read.
   void finish();
 
-  // --- for what happens while no other actor does anything ---
+  // --- while no other actor does anything ---
   struct Tensor {
     std::uint64_t number = 0;
     CUdeviceptr at = 0;
@@ -96,7 +96,7 @@ class Actor {
   void make_things();
   void allocate();
   void allocate_huge();
-  // Books what was answered, and fills it.
+  // Notes the answer, and fills the tensor.
   bool book(const std::string& call, CUresult result, Tensor what);
   void free_any();
   void free(const Tensor& tensor, CUstream stream);

@@ -70,7 +70,7 @@ void create_devices() {
 CUresult create_extent(Device& device, std::uint64_t bytes, Extent** extent) {
   const std::uint64_t total = config().device_bytes;
   const auto fits = [&] { return device.physical_bytes <= total - bytes; };
-  if (bytes > total) return CUDA_ERROR_OUT_OF_MEMORY;  // what cannot fit costs nobody their cache
+  if (bytes > total) return CUDA_ERROR_OUT_OF_MEMORY;  // no cache is given up for what cannot fit
   if (!fits()) give_back_unused(device);
   if (!fits()) return CUDA_ERROR_OUT_OF_MEMORY;
   *extent = make_extent(device, bytes);

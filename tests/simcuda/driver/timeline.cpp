@@ -80,7 +80,7 @@ void Timeline::start() {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the host's signals are the host's threads' business
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals of the program are for its own threads
   std::thread([self = shared_from_this()] { self->work(); }).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   started_ = true;

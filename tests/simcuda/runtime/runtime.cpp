@@ -105,7 +105,7 @@ CUresult copy_async(const DriverTable& driver, void* to, const void* from, size_
   }
 }
 
-// The properties begin alike in CUDA 12 and 13; of the rest, nobody who runs on simcuda asks.
+// The properties begin alike in CUDA 12 and 13; no program that runs on simcuda asks for the rest.
 CUresult device_properties(const DriverTable& driver, void* properties, int device) {
   struct Beginning {
     char name[256];

@@ -11,7 +11,7 @@ using namespace simcuda_test;
 
 namespace {
 
-// CUDA gives each of these to a sound thread, for what others do: captures, resets, too little memory.
+// Results that a sound thread may get because of other threads: captures, resets, too little memory.
 bool is_known(CUresult result) {
   static const std::set<CUresult> known{CUDA_SUCCESS,
                                         CUDA_ERROR_NOT_READY,

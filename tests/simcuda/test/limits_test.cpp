@@ -1,4 +1,4 @@
-// Sizes that no device has: refused at once, whatever a rounding would make of them, and without a trace.
+// Sizes that no device has: refused at once, even where rounding would overflow, and without any effect.
 #include "tests/simcuda/test/machine.h"
 
 using namespace simcuda_test;

@@ -1,4 +1,4 @@
-// What simcuda's own tests share: a fresh primary context for each test, gates that hold a stream, and short names.
+// Shared by simcuda's own tests: a fresh primary context for each test, gates that hold a stream, and short names.
 #pragma once
 
 #include <cuda.h>

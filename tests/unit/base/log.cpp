@@ -1,4 +1,4 @@
-// Log lines: nothing of them may reach the program, whatever its standard error has become.
+// Log lines have no effect on the program, whatever its standard error has become.
 #include "interpose/base/log.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ using namespace stalloc;
 
 namespace {
 
-// Descriptors and signals are changed in a process of its own. True when `check` says so there.
+// Runs `check` in a process of its own, since it changes descriptors and signals. Returns its result.
 bool holds_in_child(const std::function<bool()>& check) {
   const pid_t child = fork();
   if (child == 0) {

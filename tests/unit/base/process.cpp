@@ -19,7 +19,7 @@ struct RankVariable {
   ~RankVariable() { unsetenv("RANK"); }
 };
 
-// What is remembered stays: so in a process of its own.
+// Runs in a process of its own, since what is remembered cannot be undone.
 bool holds_in_child(const std::function<bool()>& check) {
   const pid_t child = fork();
   if (child == 0) _exit(check() ? 0 : 1);

@@ -8,7 +8,7 @@
 
 namespace {
 
-// A machine with a card and nothing that reaches its memory but CUDA.
+// A machine with a card whose memory only CUDA can reach.
 class Machine {
  public:
   Machine() {

@@ -1,6 +1,6 @@
-// Recorded runs in which no step repeats: planned is what lives through them, and nothing that another run may not ask
-// for.
-#include "plan/steps/beginning.h"
+// Recorded runs in which no step repeats: the plan holds what lives through them, and nothing that another run may not
+// need.
+#include "plan/sequence/beginning.h"
 
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-// What makes two ranks share a plan.
+// Which ranks share a plan.
 #include "plan/files/content_hash.h"
 
 #include "catch.h"

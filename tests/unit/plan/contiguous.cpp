@@ -1,5 +1,5 @@
-// Contiguous placement: sound by a naive check, as tight as can be where that is known, and part of a plan that the
-// checker calls sound.
+// Contiguous placement: sound by a naive check, optimal where the optimum is known, and part of a plan that the checker
+// accepts.
 #include "plan/layout/contiguous.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ std::vector<Buffer> buffers_of(const std::vector<Tenant>& tenants) {
   return buffers;
 }
 
-// The least that any order of first fit needs; some order gives the optimum.
+// The smallest result of first fit over all orders; some order gives the optimum.
 std::uint64_t least_bytes(const std::vector<Tenant>& tenants) {
   std::vector<std::size_t> order(tenants.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

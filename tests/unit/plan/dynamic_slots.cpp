@@ -1,12 +1,12 @@
 // Steps whose requests vary in size: found by call sites, planned soundly, without counting on the recorded sizes.
-#include "plan/steps/dynamic_slots.h"
+#include "plan/sequence/dynamic_slots.h"
 
 #include <algorithm>
 #include <random>
 
 #include "catch.h"
 #include "plan/planner.h"
-#include "plan/steps/varying.h"
+#include "plan/sequence/varying.h"
 #include "soundly.h"
 
 using namespace stalloc::plan;
@@ -105,7 +105,7 @@ TEST_CASE("one size in a few repetitions does not make a request static where it
 }
 
 TEST_CASE("a run of other sizes needs hardly more than its own peak") {
-  // What is static comes and goes beside experts that share 600 MiB: one plan for all of it would hold both peaks.
+  // Static requests come and go beside experts that share 600 MiB: a plan for all of them would hold both peaks.
   std::vector<Made> step = {{100 * kMiB, 0, 20}};
   for (int i = 0; i < 8; ++i) step.push_back({20 * kMiB, 0, static_cast<std::uint64_t>(9 - i)});
   for (int i = 0; i < 8; ++i) step.push_back({10 * kMiB, 60 * kMiB, static_cast<std::uint64_t>(9 - i)});

@@ -113,7 +113,7 @@ TEST_CASE("a plan of an older minor version is read") {
   REQUIRE(plan.error.empty());
   CHECK(plan.value.devices.front().lanes == std::vector<std::uint8_t>{0, 1, 1, 0});
   CHECK(plan.value.devices.front().varying == std::vector<std::uint32_t>{3});
-  // What such a reader holds against the file is right in a new one too.
+  // The fields that such a reader checks are right in a new file, too.
   const auto again = plan::encode_plan(plan.value);
   const auto old = plan::read_file(TEST_DATA "/plan-1.2.fb");
   CHECK(planfb::GetPlan(again.data())->checksum() == planfb::GetPlan(old.value.data())->checksum());
@@ -139,7 +139,7 @@ TEST_CASE("plans of another major version and foreign files are named as such") 
   REQUIRE(major);
   bytes[*major] = 9;
   CHECK(plan::decode_plan(bytes).error == expected);
-  // Another version's fields may be of other types, which does not pass for a plan of ours at all.
+  // Another version's fields may have other types, so that the file does not look like a plan of this version.
   const auto writer = find_root_field(bytes, {0, planfb::Plan::VT_WRITER}, 4);
   REQUIRE(writer);
   for (std::size_t i = 0; i < 4; ++i) bytes[*writer + i] = 0xff;
@@ -169,7 +169,7 @@ TEST_CASE("a written plan replaces the file as a whole, behind a link too, and n
   const std::string link = folder / "link.fb";
   REQUIRE(plan::write_plan(plan, file).empty());
   REQUIRE(symlink("plan.fb", link.c_str()) == 0);
-  // The name that is tried first is somebody else's.
+  // The name that is tried first is taken.
   const std::string theirs = file + ".tmp" + std::to_string(getpid());
   REQUIRE(symlink("plan.fb", theirs.c_str()) == 0);
   Plan other = plan;

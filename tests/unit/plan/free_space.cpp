@@ -1,4 +1,4 @@
-// Free ranges by the hundreds, against a naive set of bytes.
+// Hundreds of free ranges, compared with a naive set of bytes.
 #include "plan/placement/free_space.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Steps of models whose tensors fill no whole pages (13.1 MiB, 3.1 MiB): planned near the peak of live bytes all the
-// same.
+// Steps of models whose tensors fill no whole pages (13.1 MiB, 3.1 MiB): still planned near the peak of live bytes.
 #include <algorithm>
 #include <random>
 
@@ -13,7 +12,7 @@ namespace {
 
 using Bytes = std::uint64_t;
 
-// What a model is made of, in elements.
+// The sizes of a model, in elements.
 struct Model {
   std::size_t layers;
   Bytes hidden;
@@ -109,7 +108,7 @@ class Training {
   std::vector<Bytes> parameters_;
 };
 
-// Plans it and checks everything that is promised of static shapes.
+// Plans the run and checks everything that is promised for static shapes.
 void plan_near_the_bound(const Model& model) {
   const Problem problem = Training(model).run(4);
   const auto planned = plan_device(problem, {});

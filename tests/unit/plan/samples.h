@@ -65,7 +65,7 @@ std::vector<std::uint8_t> encode_trace(const trace::Trace& trace, std::size_t ev
 // True when both say the same of the run (how many chunks it was cut into does not matter).
 bool same_content(const trace::Trace& a, const trace::Trace& b);
 
-// A training loop in small: parameters, a first step that differs, `steps` equal ones of `microbatches` equal parts, an
+// A small training loop: parameters, a first step that differs, `steps` equal ones of `microbatches` equal parts, an
 // optimizer, an end. `seed` chooses the sizes. Some requests live across the end of a step.
 trace::Trace training_trace(std::uint32_t seed, int steps, int microbatches);
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "catch.h"
+#include "plan/sequence/sequence.h"
 #include "plan/steps/reorder.h"
-#include "plan/steps/sequence.h"
 #include "plan/steps/steps.h"
 #include "soundly.h"
 #include "threads.h"

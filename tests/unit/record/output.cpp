@@ -1,4 +1,5 @@
-// The trace file: never another file than its own, whole up to its last chunk, and nothing of it reaches the program.
+// The trace file: the recorder writes no other file, the trace is whole up to its last chunk, and the program notices
+// nothing.
 #include "interpose/record/trace_output.h"
 
 #include <fcntl.h>
@@ -41,7 +42,7 @@ std::string with_process(const Folder& folder, const std::string& rest) {
   return (folder.path() / ("trace." + std::to_string(getpid()) + rest)).string();
 }
 
-// Limits, signals and descriptors are changed in a process of its own. True when `check` says so there.
+// Runs `check` in a process of its own, since it changes limits, signals and descriptors. Returns its result.
 bool holds_in_child(const std::function<bool()>& check) {
   const pid_t child = fork();
   if (child == 0) {

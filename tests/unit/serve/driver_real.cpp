@@ -11,7 +11,7 @@ using stalloc::serve::RealDriver;
 
 namespace {
 
-// What the stand-ins for libcuda's functions saw and are to say.
+// What the stand-ins for libcuda's functions saw, and what they return.
 struct Seen {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   CUstreamCaptureMode mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;

@@ -1,5 +1,5 @@
-// Random programs of streams and events: whatever is believed of their order is true in the fake driver, which knows
-// it. A mistake is no test's bad luck: every number that the library believes in is compared after every step.
+// Random programs of streams and events: every order that the library relies on must be true in the fake driver, which
+// knows the true order. All of the library's numbers are compared after every step.
 #include <atomic>
 #include <random>
 #include <string>
@@ -19,7 +19,7 @@ constexpr auto kNothing = [] {};
 // One thread that does everything. In the middle of a call others are made, as other threads would.
 class Program {
  public:
-  // `events`: the fewer, the more often one is recorded twice at once, which ends all belief in it.
+  // `events`: the fewer, the more often one is recorded twice at once, after which it is distrusted.
   Program(OrderModel* model, std::uint64_t seed, std::size_t events) : model_(*model), random_(seed) {
     for (std::size_t i = 0; i < 7; ++i) {
       const std::size_t context = i < 5 ? 0 : 1;

@@ -1,4 +1,4 @@
-// A CUDA driver of bookkeeping only, for tests of the serving half. It holds callers to the contract of
+// A fake CUDA driver that only keeps account, for tests of the serving half. It holds callers to the contract of
 // interpose/serve/driver/driver.h (a breach throws FakeDriver::Misuse, which ends the test program), knows which
 // physical bytes an address means, orders streams in simulated time, and fails where a test says.
 #pragma once
@@ -56,7 +56,7 @@ class FakeDriver final : public serve::Driver {
   // Physical bytes behind an address, as handle number << 40 | offset; each must be mapped and accessible.
   std::uint64_t physical(CUdeviceptr address, int device = 0);
 
-  // CUDA's default pool keeps so much that nobody uses, until it is trimmed.
+  // Idle bytes that CUDA's default pool keeps until it is trimmed.
   void keep_in_pool(std::uint64_t bytes);
 
   // The call that makes the counter `calls` reach `count` fails with `error`; 0: none does.

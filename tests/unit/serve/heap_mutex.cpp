@@ -10,7 +10,7 @@ using stalloc::serve::BackoffMutex;
 
 namespace {
 
-// How far several threads count together, each step a read and a write that only the lock keeps together.
+// The sum that several threads count to. Each step is a read and a write that only the lock makes one.
 template <class Mutex>
 int count_together(int threads, int steps) {
   Mutex mutex;

@@ -1,5 +1,5 @@
 // Programs of streams and events as CUDA sees them, beside what the library learns of them: the fake driver knows the
-// true order, and every number that the library believes in is held against it.
+// true order, and every number that the library relies on is compared with it.
 #pragma once
 
 #include <cuda.h>
@@ -133,7 +133,7 @@ class OrderModel {
           return result;
         });
   }
-  // By somebody whose calls do not come by the library.
+  // By calls that the library does not see.
   CUresult record_now(CUevent event, const Stream& stream) {
     const bool captured = is_capturing(stream);
     if (!captured && driver.record_event(event, stream.key.handle) != CUDA_SUCCESS) return CUDA_ERROR_UNKNOWN;
@@ -221,7 +221,7 @@ class OrderModel {
     return in_context(of, [&] { return of.order.clock(stream.key); });
   }
 
-  // Everything that is believed of the stream is true. Throws Broken if not.
+  // Checks everything that the library relies on for the stream. Throws Broken if it is wrong.
   void check(const Stream& stream) {
     serve::StreamClock* believed = clock(stream);
     if (believed == nullptr) return;

@@ -34,7 +34,7 @@ struct Fixture {
     return plan;
   }
   bool take(std::uint32_t slot) { return planned.take(planned.ranges(slot), order, serve::kNoStream); }
-  // Requests of which none is the plan's.
+  // Requests that the plan does not have.
   void let_it_not_fit() {
     for (int i = 0; i < 1000; ++i) planned.next(kPage / 2);
     REQUIRE(planned.drop_if_unfit());

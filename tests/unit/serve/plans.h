@@ -1,4 +1,4 @@
-// Plans for tests of the serving half, made by hand or by a placer too simple to be wrong.
+// Plans for tests of the serving half, made by hand or by a very simple placer.
 #pragma once
 
 #include <algorithm>

@@ -67,7 +67,7 @@ class Program {
   void request(const Request& wanted) {
     ++now_;
     give_back_the_dead();
-    if (random_() % 20 == 0) return;  // the plan waits for it in vain
+    if (random_() % 20 == 0) return;  // a planned request that is not made
     if (random_() % 20 == 0) serve({random_() % kPage + 1, 3, random_()});
     serve(wanted);
     if (random_() % 4 == 0) driver_->work(any_stream());
@@ -127,14 +127,14 @@ class Program {
     moments_.back().push_back(driver_->work(stream));
     shadow_->give(live.address, live.bytes, &moments_.back());
     if (heap_->free_async(live.address, stream) == CUDA_SUCCESS) return true;
-    shadow_->take(live.address, live.bytes, {});  // refused: still ours, and nobody else's meanwhile
+    shadow_->take(live.address, live.bytes, {});  // refused: it is still live
     return false;
   }
 
   bool give_back_synchronously(const Live& live) {
     moments_.emplace_back();
     for (const StreamKey& stream : streams_) moments_.back().push_back(driver_->work(stream));
-    if (!live.for_all) driver_->finish_all_work();  // CUDA takes the program's word that nothing uses a pool's memory
+    if (!live.for_all) driver_->finish_all_work();  // CUDA relies on the program that nothing uses a pool's memory
     shadow_->give(live.address, live.bytes, &moments_.back());
     heap_->free_sync(live.address);
     return true;

@@ -59,7 +59,7 @@ class Shadow {
  private:
   struct Cell {
     std::atomic<bool> live{false};
-    const Moments* freed_behind = nullptr;  // written by whoever holds the byte
+    const Moments* freed_behind = nullptr;  // written by the thread that holds the byte
   };
 
   // Of addresses.

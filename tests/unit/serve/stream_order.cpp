@@ -231,7 +231,7 @@ TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "
   REQUIRE(f.order.ordinal(f.s) != kNoStream);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, first));
-  // Whoever lost its ordinal is known again under another one.
+  // A stream that lost its ordinal gets another one.
   const Moment again = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, again));

@@ -1,4 +1,4 @@
-// Which contexts have a heap, and what becomes of it when they end: on simcuda, by the driver's own functions.
+// Which contexts have a heap, and what happens to it when they end; on simcuda.
 #include "interpose/session/heaps.h"
 
 #include <cuda.h>
@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "catch.h"
-#include "interpose/session/cuda_query.h"
-#include "interpose/session/driver_functions.h"
 #include "machine.h"
 
 using namespace stalloc;
@@ -44,12 +42,12 @@ TEST_CASE("a created context is not served, and nobody makes a primary one for i
   CUcontext own = nullptr;
   REQUIRE(create_context(&own) == CUDA_SUCCESS);
   REQUIRE(machine.primary_state() == 0);
-  const std::uint64_t id = cuda_query::current_context_id();
+  const std::uint64_t id = machine.cuda.current_context_id();
   for (int i = 0; i < 3; ++i) REQUIRE(machine.heaps->of_current(own) == nullptr);
   REQUIRE(machine.primary_state() == 0);
   CUcontext next = nullptr;
   REQUIRE(create_context(&next) == CUDA_SUCCESS);
-  REQUIRE(cuda_query::current_context_id() == id + 1);  // none was made and ended meanwhile
+  REQUIRE(machine.cuda.current_context_id() == id + 1);  // none was made and ended meanwhile
   REQUIRE(cuCtxDestroy(next) == CUDA_SUCCESS);
   REQUIRE(cuCtxDestroy(own) == CUDA_SUCCESS);
 }

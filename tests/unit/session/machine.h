@@ -8,9 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "interpose/session/capture.h"
+#include "interpose/session/captures.h"
+#include "interpose/session/cuda.h"
 #include "interpose/session/driver_functions.h"
 #include "interpose/session/heaps.h"
+#include "tests/unit/session/driver.h"
 
 // Newer headers declare later versions only.
 extern "C" CUresult CUDAAPI cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device);
@@ -26,10 +28,10 @@ class Machine {
   Machine() {
     must(cuInit(0));
     const char* missing = nullptr;
-    const auto functions = find_driver_functions(&missing);
+    const auto functions = find_driver_functions(&find_function, &missing);
     if (!functions) throw std::runtime_error(missing);
-    heaps =
-        std::make_unique<Heaps>(plan::Plan{}, serve::RealDriver(*functions, capture::gate(), {}), serve::HeapOptions{});
+    heaps = std::make_unique<Heaps>(plan::Plan{}, cuda, serve::RealDriver(*functions, captures.gate(), {}),
+                                    serve::HeapOptions{});
   }
   ~Machine() {
     heaps.reset();
@@ -56,6 +58,8 @@ class Machine {
   [[nodiscard]] std::size_t free_bytes() const { return info().first; }
   [[nodiscard]] std::size_t total_bytes() const { return info().second; }
 
+  Cuda cuda{&find_function};
+  Captures captures{cuda};
   std::unique_ptr<Heaps> heaps;
 
  private:

@@ -18,9 +18,12 @@ VERSION = 1
 HEADER = struct.Struct("=8sIIIIQQQ40sqQQ16s64s832s")
 MOST_BYTES = 1 << 20
 # The numbers of a device, in the file's order.
-FIGURES = ("served", "live", "live_peak", "served_live_peak", "planned_requests", "dynamic_requests",
-           "unplanned_requests", "physical", "physical_peak", "mapping_calls_at_start", "mapping_calls_after_start",
-           "misses", "device_bytes")
+# written by tools/write-statistics: begin
+FIGURES = (
+    "served", "live", "live_peak", "served_live_peak", "planned_requests", "dynamic_requests", "unplanned_requests",
+    "physical", "physical_peak", "mapping_calls_at_start", "mapping_calls_after_start", "misses", "device_bytes",
+)
+# end
 
 RUNNING = "running"
 ENDED = "ended"  # as programs do

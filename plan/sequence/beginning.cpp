@@ -1,4 +1,4 @@
-#include "plan/steps/beginning.h"
+#include "plan/sequence/beginning.h"
 
 #include <algorithm>
 

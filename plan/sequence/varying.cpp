@@ -1,4 +1,4 @@
-#include "plan/steps/varying.h"
+#include "plan/sequence/varying.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -6,7 +6,8 @@
 namespace stalloc::plan {
 namespace {
 
-// Call sites that tell a place in the program: one alone may make requests that vary and requests that do not.
+// The number of call sites that identify a place in the program: a single one may make both requests that vary and
+// requests that do not.
 constexpr std::size_t kSites = 8;
 
 // For each request a hash of the latest call sites, its own last.

@@ -17,8 +17,6 @@ enum class StreamMode : std::uint8_t {
   Isolate  // bytes of one stream never go to another
 };
 
-inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-
 // One slot of the plan. Times are indices of slots; `upper` and `tail` may be the number of slots: never freed.
 struct Item {
   std::size_t request = 0;  // index into Problem::requests; of the body: in the first repetition
@@ -47,15 +45,14 @@ struct Sequence {
   [[nodiscard]] std::size_t body_end() const { return prologue + body; }
 };
 
-// What slot `index` takes bytes for, in the order of slots: at most two half-open stretches [begin, end), the second
-// empty for most.
+// The stretches of slots for which slot `index` takes bytes: at most two half-open ranges [begin, end), the second
+// mostly empty.
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
 
 // Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic says which slots take bytes; where
-// nothing repeats (SteadyState::any) only those do that live through the run. Marks as PassReason::Leaked what
-// SteadyState calls a leak, and as Unordered what would leave its bytes with a pending free that the next user cannot
-// be ordered behind: cudaMalloc'd and freed on a stream, or, with StreamMode::Isolate, freed on another stream than it
-// was made on.
+// nothing repeats (SteadyState::any) only those do that live through the run. Marks the leaks of SteadyState as
+// PassReason::Leaked, and as Unordered the requests whose free the next user of the bytes could not be ordered behind:
+// cudaMalloc'd and freed on a stream, or, with StreamMode::Isolate, freed on another stream than it was made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
 
 // The slot that serves request `index` of the problem.

@@ -1,10 +1,10 @@
-#include "plan/steps/dynamic_slots.h"
+#include "plan/sequence/dynamic_slots.h"
 
 #include <algorithm>
 #include <bit>
 #include <vector>
 
-#include "plan/steps/varying.h"
+#include "plan/sequence/varying.h"
 
 namespace stalloc::plan {
 namespace {
@@ -80,7 +80,7 @@ class Chooser {
     }
   }
 
-  // As much is planned as costs nothing: with nothing planned, the recorded peak is what is needed.
+  // Plans as much as costs nothing; with nothing planned, the recorded peak is needed.
   void choose() {
     const std::uint64_t peak = peak_live_bytes(problem_);
     for (std::size_t least = 1; least < sequence_.items.size(); least *= 2) {
@@ -103,8 +103,8 @@ class Chooser {
     return peak;
   }
 
-  // Places what is left, the largest first, wherever it stays well below the peak of what is planned: filled to the
-  // brim the layout would need more than that peak.
+  // Places the remaining slots, the largest first, as long as the sum stays well below the planned peak: filled up
+  // completely, the layout would need more than that peak.
   void fill(LiveBytes& live) {
     std::vector<std::size_t> open;
     for (std::size_t slot = 0; slot < choices_.size(); ++slot) {
@@ -128,8 +128,8 @@ class Chooser {
     for (const Range& life : lives_of(sequence_, slot)) live.add(life, sequence_.items[slot].bytes);
   }
 
-  // The recorded peak of the requests that are left. Those that vary count even where they were placed: they may be
-  // larger another time.
+  // The recorded peak of the requests that are left. Those that vary count even if they were placed, since they may be
+  // larger in another run.
   [[nodiscard]] std::uint64_t peak_of_left() const {
     const std::size_t count = problem_.requests.size();
     std::vector<std::uint64_t> freed(count + 1, 0);

@@ -1,10 +1,10 @@
-#include "plan/steps/sequence.h"
+#include "plan/sequence/sequence.h"
 
 #include <algorithm>
 #include <map>
 
-#include "plan/steps/beginning.h"
-#include "plan/steps/dynamic_slots.h"
+#include "plan/sequence/beginning.h"
+#include "plan/sequence/dynamic_slots.h"
 
 namespace stalloc::plan {
 namespace {
@@ -65,7 +65,7 @@ class Builder {
     if (until <= sequence_.body_end()) {
       item.upper = static_cast<std::size_t>(until);
     } else if (until <= steady_.end()) {
-      item.upper = sequence_.body_end();  // freed in some later repetition: it may be any
+      item.upper = sequence_.body_end();  // freed in some later repetition, no matter which
     } else {
       item.upper = after_body(until);
     }
@@ -83,7 +83,7 @@ class Builder {
     item.tail = until > sequence_.body_end() ? until : 0;
   }
 
-  // Nothing but what lives through the run is planned.
+  // Plans only the requests that live through the run.
   void leave_what_passes() {
     for (std::size_t slot = 0; slot < slots_; ++slot) {
       Item& item = sequence_.items[slot];
@@ -99,8 +99,8 @@ class Builder {
     if (item.pass == PassReason::None && unordered(other)) item.pass = PassReason::Unordered;
   }
 
-  // Gives each slot that lives across the body's end a request of the prologue that does the same into the first
-  // repetition: the one a repetition before where the run reaches back that far, else any that is like it.
+  // Pairs each slot that lives across the body's end with a request of the prologue that lives into the first
+  // repetition: the one a repetition earlier if the run reaches back that far, else any equal one.
   void find_twins() {
     std::multimap<std::uint64_t, std::size_t> open;  // bytes -> slots of the prologue that are freed inside the body
     for (std::size_t slot = 0; slot < sequence_.prologue && sequence_.body != 0; ++slot) {

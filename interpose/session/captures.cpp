@@ -1,0 +1,18 @@
+#include "interpose/session/captures.h"
+
+namespace stalloc {
+
+void Captures::looked_up(std::string_view symbol) noexcept {
+  if (symbol.starts_with("cuStreamBegin")) gate_.began();
+}
+
+bool Captures::is_capturing_by_driver(CUstream stream) const noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return cuda_.capture_status(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUresult Captures::permission_by_driver() const noexcept {
+  return cuda_.trim_nothing(cuda_.default_pool(cuda_.current_device()));
+}
+
+}  // namespace stalloc

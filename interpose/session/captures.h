@@ -1,0 +1,71 @@
+// What the process knows of the program's stream captures.
+#pragma once
+
+#include <cuda.h>
+
+#include <string_view>
+
+#include "interpose/serve/driver/capture_gate.h"
+#include "interpose/session/cuda.h"
+
+namespace stalloc {
+
+// Thread-safe; never throws. `original` is CUDA's own function with the program's arguments, whose result is returned.
+class Captures {
+ public:
+  constexpr explicit Captures(const Cuda& cuda) noexcept : cuda_(cuda) {}
+  Captures(const Captures&) = delete;
+  Captures& operator=(const Captures&) = delete;
+
+  // The one that hooks and heaps go through.
+  serve::CaptureGate& gate() noexcept { return gate_; }
+
+  // False only when no stream is under capture. Lock-free, and asks the driver nothing.
+  [[nodiscard]] bool may_be_any() const noexcept { return gate_.may_be_capturing(); }
+  // True also when the driver will not say, as of the legacy stream during the capture of a blocking one.
+  [[nodiscard]] bool holds(CUstream stream) const noexcept { return may_be_any() && is_capturing_by_driver(stream); }
+  // Whether CUDA allows an allocation or a free on a stream that is not under capture: CUDA_SUCCESS, or the error it
+  // returns during a capture that forbids them (cudaThreadExchangeStreamCaptureMode documents which do). Like every
+  // call that CUDA refuses so, asking invalidates that capture.
+  [[nodiscard]] CUresult permission() const noexcept { return may_be_any() ? permission_by_driver() : CUDA_SUCCESS; }
+
+  // The program looked up a driver function that is not hooked. If it is a newer cuStreamBeginCapture, captures may
+  // begin unseen from now on.
+  void looked_up(std::string_view symbol) noexcept;
+
+  // The program begins a capture.
+  template <class Original>
+  CUresult begin(Original original) noexcept {
+    const serve::CaptureGate::Change change(gate_);
+    gate_.began();
+    const CUresult result = original();
+    if (result != CUDA_SUCCESS) gate_.ended();
+    return result;
+  }
+  // The program ends the capture of `stream`. Not every such call ends one: it may name a stream that joined a capture,
+  // or come from the wrong thread.
+  template <class Original>
+  CUresult end(CUstream stream, Original original) noexcept {
+    const bool was_capturing = holds(stream);
+    const CUresult result = original();
+    if (was_capturing && !holds(stream)) gate_.ended();
+    return result;
+  }
+  // The program makes a stream wait for an event. If the event is of a captured stream, the waiting stream joins the
+  // capture.
+  template <class Original>
+  CUresult wait_event(Original original) noexcept {
+    if (!may_be_any()) return original();
+    const serve::CaptureGate::Change change(gate_);
+    return original();
+  }
+
+ private:
+  [[nodiscard]] bool is_capturing_by_driver(CUstream stream) const noexcept;
+  [[nodiscard]] CUresult permission_by_driver() const noexcept;
+
+  const Cuda& cuda_;
+  serve::CaptureGate gate_;
+};
+
+}  // namespace stalloc

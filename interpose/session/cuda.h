@@ -1,0 +1,120 @@
+// What the session and the hooks ask of the CUDA driver; what heaps ask of it is serve/driver/driver.h.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "interpose/session/driver_function.h"
+#include "plan/files/trace_file.h"
+
+namespace stalloc {
+
+// All but `synchronize_memory_operations` and `create_stream` change nothing. A question that the driver cannot answer,
+// because it is not there, lacks the function or refuses, has the neutral answer that is given with it. Thread-safe;
+// nothing but `describe_device` throws.
+class Cuda {
+ public:
+  // Asks the functions that `find` finds.
+  constexpr explicit Cuda(FindDriverFunction find) noexcept : find_(find) {}
+  Cuda(const Cuda&) = delete;
+  Cuda& operator=(const Cuda&) = delete;
+
+  // The driver's function of that exported name; null: none.
+  [[nodiscard]] void* symbol(const char* name) const noexcept { return find_(name); }
+  [[nodiscard]] FindDriverFunction finder() const noexcept { return find_; }
+
+  // Contexts and devices.
+  // The calling thread's context; null: none.
+  [[nodiscard]] CUcontext current_context() const noexcept {
+    CUcontext context = nullptr;
+    return cuCtxGetCurrent_(&context) == CUDA_SUCCESS ? context : nullptr;
+  }
+  // The thread's context is broken by an error on the device, or gone: every call that uses it fails. Of the questions
+  // that a driver answers so, this one is among the cheapest (20 ns, driver 580).
+  [[nodiscard]] bool has_failed() const noexcept {
+    const auto ask = cuCtxGetStreamPriorityRange_.get();
+    int least = 0;
+    int greatest = 0;
+    return ask != nullptr && ask(&least, &greatest) != CUDA_SUCCESS;
+  }
+  // Of the thread's context, and never given to another one. 0: there is none, it was destroyed, or the driver has no
+  // ids (CUDA 11).
+  [[nodiscard]] std::uint64_t current_context_id() const noexcept;
+  [[nodiscard]] int device_count() const noexcept;                  // 0: cannot be told
+  [[nodiscard]] int current_device() const noexcept;                // of the thread's context; -1: none
+  [[nodiscard]] int device_of(CUcontext context) const noexcept;    // -1: cannot be told
+  [[nodiscard]] bool is_primary_active(int device) const noexcept;  // false: cannot be told
+  // Whether it is the device's primary context; makes none where none is active.
+  [[nodiscard]] bool is_primary_context(CUcontext context, int device) const noexcept;
+  [[nodiscard]] trace::Device describe_device(int device) const;  // may throw std::bad_alloc
+  // From now on memory operations that the program asks for synchronously, in that context, are over when their
+  // function returns (CU_CTX_SYNC_MEMOPS). False: the driver cannot, as before CUDA 12.1, or refused.
+  bool synchronize_memory_operations(CUcontext context) noexcept;
+
+  // Pools.
+  [[nodiscard]] CUmemoryPool default_pool(int device) const noexcept;  // null: none
+  [[nodiscard]] CUmemoryPool current_pool(int device) const noexcept;  // that cuMemAllocAsync uses; null: none
+  // Whether kernels of `device` may touch the pool's memory.
+  [[nodiscard]] bool has_access(CUmemoryPool pool, int device) const noexcept;
+  // Bytes that the pool holds and nothing lives in, as the driver counts them; 0: cannot be told.
+  [[nodiscard]] std::uint64_t idle_pool_bytes(CUmemoryPool pool) const noexcept;
+  // In bytes; 0, as CUDA's default: cannot be told.
+  [[nodiscard]] std::uint64_t release_threshold(CUmemoryPool pool) const noexcept;
+  // Trimming a pool to more than it can hold changes nothing, and is refused just when an allocation is. Success where
+  // there is no pool.
+  [[nodiscard]] CUresult trim_nothing(CUmemoryPool pool) const noexcept;
+
+  // Streams and addresses.
+  [[nodiscard]] CUresult capture_status(CUstream stream, CUstreamCaptureStatus* status) const noexcept {
+    return cuStreamIsCapturing_(stream, status);
+  }
+  // A stream of the current context that does not wait for the legacy one. No capture of the thread's hinders it.
+  CUresult create_stream(CUstream* stream) const noexcept;
+  // The driver's own answer, which for mapped memory tells of the whole handle.
+  [[nodiscard]] CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr at) const noexcept {
+    return cuPointerGetAttribute_(data, attribute, at);
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute) const noexcept;
+
+  FindDriverFunction find_;
+  std::mutex flags_mutex_;  // what is read of a context's flags must still be so when they are written
+
+  // Each named after its symbol, without the version. The first two are asked at every request that comes by CUDA's own
+  // functions: they are in one cache line.
+  alignas(64) DriverFunction<CUresult(CUcontext*)> cuCtxGetCurrent_{find_, "cuCtxGetCurrent"};
+  DriverFunction<CUresult(int*, int*)> cuCtxGetStreamPriorityRange_{find_, "cuCtxGetStreamPriorityRange"};
+  DriverFunction<CUresult(CUstream, CUstreamCaptureStatus*)> cuStreamIsCapturing_{find_, "cuStreamIsCapturing"};
+  DriverFunction<CUresult(CUcontext, unsigned long long*)> cuCtxGetId_{find_, "cuCtxGetId"};
+  DriverFunction<CUresult(CUdevice*)> cuCtxGetDevice_{find_, "cuCtxGetDevice"};
+  DriverFunction<CUresult(CUcontext)> cuCtxPushCurrent_{find_, "cuCtxPushCurrent_v2"};
+  DriverFunction<CUresult(CUcontext*)> cuCtxPopCurrent_{find_, "cuCtxPopCurrent_v2"};
+  DriverFunction<CUresult(unsigned*)> cuCtxGetFlags_{find_, "cuCtxGetFlags"};
+  DriverFunction<CUresult(unsigned)> cuCtxSetFlags_{find_, "cuCtxSetFlags"};
+  DriverFunction<CUresult(int*)> cuDeviceGetCount_{find_, "cuDeviceGetCount"};
+  DriverFunction<CUresult(char*, int, CUdevice)> cuDeviceGetName_{find_, "cuDeviceGetName"};
+  DriverFunction<CUresult(std::size_t*, CUdevice)> cuDeviceTotalMem_{find_, "cuDeviceTotalMem_v2"};
+  DriverFunction<CUresult(CUcontext*, CUdevice)> cuDevicePrimaryCtxRetain_{find_, "cuDevicePrimaryCtxRetain"};
+  DriverFunction<CUresult(CUdevice)> cuDevicePrimaryCtxRelease_{find_, "cuDevicePrimaryCtxRelease_v2"};
+  DriverFunction<CUresult(CUdevice, unsigned*, int*)> cuDevicePrimaryCtxGetState_{find_, "cuDevicePrimaryCtxGetState"};
+  DriverFunction<CUresult(CUmemoryPool*, CUdevice)> cuDeviceGetDefaultMemPool_{find_, "cuDeviceGetDefaultMemPool"};
+  DriverFunction<CUresult(CUmemoryPool*, CUdevice)> cuDeviceGetMemPool_{find_, "cuDeviceGetMemPool"};
+  DriverFunction<CUresult(CUmemoryPool, CUmemPool_attribute, void*)> cuMemPoolGetAttribute_{find_,
+                                                                                            "cuMemPoolGetAttribute"};
+  DriverFunction<CUresult(CUmemAccess_flags*, CUmemoryPool, CUmemLocation*)> cuMemPoolGetAccess_{find_,
+                                                                                                 "cuMemPoolGetAccess"};
+  DriverFunction<CUresult(CUmemoryPool, std::size_t)> cuMemPoolTrimTo_{find_, "cuMemPoolTrimTo"};
+  DriverFunction<CUresult(std::size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags)>
+      cuMemGetAllocationGranularity_{find_, "cuMemGetAllocationGranularity"};
+  DriverFunction<CUresult(void*, CUpointer_attribute, CUdeviceptr)> cuPointerGetAttribute_{find_,
+                                                                                           "cuPointerGetAttribute"};
+  DriverFunction<CUresult(CUstream*, unsigned)> cuStreamCreate_{find_, "cuStreamCreate"};
+  DriverFunction<CUresult(CUstreamCaptureMode*)> cuThreadExchangeStreamCaptureMode_{
+      find_, "cuThreadExchangeStreamCaptureMode"};
+};
+
+}  // namespace stalloc

@@ -1,0 +1,89 @@
+// Captures as the hooks see them, and requests beside them.
+#include <cuda.h>
+
+#include "catch.h"
+#include "machine.h"
+
+using namespace stalloc;
+using namespace stalloc::hooks;
+using namespace stalloc::test;
+
+namespace {
+
+CUstream make_stream() {
+  CUstream stream = nullptr;
+  REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  return stream;
+}
+
+void end_capture(CUstream stream) {
+  CUgraph graph = nullptr;
+  cuStreamEndCapture(stream, &graph);
+  if (graph != nullptr) cuGraphDestroy(graph);
+}
+
+}  // namespace
+
+TEST_CASE("a program's captures are known from beginning to end", "[hooks][captures]") {
+  const Machine machine;
+  CUstream stream = make_stream();
+  CUstream other = make_stream();
+  REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  CHECK(machine.captures.holds(stream));
+  CHECK_FALSE(machine.captures.holds(other));
+  CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS);  // it is captured already
+  end_capture(other);
+  CHECK(machine.captures.may_be_any());
+  end_capture(stream);
+  CHECK_FALSE(machine.captures.may_be_any());
+}
+
+TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks][captures]") {
+  static CUstream asked;
+  const Replaced status(
+      "cuStreamIsCapturing", +[](CUstream stream, CUstreamCaptureStatus* answer) {
+        asked = stream;
+        *answer = CU_STREAM_CAPTURE_STATUS_NONE;
+        return CUDA_SUCCESS;
+      });
+  Machine machine;
+  machine.captures.gate().began();
+  Behind end(
+      Hook::cuStreamEndCapture, +[](CUstream, CUgraph*) { return CUDA_ERROR_ILLEGAL_STATE; });
+  CUgraph graph = nullptr;
+  captures::end(end.call(), nullptr, &graph, Default::PerThread);
+  CHECK(asked == CU_STREAM_PER_THREAD);
+  captures::end(end.call(), nullptr, &graph, Default::Legacy);
+  CHECK(asked == nullptr);
+}
+
+TEST_CASE("requests on a captured stream belong to the graph", "[hooks][captures]") {
+  const Machine machine;
+  CUstream stream = make_stream();
+  CUdeviceptr served = 0;
+  REQUIRE(cuMemAllocAsync(&served, 1 << 20, stream) == CUDA_SUCCESS);
+  REQUIRE(machine.heap().owns(served));
+  REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  CUdeviceptr captured = 0;
+  REQUIRE(cuMemAllocAsync(&captured, 1 << 20, stream) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.heap().owns(captured));
+  CHECK(cuMemFreeAsync(captured, stream) == CUDA_SUCCESS);
+  end_capture(stream);
+  CHECK(cuMemFreeAsync(served, stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("what a capture forbids is refused as CUDA refuses it, and nothing is served", "[hooks][captures]") {
+  const Machine machine;
+  CUstream stream = make_stream();
+  CUstream other = make_stream();
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, other) == CUDA_SUCCESS);
+  const std::uint64_t requests = machine.heap().statistics().dynamic_requests;
+  REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+  CUdeviceptr refused = 0;
+  CHECK(cuMemAllocAsync(&refused, 1 << 20, other) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(refused == 0);
+  CHECK(machine.heap().statistics().dynamic_requests == requests);
+  end_capture(stream);
+  CHECK(cuMemFreeAsync(at, other) == CUDA_SUCCESS);
+}

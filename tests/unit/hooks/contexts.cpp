@@ -1,0 +1,78 @@
+// The end of a heap with its context, and access for peers.
+#include <cuda.h>
+
+#include "catch.h"
+#include "machine.h"
+
+using namespace stalloc;
+using namespace stalloc::hooks;
+using namespace stalloc::test;
+
+namespace {
+
+CUcontext primary;
+bool was_known;  // when CUDA's own function was called
+
+}  // namespace
+
+TEST_CASE("a heap is found by nobody any more when CUDA resets its device", "[hooks][contexts]") {
+  const Machine machine;
+  (void)machine.heap();
+  primary = machine.context;
+  was_known = true;
+  Behind reset(
+      Hook::cuDevicePrimaryCtxReset_v2, +[](CUdevice) {
+        was_known = Session::known_heaps()->known(primary) != nullptr;
+        return CUDA_SUCCESS;
+      });
+  CHECK(contexts::primary_reset(reset.call(), 0) == CUDA_SUCCESS);
+  CHECK_FALSE(was_known);
+  CHECK(Session::known_heaps()->known(primary) == nullptr);
+}
+
+TEST_CASE("the release of a primary context ends its heap only where it was the last", "[hooks][contexts]") {
+  const Machine machine;
+  (void)machine.heap();
+  Heaps& heaps = *Session::known_heaps();
+  CUcontext again = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  CHECK(heaps.known(machine.context) != nullptr);
+  Behind refused(
+      Hook::cuDevicePrimaryCtxRelease_v2, +[](CUdevice) { return CUDA_ERROR_INVALID_CONTEXT; });
+  CHECK(contexts::primary_release(refused.call(), 0) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(heaps.known(machine.context) != nullptr);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  CHECK(heaps.known(machine.context) == nullptr);
+}
+
+TEST_CASE("peers are granted the memory of the context that they enable", "[hooks][contexts]") {
+  const Machine machine;
+  serve::Heap& heap = machine.heap();
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, nullptr) == CUDA_SUCCESS);
+  // CUDA's own: to the program this is no memory that it mapped itself.
+  const auto ask = reinterpret_cast<decltype(&cuMemGetAccess)>(find_function("cuMemGetAccess"));
+  const auto accessible = [&](int device) {
+    CUmemLocation location{};
+    location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device;
+    unsigned long long flags = 0;
+    REQUIRE(ask(&flags, &location, at) == CUDA_SUCCESS);
+    return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  };
+  REQUIRE(heap.owns(at));
+  REQUIRE_FALSE(accessible(1));
+  CUcontext second = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&second, 1) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(second) == CUDA_SUCCESS);
+  Behind refused(
+      Hook::cuCtxEnablePeerAccess, +[](CUcontext, unsigned) { return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; });
+  CHECK(contexts::enable_peer(refused.call(), machine.context, 0) == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+  CHECK_FALSE(accessible(1));
+  REQUIRE(cuCtxEnablePeerAccess(machine.context, 0) == CUDA_SUCCESS);
+  CHECK(accessible(1));
+  CHECK(machine.cuda.current_context() == second);
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(1) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(machine.context) == CUDA_SUCCESS);
+}

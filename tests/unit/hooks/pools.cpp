@@ -1,0 +1,117 @@
+// What a program is told of its pools while they are served, and what the heaps are told of them.
+#include <cuda.h>
+
+#include "catch.h"
+#include "machine.h"
+
+using namespace stalloc;
+using namespace stalloc::hooks;
+using namespace stalloc::test;
+
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+using Attribute = CUresult(CUmemoryPool, CUmemPool_attribute, void*);
+
+// CUDA's own pool answers 1,000 for whatever it is asked.
+CUresult answer_thousand(CUmemoryPool, CUmemPool_attribute which, void* value) {
+  if (which < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+    *static_cast<int*>(value) = 1;
+  } else {
+    *static_cast<cuuint64_t*>(value) = 1000;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult refuse(CUmemoryPool, CUmemPool_attribute, void*) { return CUDA_ERROR_INVALID_VALUE; }
+
+CUmemoryPool default_pool() {
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+  return pool;
+}
+
+cuuint64_t figure(CUmemoryPool pool, CUmemPool_attribute which) {
+  Behind original(Hook::cuMemPoolGetAttribute, &answer_thousand);
+  cuuint64_t value = 0;
+  REQUIRE(pools::get_attribute(original.call(), pool, which, &value) == CUDA_SUCCESS);
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("a pool's figures are CUDA's and what is served in its name", "[hooks][pools]") {
+  const Machine machine;
+  serve::Heap& heap = machine.heap();
+  const CUmemoryPool pool = default_pool();
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 3 * kMiB, nullptr) == CUDA_SUCCESS);
+  REQUIRE(heap.owns(at));
+  const std::uint64_t held = heap.statistics().physical;
+  REQUIRE(held >= 3 * kMiB);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 3 * kMiB);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 1000 + held);
+  REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 3 * kMiB);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == 1000);
+}
+
+TEST_CASE("a pool that nothing is served from, and an error, are CUDA's alone", "[hooks][pools]") {
+  const Machine machine;
+  (void)machine.heap();
+  const auto unknown = reinterpret_cast<CUmemoryPool>(0x1);
+  CHECK(figure(unknown, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 1000);
+  Behind original(Hook::cuMemPoolGetAttribute, &refuse);
+  cuuint64_t value = 7;
+  CHECK(pools::get_attribute(original.call(), default_pool(), CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &value) ==
+        CUDA_ERROR_INVALID_VALUE);
+  CHECK(value == 7);
+}
+
+TEST_CASE("an attribute that is no figure is not touched", "[hooks][pools]") {
+  const Machine machine;
+  (void)machine.heap();
+  Behind original(Hook::cuMemPoolGetAttribute, &answer_thousand);
+  int both[2] = {0, -1};
+  REQUIRE(pools::get_attribute(original.call(), default_pool(), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, both) ==
+          CUDA_SUCCESS);
+  CHECK(both[0] == 1);
+  CHECK(both[1] == -1);
+}
+
+TEST_CASE("a high mark is reset where CUDA resets its own", "[hooks][pools]") {
+  const Machine machine;
+  (void)machine.heap();
+  const CUmemoryPool pool = default_pool();
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 3 * kMiB, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  cuuint64_t zero = 0;
+  Behind refused(Hook::cuMemPoolSetAttribute, &refuse);
+  CHECK(pools::set_attribute(refused.call(), pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 3 * kMiB);
+  CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
+  CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0);
+}
+
+TEST_CASE("a pool of the program's is known until it is destroyed, and longer where that fails", "[hooks][pools]") {
+  const Machine machine;
+  (void)machine.heap();
+  CUmemPoolProps properties{};
+  properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+  REQUIRE(Session::known_heaps()->has_created_pools());
+  Behind refused(
+      Hook::cuMemPoolDestroy, +[](CUmemoryPool) { return CUDA_ERROR_INVALID_VALUE; });
+  CHECK(pools::destroy(refused.call(), pool) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(Session::known_heaps()->has_created_pools());
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocFromPoolAsync(&at, kMiB, pool, nullptr) == CUDA_SUCCESS);
+  CHECK(machine.heap().owns(at));
+  REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+  CHECK_FALSE(Session::known_heaps()->has_created_pools());
+}

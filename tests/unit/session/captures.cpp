@@ -1,0 +1,130 @@
+// When a capture counts as under way, and what the driver is asked then.
+#include "interpose/session/captures.h"
+
+#include <cuda.h>
+
+#include "catch.h"
+#include "driver.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+
+namespace {
+
+// A driver that captures one stream, and counts what it is asked.
+CUstream captured;
+int asked;
+CUresult trimming;
+
+CUstream stream(std::uintptr_t name) { return reinterpret_cast<CUstream>(name); }
+
+class Driver {
+ public:
+  Driver() {
+    captured = nullptr;
+    asked = 0;
+    trimming = CUDA_SUCCESS;
+  }
+
+  Cuda cuda{&find_function};
+  Captures captures{cuda};
+
+ private:
+  Replaced status_{"cuStreamIsCapturing", +[](CUstream of, CUstreamCaptureStatus* status) {
+                     ++asked;
+                     if (of == CU_STREAM_LEGACY && captured != nullptr) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+                     *status = of == captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+                     return CUDA_SUCCESS;
+                   }};
+  Replaced device_{"cuCtxGetDevice", +[](CUdevice* device) { return *device = 0, CUDA_SUCCESS; }};
+  Replaced pool_{"cuDeviceGetDefaultMemPool", +[](CUmemoryPool* pool, CUdevice) {
+                   return *pool = reinterpret_cast<CUmemoryPool>(0x10), CUDA_SUCCESS;
+                 }};
+  Replaced trim_{"cuMemPoolTrimTo", +[](CUmemoryPool, std::size_t keep) {
+                   ++asked;
+                   return keep == ~std::size_t{0} ? trimming : CUDA_ERROR_INVALID_VALUE;
+                 }};
+};
+
+CUresult begin(Captures& captures, CUstream of, CUresult result = CUDA_SUCCESS) {
+  return captures.begin([&] {
+    if (result == CUDA_SUCCESS) captured = of;
+    return result;
+  });
+}
+
+CUresult end(Captures& captures, CUstream of) {
+  return captures.end(of, [&] {
+    if (of != captured) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    captured = nullptr;
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("while nothing is captured the driver is asked nothing", "[session][captures]") {
+  Driver driver;
+  CHECK_FALSE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.holds(stream(1)));
+  CHECK(driver.captures.permission() == CUDA_SUCCESS);
+  CHECK(asked == 0);
+}
+
+TEST_CASE("a capture lasts from its beginning to its end", "[session][captures]") {
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(driver.captures.holds(stream(1)));
+  CHECK_FALSE(driver.captures.holds(stream(2)));
+  CHECK(driver.captures.holds(CU_STREAM_LEGACY));  // the driver does not say
+  REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK_FALSE(driver.captures.may_be_any());
+}
+
+TEST_CASE("a capture that does not begin leaves nothing behind", "[session][captures]") {
+  Driver driver;
+  CHECK(begin(driver.captures, stream(1), CUDA_ERROR_ILLEGAL_STATE) == CUDA_ERROR_ILLEGAL_STATE);
+  CHECK_FALSE(driver.captures.may_be_any());
+}
+
+TEST_CASE("only the end of a captured stream ends its capture", "[session][captures]") {
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(end(driver.captures, stream(2)) == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+  CHECK(driver.captures.holds(stream(1)));
+  // Refused, and the stream is captured as before: as by another thread than the one that began it.
+  const CUresult refused = driver.captures.end(stream(1), [] { return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; });
+  CHECK(refused == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+  CHECK(driver.captures.holds(stream(1)));
+  REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK_FALSE(driver.captures.may_be_any());
+}
+
+TEST_CASE("an end that fails and yet ends the capture is one", "[session][captures]") {
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  const CUresult invalidated = driver.captures.end(stream(1), [] {
+    captured = nullptr;
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  });
+  CHECK(invalidated == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK_FALSE(driver.captures.may_be_any());
+}
+
+TEST_CASE("what CUDA refuses during a capture is refused with its error", "[session][captures]") {
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(driver.captures.permission() == CUDA_SUCCESS);
+  trimming = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  CHECK(driver.captures.permission() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+}
+
+TEST_CASE("a later kind of begin, once looked up, may capture for ever", "[session][captures]") {
+  Driver driver;
+  driver.captures.looked_up("cuStreamCreate");
+  CHECK_FALSE(driver.captures.may_be_any());
+  driver.captures.looked_up("cuStreamBeginCaptureToNext");
+  REQUIRE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.holds(stream(1)));
+  CHECK(asked == 1);
+}

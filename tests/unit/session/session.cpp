@@ -1,0 +1,132 @@
+// What a session does in each mode, and what when something that the mode needs is missing.
+#include "interpose/session/session.h"
+
+#include <cuda.h>
+#include <signal.h>  // NOLINT(modernize-deprecated-headers): raise of a POSIX signal
+
+#include "catch.h"
+#include "driver.h"
+#include "settings.h"
+#include "tests/folder.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+
+namespace {
+
+class Process {
+ public:
+  explicit Process(const Options& options) : session(options, cuda, captures) { REQUIRE(cuInit(0) == CUDA_SUCCESS); }
+
+  Cuda cuda{&find_function};
+  Captures captures{cuda};
+  Session session;
+};
+
+}  // namespace
+
+TEST_CASE("the hooks ask the session that a test made, and its CUDA", "[session]") {
+  const Process process(settings({{"STALLOC_MODE", "dynamic"}}));
+  CHECK(&Session::get() == &process.session);
+  CHECK(&Session::cuda() == &process.cuda);
+  CHECK(&Session::captures() == &process.captures);
+}
+
+TEST_CASE("a session that is off has no parts", "[session]") {
+  const Process process(settings({{"STALLOC_MODE", "off"}}));
+  CHECK_FALSE(process.session.active());
+  CHECK(Session::active_heaps() == nullptr);
+  CHECK(Session::only_serving() == nullptr);
+}
+
+TEST_CASE("without a plan there are heaps from the first use on", "[session]") {
+  Process process(settings({{"STALLOC_MODE", "dynamic"}}));
+  CHECK(process.session.active());
+  CHECK(Session::known_heaps() == nullptr);
+  CHECK(Session::only_serving() == nullptr);
+  Heaps* heaps = process.session.heaps();
+  REQUIRE(heaps != nullptr);
+  CHECK(process.session.recorder() == nullptr);
+  CHECK(Session::known_heaps() == heaps);
+  CHECK(Session::only_serving() == heaps);
+  CHECK(Session::active_heaps() == heaps);
+}
+
+TEST_CASE("a session that records serves too, but not only", "[session]") {
+  const Folder folder;
+  Process process(settings({{"STALLOC_MODE", "trace"}, {"STALLOC_TRACE", folder / "trace.fb"}}));
+  CHECK(process.session.recorder() != nullptr);
+  CHECK(process.session.heaps() != nullptr);
+  CHECK(Session::only_serving() == nullptr);
+}
+
+TEST_CASE("a session that records alone has no heaps", "[session]") {
+  const Folder folder;
+  Process process(
+      settings({{"STALLOC_MODE", "trace"}, {"STALLOC_DYNAMIC", "off"}, {"STALLOC_TRACE", folder / "trace.fb"}}));
+  CHECK(process.session.recorder() != nullptr);
+  CHECK(process.session.heaps() == nullptr);
+}
+
+TEST_CASE("a driver without virtual memory turns the session off, not the program's CUDA", "[session]") {
+  const Replaced none("cuMemAddressReserve", nullptr);
+  Process process(settings({{"STALLOC_MODE", "dynamic"}}));
+  CHECK(process.session.active());
+  CHECK(process.session.heaps() == nullptr);
+  CHECK_FALSE(process.session.active());
+  CHECK_FALSE(Session::refuses());
+}
+
+TEST_CASE("a plan that cannot be read turns the session off; a strict one refuses all requests", "[session]") {
+  const bool strict = GENERATE(false, true);
+  const bool named = GENERATE(false, true);
+  std::map<std::string, std::string> wanted = {{"STALLOC_MODE", "alloc"},
+                                               {"STALLOC_PLAN_STRICT", strict ? "on" : "off"}};
+  if (named) wanted["STALLOC_PLAN"] = "/nonexistent/plan.fb";
+  {
+    Process process(settings(wanted));
+    CHECK(process.session.heaps() == nullptr);
+    CHECK_FALSE(process.session.active());
+    CHECK(Session::refuses() == strict);
+  }
+  CHECK_FALSE(Session::refuses());
+}
+
+TEST_CASE("a child of fork goes on where its parent had not used CUDA", "[session]") {
+  Process process(settings({{"STALLOC_MODE", "dynamic"}}));
+  process.session.stop_in_child();
+  CHECK(process.session.active());
+  CHECK(process.session.heaps() != nullptr);
+}
+
+TEST_CASE("a child of fork only forwards where its parent had used CUDA", "[session]") {
+  Process process(settings({{"STALLOC_MODE", "dynamic"}}));
+  REQUIRE(process.session.heaps() != nullptr);
+  process.session.stop_in_child();
+  CHECK_FALSE(process.session.active());
+  CHECK(Session::only_serving() == nullptr);
+  CHECK(Session::active_heaps() == nullptr);
+  CHECK(Session::known_active_heaps() == nullptr);
+}
+
+TEST_CASE("a signal is answered once, at the next request", "[session]") {
+  Process process(settings({{"STALLOC_MODE", "dynamic"}, {"STALLOC_SIGNAL", std::to_string(SIGUSR2)}}));
+  Heaps* heaps = process.session.heaps();
+  REQUIRE(Session::only_serving() == heaps);
+  REQUIRE(::raise(SIGUSR2) == 0);
+  CHECK(Session::figures_wanted());
+  CHECK(Session::only_serving() == nullptr);  // the request goes where the signal is answered
+  process.session.answer_signal();
+  CHECK_FALSE(Session::figures_wanted());
+  CHECK(Session::only_serving() == heaps);
+  ::signal(SIGUSR2, SIG_DFL);
+}
+
+TEST_CASE("a signal that the program handles itself is left to it", "[session]") {
+  ::signal(SIGUSR2, SIG_IGN);
+  Process process(settings({{"STALLOC_MODE", "dynamic"}, {"STALLOC_SIGNAL", std::to_string(SIGUSR2)}}));
+  REQUIRE(process.session.heaps() != nullptr);
+  REQUIRE(::raise(SIGUSR2) == 0);
+  CHECK_FALSE(Session::figures_wanted());
+  ::signal(SIGUSR2, SIG_DFL);
+}
