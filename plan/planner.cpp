@@ -117,13 +117,52 @@ void try_twice_as_long(const Problem& recorded, const LayoutOptions& layout, con
   if (twice.layout && twice.layout->pages < best->layout->pages) *best = std::move(twice);
 }
 
-std::string check_options(const PlanOptions& options, std::uint64_t granularity) {
+std::string check(const Problem& problem, const PlanOptions& options, std::uint64_t granularity) {
   if (granularity == 0 || granularity % kUnitBytes != 0) {
     return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
   }
   if (options.handle_cap != 0 && options.handle_cap < granularity)
     return "the largest handle is smaller than the granularity";
+  if (problem.requests.size() >= std::numeric_limits<std::uint32_t>::max()) {
+    return "more requests than a plan can number";
+  }
+  if (peak_live_bytes(problem) > kMostBytes) return "the requests need more memory than any device has";
   return {};
+}
+
+// The layout is always there: a beginning can be laid out whatever the requests are.
+Attempt find_best_attempt(const Problem& problem, const LayoutOptions& layout, const PlanOptions& options) {
+  Steps found = options.whole_run ? Steps{} : find_steps(problem);
+  if (found.steady.period == 0 && !options.whole_run) found.steady = find_beginning(problem);
+  Attempt best = attempt(problem, std::move(found), layout, options);
+  try_twice_as_long(problem, layout, options, &best);
+  if (!best.layout) best = attempt(problem, {find_beginning(problem), {}}, layout, options);
+  return best;
+}
+
+void add_slots(const Problem& problem, const Attempt& made, PlannedDevice* to) {
+  const auto& [steps, sequence, layout] = made;
+  DevicePlan& plan = to->plan;
+  PlanReport& report = to->report;
+  plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
+  plan.body = static_cast<std::uint32_t>(sequence.body);
+  plan.slots.reserve(sequence.items.size());
+  for (std::size_t i = 0; i < sequence.items.size(); ++i) {
+    plan.slots.push_back(make_slot(in_order(problem, steps), steps.steady, sequence, *layout, i));
+    if (steps.threads) plan.lanes.push_back(steps.threads->lanes[sequence.items[i].request]);
+    report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
+    if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
+    report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
+    ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
+  }
+}
+
+void describe_steps(const SteadyState& steady, PlanReport* report) {
+  report->beginning_only = steady.any;
+  report->period = steady.any ? 0 : steady.period;
+  report->repetitions = steady.any ? 0 : steady.repetitions;
+  report->by_call_site = !steady.sizes.empty();
+  report->unrolled = steady.period == 0 ? 1 : steady.unrolled;
 }
 
 // The most pages of a handle.
@@ -150,53 +189,26 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
   plan.granularity = options.granularity != 0   ? options.granularity
                      : problem.granularity != 0 ? problem.granularity
                                                 : kDefaultGranularity;
-  if (std::string error = check_options(options, plan.granularity); !error.empty()) return Result::failure(error);
-  if (problem.requests.size() >= std::numeric_limits<std::uint32_t>::max()) {
-    return Result::failure("more requests than a plan can number");
-  }
+  if (std::string error = check(problem, options, plan.granularity); !error.empty()) return Result::failure(error);
 
-  if (peak_live_bytes(problem) > kMostBytes)
-    return Result::failure("the requests need more memory than any device has");
-
-  Steps found = options.whole_run ? Steps{} : find_steps(problem);
-  if (found.steady.period == 0 && !options.whole_run) found.steady = find_beginning(problem);
-  const LayoutOptions layout_options{plan.granularity, options.streams, options.progress};
-  Attempt best = attempt(problem, std::move(found), layout_options, options);
-  try_twice_as_long(problem, layout_options, options, &best);
-  if (!best.layout) best = attempt(problem, {find_beginning(problem), {}}, layout_options, options);
-  const auto& [steps, sequence, layout] = best;
-  const SteadyState& steady = steps.steady;
-
-  const std::vector<std::size_t> slots = slots_of(problem, best);
-  const std::uint64_t cap = handle_pages(layout->pages, plan.granularity, options);
-  if (layout->pages > kMostHandles * cap) {
+  const Attempt best = find_best_attempt(problem, {plan.granularity, options.streams, options.progress}, options);
+  const Layout& layout = *best.layout;
+  const std::uint64_t cap = handle_pages(layout.pages, plan.granularity, options);
+  if (layout.pages > kMostHandles * cap) {
     return Result::failure("the plan would need more than " + std::to_string(kMostHandles) +
                            " handles: raise the largest handle");
   }
+  const std::vector<std::size_t> slots = slots_of(problem, best);
   plan.peak_live_bytes = planned_peak(problem, best);
-  plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
-  plan.body = static_cast<std::uint32_t>(sequence.body);
-  plan.slots.reserve(sequence.items.size());
-  for (std::size_t i = 0; i < sequence.items.size(); ++i) {
-    plan.slots.push_back(make_slot(in_order(problem, steps), steady, sequence, *layout, i));
-    if (steps.threads) plan.lanes.push_back(steps.threads->lanes[sequence.items[i].request]);
-    report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
-    if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
-    report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
-    ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
-  }
-  cut_handles(layout->pages, layout->stitched, cap * plan.granularity, plan);
-  add_waits(problem, slots, sequence, *layout, plan);
+  add_slots(problem, best, &result.value);
+  cut_handles(layout.pages, layout.stitched, cap * plan.granularity, plan);
+  add_waits(problem, slots, best.sequence, layout, plan);
 
   report.requests = problem.requests.size();
   report.without_slot = static_cast<std::uint64_t>(std::count(slots.begin(), slots.end(), kNone));
   if (!plan.lanes.empty()) report.lanes = *std::max_element(plan.lanes.begin(), plan.lanes.end()) + std::uint64_t{1};
   report.contiguous = options.contiguous;
-  report.beginning_only = steady.any;
-  report.period = steady.any ? 0 : steady.period;
-  report.repetitions = steady.any ? 0 : steady.repetitions;
-  report.by_call_site = !steady.sizes.empty();
-  report.unrolled = steady.period == 0 ? 1 : steady.unrolled;
+  describe_steps(best.steps.steady, &report);
   return result;
 }
 
