@@ -80,6 +80,7 @@ def parse_arguments():
 def reason_of(output):
     """The line that says why a program failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("stalloc: ")]
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (errors or lines or ["nothing was said"])[-1][:160]
 
