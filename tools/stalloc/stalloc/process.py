@@ -13,10 +13,11 @@ NOT_EXECUTABLE = 126  # as shells say it
 NOT_FOUND = 127
 BY_SIGNAL = 128  # added to the number of the signal that ended the program
 
-# Sent by somebody to this process, meant for the program. Not among them: what stops and continues a job (the terminal
-# sends it to the program as well, and this process stops with it), what the terminal's size does, and faults.
-KEPT = {"SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH", "SIGPIPE", "SIGXFSZ", "SIGSTOP", "SIGKILL",
+# Sent by somebody to this process, meant for the program. Not among them: what continues a job, or stops it because it is
+# in the background (the terminal sends it to the program as well), what the terminal's size does, and faults.
+KEPT = {"SIGCHLD", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH", "SIGPIPE", "SIGXFSZ", "SIGSTOP", "SIGKILL",
         "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
+STOPPING = 1.0  # seconds for the program to stop before this process does
 GRACE = 0.25  # seconds for the sentinel to tell of a signal that it got too
 STALE = 1.0  # seconds after which what it told belongs to another signal
 NEWS = struct.Struct("=Bd")  # a signal's number and the moment at which the sentinel got it
@@ -180,8 +181,23 @@ def wait_forwarding(child, forwarded, sentinel):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended == child:
                 return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        elif not sentinel.got(info.si_signo):
-            try:
+            continue
+        if not sentinel.got(info.si_signo):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended: the next signal says so
                 os.kill(child, info.si_signo)
-            except ProcessLookupError:
-                pass  # it has just ended: the next signal says so
+        if info.si_signo == signal.SIGTSTP:
+            stop_behind(child)
+
+
+def stop_behind(child):
+    """Stops as the shell expects it of its job, once the program has stopped: else the program could still read what is
+    typed for the shell. A program that goes on all the same is waited for only a moment."""
+    deadline = time.monotonic() + STOPPING
+    while os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    # Its default action takes effect while it is not blocked, and the next line is behind the continuation.
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
