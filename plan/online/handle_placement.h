@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "plan/online/mapping_budget.h"
 #include "plan/online/online_policy.h"
 #include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
@@ -89,10 +90,12 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
-  // So little is free that some more does no harm.
-  [[nodiscard]] bool has_slack() const { return free_bytes() <= physical_bytes_ / options_.policy.held_per_slack; }
-  // How many times larger handles are that are proposed from now on (MappingBudget).
-  void set_coarseness(std::uint64_t factor) { coarseness_ = factor; }
+  // What the mapping budget asks of the proposals from now on.
+  void set_overdraft(const Overdraft& overdraft) { overdraft_ = overdraft; }
+  // So little is free that, as the mapping budget is, a request should grow rather than stitch.
+  [[nodiscard]] bool should_grow() const {
+    return overdraft_.slack > 0 && free_bytes() / overdraft_.slack <= physical_bytes_ / options_.policy.held_per_slack;
+  }
 
   // Appends the ranges of the line behind a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
@@ -174,7 +177,7 @@ class HandlePlacement {
   LazyTable<Handles::const_iterator> by_page_;  // of the line: the handle there
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
-  std::uint64_t coarseness_ = 1;
+  Overdraft overdraft_;
   std::uint64_t lent_bytes_ = 0;  // of the line, ever
   Spaces unmapped_;               // of the line: where handles can go
   Spaces all_;                    // free bytes of all streams

@@ -37,7 +37,8 @@
 //
 // What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
 // new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less; and as
-// long as little is free, the steps above do not stitch where they can grow.
+// long as little is free, the steps above do not stitch where they can grow. How little is little grows with what is
+// owed.
 #pragma once
 
 #include <algorithm>
@@ -333,9 +334,8 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  const std::uint64_t coarseness = last_resort ? 1 : budget_.coarseness(backend_.mapping_time());
-  placement_.set_coarseness(coarseness);
-  const Request request{bytes, stream, coarseness == 1 || !placement_.has_slack()};
+  placement_.set_overdraft(last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time()));
+  const Request request{bytes, stream, !placement_.should_grow()};
   if (shares) place = make(request, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
   if (!place && several) place = take_complete(request);
@@ -349,7 +349,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (!place && may_wait && prefers_growing) place = take_ordered(request);
   if (!place && several && !is_ordered && last_resort) place = take_ordered(request);
   if (!place && !request.may_stitch) place = make({bytes, stream, true}, Reach::Own, false);
-  placement_.set_coarseness(1);
+  placement_.set_overdraft({});
   if (!place) place = make(request, Reach::None, true);
   return place;
 }

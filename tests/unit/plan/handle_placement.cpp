@@ -98,52 +98,106 @@ TEST_CASE("a request for a large part of the device has some hundred handles, wh
       300);
 }
 
-TEST_CASE("mapping may take a share of the time, and an allowance; what is owed makes handles larger") {
+TEST_CASE("mapping may take a share of the time, and an allowance; what is owed makes handles larger, then slack") {
   constexpr std::uint64_t kMillisecond = 1'000'000;
   OnlinePolicy policy;
   policy.elapsed_per_mapping = 10;
   policy.mapping_allowance = 80;
   MappingBudget budget(policy);
   MappingTime time;
+  std::uint64_t slack = 0;
   const auto after = [&](std::uint64_t elapsed, std::uint64_t mapping) {
     time.elapsed += elapsed * kMillisecond;
     time.mapping += mapping * kMillisecond;
-    return budget.coarseness(time);
+    const Overdraft overdraft = budget.overdraft(time);
+    slack = overdraft.slack;
+    return overdraft.coarseness;
   };
-  REQUIRE(after(0, 80) == 1);    // the allowance
-  REQUIRE(after(0, 1) == 2);     // 1 is owed
+  REQUIRE(after(0, 80) == 1);  // the allowance
+  REQUIRE(slack == 0);
+  REQUIRE(after(0, 1) == 2);  // 1 is owed
+  REQUIRE(slack == 1);
   REQUIRE(after(0, 9) == 4);     // 10, each eighth of the allowance doubles
   REQUIRE(after(100, 10) == 4);  // paid by the time
   REQUIRE(after(100, 0) == 1);
   REQUIRE(after(100000, 0) == 1);
   REQUIRE(after(0, 80) == 1);  // no more was saved than the allowance
+  REQUIRE(after(0, 45) == 16);
+  REQUIRE(slack == 1);
+  REQUIRE(after(0, 5) == 16);  // 50, of which 40 widen nothing
+  REQUIRE(slack == 2);
+  REQUIRE(after(0, 20) == 16);
+  REQUIRE(slack == 8);
   REQUIRE(after(0, 100000) == 16);
-  REQUIRE(after(790, 0) == 2);  // no more is owed either
+  REQUIRE(slack == 16);
+  REQUIRE(after(790, 0) == 2);  // no more is owed than the allowance either
+  REQUIRE(slack == 1);
   REQUIRE(after(20, 0) == 1);
+  REQUIRE(slack == 0);
 
   policy.elapsed_per_mapping = 1;  // off
   MappingBudget unlimited(policy);
-  REQUIRE(unlimited.coarseness({100 * kMillisecond, 100 * kMillisecond}) == 1);
+  REQUIRE(unlimited.overdraft({100 * kMillisecond, 100 * kMillisecond}).slack == 0);
+  policy.elapsed_per_mapping = 10;
+  policy.widest_slack = 1;  // off
+  REQUIRE(MappingBudget(policy).overdraft({0, 100000 * kMillisecond}).slack == 1);
 }
 
 TEST_CASE("while mapping costs more than it may, a request grows rather than stitch, as long as little is free") {
   const bool over = GENERATE(false, true);
   const std::size_t holes = GENERATE(2, 30);
-  CAPTURE(over, holes);
+  const auto widest = GENERATE(as<std::uint64_t>{}, 1, 16);
+  CAPTURE(over, holes, widest);
   SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
   options.placement.policy.small_bytes = kPage / 2;
   options.placement.policy.smallest_stitched = kPage;
   options.placement.policy.mapping_allowance = 1;
+  options.placement.policy.widest_slack = widest;
   if (!over) options.placement.policy.elapsed_per_mapping = 1;
   SimulatedAllocator allocator(options, NullBackend(1));
   std::vector<Place> blocks;
   for (int i = 0; i < 200; ++i) blocks.push_back(*allocator.allocate(3 * kPage, 1));  // a handle each: 8 ms
   for (std::size_t i = 0; i < holes; ++i) allocator.defer_free(blocks[2 * i], 3 * kPage, 1);
   const std::uint64_t held = allocator.placement().physical_bytes();
-  const bool grows = over && holes == 2;  // thirty are more than a 32nd
+  const bool grows = over && (holes == 2 || widest == 16);  // thirty are more than a 32nd, and less than a half
   REQUIRE(allocator.allocate(6 * kPage, 1));
   REQUIRE((allocator.placement().physical_bytes() > held) == grows);
   REQUIRE((allocator.counts().views > 0) == !grows);
+}
+
+TEST_CASE("a program whose sizes never repeat ends up mapping nothing, and holds at most twice what is live") {
+  const auto seed = GENERATE(range(1U, 6U));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  constexpr std::uint64_t kMostLive = 4000 * kPage;
+  SimulatedAllocator::Options options = simulation_options(kPage, kMostLive);
+  options.placement.policy.small_bytes = kPage / 2;
+  options.placement.policy.smallest_stitched = kPage;
+  options.placement.policy.mapping_allowance = 100;
+  SimulatedAllocator allocator(options, NullBackend(20'000));
+  std::vector<Live> live;
+  std::uint64_t live_bytes = 0;
+  const auto drop_one = [&] {
+    std::swap(live[random() % live.size()], live.back());
+    allocator.defer_free(live.back().place, live.back().bytes, live.back().stream);
+    live_bytes -= live.back().bytes;
+    live.pop_back();
+  };
+  const auto mapping_of = [&](int requests) {
+    const std::uint64_t before = allocator.backend().mapping_time().mapping;
+    for (int i = 0; i < requests; ++i) {
+      const std::uint64_t bytes = (std::uint64_t{1} << random() % 8) * kPage + random() % 64 * kUnitBytes;
+      while (live_bytes + bytes > kMostLive) drop_one();
+      live.push_back({*allocator.allocate(bytes, 1), bytes, 1});
+      live_bytes += bytes;
+      if (random() % 5 < 2) drop_one();
+    }
+    return allocator.backend().mapping_time().mapping - before;
+  };
+  const std::uint64_t first = mapping_of(1000);
+  mapping_of(4000);
+  REQUIRE(mapping_of(1000) * 20 < first);
+  REQUIRE(allocator.placement().physical_bytes() <= 2 * kMostLive);
 }
 
 TEST_CASE("live requests share no byte, and every view shows whole handles, each once") {
