@@ -107,8 +107,7 @@ def two_devices(bench):
 # --- deviations from the plan -----------------------------------------------------------------------------------------
 
 def deviates(bench, event, *options, **variables):
-    """A run recorded without the event is served with it: the data stay right, and later steps follow the plan
-    again."""
+    """A run recorded without the event is served with it: the data stay right, and later steps follow the plan again."""
     expect_sound(bench.record("--steps", "5", *options, **variables))
     bench.plan()
     served = expect_sound(bench.serve("--steps", "12", "--event", event, "--event-step", "4", *options, **variables))
