@@ -132,7 +132,7 @@ def make_plans(folder, tool):
 
 
 def in_steady_steps(report, name):
-    """By how much one of stalloc's figures grew in the steps after the warm-up; None without stalloc."""
+    """How much one of stalloc's figures grew in the steps after the warm-up; None without stalloc."""
     figures = report.get("figures")
     if not figures:
         return None

@@ -90,7 +90,7 @@ class Sentinel:
         self.news = []
 
     def report(self, writing, watched):
-        """In the child of fork: never returns."""
+        """Runs in the child of fork, and never returns."""
         try:
             for descriptor in map(int, os.listdir("/proc/self/fd")):
                 if descriptor != writing:
@@ -162,7 +162,7 @@ def let_go_of_pipes():
 
 
 def become_program(command, environment, mask, children):
-    """In the child of fork: never returns."""
+    """Runs in the child of fork, and never returns."""
     try:
         if children is not None:
             signal.signal(signal.SIGCHLD, children)
