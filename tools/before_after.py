@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints memory before and after: what a recorded run measured under other allocators, and what the library just held.
+"""Prints memory before and after: what was measured under other allocators when a run was recorded, and what the
+library held just now.
 
   before_after.py MEASURED_JSON LIBRARY_LOG
 

@@ -1,9 +1,10 @@
-# How tools/test, tools/demo and others configure and build: sourced by them, with `root` set to the checkout.
+# Functions by which tools/test, tools/demo and others configure and build. They source this file with `root` set to the
+# checkout.
 export LC_ALL=C.UTF-8
 
 say() { echo "== $*"; }
 
-# One job a core, but no more than memory allows at 1.5 GiB a compiler.
+# One job for each core, but no more than memory allows at 1.5 GiB for each compiler.
 jobs_that_fit() {
   local cores memory_mib fitting
   cores=$(nproc)
@@ -13,7 +14,7 @@ jobs_that_fit() {
   echo $((cores < fitting ? cores : fitting))
 }
 
-# configure PRESET: silent unless it fails.
+# configure PRESET: shows CMake's output only on failure.
 configure() {
   local launcher=() output
   if command -v ccache > /dev/null; then launcher=(-D CMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
@@ -21,7 +22,7 @@ configure() {
   output=$(cd "$root" && cmake --preset "$1" "${launcher[@]}" 2>&1) || { echo "$output" >&2; return 1; }
 }
 
-# build PRESET [targets...]
+# build PRESET [targets...]: builds all targets, or only these.
 build() {
   local preset=$1
   shift

@@ -20,7 +20,7 @@ const HandlePlacement::Spaces& HandlePlacement::reachable(StreamIndex stream, Re
   return stream < own_.size() && own_[stream] ? *own_[stream] : kNothing;
 }
 
-// The stream gets bytes of its own: from the second stream on, each has its own free bytes.
+// Notes that the stream has free bytes. From the second stream on, the free bytes of each are also kept apart.
 void HandlePlacement::know(StreamIndex stream) {
   if (several_) {
     own(stream);

@@ -2,14 +2,14 @@
 //
 // Physical memory is a line of bytes. Handles lie on it at fixed places, each mapped there once, in the home view, so
 // that a byte's place on the line is its address too. A request takes, in this order of preference,
-//   1. a contiguous free range of the line, one of the best-fitting that strands fewest bytes, those of the plan's
-//      handles last, since their slots will be wanted, and of them the lowest: what lives through the run lies there,
-//      so what another run of the program makes earlier or later than planned meets few slots that come and go,
+//   1. a contiguous free range of the line: among the best-fitting ones the place that strands fewest bytes. The plan's
+//      handles come last, since their slots will be wanted, and of them the lowest range that fits: it lies where the
+//      plan has what lives through the run, so it meets few slots that come and go,
 //   2. the shortest free stretch of a stitched view made before,
 //   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view that is
 //      free at its end, lengthened by the rest, or a new one.
-// Mapping costs per handle, hardly per byte; so handles grow with the request that they are made for (growth.h), and
-// small requests keep to small handles of their own, in another part of the line, lest they pin large ones.
+// Mapping costs per handle, hardly per byte, so the size of new handles grows with what is held (growth.h). Small
+// requests keep to small handles of their own, in another part of the line, so that they do not pin large ones.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class HandlePlacement {
     std::uint64_t page = 0;          // the device's granularity: a power of two
     std::uint64_t device_bytes = 0;  // all of its memory; 0: no request is a large part of it
     Range large;                     // the part of the line for handles of large requests; before it lies the plan's
-    Range small;                     // and of small ones
+    Range small;                     // the part for handles of small requests
     OnlinePolicy policy;
   };
 
@@ -49,14 +49,14 @@ class HandlePlacement {
   };
   using Handles = std::map<std::uint64_t, Handle>;  // by place on the line
 
-  // How a request could be served that no free range is long enough for.
+  // How to serve a request for which no free range is long enough.
   struct Proposal {
     std::vector<Range> pieces;        // for a view, new handles included; empty: extend the home view instead
     std::uint32_t view = 0;           // to be lengthened by the pieces; 0: they make a new one
     std::uint64_t offset = 0;         // of the request, in the view or on the line
     std::vector<std::uint64_t> grow;  // bytes of handles to create first, one behind the other from `grow_at`
     std::uint64_t grow_at = 0;
-    Range lent;  // of the line, right before `grow_at`: the old handles of a new view are shown there (`join`)
+    Range lent;  // the part of the line before `grow_at` in which a new view shows its old handles (`join`)
     [[nodiscard]] std::span<const Range> mapped() const {  // the pieces that are to be mapped for the view
       return lent.bytes() > 0 ? std::span(pieces).first(pieces.size() - 1) : std::span(pieces);
     }
@@ -68,12 +68,12 @@ class HandlePlacement {
   };
 
   // Free bytes belong to the stream that freed them or for which they were created. A request may take those of its own
-  // stream, everybody's, or none: then it is served from new memory alone.
+  // stream, those of all streams, or none; with none it is served from new memory alone.
   enum class Reach : std::uint8_t { Own, All, None };
 
   explicit HandlePlacement(const Options& options);
 
-  // `bytes` are multiples of plan::kUnitBytes, not 0. Nothing is taken by finding.
+  // Finds a place and does not take it. `bytes` is a multiple of plan::kUnitBytes, and not 0.
   [[nodiscard]] std::optional<Place> find_home(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
     const std::uint64_t at = find_on_line(bytes, stream, reach);
     return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
@@ -81,12 +81,13 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
-  // Not too small for a view of its own.
+  // Whether requests are stitched at all, and this one is large enough for a view of its own.
   [[nodiscard]] bool is_stitchable(std::uint64_t bytes) const {
     const OnlinePolicy& policy = options_.policy;
     return policy.stitch && bytes >= std::max(policy.smallest_stitched, policy.small_bytes);
   }
-  // From free handles (`may_stitch`: wherever they lie) and, if `may_grow`, new ones for what is missing.
+  // Proposes a place made of free handles (with `may_stitch`, wherever they lie) and, with `may_grow`, of new ones for
+  // what is missing.
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
@@ -105,9 +106,9 @@ class HandlePlacement {
 
   // New handles, mapped at their places on the line, free for `stream`.
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
-  // Pre: wholly free and in no view.
+  // Pre: the handle is wholly free and in no view.
   void remove_handle(std::uint64_t at);
-  // A handle of the plan's arena: none of it free yet; `give` brings the bytes.
+  // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes.
   void adopt_handle(std::uint64_t at, const Handle& handle);
   [[nodiscard]] bool is_free(Range range) const;
   [[nodiscard]] const Options& options() const { return options_; }
@@ -116,7 +117,7 @@ class HandlePlacement {
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
-  // A part of the line without handles, lent to a view and given back.
+  // Lends a part of the line that has no handles to a view, and takes it back.
   void lend_line(Range range);
   void return_line(Range range) { unmapped_.large.add(range); }
 
@@ -124,10 +125,10 @@ class HandlePlacement {
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
-  [[nodiscard]] std::uint64_t free_bytes(Range range) const;                            // of a range
-  [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }  // in the plan's handles
+  [[nodiscard]] std::uint64_t free_bytes(Range range) const;
+  [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const;
-  // True when another stream than this one may have free bytes.
+  // True when a stream other than this one may have free bytes.
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }
 
  private:
@@ -148,7 +149,7 @@ class HandlePlacement {
   Spaces& own(StreamIndex stream);
   void know(StreamIndex stream);
 
-  // Places on the line, or kNowhere: a number is returned faster than an optional one.
+  // These return a place on the line, or kNowhere: a plain number is returned faster than an optional.
   static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
   [[nodiscard]] std::uint64_t find_on_line(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   [[nodiscard]] std::uint64_t gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
@@ -174,14 +175,14 @@ class HandlePlacement {
 
   Options options_;
   Handles handles_;
-  LazyTable<Handles::const_iterator> by_page_;  // of the line: the handle there
+  LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the line
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
   Overdraft overdraft_;
-  std::uint64_t lent_bytes_ = 0;  // of the line, ever
-  Spaces unmapped_;               // of the line: where handles can go
+  std::uint64_t lent_bytes_ = 0;  // bytes of the line lent so far
+  Spaces unmapped_;               // parts of the line where handles can go
   Spaces all_;                    // free bytes of all streams
-  // As long as one stream only has had bytes, `all_` are its own.
+  // As long as only one stream has had bytes, `all_` holds what is its own.
   StreamIndex first_ = 0;
   bool any_ = false;
   bool several_ = false;

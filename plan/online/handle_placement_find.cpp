@@ -23,10 +23,10 @@ std::uint64_t HandlePlacement::find_on_line(std::uint64_t bytes, StreamIndex str
   return at;
 }
 
-// Of the best-fitting ranges and their two ends, the place that strands fewest bytes: free ones beside the request in
-// handles that it takes a part of. A handle can be mapped only whole, so no stitched view can use them. Those that were
-// stranded before count half.
-// Small requests lie in handles of one page: their end does not matter.
+// Finds the place, among the two ends of the best-fitting ranges, that strands fewest bytes: free ones beside the
+// request in handles that it takes only a part of. A handle can be mapped only whole, so no stitched view can use them.
+// Bytes that were stranded before count half.
+// For small requests the best fit is taken as it is, since they lie in handles of one page.
 std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
@@ -49,7 +49,8 @@ std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_
   return best;
 }
 
-// In half bytes. Pre: `taken` is one end of `free`: free bytes are left on its other side only.
+// How much the request would strand, in half bytes. Pre: `taken` lies at one end of `free`, so that free bytes are left
+// only on its other side.
 std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
   const bool above = taken.begin == free.begin;
   const auto handle = holding(above ? taken.end - 1 : taken.begin);

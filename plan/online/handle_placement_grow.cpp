@@ -30,8 +30,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   return grown(*extended) <= grown(*stitched) ? extended : stitched;
 }
 
-// New handles behind the last one, where the free bytes before them, if any, are part of the request; where the line
-// has no room for that, the smallest stretch without handles that is long enough.
+// Proposes new handles behind the last one; free bytes right before them become part of the request. Where the line has
+// no room there, the new handles go to the smallest stretch without handles that is long enough.
 std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
   const bool small = bytes < options_.policy.small_bytes;
   const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
@@ -47,7 +47,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
   }
   proposal.grow_at = tail.begin;
   proposal.grow = new_handles(missing, bytes, small ? 1 : overdraft_.coarseness);
-  if (grown(proposal) > tail.bytes()) {  // then anywhere
+  if (grown(proposal) > tail.bytes()) {  // no room behind the last handle
     const auto room = unmapped.best_fit(round_up(bytes, options_.page));
     if (!room) return std::nullopt;
     proposal.offset = proposal.grow_at = room->begin;
@@ -67,7 +67,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t b
   return proposal;
 }
 
-// The view at whose end most is free: all of that is mapped already.
+// Proposes to lengthen the view that has most free bytes at its end, since those are mapped already.
 std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t bytes, const Spaces& spaces,
                                                                    bool may_grow) const {
   Proposal proposal;
@@ -91,7 +91,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   return found.bytes() + proposal.shown() <= found.room ? std::optional(proposal) : std::nullopt;
 }
 
-// New handles behind the pieces of a proposal. False when they may not be, or there is no place for them.
+// Adds new handles for what is missing behind the pieces of a proposal. False when that is not allowed, or the line has
+// no place for them.
 bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow,
                                   Proposal* proposal) const {
   if (missing == 0) return true;
@@ -105,9 +106,9 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
   return true;
 }
 
-// The new handles of a new view are mapped at home anyway. Where the line has room, the old ones are shown right before
-// them, so that the new ones are mapped only once. Small requests are left out: they gain more by a view that can be
-// lengthened later.
+// The new handles of a new view are mapped at home anyway. Where the line has room, the old ones are mapped a second
+// time right before them, so that the new ones are mapped only once. Small views are left out: they gain more by
+// addresses in which they can be lengthened later.
 //
 //     line   |aa......|bbbb....| ... |  lent  |........|
 //                [1]                  [1 again]   [new]

@@ -9,7 +9,7 @@ namespace stalloc::plan {
 
 // In nanoseconds; neither ever goes down.
 struct MappingTime {
-  std::uint64_t elapsed = 0;  // since any moment
+  std::uint64_t elapsed = 0;  // since some moment
   std::uint64_t mapping = 0;  // spent in creating, mapping, unmapping and giving back, since the same moment
 };
 
@@ -35,7 +35,7 @@ class MappingBudget {
   Overdraft overdraft(const MappingTime& now) noexcept;
 
  private:
-  const std::uint64_t share_;     // of the time that passes, 1 / this
+  const std::uint64_t share_;     // mapping may take 1 / this of the time that passes
   const std::int64_t allowance_;  // ns
   const std::uint64_t coarsest_;
   const std::uint64_t widest_slack_;

@@ -58,21 +58,21 @@
 
 namespace stalloc::plan {
 
-// Of a request: any stream may use the bytes at once. Of a free: the device is done with the bytes. The streams of a
-// program have other numbers, small ones.
+// In a request it says that any stream may use the bytes at once, in a free that the device is done with the bytes. The
+// streams of a program have other numbers, small ones.
 inline constexpr StreamIndex kAnyStream = 0;
 
-// Addresses that a backend reserved: those of the line, where each handle is mapped once (the home view), and those for
-// stitched views. In bytes from the beginning of either.
+// An address that a backend reserved: in the line, where each handle is mapped once (the home view), or in the range
+// for stitched views. `offset` counts bytes from the beginning of either.
 struct VirtualAddress {
   enum class Space : std::uint8_t { Line, Views };
   Space space = Space::Line;
   std::uint64_t offset = 0;
 };
 
-// What the allocator stands on: physical memory, mappings, and the order between streams. A backend that refuses a call
-// has changed nothing, but for `unmap`: its addresses are then not used again. Ranges are ranges of the line, their
-// ends multiples of kUnitBytes. No function throws; none waits on the host.
+// What the allocator is built on: physical memory, mappings, and the order between streams. A backend that refuses a
+// call has changed nothing, but for `unmap`: its addresses are then not used again. Ranges are ranges of the line,
+// their ends multiples of kUnitBytes. No function throws; none waits on the host.
 template <class B>
 concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t free_number, VirtualAddress address,
                                  const typename B::Handle& handle, std::span<typename B::Handle> new_handles,
@@ -92,23 +92,23 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // Unmaps a handle from its place on the line and gives its memory back. Pre: no work is pending on its bytes.
   { backend.destroy(at, handle) }
   noexcept->std::same_as<bool>;
-  // Maps handles that exist one behind the other.
+  // Maps existing handles one behind the other from `address` on.
   { backend.map(address, handles) }
   noexcept->std::same_as<bool>;
   // Undoes `map`. False: something is still mapped there. Pre: no work is pending that uses these addresses.
   { backend.unmap(address, handles) }
   noexcept->std::same_as<bool>;
-  // Orders the use of free bytes on `stream` behind every free of them; for kAnyStream true only when all of those are
-  // complete. False: the bytes may still be in use.
+  // Orders the use of free bytes on `stream` behind every free of them; for kAnyStream, true only when all those frees
+  // are complete. False: the bytes may still be in use.
   { backend.make_ready(ranges, stream) }
   noexcept->std::same_as<bool>;
   // True only when the device is known to be done with the bytes.
   { backend.is_complete(ranges) }
   noexcept->std::same_as<bool>;
-  // True when another stream than this one freed some of the bytes last. Only counted.
+  // True when a stream other than this one freed some of the bytes last. The answer is only counted.
   { backend.is_foreign(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // Numbers a free on `stream`, which is not kAnyStream. Numbers grow.
+  // Returns a number for a free on `stream`, which is not kAnyStream.
   { backend.number_free(stream) }
   noexcept->std::same_as<std::uint64_t>;
   // The bytes were freed on `stream` by the free of that number; kAnyStream: the device is done with them.
@@ -120,17 +120,17 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // True only when every free up to that number is known to be complete.
   { backend.is_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
-  // How long all of `create`, `destroy`, `map` and `unmap` have taken, and what time has passed.
+  // How long all calls of `create`, `destroy`, `map` and `unmap` have taken, and how much time has passed.
   { std::as_const(backend).mapping_time() }
   noexcept->std::same_as<MappingTime>;
-  // Where a block lies; `address` is the begin of its view, if that is a stitched one.
+  // Where a block lies; `address` is the beginning of its view, if that is a stitched one.
   { std::as_const(backend).place(block, address) }
   noexcept->std::same_as<Place>;
 };
 
 // All sizes are in bytes and multiples of kUnitBytes; a request has at least one unit. Not thread-safe: in the library
-// the heap's lock covers it. A function that throws does so for want of host memory only (std::bad_alloc); free bytes
-// may then be forgotten, never handed out twice.
+// the heap's lock covers it. Functions throw only for want of host memory (std::bad_alloc); free bytes may then be
+// forgotten, never handed out twice.
 template <OnlineBackend Backend>
 class alignas(64) OnlineAllocator {  // what nearly every request touches lies in one cache line
  public:
@@ -165,10 +165,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // --- Requests ---
 
-  // Takes `bytes` that work on `stream` may use from now on. Nothing when there is no place and the backend creates no
-  // more memory; no byte is taken then. `last_resort`: the device is out of memory. Throws std::bad_alloc.
+  // Takes `bytes` that work on `stream` may use from now on. Returns nothing, and takes nothing, when there is no place
+  // and the backend creates no more memory. `last_resort`: the device is out of memory. Throws std::bad_alloc.
   std::optional<Place> allocate(std::uint64_t bytes, StreamIndex stream, bool last_resort = false);
-  // Takes just these ranges if they are free and `stream` may use them. For places that a plan chose.
+  // Takes exactly these ranges, which a plan chose, if they are free and `stream` may use them.
   bool take_exactly(Ranges wanted, StreamIndex stream);
 
   // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
@@ -188,22 +188,22 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
-      deferred_.number = backend_.number_free(stream);  // what the program orders behind the free is behind it now
+      deferred_.number = backend_.number_free(stream);  // now, since the program may order work behind the free
     }
   }
-  // Completes the free that is deferred, if one is. What looks at free bytes or idle memory must do so first. Throws
-  // std::bad_alloc; the block is then never used again.
+  // Completes the free that is deferred, if one is. Whoever looks at free bytes or idle memory must call this first.
+  // Throws std::bad_alloc; the block is then never used again.
   void complete_deferred_free() {
     if (has_deferred_free()) free_deferred();
   }
   [[nodiscard]] bool has_deferred_free() const noexcept { return deferred_.stream != kNotDeferred; }
-  // Bytes of the block whose free is deferred; 0: none is. They count as free nowhere else.
+  // Bytes of the block whose free is deferred; 0: no free is. They are counted as free nowhere else.
   [[nodiscard]] std::uint64_t deferred_bytes() const noexcept { return has_deferred_free() ? deferred_.bytes : 0; }
   // True when the block whose free is deferred serves a request; `reuse_deferred` then takes it.
   [[nodiscard]] bool deferred_serves(std::uint64_t bytes, StreamIndex stream) const noexcept {
     return deferred_.bytes == bytes && deferred_.stream == stream;
   }
-  // Pre: `deferred_serves` said true. Valid until the next free.
+  // Pre: `deferred_serves` returned true. The result is valid until the next free.
   const Block& reuse_deferred() noexcept {
     deferred_.stream = kNotDeferred;
     if (deferred_.block.view != 0) used_again(deferred_.block.view);
@@ -226,24 +226,24 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     return {&at_home_, 1};
   }
 
-  // --- Stitched views, by number. For whoever gives memory back ---
+  // --- Stitched views, by number, for callers that give memory back ---
 
   [[nodiscard]] static VirtualAddress begin_of(const ViewCache::View& view) noexcept {
     const bool on_line = view.lent.bytes() > 0;
     return on_line ? VirtualAddress{VirtualAddress::Space::Line, view.lent.begin}
                    : VirtualAddress{VirtualAddress::Space::Views, view.at};
   }
-  // Nothing lives in the view, and the device is known to be done with what did. What uses its bytes at other addresses
-  // does not matter. False for a number that no view has.
+  // True when nothing lives in the view, and the device is known to be done with what lived there. What uses its bytes
+  // at other addresses does not matter. False for a number that no view has.
   [[nodiscard]] bool is_idle(std::uint32_t view) noexcept;
   // Unmaps the view. False: something of it is still mapped. Throws std::bad_alloc. Pre: it is idle, or nothing was
   // placed in it yet.
   bool drop_view(std::uint32_t view);
-  // Unmaps its last pieces, as `drop_view` does. Pre: they are fewer than it has, free, and the device is done with
-  // them.
+  // Unmaps the last `pieces` of the view; returns and throws as `drop_view`. Pre: the view has more pieces than that,
+  // these are free, and the device is done with them.
   bool shorten_view(std::uint32_t view, std::size_t pieces);
 
-  // Who changes the placement keeps mappings and handles as it says.
+  // A caller that changes the placement must make mappings and handles agree with it.
   [[nodiscard]] HandlePlacement& placement() noexcept { return placement_; }
   [[nodiscard]] const HandlePlacement& placement() const noexcept { return placement_; }
   [[nodiscard]] Backend& backend() noexcept { return backend_; }
@@ -278,7 +278,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   std::optional<Place> take_ordered(const Request& request);
   std::optional<Place> make(const Request& request, Reach reach, bool may_grow);
 
-  // Taking what was found or made.
+  // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
   [[nodiscard]] bool can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept;
   void used_again(std::uint32_t view) noexcept {
@@ -319,10 +319,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   const CrossStream cross_stream_;
   MappingBudget budget_;
   FreeSpace view_addresses_;
-  Range at_home_;               // what `ranges` returned
-  std::vector<Range> in_view_;  // the same
+  Range at_home_;               // what `ranges` returned last, of a place at home
+  std::vector<Range> in_view_;  // the same, of a place in a stitched view
   std::vector<Handle> handles_;
-  std::vector<std::uint64_t> spared_pages_;  // by stream: created for, instead of waiting
+  std::vector<std::uint64_t> spared_pages_;  // by stream: pages created instead of waiting
 };
 
 template <OnlineBackend Backend>
@@ -354,7 +354,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   return place;
 }
 
-// What is free and mapped: at home, else in a view made before.
+// Takes free bytes that are mapped: at home, else in a view made before.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach) {
   const auto home = placement_.find_home(bytes, stream, reach);
@@ -365,7 +365,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   return found;
 }
 
-// Bytes of other streams whose last use is over.
+// Takes bytes of any stream whose last use is over.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_complete(const Request& request) {
   std::array<Range, kForeignRangesAsked> candidates;
@@ -379,7 +379,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_complete(const Request& requ
   return std::nullopt;
 }
 
-// A new page rather than a wait.
+// Creates memory for a small request, so that it need not wait for another stream.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::grow_spared(const Request& request) {
   if (request.bytes > placement_.page()) return std::nullopt;
@@ -390,7 +390,8 @@ std::optional<Place> OnlineAllocator<Backend>::grow_spared(const Request& reques
   return place;
 }
 
-// Bytes of any stream, behind waits. For any stream at once: only if they are complete.
+// Takes bytes of any stream, behind waits for those that freed them; for any stream at once, only bytes whose frees are
+// complete.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_ordered(const Request& request) {
   const auto place = take_mapped(request.bytes, request.stream, Reach::All);
@@ -424,7 +425,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(const Request& request, Reac
   return place;
 }
 
-// Nothing is created for a place that any stream may use at once but work is pending on.
+// False when work is still pending on the old part of a place that any stream may use at once: then nothing is created.
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept {
   if (stream != kAnyStream || proposal.grow.empty()) return true;
@@ -487,7 +488,7 @@ bool OnlineAllocator<Backend>::grow(const Proposal& proposal, StreamIndex stream
   return true;
 }
 
-// Undoes `grow`. What the backend does not take back stays, free.
+// Undoes `grow`. A handle that the backend does not take back stays and is free.
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::shrink(const Proposal& proposal) {
   std::uint64_t at = proposal.grow_at;
@@ -599,7 +600,7 @@ bool OnlineAllocator<Backend>::shorten_view(std::uint32_t view, std::size_t piec
   return unmapped;
 }
 
-// Its addresses can be used again. Pre: nothing is mapped for it.
+// Removes a view whose addresses can be used again. Pre: nothing is mapped for it.
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::forget_view(std::uint32_t view) {
   const ViewCache::View& forgotten = placement_.views()[view];
@@ -613,7 +614,7 @@ void OnlineAllocator<Backend>::forget_view(std::uint32_t view) {
   }
 }
 
-// Fills `handles_`.
+// Fills `handles_` with the handles of the pieces.
 template <OnlineBackend Backend>
 auto OnlineAllocator<Backend>::handles_of(Ranges pieces) -> const std::vector<Handle>& {
   handles_.clear();

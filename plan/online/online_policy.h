@@ -1,4 +1,4 @@
-// The policy's parameters. What each means and is worth: docs/policy.md, made of online_policy.def.
+// The policy's parameters. docs/policy.md says what each means and is worth.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ enum class CrossStream : std::uint8_t {
 };
 inline constexpr CrossStream kDefaultCrossStream = CrossStream::Share;
 
-// Requests are served without a plan by these numbers, on a device and in simulations alike.
+// The numbers by which requests are served without a plan, on a device and in simulations alike.
 struct OnlinePolicy {
 #define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;
 #include "plan/online/online_policy.def"
@@ -33,15 +33,15 @@ struct PolicyParameter {
   const char* name;
   std::uint64_t OnlinePolicy::*value;
   const char* unit;
-  std::uint64_t off;  // switches its rule off
+  std::uint64_t off;  // the value that switches its rule off
   const char* meaning;
 };
 
 // All of them, in the order of the list. Thread-safe.
 [[nodiscard]] std::span<const PolicyParameter> policy_parameters() noexcept;
 
-// Sets numbers from "name=value,name=value"; a value may be "off". Returns what is wrong with the text, in one line,
-// and has then changed nothing; empty when nothing is. Throws std::bad_alloc.
+// Sets numbers from "name=value,name=value"; a value may be "off". Returns an empty text, or one line that says what is
+// wrong; then nothing was changed. Throws std::bad_alloc.
 [[nodiscard]] std::string set_policy(std::string_view text, OnlinePolicy* policy);
 
 }  // namespace stalloc::plan

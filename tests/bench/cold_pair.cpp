@@ -1,12 +1,12 @@
 // What cudaMallocAsync and its free cost a program that does other work in between, as an interpreter does: their code
-// and data have left the processor's first caches when the next call comes. A call's cost is what a clock
-// says of it, less what it says of nothing, in the middle half of many. The program runs itself with each library
-// preloaded, in turn; the first one given (simplest_pool, the least that any allocator can cost) is what the others are
-// compared with. Prints a table; is no test. On simcuda:
+// and data have left the processor's first caches when the next call comes. The cost of a call is the time that the
+// clock shows for it, less the time that it shows for doing nothing, as the mean of the middle half of many. The
+// program runs itself with each library preloaded in turn and compares the others with the first (simplest_pool, the
+// least that any allocator can cost). It prints a table and is not a test. On simcuda:
 //
 //     LD_LIBRARY_PATH=tests/simcuda/lib cold_pair tests/gpu/libsimplest_pool.so interpose/libstalloc_interpose.so
 //
-// With a number in place of libraries it measures, in what is preloaded, pairs of so many bytes.
+// With a number in place of libraries it measures pairs of so many bytes under the library that is preloaded.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kFunctions = 1024;       // each in a cache line of its own: 64 KiB of code
-constexpr std::size_t kDataBytes = 256 << 10;  // beyond the first cache, within the second
+constexpr std::size_t kDataBytes = 256 << 10;  // more than the first cache holds, less than the second
 constexpr std::size_t kPairs = 5000;
 constexpr int kRounds = 5;
 
@@ -46,7 +46,8 @@ std::vector<Work> all_work(std::integer_sequence<unsigned, Numbers...> /*numbers
   return {&work<Numbers>...};
 }
 
-// The work of others between two calls: indirect calls with branches, and data, half of each before either call.
+// The other work of the program: indirect calls with branches, and reads of data. Half of it is done before either
+// call.
 class Others {
  public:
   Others() : calls_(all_work(std::make_integer_sequence<unsigned, kFunctions>())), lines_(kDataBytes / kLine) {
@@ -78,7 +79,7 @@ double nanoseconds(Action action) {
   return spent.count();
 }
 
-// The mean of the middle half: a clock of few steps a call still tells small differences.
+// The mean of the middle half, which shows small differences even with a clock that makes few steps in a call.
 double middle(std::vector<double>& values) {
   std::sort(values.begin(), values.end());
   const auto quarter = static_cast<std::ptrdiff_t>(values.size() / 4);

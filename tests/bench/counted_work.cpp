@@ -1,17 +1,19 @@
-// The work whose instructions tests/bench/regression.py counts under callgrind, one piece a run, and what each piece
-// holds. Only what is done inside of `counted` counts. Prints one line of JSON; is no test by itself.
+// The work whose instructions tests/bench/regression.py counts under callgrind, one piece in each run, and the memory
+// that each piece holds. Only instructions inside `counted` are counted. Prints one line of JSON. The program is not
+// itself a test.
 //
 //     counted_work PIECE RUN
 //
 // RUN is a recorded trace, or a CSV of requests. A PIECE is
 //
-//     serve, free       planned: the run's requests, or their frees, by a heap that serves the run's own plan
-//     serve-dynamic, free-dynamic   the same without a plan
-//     serve-streams, free-streams   the same without a plan, every second request on another stream, which shares
-//     memory match             each request is matched with a slot of the plan, but one in 500 that is left out plan
-//     lifetimes of the recorded events, and a plan record, record-stacks   the run's requests and frees become a trace,
-//     without and with call stacks online            what the run would hold without a plan, simulated; counts too, but
-//     is of interest for its memory
+//     serve: the run's requests, served by a heap with the run's own plan
+//     free: the frees of these requests
+//     serve-dynamic, free-dynamic: the same without a plan
+//     serve-streams, free-streams: the same without a plan, every second request on a second stream
+//     match: matching each request with a slot of the plan, with one request in 500 left out
+//     plan: finding the lifetimes of the recorded events, and planning
+//     record, record-stacks: recording the run's requests and frees, without and with call stacks
+//     online: simulating what the run would hold without a plan; only the memory is of interest
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -34,17 +36,17 @@
 #include "tests/bench/nothing_driver.h"
 #include "tests/folder.h"
 
-// callgrind collects between its beginning and its end (--toggle-collect=counted).
+// callgrind counts from the beginning of this function to its end (--toggle-collect=counted).
 extern "C" [[gnu::noinline]] void counted(void (*work)(void*), void* argument) {
   work(argument);
-  asm volatile("");  // what follows a call cannot be a jump to it
+  asm volatile("");  // keeps the call from becoming a jump, which has no end here
 }
 
 using namespace stalloc;
 
 namespace {
 
-constexpr std::size_t kLeftOut = 500;  // one request in so many is not made, where a plan is matched
+constexpr std::size_t kLeftOut = 500;  // in matching, one request in so many is left out
 const serve::StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
 
 template <class Work>
@@ -52,7 +54,7 @@ void count(Work work) {
   counted([](void* argument) { (*static_cast<Work*>(argument))(); }, &work);
 }
 
-// What a piece of work says of itself. `operations` are what the instructions are divided by.
+// The figures of a piece of work. The instructions are divided by `operations`.
 struct Result {
   std::uint64_t operations = 0;
   std::uint64_t live = 0;     // peak, bytes; 0: the piece holds nothing
@@ -71,7 +73,7 @@ plan::Problem first_device(const trace::Trace& trace) {
   return std::move(lifetimes.devices.front());
 }
 
-// A run as it was recorded: the trace where there is one, and its requests.
+// A recorded run: its trace, if there is one, and its requests.
 struct Run {
   trace::Trace trace;
   plan::Problem problem;
@@ -187,7 +189,7 @@ Result record_run(const plan::Problem& problem, bool stacks) {
   Options options = parse_options([](const char*) -> const char* { return nullptr; });
   options.trace = path;
   options.stacks = stacks;
-  options.trace_flush_ms = 1'000'000'000;  // chunks end where they are full, whatever time passes
+  options.trace_flush_ms = 1'000'000'000;  // chunks end when they are full, however long that takes
   record::Recorder recorder(options, [](int device) {
     return trace::Device{static_cast<std::uint32_t>(device), "none", bench::NothingDriver::kDeviceBytes,
                          bench::NothingDriver::kPage};

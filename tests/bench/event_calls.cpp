@@ -1,11 +1,12 @@
-// What the library adds to the calls that order streams: a record, a wait for an event, a question about one. The
-// program runs itself with each library preloaded, in turn, and without any; the difference is the hooks' cost. Two
-// streams use memory and the number of streams given as `streams` take part, so that there is order to learn. Prints a
-// table; is no test. On simcuda:
+// What the library adds to the calls that order streams: recording an event, waiting for one, querying one. The program
+// runs itself with each library preloaded in turn, and without any; the difference is the hooks' cost. Two streams use
+// memory, and as many streams as `streams` says take part, so that there is an order to learn. The program prints a
+// table and is not a test. On simcuda:
 //
 //     LD_LIBRARY_PATH=tests/simcuda/lib event_calls interpose/libstalloc_interpose.so
 //
-// With a number in place of libraries it measures, in what is preloaded, with so many streams; 1: nothing to order.
+// With a number in place of libraries it measures with so many streams under the library that is preloaded; with 1
+// there is nothing to order.
 #include <cuda.h>
 #include <unistd.h>
 
@@ -32,7 +33,7 @@ void must(CUresult result) {
   if (result != CUDA_SUCCESS) std::abort();
 }
 
-// The least of many measurements of many calls each, in ns a call.
+// The least time of a call in ns, over many measurements of many calls each.
 template <class Call>
 double nanoseconds(Call call) {
   double least = std::numeric_limits<double>::max();
@@ -89,7 +90,7 @@ bool run_with(const std::string& library, const char* streams, Costs* costs) {
 int main(int argc, char** argv) {
   if (argc == 2 && argv[1][0] >= '0' && argv[1][0] <= '9') return measure(std::strtoull(argv[1], nullptr, 10));
   for (const char* streams : {"1", "2", "8", "24"}) {
-    std::vector<Costs> all(static_cast<std::size_t>(argc));  // the first: without a library
+    std::vector<Costs> all(static_cast<std::size_t>(argc));  // the first is that without a library
     for (Costs& costs : all) costs.fill(std::numeric_limits<double>::max());
     for (int round = 0; round < kRounds; ++round) {
       for (std::size_t i = 0; i < all.size(); ++i) {

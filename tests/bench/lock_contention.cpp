@@ -1,5 +1,5 @@
-// What a lock costs that many threads want all the time, for several locks: ns a pair and thread, where a pair takes
-// the lock twice, as an allocation and its free do, and touches memory under it. Prints a table; is no test.
+// What several locks cost when many threads want them all the time, in ns for a pair and thread. A pair takes the lock
+// twice, as an allocation and its free do, and touches memory under it. The program prints a table and is not a test.
 //
 //     lock_contention [pairs per thread]
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 using stalloc::serve::BackoffMutex;
 using Clock = std::chrono::steady_clock;
 
-// What the heap's lock was before: tries for about as long as a request takes, then leaves it to the system.
+// The former lock of the heap: it tries for about as long as a request takes, then leaves the waiting to the system.
 class BriefSpinMutex {
  public:
   void lock() {
@@ -36,7 +36,7 @@ class BriefSpinMutex {
   std::mutex mutex_;
 };
 
-// About the cache lines and the time of serving a request from free bytes.
+// Takes about as many cache lines, and as long, as serving a request from free bytes.
 struct Shared {
   static constexpr std::size_t kLines = 24;
   struct alignas(64) Line {
@@ -51,8 +51,8 @@ struct Shared {
 };
 
 struct Result {
-  double nanoseconds;  // a pair and thread
-  double longest_us;   // the longest pair of any thread: who is passed over waits
+  double nanoseconds;  // for a pair and thread
+  double longest_us;   // the longest pair of any thread: shows threads that are passed over
 };
 
 template <class Mutex>

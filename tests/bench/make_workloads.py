@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the requests of programs that no number of the policy was chosen on, as CSVs for online_policy and stalloc-plan.
+"""Writes the requests of programs for which no number of the policy was chosen, as CSVs for online_policy and stalloc-plan.
 
   make_workloads.py --out DIR [--seed N]
 
-  random     tensors of random size and life
-  generate   batches of random size are generated for, with KV caches that grow by concatenation
-  vision     a convolutional network trains at six resolutions in turn
-  turns      generation and training in turns, over the same weights
+  random     tensors of random sizes and lifetimes
+  generate   generation for batches of random size, with KV caches that grow by concatenation
+  vision     training of a convolutional network at six resolutions in turn
+  turns      generation and training in turns, with the same weights
 """
 
 import argparse
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Program:
-    """Requests and their lives, in the order of the calls."""
+    """Requests and their lifetimes, in the order of the calls."""
 
     def __init__(self):
         self.calls, self.rows = 0, []
@@ -121,7 +121,7 @@ def turns(draw):
         for _ in range(4):
             train(program, draw, 12, 2048)
         if round_number == 0:
-            make_weights(program, 24, 2048)  # the optimizer's
+            make_weights(program, 24, 2048)  # the optimizer's states
     return program
 
 

@@ -1,4 +1,4 @@
-// A driver whose every call succeeds at once and does nothing, so that what is measured is the host's own work.
+// A driver in which every call succeeds at once and does nothing, so that only the host's own work is measured.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace stalloc::bench {
 
-// Addresses are reserved one behind the other; events are never over, so that no free is known to be complete. Not
-// thread-safe where a heap reserves from several threads, which it does under its lock.
+// Addresses are reserved one behind the other. Events are never over, so no free is known to be complete. Not
+// thread-safe: a heap reserves under its lock.
 class NothingDriver final : public serve::Driver {
  public:
   static constexpr std::size_t kPage = std::size_t{2} << 20;

@@ -1,15 +1,15 @@
-// The dynamic sub-allocator's placement (plan/online) run over a recorded trace, without a device: what
-// it would hold, where its free bytes lie when memory grows for the last time, and what mapping would cost, for
-// choosing its sizes. A few lines a device; is no test. All streams are taken for one, unless `--set` says what a
-// request does about memory that another stream freed (cross_stream=order, grow, never or share).
+// Runs the dynamic sub-allocator's placement (plan/online) over a recorded trace without a device, for choosing its
+// numbers: what it would hold, where its free bytes lie when memory grows for the last time, and what mapping would
+// cost. Prints a few lines for each device, and is not a test. All streams are treated as one, unless `--set` says what
+// a request does about memory that another stream freed (cross_stream=order, grow, never or share).
 //
 //     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] TRACE...
 //     online_policy --ablate [--seeds N] TRACE...
 //
-// A TRACE may be a CSV of requests. With `--times`, requests of 1 MiB and more are so many times as large: a run that
-// fills a larger card. With a seed, some blocks of random sizes lie there before: placement is chaotic, and each seed
-// is another draw. `--ablate` switches each parameter of the policy off in turn and prints a table of what that costs,
-// in the mean over all runs and seeds, beside what the seeds alone change.
+// A TRACE may be a CSV of requests. With `--times`, requests of 1 MiB and more are so many times larger, as in a run
+// that fills a larger card. With a seed, some blocks of random sizes are allocated first: placement is chaotic, and
+// each seed is another draw. `--ablate` switches off each parameter of the policy in turn and prints a table of what
+// that costs, as the mean over all runs and seeds, beside what the seeds alone change.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -39,18 +39,18 @@ namespace {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kPage = 2 * kMiB;
 constexpr plan::StreamIndex kStream = 1;
-constexpr std::size_t kBlocks = 8;  // that a seed puts there before, each of at most
+constexpr std::size_t kBlocks = 8;  // that a seed allocates first, each of at most so many bytes
 constexpr std::uint64_t kLargestBlock = 12 * kMiB;
-constexpr std::size_t kParts = 10;  // of a run, for seeing whether mapping ends
+constexpr std::size_t kParts = 10;  // of a run, to show whether mapping ends
 
 // How requests are served.
 struct Rules {
   plan::OnlinePolicy policy;
   std::uint64_t between_frees = 0;                // ns
-  std::optional<plan::CrossStream> cross_stream;  // nothing: all streams are one
+  std::optional<plan::CrossStream> cross_stream;  // nothing: all streams are treated as one
 };
 
-// Handles of one size when memory grew for the last time.
+// The handles of one size when memory grew for the last time.
 struct SizeClass {
   std::uint64_t handles = 0;
   std::uint64_t partly_used = 0;
@@ -129,7 +129,7 @@ class Run {
   const std::vector<plan::Request>& requests_;
   const std::vector<plan::StreamIndex> streams_;
   plan::SimulatedAllocator allocator_;
-  std::uint64_t before_ = 0;  // bytes that lie there before the run
+  std::uint64_t before_ = 0;  // bytes that were allocated before the run
   Sums sums_;
 };
 
@@ -175,7 +175,7 @@ struct Arguments {
   bool ablate = false;
 };
 
-// The requests of each device of a trace; of a CSV, of one. Ends the program when it cannot be read.
+// The requests of each device of a trace, or of the one device of a CSV. Ends the program when the file cannot be read.
 std::vector<plan::Problem> read(const std::string& path, std::uint64_t times) {
   const auto give_up = [&](const std::string& error) {
     std::fprintf(stderr, "%s: %s\n", path.c_str(), error.c_str());
@@ -234,7 +234,7 @@ Rules parse_rules(const std::string& text) {
   return rules;
 }
 
-// What all runs give under one policy: each number is of one run and seed.
+// The results of all runs under one policy: each number belongs to one run and seed.
 struct Draws {
   std::vector<double> held_to_live;
   std::vector<double> milliseconds;
@@ -260,7 +260,7 @@ double mean(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-// Of the mean over the seeds, pooled over the problems, whose own means differ.
+// The standard error of the mean over the seeds, pooled over the problems, whose own means differ.
 double error_of_mean(const std::vector<double>& values, std::uint64_t seeds) {
   double squares = 0;
   for (std::size_t first = 0; first < values.size(); first += seeds) {

@@ -1,5 +1,5 @@
-// How planning scales: seeded, training-like sequences of 10^4 to 10^7 requests, planned as a run whose steps repeat
-// and as one long range in which nothing is known to.
+// How planning scales: seeded sequences of 10^4 to 10^7 requests like those of trainings, planned as a run whose steps
+// repeat, and as one long run in which no repetition is known.
 //
 //   plan_scale [MOST-REQUESTS [SEED]]      a table on standard output; each row is planned in a process of its own
 #include <sys/resource.h>
@@ -29,7 +29,7 @@ class Run {
   Run(std::size_t requests, std::uint32_t seed, bool varied) : most_(requests), varied_(varied), random_(seed) {
     problem_.repeats = true;
     problem_.requests.reserve(requests);
-    // Shapes as real models have them: a few sizes, some odd.
+    // Sizes as real models have them: few different ones, some of them odd.
     for (std::size_t i = 0; i < kShapes; ++i) {
       const double bytes = std::exp(std::uniform_real_distribution<double>(std::log(2e3), std::log(60e6))(random_));
       shapes_.push_back(static_cast<std::uint64_t>(bytes));
@@ -43,7 +43,7 @@ class Run {
     for (std::size_t step = 0; !full(); ++step) {
       std::vector<std::size_t> gradients;
       for (std::size_t i = 0; i < kMicrobatches && !full(); ++i) microbatch(gradients);
-      work(0, layers_);  // the optimizer's
+      work(0, layers_);  // the optimizer's work
       if (step == 0) {
         for (std::size_t i = 0; i < 2 * layers_; ++i) alloc(shapes_[i % kShapes]);  // optimizer states
       }
@@ -61,7 +61,7 @@ class Run {
   static constexpr std::size_t kTemporaries = 12;
   static constexpr std::size_t kSaved = 6;
   static constexpr std::size_t kMicrobatches = 4;
-  static constexpr std::size_t kMostLayers = 80;  // about 15,000 requests a step
+  static constexpr std::size_t kMostLayers = 80;  // about 15,000 requests in each step
 
   [[nodiscard]] bool full() const { return problem_.requests.size() >= most_; }
 
@@ -78,7 +78,7 @@ class Run {
     if (index < problem_.requests.size()) problem_.requests[index].until = problem_.requests.size();
   }
 
-  // Temporaries, each freed a few requests later.
+  // Makes temporaries, each freed a few requests later.
   void work(std::size_t layer, std::size_t count) {
     std::vector<std::size_t> open;
     for (std::size_t i = 0; i < count; ++i) {

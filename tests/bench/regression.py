@@ -3,14 +3,17 @@
 
   regression.py --build build/release --compiler "GNU 12" [--only memory | instructions] [--baseline FILE] [--renew]
 
-Memory: what the planner and the policy hold for recorded runs and made-up ones, and how often the heap maps.
-Instructions: what callgrind counts of serving, freeing, matching, planning and recording (tests/bench/counted_work.cpp). Neither
-depends on how fast the machine is or on what else it does, so both are the same at every run; what a tolerance allows for is said
-where it stands. What became better by more than its tolerance is said too: renew the baseline then, lest it is lost again.
+Memory: what the planner and the policy hold for recorded and for made-up runs, and how often the heap maps.
+Instructions: what callgrind counts of serving, freeing, matching, planning and recording
+(tests/bench/counted_work.cpp). Neither depends on how fast the machine is or on what else it does, so both are the same
+at every run. Each tolerance below says what it allows for. A number that became better by more than its tolerance is
+named too: renew the baseline then, so that what was gained is not lost again.
 
---renew writes what was measured into the baseline: commit it with the change that is the reason, and say why in the message.
-Instructions depend on the compiler and the C library, so each compiler has a baseline of its own; memory has one for all.
-Exit status: 0 nothing became worse, 1 something did, 77 nothing to compare with (no valgrind, or no baseline of the compiler).
+--renew writes what was measured into the baseline. Commit it with the change that is the reason, and say why in the
+message. Instructions depend on the compiler and the C library, so each compiler has a baseline of its own; memory has
+one for all.
+Exit status: 0 nothing became worse, 1 something did, 77 nothing to compare with (no valgrind, or no baseline of the
+compiler).
 """
 
 import argparse
@@ -27,17 +30,18 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 SHIPPED = HERE.parent / "data" / "llama-lora.fb.xz"
-MADE_UP = ("generate", "vision", "turns")  # of make_workloads.py
+MADE_UP = ("generate", "vision", "turns")  # by make_workloads.py
 SKIPPED = 77
 
-# The same program gives the same count at every run. Valgrind shows it the same processor on every machine that has AVX2, so
-# that the C library chooses the same memcpy; without AVX2 counts differ by up to 14 %. Between compilers they differ by up to
-# half (g++ 12 and clang 14), hence a baseline for each. What is allowed for is an update of the C library or of valgrind.
+# The same program has the same count at every run. On every machine that has AVX2 valgrind simulates the same
+# processor, so that the C library chooses the same memcpy; without AVX2 counts differ by up to 14 %. Between compilers
+# they differ by up to half (g++ 12 and clang 14), hence a baseline for each. The tolerance allows for an update of the
+# C library or of valgrind.
 INSTRUCTIONS_TOLERANCE = 0.02
-# Memory is the same from every compiler. But placement is chaotic: a change that is neither better nor worse moves a run's
-# memory by about a thousandth.
+# Memory is the same with every compiler. But placement is chaotic: a change that is neither better nor worse changes a
+# run's memory by about a thousandth.
 MEMORY_TOLERANCE = 0.005
-# And the number of driver calls that map by a few in a hundred.
+# Such a change also changes the number of driver calls that map by a few in a hundred.
 MAPPING_TOLERANCE = 0.10
 
 COUNTED = [(piece, "llama-lora") for piece in ("serve", "free", "serve-dynamic", "free-dynamic", "serve-streams", "free-streams",
@@ -69,7 +73,7 @@ class Runs:
         return self.folder / (f"{run}.csv" if run in MADE_UP else f"{run}.fb")
 
     def ask(self, piece, run, *wrapper):
-        """What counted_work says, and what it or its wrapper wrote beside that."""
+        """Runs counted_work. Returns the figures that it prints, and what it or its wrapper wrote to standard error."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STALLOC_")}
         done = subprocess.run([*wrapper, str(self.program), piece, str(self.path(run))], env=environment, text=True,
                               capture_output=True, check=False)

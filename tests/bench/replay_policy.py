@@ -3,12 +3,13 @@
 
   replay_policy.py --build build/release [--library LIB]... [--set NAME=VALUE,...]... TRACE...
 
-For choosing the policy of growth and placement (plan/online): the library itself serves, with its streams,
-so a change shows what it would do to every program, in seconds. A trace may be compressed (.xz). Tensors are not touched.
-The simulated device is late with all work, as a card is while its host runs ahead: what a stream freed is hardly ever known to
-be complete. Memory is chaotic: a block more or less at the beginning changes it by a thousandth (online_policy's seeds show
-how much). --library compares builds of the library, the build's own by default; --set parameters of the policy
-(docs/policy.md), "" for the defaults, and cross_stream=order|grow|never|share, as STALLOC_CROSS_STREAM.
+This is for choosing the policy of growth and placement (plan/online). The library itself serves, with the recorded
+streams, so within seconds one sees what a change would do to every program. A trace may be compressed (.xz). Tensors
+are not touched. The simulated device is late with all work, as a card is while its host runs ahead, so a free is hardly
+ever known to be complete. Memory is chaotic: a block more or less at the beginning changes it by a thousandth
+(online_policy's seeds show how much). --library compares builds of the library; the default is the build's own. --set
+compares parameters of the policy (docs/policy.md), "" for the defaults, and cross_stream=order|grow|never|share, as in
+STALLOC_CROSS_STREAM.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def parse_arguments():
 
 
 def replay(bench, trace, policy):
-    """Physical / live, and mapping calls, of the device that holds most."""
+    """Physical / live bytes and the number of mapping calls, of the device that holds most."""
     items = policy.split(",") if policy else []
     streams = [item.removeprefix(CROSS_STREAM) for item in items if item.startswith(CROSS_STREAM)]
     numbers = ",".join(item for item in items if not item.startswith(CROSS_STREAM))

@@ -1,12 +1,11 @@
-// A plan made from one recorded run, served to another one of the same program, without a device: what the heap would
-// hold, and how many mapping calls it would make. Prints one line; is no test.
+// Serves one recorded run by a plan made from another run of the same program, without a device: what the heap would
+// hold, and how many mapping calls it would make. Prints one line, and is not a test.
 //
 //     serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N] [every=N] [handle=MIB]
 //
 // dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call sites had been recorded. drop: the
-// served run leaves out one request in N, by chance. every: also a line for each N requests.
-// handle: the plan's largest. Where the plan has lanes,
-// the requests come from threads as recorded.
+// served run leaves out one request in N, chosen at random. every: print a line for each N requests too. handle: the
+// size of the plan's largest handles. Where the plan has lanes, the requests come from threads as recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +29,7 @@ using namespace stalloc;
 namespace {
 
 constexpr std::size_t kPage = std::size_t{2} << 20;
-constexpr std::size_t kWorkDone = 4096;  // requests after which the device has done all its work
+constexpr std::size_t kWorkDone = 4096;  // after so many requests the device has done all its work
 
 plan::Problem read(const char* path, bool stacks) {
   const auto trace = trace::read_trace(path);
@@ -57,7 +56,7 @@ class Player {
         ends_(problem.requests.size() + 1),
         addresses_(problem.requests.size(), 0) {}
 
-  // Returns the peak of live bytes.
+  // Plays the run. Returns the peak of live bytes.
   std::uint64_t play(bool from_threads) {
     std::vector<std::uint32_t> threads;
     std::uint32_t count = 1;
@@ -76,7 +75,7 @@ class Player {
     return at->second;
   }
 
-  // What happened since the last line.
+  // Prints what happened since the last line.
   void show(std::size_t i) {
     const serve::Statistics now = heap_.statistics();
     const auto since = [&](std::uint64_t serve::Statistics::*figure) {

@@ -1,9 +1,9 @@
-// Host cost of an allocation and its free, planned and dynamic: ns a pair through serve::Heap, driver calls excluded
-// (they do nothing here and succeed at once). Prints tables; is no test.
+// What an allocation and its free cost the host, planned and dynamic: ns for a pair by serve::Heap, without the
+// driver's calls, which succeed at once here and do nothing. Prints tables, and is not a test.
 //
-// "crowded" is a dynamic heap with thousands of other live blocks and free ranges.
+// A heap that is "crowded" is dynamic and has thousands of other live blocks and free ranges.
 //
-//     serve_pair [pairs per row [rows that hold this in their name]]
+//     serve_pair [pairs for each row [only rows with this in their name]]
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -40,7 +40,8 @@ plan::DevicePlan plan_of(const std::vector<std::uint64_t>& sizes, std::size_t sl
   plan.granularity = kPage;
   std::uint64_t largest = 0;
   for (const std::uint64_t size : sizes) largest = std::max(largest, size);
-  const std::uint64_t stride = plan::round_up(largest, plan::kUnitBytes) + plan::kUnitBytes;  // shares pages
+  const std::uint64_t stride =
+      plan::round_up(largest, plan::kUnitBytes) + plan::kUnitBytes;  // so that requests share pages
   for (std::size_t i = 0; i < slots; ++i) {
     plan::Slot slot;
     slot.size = sizes[i % sizes.size()];
@@ -63,7 +64,7 @@ struct Row {
 
 const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
 
-// Each size between the two is as likely as its half.
+// A random size between the two, whose logarithm is uniformly distributed.
 std::uint64_t any_size(std::mt19937_64& random, std::uint64_t least, std::uint64_t most) {
   const double share = static_cast<double>(random() >> 11) / static_cast<double>(std::uint64_t{1} << 53);
   const double bytes =
@@ -71,7 +72,7 @@ std::uint64_t any_size(std::mt19937_64& random, std::uint64_t least, std::uint64
   return static_cast<std::uint64_t>(bytes);
 }
 
-// What a heap looks like in the middle of a training step: thousands of live blocks, free ranges between them.
+// Makes a heap look as in the middle of a training step: thousands of live blocks with free ranges between them.
 std::vector<CUdeviceptr> crowd(Heap& heap, std::mt19937_64& random) {
   std::vector<CUdeviceptr> live;
   for (std::size_t i = 0; i < kCrowd; ++i) {
@@ -83,7 +84,7 @@ std::vector<CUdeviceptr> crowd(Heap& heap, std::mt19937_64& random) {
   return live;
 }
 
-// The fastest of many batches, for other programs run beside this one.
+// The time of a pair in the fastest of many batches, since other programs run beside this one.
 template <class Pair>
 double nanoseconds_a_pair(std::size_t pairs, Pair pair) {
   constexpr std::size_t kBatches = 100;
@@ -121,7 +122,7 @@ double nanoseconds_in_turn(const Row& row, std::size_t pairs, State state) {
   });
 }
 
-// A live block, chosen at random, is freed, and one of another size allocated.
+// Each pair frees a live block, chosen at random, and allocates one of another size.
 double nanoseconds_at_random(std::uint64_t least, std::uint64_t most, std::size_t pairs) {
   NothingDriver driver;
   std::string why;
@@ -142,7 +143,8 @@ double nanoseconds_at_random(std::uint64_t least, std::uint64_t most, std::size_
   });
 }
 
-// Each thread takes and gives back on a stream of its own; ns from one thread's call to the end of its free.
+// Each thread allocates and frees on a stream of its own. The result is the time in ns from a thread's call to the end
+// of its free.
 double nanoseconds_with_threads(std::uint64_t bytes, std::size_t threads, std::size_t pairs) {
   NothingDriver driver;
   std::string why;

@@ -37,7 +37,7 @@ bool is_there(Report& report, Function function, const std::string& name) {
   return false;
 }
 
-// How much of the device is free, in twentieths: what a driver needs for itself does not show.
+// How much of the device is free, in twentieths, so that what a driver needs for itself does not show.
 inline std::string free_twentieths(const Machine& machine) {
   const double free = static_cast<double>(machine.free_bytes());
   const double total = static_cast<double>(machine.total_bytes());

@@ -1,5 +1,5 @@
-// Captures that begin and end while other threads allocate and free: no request may get into a graph, no capture may be
-// lost.
+// Captures that begin and end while other threads allocate and free. No request may get into a graph, and no capture
+// may be lost.
 #include <array>
 #include <atomic>
 #include <exception>
@@ -18,7 +18,7 @@ constexpr std::size_t kBytes = 3 * kMiB;
 constexpr std::array<std::size_t, 4> kSizes{4096, 700'000, kBytes, 5 * kMiB};
 constexpr int kCaptures = 400;
 
-// Requests of one thread on its own stream, until told to stop.
+// A thread that makes requests on its own stream until it is told to stop.
 class Neighbour {
  public:
   Neighbour(const Machine& machine, Report& report, const std::atomic<bool>& stop)
@@ -62,7 +62,7 @@ class Neighbour {
   std::thread thread_;  // last: it uses the others
 };
 
-// Requests before each capture leave memory that the stream freed last, and that others want.
+// Makes requests before the capture, so that there is memory that the stream freed last and that the others want.
 void capture_once(const Machine& machine, Report& report, CUstream stream, CUdeviceptr target, CUstreamCaptureMode mode,
                   int index) {
   const Driver& cuda = machine.cuda;

@@ -1,4 +1,4 @@
-// What may be done while a stream is captured, by another thread and by the capturing one: each call's answer, how the
+// What another thread and the capturing thread may do while a stream is captured: the answer to each call, how the
 // capture ends, and what its graph then does.
 #include <fmt/format.h>
 
@@ -18,7 +18,8 @@ namespace {
 constexpr std::size_t kBytes = 3 * kMiB;
 constexpr CUdeviceptr kNowhere = 0x7654321000;
 
-// One capture and what is around it. The stream that is captured has made no request before, unless it is told to.
+// A stream to be captured, and what the calls beside its capture need. The stream has made no request before, unless an
+// action makes one first.
 class Scene {
  public:
   Scene(const Machine& from, unsigned flags)
@@ -99,7 +100,7 @@ struct Action {
   std::function<void(Scene&)> before = nullptr;  // before the capture begins
 };
 
-// By pieces of an eighth of the device, until one is refused.
+// Requests pieces of an eighth of the device until one is refused.
 template <class Allocate>
 void exhaust(Scene& scene, Answers& answers, Allocate allocate) {
   const std::size_t piece = scene.machine.total_bytes() / 8;
@@ -229,7 +230,7 @@ std::vector<Action> streams_and_events() {
   };
 }
 
-// On the captured stream, which only its own thread may use.
+// Calls on the captured stream, which only its own thread may use.
 std::vector<Action> within() {
   return {
       {"cuMemAllocAsync and cuMemFreeAsync on the captured stream",

@@ -20,7 +20,7 @@ const std::vector<Check>& all_checks() {
       {"sharing", sharing},
       {"other-context", other_context},
       {"out-of-memory", out_of_memory},
-      // A driver was seen to hang or crash in cuMemPoolDestroy of a pool with live memory, alone.
+      // Without the library, a driver was seen to hang or crash in cuMemPoolDestroy of a pool with live memory.
       {"pools", pools, /*own_process=*/true},
       {"global-capture", global_capture, /*own_process=*/true},
       {"hostile-sizes", impossible_sizes, /*own_process=*/true},

@@ -8,7 +8,7 @@ namespace stalloc::conformance {
 namespace {
 
 constexpr std::size_t kBytes = 5 * kMiB;
-constexpr std::size_t kSlack = 128 * kMiB;  // what a driver may load again, or later than before
+constexpr std::size_t kSlack = 128 * kMiB;  // for what a driver may load again, or later than before
 
 void work(const Machine& machine, Report& report, std::uint64_t first) {
   const CUstream stream = machine.make_stream();
@@ -47,8 +47,8 @@ void other_context(Machine& machine, Report& report, std::uint64_t) {
   work(machine, report, 7ULL << 56);
 }
 
-// cuMemAlloc's memory ends with its context. Pools belong to the device: CUDA does not say what becomes of theirs, so
-// what is left of it is freed here.
+// cuMemAlloc's memory ends with its context. Pools belong to the device, and CUDA does not say what becomes of their
+// memory when the context ends, so what is left of it is freed here.
 void reset(Machine& machine, Report& report, std::uint64_t) {
   machine.must(machine.cuda.cuMemPoolTrimTo(machine.default_pool(), 0), "cuMemPoolTrimTo");
   const std::size_t before = machine.free_bytes();

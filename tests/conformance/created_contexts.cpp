@@ -1,4 +1,4 @@
-// Contexts of cuCtxCreate: memory under them, and no primary context that the program did not make.
+// Contexts of cuCtxCreate: memory under them, and that no primary context appears that the program did not make.
 #include <fmt/format.h>
 
 #include <string>
@@ -25,7 +25,7 @@ CUcontext make_context(const Machine& machine) {
   return made;
 }
 
-// How many contexts were made since `first`, this one included: also those that are gone again.
+// How many contexts were made from `first` to this one, which is made here; those that are gone again count too.
 std::string made_since(const Machine& machine, CUcontext first) {
   if (machine.cuda.cuCtxGetId == nullptr) return "not there";
   const CUcontext last = make_context(machine);

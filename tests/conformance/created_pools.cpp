@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kBytes = 6 * kMiB;
 
-// Whether a pool's use went up by a request of kBytes.
+// How a request of kBytes changed a pool's use, in words.
 std::string booked(cuuint64_t before, cuuint64_t now) {
   if (now == before) return "unchanged";
   return now >= before + kBytes && now <= before + kBytes + kPage ? "the request more" : "something else";
@@ -146,7 +146,7 @@ void exports(const Machine& machine, Report& report, CUstream stream) {
   machine.must(cuda.cuMemPoolDestroy(exportable), "cuMemPoolDestroy");
 }
 
-// Each attribute of a new pool, what may be set, and what is said then.
+// Each attribute of a new pool: its value, whether it may be set, and its value then.
 void attributes(const Machine& machine, Report& report) {
   const Driver& cuda = machine.cuda;
   const CUmemoryPool pool = machine.make_pool();

@@ -29,19 +29,19 @@ from modes import MODES, mode_list  # noqa: E402
 
 EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 MODES = {
-    # Once more alone, with streams that are late elsewhere: the logs must depend on nothing but the seed.
+    # A second run alone, with streams that are late at other places: the logs must depend on nothing but the seed.
     "again": None,
     **MODES,
-    # Hardly any view is kept, and handles are of one page.
+    # Hardly any view is kept, and handles have one page.
     "tight": {"STALLOC_MODE": "dynamic", "STALLOC_POLICY": "kept_views=2,handle_pages=1,first_pages=0"},
-    # The driver has no more handles after some.
+    # The driver creates some handles, and then no more.
     "failing": {"STALLOC_MODE": "dynamic", "SIMCUDA_FAIL_CREATE": "30+"},
 }
 SIMCUDA = {"SIMCUDA_DEVICES": "2", "SIMCUDA_DEVICE_BYTES": str(8 << 30), "SIMCUDA_DELAY_US": "60",
            "SIMCUDA_DELAY_EVERY": "5"}
 BATCH = 10
 RESET_BATCH = 2  # after a reset the library leaves the device to CUDA
-SHOWN = 12  # lines of a difference
+SHOWN = 12  # lines of a difference that are printed
 
 
 def parse_arguments():
@@ -81,7 +81,7 @@ def command_of(arguments, mode, first, count):
 
 
 def settings_of(arguments, mode, folder):
-    """The environment variables that a run needs beside the others."""
+    """The environment variables that a run needs in addition to the others."""
     settings = {}
     if arguments.driver:
         settings.update(SIMCUDA, LD_LIBRARY_PATH=str(arguments.driver.resolve()))
@@ -93,12 +93,12 @@ def settings_of(arguments, mode, folder):
         if arguments.library:
             settings["LD_PRELOAD"] = str(arguments.library)
         else:
-            settings["STALLOC_STACKS"] = "off"  # libunwind locks when a thread has ended for the thread sanitizer
+            settings["STALLOC_STACKS"] = "off"  # libunwind takes locks when TSan has ended a thread
     return settings
 
 
 def run(arguments, mode, first, count, folder):
-    """The log of one batch, as lines; what went wrong in words, or nothing."""
+    """Runs one batch. Returns the lines of its log, and what went wrong in words, or None."""
     environment = {key: value for key, value in os.environ.items()
                    if not key.startswith("STALLOC_") and key != "LD_PRELOAD"}
     environment.update(settings_of(arguments, mode, folder))
@@ -111,7 +111,8 @@ def run(arguments, mode, first, count, folder):
 
 
 def make_plan(arguments, first, count, folder):
-    """Of the same batch, recorded: what is planned comes in another order, from other threads."""
+    """Records the same batch and plans it. In the next run its requests come in another order, from other threads.
+    Returns what went wrong in words, or None."""
     _, problem = run(arguments, "record-only", first, count, folder)
     if problem:
         return problem
@@ -122,7 +123,7 @@ def make_plan(arguments, first, count, folder):
 
 
 def reproduction(arguments, mode, first, count):
-    """A command line for a shell. Threads may take another turn then."""
+    """A command line for a shell that runs the batch again. Its threads may then take turns in another order."""
     settings = settings_of(arguments, mode, arguments.out)
     return " ".join([f"{name}={value}" for name, value in settings.items()] + command_of(arguments, mode, first, count))
 
@@ -136,7 +137,7 @@ def compare(alone, lines):
 
 
 def run_batch(arguments, first, count):
-    """All modes of one batch; the problems, by mode."""
+    """Runs one batch in all modes. Returns the problems, by mode."""
     problems = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -160,7 +161,7 @@ def run_batch(arguments, first, count):
 
 
 def batches(arguments):
-    """First seeds and counts, until enough were begun."""
+    """The first seed and the number of programs of each batch, until enough were begun."""
     end = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     size = RESET_BATCH if arguments.resets else BATCH
     for begun in itertools.count(0, size):
@@ -171,7 +172,7 @@ def batches(arguments):
 
 
 def run_all(arguments):
-    """Problems by first seed and mode, and how many programs were run."""
+    """Runs all batches. Returns the problems by first seed and mode, and how many programs were run."""
     problems, programs = {}, 0
     source = batches(arguments)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

@@ -10,7 +10,7 @@ namespace {
 #define CONFORMANCE_TEXT(name) #name
 #define CONFORMANCE_SYMBOL(name) CONFORMANCE_TEXT(name)
 
-// Old enough for every driver that stream-ordered allocation needs, new enough for all of its forms.
+// Old enough for every driver that has stream-ordered allocation, new enough for all forms of its functions.
 constexpr int kAskedVersion = 12000;
 
 template <class Function>

@@ -46,26 +46,27 @@ namespace stalloc::conformance {
 #endif
 // clang-format on
 
-// The functions, each a member of its own name (as cuda.h's macros make it).
+// The functions, each a member of its own name (which cuda.h's macros may have changed).
 struct Driver {
 #define CONFORMANCE_MEMBER(name) decltype(&::name) name = nullptr;
   CONFORMANCE_FUNCTIONS(CONFORMANCE_MEMBER)
   CONFORMANCE_OPTIONAL_FUNCTIONS(CONFORMANCE_MEMBER)  // null when the driver has none
 #undef CONFORMANCE_MEMBER
-  // This form only: later ones take more arguments.
+  // cuCtxCreate in the form that this signature has: later forms take more arguments.
   CUresult (*create_context)(CUcontext*, unsigned flags, CUdevice) = nullptr;
-  // First versions, which old programs are linked with. Null when the driver has none.
+  // First versions of functions, with which old programs are linked. Null when the driver has none.
   CUresult (*first_primary_reset)(CUdevice) = nullptr;
   CUresult (*first_primary_release)(CUdevice) = nullptr;
   CUresult (*first_context_destroy)(CUcontext) = nullptr;
   CUresult (*first_stream_destroy)(CUstream) = nullptr;
 };
 
-// How a program finds the functions: their exported names, or cuGetProcAddress, as the CUDA runtime does, also for
-// programs that were compiled for per-thread default streams (stream 0 is then the thread's own).
+// How a program finds the functions: by their exported names, or by cuGetProcAddress as the CUDA runtime does, or by
+// cuGetProcAddress as in programs compiled for per-thread default streams (stream 0 is then the thread's own).
 enum class Road { Symbol, ProcAddress, PerThread };
 
-// Where they are searched: in libcuda.so.1, which is opened, or in the libraries that the program is linked with.
+// Where the functions are searched: in libcuda.so.1, which is opened, or in the libraries with which the program is
+// linked.
 enum class Origin { Opened, Linked };
 
 // Finds the driver and initialises it. Throws std::runtime_error, one line, when a function is missing or CUDA cannot

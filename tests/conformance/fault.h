@@ -5,7 +5,7 @@
 
 namespace stalloc::conformance {
 
-// As PTX. simcuda gives every module a function of this name, whatever is loaded.
+// The kernel as PTX. In simcuda every module has a function of this name, whatever was loaded.
 inline constexpr char kFaultingKernel[] = R"(
 .version 6.3
 .target sm_75
@@ -21,7 +21,8 @@ inline constexpr char kFaultingKernel[] = R"(
 }
 )";
 
-// Runs it on `stream`: the context's error is known at the next synchronisation. False when the driver has no modules.
+// Runs the kernel on `stream`. The context's error is known at the next synchronisation. False when the driver has no
+// modules.
 bool fault(const Machine& machine, CUstream stream);
 
 }  // namespace stalloc::conformance

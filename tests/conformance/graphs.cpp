@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kBytes = 5 * kMiB;
 
-// A graph with two allocations: one it frees itself, and one that is freed on a stream after each launch. What both
-// held is copied to `results`, two times kBytes.
+// A graph with two allocations: one that it frees itself, and one that is freed on a stream after each launch. What
+// both held is copied to `results`, which has room for two times kBytes.
 struct Graph {
   Graph(const Machine& machine, CUstream stream, CUstreamCaptureMode mode, CUdeviceptr results) {
     Capture capture(machine, stream, mode);
@@ -34,7 +34,7 @@ struct Graph {
   CUgraphExec executable = nullptr;
 };
 
-// Other requests come between the launches, before and after what the graph does.
+// Launches the graph several times, with other requests before, between and after the launches.
 void launch_often(const Machine& machine, Report& report, const Graph& graph, CUstream stream, CUdeviceptr results) {
   const Pinned host(machine, 2 * kBytes);
   const CUstream other = machine.make_stream();
@@ -78,7 +78,7 @@ void graphs(Machine& machine, Report& report, std::uint64_t) {
   }
 }
 
-// Unless it is global, neither may the capture break another thread's requests, nor those the capture. Nobody waits for
+// A capture that is not global must not break another thread's requests, nor they the capture. Nobody waits for
 // anything while a stream is captured.
 void capture_beside(Machine& machine, Report& report, std::uint64_t) {
   const CUstream capturing = machine.make_stream();

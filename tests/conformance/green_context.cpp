@@ -4,7 +4,7 @@ namespace stalloc::conformance {
 
 #if CUDA_VERSION >= 12040
 
-// Of all multiprocessors: what matters here is whose the streams are, not how fast.
+// Takes all multiprocessors: what matters here is to which context the streams belong, not how fast they are.
 GreenContext::GreenContext(const Machine& machine) : machine_(machine) {
   const Driver& cuda = machine.cuda;
   if (cuda.cuGreenCtxCreate == nullptr || cuda.cuGreenCtxStreamCreate == nullptr || cuda.cuCtxFromGreenCtx == nullptr ||

@@ -7,7 +7,7 @@
 
 namespace stalloc::conformance {
 
-// Thread-compatible. Without a driver that knows them, or without a device that can be split, none is made.
+// Thread-compatible. No context is made where the driver does not know green contexts or the device cannot be split.
 class GreenContext {
  public:
   explicit GreenContext(const Machine& machine);
@@ -16,10 +16,11 @@ class GreenContext {
   GreenContext& operator=(const GreenContext&) = delete;
 
   [[nodiscard]] bool made() const { return context_ != nullptr; }
-  // "made", or why it could not be made.
+  // "made", or why the context could not be made.
   [[nodiscard]] const std::string& answer() const { return answer_; }
   [[nodiscard]] CUcontext context() const { return context_; }
-  // pre: made(). Non-blocking, as such streams have to be. The caller destroys it, before the context ends.
+  // Makes a non-blocking stream: a green context has no others. The caller destroys it before the context ends. Pre:
+  // made().
   [[nodiscard]] CUstream make_stream() const;
 
  private:

@@ -20,11 +20,11 @@ constexpr std::size_t kGrain = 32 * kMiB;  // a driver's pool may take memory in
 constexpr std::size_t kStamp = 4096;
 constexpr int kHeldMs = 1'000;
 
-// Ways to allocate and free, and what the pool may keep.
+// A way to allocate and free, and what the pool may keep.
 struct Way {
   const char* name;
-  bool plain;       // cuMemAlloc
-  bool plain_free;  // cuMemFree
+  bool plain;       // by cuMemAlloc
+  bool plain_free;  // by cuMemFree
   bool keeps;       // the release threshold is beyond all memory
 };
 constexpr std::array<Way, 5> kWays{
@@ -47,7 +47,7 @@ std::vector<Synchronisation> synchronisations() {
   };
 }
 
-// Takes memory by another function and gives it back; returns the answers.
+// Another function that takes memory and gives it back, and notes the answers.
 struct Need {
   const char* name;
   std::function<void(const Machine&, CUstream, Answers&)> have;
@@ -77,7 +77,7 @@ void need_array(const Machine& machine, Answers& answers) {
   const Driver& cuda = machine.cuda;
   if (cuda.cuArrayCreate == nullptr || cuda.cuArrayDestroy == nullptr) return answers.add_word("not there");
   CUDA_ARRAY_DESCRIPTOR wanted{};
-  wanted.Width = 65536;  // elements of 16 bytes
+  wanted.Width = 65536;  // elements, of 16 bytes each
   wanted.Height = machine.total_bytes() * 2 / 5 / kMiB;
   wanted.Format = CU_AD_FORMAT_FLOAT;
   wanted.NumChannels = 4;
@@ -234,7 +234,7 @@ std::string reserved_by_pool(const Machine& machine) {
                      static_cast<int>(reserved / static_cast<double>(machine.total_bytes()) * 20 + 0.5));
 }
 
-// `pending`: the memory is freed, but not yet.
+// With `pending`, the frees are queued behind a gate.
 void try_needs(const Machine& machine, Report& report, const Way& way, bool pending) {
   const CUstream other = machine.make_stream();
   for (const Need& need : needs()) {

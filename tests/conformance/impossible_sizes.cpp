@@ -1,4 +1,4 @@
-// Requests for more than there is: every function refuses them, and nothing is broken by them.
+// Requests for more than there is. Every function refuses them, and they break nothing.
 #include <functional>
 #include <vector>
 
@@ -78,7 +78,7 @@ std::vector<Entry> entries(const Machine& machine, Report& report, CUmemoryPool 
   return all;
 }
 
-// Managed memory may be more than the device's: only what no address space holds is impossible.
+// Managed memory may be larger than the device's, so only sizes that no address space holds are impossible.
 void ask_for_managed(const Machine& machine, Report& report) {
   if (!is_there(report, machine.cuda.cuMemAllocManaged, "cuMemAllocManaged")) return;
   for (const Size& size : sizes_beyond(machine.total_bytes())) {
@@ -124,7 +124,7 @@ void impossible_sizes(Machine& machine, Report& report, std::uint64_t) {
   const std::size_t total = machine.total_bytes();
   Ledger ledger;
   {
-    // Before the first: `all that the device has` is more than is left.
+    // Allocated before the first request, so that `all that the device has` is more than is left.
     Tensors tensors(machine, report, ledger, kNormal, 1ULL << 56);
     tensors.allocate(kNormal, stream);
     for (const Entry& entry : entries(machine, report, own, stream)) {

@@ -1,4 +1,4 @@
-// A process that leaves while another of its threads is within a request.
+// A process that ends while another of its threads is inside a request.
 #include "tests/conformance/leaving.h"
 
 #include <fmt/format.h>
@@ -21,11 +21,12 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr int kHeldMs = 8'000;  // so long a request takes in the process that leaves
+constexpr int kHeldMs = 8'000;  // how long a request takes in the process that ends
 constexpr int kSoonMs = 4'000;
 constexpr int kStatus = 7;
 
-// This program's environment with a trace of its own. `slow`: mapping takes long on simcuda, so that a request does.
+// This program's environment with another trace file. With `slow`, mapping takes long on simcuda, so that requests take
+// long too.
 std::vector<std::string> environment_of_leaver(bool slow) {
   std::vector<std::string> all{fmt::format("SIMCUDA_SLOW_MAP_US={}", slow ? kHeldMs * 1000 : 0)};
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -36,7 +37,7 @@ std::vector<std::string> environment_of_leaver(bool slow) {
   return all;
 }
 
-// Waits for the end of a process, and ends it when that does not come.
+// Waits for the end of a process, and kills it when it does not end. Returns how it ended.
 std::string end_of(pid_t child) {
   const auto began = std::chrono::steady_clock::now();
   const auto took_more_than = [&](int milliseconds) {
@@ -57,7 +58,7 @@ std::string end_of(pid_t child) {
   return how + (took_more_than(kSoonMs) ? ", late" : ", at once");
 }
 
-// Starts this program once more, for it to leave; how it ended.
+// Starts this program once more as the process that ends. Returns how it ended.
 std::string leave(const char* how) {
   std::vector<std::string> variables = environment_of_leaver(std::string(how).ends_with("beside a request"));
   std::vector<char*> environment;
@@ -104,7 +105,7 @@ void leaving(Machine&, Report& report, std::uint64_t) {
     }).detach();
   }
   while (!begun) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it is well within
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until the thread is surely inside its request
   if (how.starts_with("quick_exit")) std::quick_exit(kStatus);
   std::exit(kStatus);
 }

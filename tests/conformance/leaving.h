@@ -1,4 +1,4 @@
-// The process that the check of leaving starts: it ends while another of its threads is within a request.
+// The process that the check `leaving` starts: it ends while another of its threads is inside a request.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace stalloc::conformance {
 
-// `how`: one of those that the check names. Ends with status 7.
+// Ends the process with status 7. `how` is one of the ways that the check names.
 [[noreturn]] void leave_beside(const Driver& driver, const std::string& how);
 
 }  // namespace stalloc::conformance

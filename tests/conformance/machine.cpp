@@ -70,7 +70,7 @@ void Machine::order(CUstream earlier, CUstream later) const {
   must(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   must(cuda.cuEventRecord(event, earlier), "cuEventRecord");
   must(cuda.cuStreamWaitEvent(later, event, 0), "cuStreamWaitEvent");
-  must(cuda.cuEventDestroy(event), "cuEventDestroy");  // the wait stays
+  must(cuda.cuEventDestroy(event), "cuEventDestroy");  // the stream still waits
 }
 
 void Machine::fill(CUdeviceptr at, std::size_t bytes, std::uint32_t pattern, CUstream stream) const {
@@ -129,7 +129,7 @@ CUmemoryPool Machine::make_pool(CUmemAllocationHandleType handles, std::size_t m
 #if CUDA_VERSION >= 12020
   wanted.maxSize = most;
 #else
-  std::memcpy(wanted.reserved, &most, sizeof most);  // its later place
+  std::memcpy(wanted.reserved, &most, sizeof most);  // where later versions have maxSize
 #endif
   CUmemoryPool pool = nullptr;
   must(cuda.cuMemPoolCreate(&pool, &wanted), "cuMemPoolCreate");

@@ -17,7 +17,7 @@ inline constexpr std::size_t kMiB = 1 << 20;
 inline constexpr std::size_t kGiB = 1 << 30;
 inline constexpr std::size_t kPage = 2 * kMiB;  // the driver maps memory in pages of this size
 
-// A device and its primary context. Everything throws std::runtime_error, one line, where CUDA refuses. Thread-safe.
+// A device and its primary context. Every function throws std::runtime_error, one line, when CUDA refuses. Thread-safe.
 class Machine {
  public:
   explicit Machine(const Driver& driver, CUdevice device = 0);
@@ -25,11 +25,11 @@ class Machine {
   const Driver& cuda;
   const CUdevice device;
 
-  // Retains the primary context and makes it current in this thread. Each call once more.
+  // Retains the primary context, once more at each call, and makes it current in this thread.
   void enter();
-  // Makes it current in another thread of the program.
+  // Makes the primary context current in another thread of the program.
   void join() const;
-  // Undoes `enter`; undoing the last one ends the primary context. Then no context is current in this thread.
+  // Undoes one `enter`; the last `leave` ends the primary context. No context is then current in this thread.
   void leave();
   // Ends the primary context, with all that is in it, and begins it again.
   void reset();
@@ -37,7 +37,7 @@ class Machine {
   void must(CUresult result, const char* what) const;
   [[nodiscard]] std::string name(CUresult result) const;
 
-  [[nodiscard]] CUdeviceptr allocate(std::size_t bytes, CUstream stream) const;  // stream-ordered
+  [[nodiscard]] CUdeviceptr allocate(std::size_t bytes, CUstream stream) const;  // stream-ordered, as `free`
   [[nodiscard]] CUdeviceptr allocate_plain(std::size_t bytes) const;
   void free(CUdeviceptr at, CUstream stream) const;
   void free_plain(CUdeviceptr at) const;
@@ -45,21 +45,21 @@ class Machine {
   [[nodiscard]] CUstream make_stream(unsigned flags = CU_STREAM_NON_BLOCKING) const;
   void destroy(CUstream stream) const;
   void wait(CUstream stream) const;
-  // Later work on `later` waits for what is queued on `earlier`.
+  // Makes later work on `later` wait for what is queued on `earlier`.
   void order(CUstream earlier, CUstream later) const;
 
-  // Writes `pattern` all over the range; a byte pattern where the size is no multiple of four.
+  // Fills the range with `pattern`, or with its lowest byte where the size is not a multiple of four.
   void fill(CUdeviceptr at, std::size_t bytes, std::uint32_t pattern, CUstream stream) const;
   void read(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) const;
 
   [[nodiscard]] std::size_t free_bytes() const;
-  // What the device has, less what a `Smaller` holds.
+  // The memory of the device, less what a `Smaller` holds.
   [[nodiscard]] std::size_t total_bytes() const;
   [[nodiscard]] CUmemoryPool default_pool() const;
-  // At most `most` bytes; 0: no limit.
+  // A pool of at most `most` bytes; 0: no limit.
   [[nodiscard]] CUmemoryPool make_pool(CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE,
                                        std::size_t most = 0) const;
-  // How much free memory a pool keeps at synchronisations: all or nothing.
+  // Sets how much free memory a pool keeps at synchronisations: all or none.
   void keep_all(CUmemoryPool pool, bool keep) const;
   // Waits for everything, and gives back all that the default pool keeps.
   void settle() const;
@@ -72,9 +72,9 @@ class Machine {
   std::size_t withheld_bytes_ = 0;
 };
 
-// Makes the device smaller while it lives: it holds all memory beyond `bytes`. A driver clears memory before it gives
-// it out, so checks that take most of a large device again and again would take minutes. Pre: the context outlives it.
-// Holds nothing where the device is no larger, or the driver has no cuMemCreate.
+// Makes the device smaller during its lifetime by holding all memory beyond `bytes`. A driver clears memory before it
+// gives it out, so checks that take most of a large device again and again would take minutes. Holds nothing when the
+// device is no larger, or the driver has no cuMemCreate. Pre: the context outlives this object.
 class Smaller {
  public:
   Smaller(Machine& machine, std::size_t bytes);
@@ -87,17 +87,17 @@ class Smaller {
   CUmemGenericAllocationHandle handle_ = 0;
 };
 
-// Whether all of it is what `fill` wrote.
+// Whether all `count` bytes are what `fill` writes.
 bool holds(const void* bytes, std::size_t count, std::uint32_t pattern);
 
-// Runs `work` in a thread of its own, with the primary context current there, and waits for its end. What it throws is
-// thrown here.
+// Runs `work` in a thread of its own, with the primary context current there, and waits for its end. An exception that
+// it throws is thrown again here.
 void in_thread(const Machine& machine, const std::function<void()>& work);
 
-// Different for each tensor, never 0, in every byte.
+// A pattern that differs from tensor to tensor and has no zero byte.
 std::uint32_t pattern_of(std::uint64_t tensor);
 
-// Host memory that copies write in stream order.
+// Pinned host memory, which copies write in stream order.
 class Pinned {
  public:
   Pinned(const Machine& machine, std::size_t bytes);
@@ -111,8 +111,8 @@ class Pinned {
   void* memory_ = nullptr;
 };
 
-// Work that holds a stream until it is opened, or until `longest_ms` have passed: a driver may make any call wait for
-// the device, and the program would then never get to open it.
+// Work that holds a stream until the gate is opened, or until `longest_ms` have passed: a driver may make any call wait
+// for the device, and the program could then never open the gate.
 class Gate {
  public:
   Gate(const Machine& machine, CUstream stream, int longest_ms);
@@ -120,9 +120,9 @@ class Gate {
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
 
-  // Idempotent. Returns when the stream has passed.
+  // Opens the gate and returns when the stream has passed it. Idempotent.
   void open();
-  // True when it was not opened in time. Known after `open`.
+  // True when the gate was not opened in time. Known after `open`.
   [[nodiscard]] bool timed_out() const { return timed_out_; }
 
  private:

@@ -47,7 +47,7 @@ int parse(int argc, char** argv, Arguments& to) {
   return -1;
 }
 
-// A driver may crash, and on a machine where no debugger is at hand.
+// Prints where the program crashed: a driver may crash on a machine where there is no debugger.
 void print_stack(int signal) {
   void* frames[64];
   const int count = backtrace(frames, static_cast<int>(std::size(frames)));
@@ -72,7 +72,7 @@ bool wanted(const Check& check, const Arguments& arguments) {
   return std::find(arguments.only.begin(), arguments.only.end(), check.name) != arguments.only.end();
 }
 
-// The last check ends the context: it is made once.
+// The last check ends the context, so it is run once.
 void run_all(const Arguments& arguments, Machine& machine, Report& report) {
   const std::vector<Check>& checks = all_checks();
   for (std::uint64_t round = 0; round < arguments.rounds; ++round) {

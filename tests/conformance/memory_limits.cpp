@@ -11,13 +11,14 @@ namespace {
 
 constexpr std::size_t kSlack = 128 * kMiB;  // what a driver, or a plan, may keep for itself
 
-// All memory in pieces of one size; each is stamped, so that two in one place are noticed.
+// All memory in pieces of one size. Each piece is filled at several places, so that two pieces that overlap are
+// noticed.
 class Everything {
  public:
   Everything(const Machine& machine, Report& report, std::size_t piece, CUstream stream)
       : machine_(machine), report_(report), piece_(piece), stream_(stream), host_(machine, kStamps * kStamp) {}
 
-  // By cuMemAlloc or stream-ordered. What is left in the end is the error.
+  // Allocates pieces, by cuMemAlloc or stream-ordered, until CUDA refuses one.
   void fill_up(bool plain) {
     for (;;) {
       CUdeviceptr at = 0;
@@ -43,7 +44,7 @@ class Everything {
     }
   }
 
-  // Every `n`-th.
+  // Frees every `n`-th piece.
   void free(std::size_t n, bool plain) {
     std::vector<CUdeviceptr> kept;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
@@ -74,7 +75,7 @@ class Everything {
   Report& report_;
   const std::size_t piece_;
   const CUstream stream_;
-  const Pinned host_;  // from the start: a full card may have no room for the mapping of more
+  const Pinned host_;  // made first: a full card may have no room to map it
   std::vector<CUdeviceptr> pieces_;
 };
 
@@ -99,7 +100,7 @@ void pools(Machine& machine, Report& report, std::uint64_t) {
     machine.wait(stream);
     report.expect(holds(host.data(), kBytes, pattern_of(11)), "a pool's memory held wrong data");
     report.expect(machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == used, "a pool's use does not follow a free");
-    // What is live outlives its pool.
+    // Live memory outlives its pool.
     machine.must(machine.cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream), "cuMemAllocFromPoolAsync");
     machine.must(machine.cuda.cuMemPoolDestroy(pool), "cuMemPoolDestroy");
     machine.fill(at, kBytes, pattern_of(12), stream);
@@ -161,7 +162,7 @@ void out_of_memory(Machine& machine, Report& report, std::uint64_t) {
   all.free(1, false);
   machine.must(machine.cuda.cuMemPoolTrimTo(machine.default_pool(), 0), "cuMemPoolTrimTo");
   report.expect(machine.free_bytes() + 2 * kSlack >= before, "memory was lost");
-  // The program then goes on normally.
+  // The program then goes on as usual.
   Ledger ledger;
   {
     Tensors tensors(machine, report, ledger, kPage, 5ULL << 56);

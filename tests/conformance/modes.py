@@ -1,4 +1,4 @@
-"""What the library is told in each mode that is tested. "plan" is served from a plan."""
+"""The library's settings in each mode that is tested. In the mode "plan" requests are served from a plan."""
 
 import argparse
 

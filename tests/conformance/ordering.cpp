@@ -1,4 +1,4 @@
-// Memory that is freed while work on it is pending: no other data may be written there before that work.
+// Memory that is freed while work on it is pending: no other data may be written there before that work is done.
 #include <array>
 #include <chrono>
 #include <exception>
@@ -16,14 +16,14 @@ namespace {
 constexpr std::size_t kLargest = 10 * kMiB;
 constexpr std::array<std::size_t, 4> kSizes{4096, kMiB + 512, kPage, kLargest};
 constexpr int kNobodyWaits = 10'000;  // milliseconds: a gate that stays shut this long shows that a call waited for it
-constexpr int kMayWait = 150;         // where a driver may wait for the device
+constexpr int kMayWait = 150;         // for calls in which a driver may wait for the device
 
-// Tries: a reader behind a gate, and others that may get its memory.
+// Tries with a reader behind a gate, and with others that may get the memory that it reads.
 class Late {
  public:
   Late(const Machine& machine, Report& report) : machine_(machine), report_(report), host_(machine, 4 * kLargest) {}
 
-  // Read and freed on `reader`, wanted on `writer`.
+  // Memory is read and freed on `reader`, and wanted on `writer`.
   void try_streams(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who) {
     const CUdeviceptr early = machine_.allocate(bytes, reader);
     machine_.fill(early, bytes, kEarly, reader);
@@ -36,8 +36,8 @@ class Late {
     report_.expect(!gate.timed_out(), "a stream-ordered request waited on the host for another stream: " + who);
   }
 
-  // Read and freed on `reader`, wanted on `writer`, which waits for an event: `record` records one that is none behind
-  // the free. It is called before the gate, then between the free and the wait.
+  // Memory is read and freed on `reader`, and wanted on `writer`, which waits for an event that does not stand behind
+  // the free. `record` records the event; it is called before the gate, and again between the free and the wait.
   template <class Record>
   void try_event(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who, Record record) {
     const CUdeviceptr early = machine_.allocate(bytes, reader);
@@ -56,7 +56,8 @@ class Late {
     machine_.must(machine_.cuda.cuEventDestroy(event), "cuEventDestroy");
   }
 
-  // Read on the legacy stream and freed on a blocking one, which is behind that although it has no work itself.
+  // Memory is read on the legacy stream and freed on a blocking one, which is ordered behind the legacy stream although
+  // it has no work itself.
   void try_idle_stream(CUstream blocking, CUstream writer, std::size_t bytes) {
     const CUdeviceptr early = machine_.allocate(bytes, CU_STREAM_LEGACY);
     machine_.fill(early, bytes, kEarly, CU_STREAM_LEGACY);
@@ -70,7 +71,7 @@ class Late {
     finish(CU_STREAM_LEGACY, writer, bytes, "freed on a blocking stream");
   }
 
-  // Read and freed on `reader`, wanted on `writer`, which the program itself ordered behind that.
+  // Memory is read and freed on `reader`, and wanted on `writer`, which the program itself ordered behind that.
   void try_ordered(CUstream reader, CUstream between, CUstream writer, std::size_t bytes) {
     const CUdeviceptr early = machine_.allocate(bytes, reader);
     machine_.fill(early, bytes, kEarly, reader);
@@ -84,7 +85,7 @@ class Late {
     finish(reader, writer, bytes, "ordered by the program");
   }
 
-  // Used on `reader`, freed on `owner` behind that, wanted on `writer`.
+  // Memory is used on `reader`, freed on `owner` behind that, and wanted on `writer`.
   void try_chain(CUstream owner, CUstream reader, CUstream writer, std::size_t bytes) {
     const CUdeviceptr early = machine_.allocate(bytes, owner);
     machine_.fill(early, bytes, kEarly, owner);
@@ -99,10 +100,10 @@ class Late {
     finish(reader, writer, bytes, "freed on a third stream");
   }
 
-  // The stream that freed it is destroyed while its work is pending.
+  // The stream that freed the memory is destroyed while its work is pending.
   void try_destroyed(CUstream writer, std::size_t bytes) {
     const CUstream reader = machine_.make_stream();
-    const CUstream last = machine_.make_stream();  // knows when the reader is done
+    const CUstream last = machine_.make_stream();  // ordered behind the reader
     const CUdeviceptr early = machine_.allocate(bytes, reader);
     machine_.fill(early, bytes, kEarly, reader);
     Gate gate(machine_, reader, kNobodyWaits);
@@ -110,7 +111,7 @@ class Late {
     machine_.free(early, reader);
     machine_.order(reader, last);
     machine_.destroy(reader);
-    const CUstream heir = machine_.make_stream();  // may have the same handle
+    const CUstream heir = machine_.make_stream();  // may get the reader's handle
     take_three(heir, bytes);
     gate.open();
     finish(last, heir, bytes, "destroyed stream, heir");
@@ -120,7 +121,7 @@ class Late {
     machine_.destroy(heir);
   }
 
-  // cuMemAlloc: what it returns may be used on any stream at once.
+  // Memory of cuMemAlloc, which may be used on any stream at once.
   void try_plain_writer(CUstream reader, CUstream writer, std::size_t bytes) {
     const CUdeviceptr early = machine_.allocate(bytes, reader);
     machine_.fill(early, bytes, kEarly, reader);
@@ -136,7 +137,7 @@ class Late {
     machine_.free_plain(plain);
   }
 
-  // cuMemFree of memory that a stream still reads.
+  // Memory that cuMemFree frees while a stream still reads it.
   void try_plain_free(CUstream reader, CUstream writer, std::size_t bytes) {
     const CUdeviceptr early = machine_.allocate_plain(bytes);
     machine_.fill(early, bytes, kEarly, reader);
@@ -162,7 +163,7 @@ class Late {
     return event;
   }
 
-  // Three, so that memory which is not the first choice is taken too.
+  // Takes three blocks, so that memory that is not the first choice is taken too.
   void take_three(CUstream stream, std::size_t bytes) {
     for (std::size_t i = 1; i <= 3; ++i) {
       const CUdeviceptr later = machine_.allocate(bytes, stream);
@@ -262,7 +263,8 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
     }
     late.try_idle_stream(streams.blocking, streams.first, bytes);
   }
-  // Last, since a library may rely less on an event that a graph has recorded, and on one that reuses its handle.
+  // This comes last: a library may rely less on an event that a graph has recorded, and on an event that reuses its
+  // handle.
   for (const std::size_t bytes : kSizes) {
     if (cuda.cuEventRecordWithFlags == nullptr) continue;
     std::pair<CUgraph, CUgraphExec> made{};

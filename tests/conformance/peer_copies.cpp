@@ -9,7 +9,7 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 5 * kMiB + 4096;  // ends within a page
+constexpr std::size_t kBytes = 5 * kMiB + 4096;  // ends inside a page
 constexpr int kHeldMs = 1'000;
 
 // A device with two streams.
@@ -32,7 +32,8 @@ class Side {
 
   void enter() const { machine.join(); }
 
-  // Gives another device access to all memory of this one; what the calls answer, of contexts and of both pools.
+  // Gives another device access to all memory of this one. Returns the answers to the calls, for the contexts and both
+  // pools.
   std::string open_to(const Side& peer) const {
     Answers answers(machine);
     peer.enter();
@@ -86,7 +87,7 @@ void free(const Side& side, Kind kind, CUdeviceptr at) {
   }
 }
 
-// Work that is queued on `later` from now on waits for what is queued on `earlier`, a stream of another device.
+// Makes work that is queued on `later` from now on wait for what is queued on `earlier`, a stream of another device.
 void order(const Side& first, CUstream earlier, const Side& second, CUstream later) {
   CUevent event = nullptr;
   first.enter();
@@ -144,7 +145,7 @@ void try_copies(Report& report, const Side& first, const Side& second, const std
   }
 }
 
-// By unified addressing, as cudaMemcpyAsync does: the driver finds out by itself where the memory is.
+// Copies by unified addressing, as cudaMemcpyAsync does: the driver itself finds out where the memory is.
 void try_unified_copies(Report& report, const Side& first, const Side& second) {
   for (const Kind kind : {Kind::Plain, Kind::Default, Kind::Created}) {
     const CUdeviceptr here = allocate_filled(first, kind, first.stream, pattern_of(50));
@@ -170,8 +171,8 @@ bool are_there(Machine& machine, Report& report) {
          is_there(report, machine.cuda.cuMemcpyPeer, "cuMemcpyPeer");
 }
 
-// The second device writes to memory that the first one frees behind that write; what the first one allocates then may
-// have the bytes only behind the write.
+// The second device writes to memory that the first one frees behind that write. What the first one allocates then may
+// use the bytes only behind the write.
 void free_behind_a_write(Report& report, const Side& first, const Side& second, Kind kind) {
   const CUdeviceptr written = allocate_filled(first, kind, first.stream, pattern_of(1));
   order(first, first.stream, second, second.stream);
@@ -193,7 +194,7 @@ void free_behind_a_write(Report& report, const Side& first, const Side& second, 
   }
 }
 
-// The second device's stream writes, and frees itself.
+// The second device's stream writes to the memory and frees it.
 void free_on_the_other_stream(Report& report, const Side& first, const Side& second, Kind kind) {
   const CUdeviceptr written = allocate_filled(first, kind, first.stream, pattern_of(11));
   order(first, first.stream, second, second.stream);
@@ -212,7 +213,7 @@ void free_on_the_other_stream(Report& report, const Side& first, const Side& sec
   second.machine.wait(second.stream);
 }
 
-// The first device's stream reads what the second one's writes late.
+// The first device's stream reads what the second device's stream writes late.
 void order_between(Report& report, const Side& first, const Side& second, Kind kind) {
   const CUdeviceptr there = allocate_filled(second, kind, second.stream, pattern_of(21));
   const CUdeviceptr here = allocate_filled(first, kind, first.stream, pattern_of(22));
@@ -266,7 +267,7 @@ void peer_frees(Machine& machine, Report& report, std::uint64_t) {
 }
 
 // Whether cuMemFree waits for another device that is about to write. Where it does not, that device would write to
-// memory that is gone, or another's: the program is at fault, and nothing more is asked.
+// memory that is gone or belongs to somebody else. That is the program's fault, and nothing more is asked.
 void peer_plain_free(Machine& machine, Report& report, std::uint64_t) {
   if (!are_there(machine, report)) return;
   {

@@ -1,4 +1,4 @@
-// A second device and the memory of pools: what it was given access to it may read and write.
+// A second device and the memory of pools: it may read and write what it was given access to.
 #include <string>
 
 #include "tests/conformance/answers.h"
@@ -30,8 +30,8 @@ class Peer {
   void enter() const { machine_.must(machine_.cuda.cuCtxSetCurrent(context_), "cuCtxSetCurrent"); }
   [[nodiscard]] CUstream stream() const { return stream_; }
 
-  // Writes all of the memory from device 1 and reads it back there; the answers of both, and whether the data are
-  // right.
+  // Writes all of the memory from device 1 and reads it back there. Returns the answers to both, and whether the data
+  // are right.
   std::string write(CUdeviceptr at, std::uint32_t pattern) const {
     enter();
     const Pinned host(machine_, kBytes);
@@ -95,7 +95,7 @@ void try_pool(const Machine& machine, Report& report, const Peer& peer, CUmemory
   const CUdeviceptr again = allocate();
   report.fact("writing from the second device to memory of " + kind + " that was used again",
               peer.write(again, pattern_of(4)));
-  // The whole of it once more from the second device: requested and freed on its own stream.
+  // The same again from the second device: memory is requested and freed on its own stream.
   peer.enter();
   CUdeviceptr foreign = 0;
   const CUresult asked = cuda.cuMemAllocFromPoolAsync(&foreign, kBytes, pool, peer.stream());
@@ -118,7 +118,7 @@ void try_pool(const Machine& machine, Report& report, const Peer& peer, CUmemory
   machine.destroy(stream);
 }
 
-// By cuCtxEnablePeerAccess: cuMemAlloc's memory, that of before and that of after.
+// Access by cuCtxEnablePeerAccess to memory that cuMemAlloc gave before and after the call.
 void try_plain(const Machine& machine, Report& report, const Peer& peer) {
   const Driver& cuda = machine.cuda;
   CUcontext own = nullptr;

@@ -27,7 +27,7 @@ union Value {
   unsigned char bytes[64];
 };
 
-// What a pointer belongs to, for comparison.
+// The block to which a pointer belongs, for comparison.
 struct Block {
   CUdeviceptr base = 0;
   CUdeviceptr at = 0;
@@ -38,7 +38,8 @@ struct Block {
 struct Attribute {
   const char* name;
   CUpointer_attribute which;
-  // In words that are the same wherever the memory lies; null: the answer cannot be compared, only its code.
+  // Describes the value in words that are the same wherever the memory lies. Null: only the result code can be
+  // compared.
   std::function<std::string(const Value&, const Block&)> describe;
 };
 
@@ -100,7 +101,7 @@ void say_all(const Machine& machine, Report& report, const Block& block, const s
   report.fact("the address range of " + what,
               range != CUDA_SUCCESS ? machine.name(range)
                                     : fmt::format("{} bytes, its beginning {}", bytes, is(base == block.base)));
-  // Together: a pointer that CUDA does not know is no error here, its attributes are zero.
+  // Asked together, a pointer that CUDA does not know is no error: its attributes are zero.
   CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
                                  CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_IS_MANAGED};
   Value values[4] = {};
@@ -122,7 +123,7 @@ std::uint64_t buffer_id(const Machine& machine, CUdeviceptr at) {
 struct Kind {
   const char* name;
   std::function<CUdeviceptr()> allocate;
-  std::function<void(CUdeviceptr)> free;  // and waits
+  std::function<void(CUdeviceptr)> free;  // and waits for the stream
   CUmemoryPool pool;
 };
 

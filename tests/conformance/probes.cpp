@@ -1,4 +1,5 @@
-// Requests for all that is free, then half of it, and so on, as PyTorch makes them at each search of cuDNN's.
+// Requests for all that is free, then for half of it, and so on, as PyTorch makes them whenever cuDNN searches for the
+// best algorithm.
 #include <fmt/format.h>
 
 #include <map>
@@ -23,7 +24,7 @@ struct Probe {
   bool plain;
 };
 
-// How often the request had to be halved, and what was answered on the way.
+// Halves the request until it is served. Returns all answers.
 std::string probe(const Machine& machine, const Probe& by, std::size_t bytes, CUstream stream) {
   Answers answers(machine);
   for (int halved = 0; halved < 6; ++halved, bytes /= 2) {
@@ -38,7 +39,7 @@ std::string probe(const Machine& machine, const Probe& by, std::size_t bytes, CU
   return answers.text();
 }
 
-// Steps of a program around the probes: tensors must survive them.
+// Work of the program between the probes: its tensors must survive them.
 void work(Tensors& tensors, CUstream stream, std::size_t round) {
   for (std::size_t i = 0; i < kStepsBetween; ++i) {
     tensors.allocate((1 + (i * 7 + round) % 9) * kMiB, stream);
@@ -48,7 +49,7 @@ void work(Tensors& tensors, CUstream stream, std::size_t round) {
 
 void search_often(const Machine& machine, Report& report, const Probe& by, CUstream stream, bool keeps) {
   Ledger ledger;
-  std::map<std::string, std::set<std::string>> answers;  // by what was asked for; of all searches
+  std::map<std::string, std::set<std::string>> answers;  // of all searches, by what was requested
   machine.settle();
   machine.keep_all(machine.default_pool(), keeps);
   {
@@ -83,7 +84,7 @@ void whole_of_pieces(const Machine& machine, Report& report, CUstream stream, bo
     std::vector<CUdeviceptr> pieces;
     for (int i = 0; i < 30; ++i) pieces.push_back(machine.allocate(piece, stream));
     machine.wait(stream);
-    Gate gate(machine, stream, kHeldMs);  // whether the frees are done must not be a matter of luck
+    Gate gate(machine, stream, kHeldMs);  // so that the frees are surely pending
     for (const CUdeviceptr at : pieces) machine.free(at, stream);
     CUdeviceptr whole = 0;
     const std::size_t half = machine.total_bytes() / 2;

@@ -16,8 +16,8 @@ constexpr std::array<std::size_t, 8> kSizes{4, 512, 20'000, 700'000, 2 * kMiB, 3
 constexpr std::size_t kLiveMost = 24;   // tensors of a thread
 constexpr std::size_t kRequests = 200;  // of a thread
 
-// One thread's part of a random program. Not a distribution of the standard library's: those differ from one library to
-// the next.
+// One thread's part of a random program. It does not use the standard library's distributions, which differ from one
+// library to the next.
 class Worker {
  public:
   Worker(const Machine& machine, Report& report, Ledger& ledger, std::uint64_t seed, std::vector<CUstream> streams)
@@ -82,7 +82,8 @@ void run_threads(const Machine& machine, Report& report, std::size_t count, cons
 
 }  // namespace
 
-// As a training step: tensors made layer by layer, freed in the opposite order, some of them used on a second stream.
+// Training steps: tensors are made layer by layer and freed in the opposite order, and some of them are used on a
+// second stream.
 void steps(Machine& machine, Report& report, std::uint64_t) {
   constexpr int kSteps = 12;
   constexpr std::array<std::size_t, 5> kLayer{3 * kMiB + 512, 700'000, 4096, 6 * kMiB, 1'300'000};
@@ -107,7 +108,7 @@ void steps(Machine& machine, Report& report, std::uint64_t) {
   machine.destroy(side);
 }
 
-// Blocking and non-blocking streams, the legacy stream and each thread's own.
+// Random programs on blocking and non-blocking streams, the legacy stream and each thread's own.
 void random_programs(Machine& machine, Report& report, std::uint64_t seed) {
   std::vector<CUstream> streams{machine.make_stream()};
   run_threads(machine, report, 1, streams, seed);

@@ -6,7 +6,7 @@
 namespace stalloc::conformance {
 namespace {
 
-// `Value` has at least the size of what the driver writes: its booleans may be of four bytes.
+// Pre: `Value` has at least the size of what the driver writes; a boolean may have four bytes.
 template <class Value>
 std::string attribute(const Machine& machine, CUpointer_attribute which, CUdeviceptr at, Value expected) {
   Value value{};
@@ -15,7 +15,7 @@ std::string attribute(const Machine& machine, CUpointer_attribute which, CUdevic
   return value == expected ? "as expected" : "something else";
 }
 
-// About one allocation, from its beginning, its middle and its end.
+// Asks about one allocation, by an address at its beginning, its middle and its end.
 void ask_about(const Machine& machine, Report& report, CUdeviceptr base, std::size_t bytes, const std::string& kind) {
   for (const std::size_t offset : {std::size_t{0}, bytes / 2, bytes - 1}) {
     CUdeviceptr found = 0;
@@ -94,7 +94,7 @@ void misuse(Machine& machine, Report& report, std::uint64_t) {
 
 namespace {
 
-// A peer copies from memory that was allocated before and after it got access.
+// Copies to a second device memory that was allocated before and after it got access.
 void copy_to_peer(const Machine& machine, Report& report, CUstream stream) {
   const auto& cuda = machine.cuda;
   const CUdeviceptr before = machine.allocate(kPage, stream);

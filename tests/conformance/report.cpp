@@ -8,7 +8,7 @@
 namespace stalloc::conformance {
 namespace {
 
-// Texts here are the program's own and CUDA's names: nothing in them needs escaping.
+// All texts are the program's own or CUDA's names, so nothing in them needs escaping.
 template <class Map, class Format>
 std::string object(const Map& map, Format format) {
   std::string text;

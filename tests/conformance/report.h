@@ -12,16 +12,17 @@ namespace stalloc::conformance {
 
 class Report {
  public:
-  // What follows belongs to this check, until `end` prints how it went.
+  // Everything that is reported until `end` belongs to this check; `end` prints how it went.
   void begin(const std::string& check);
   void end();
 
-  // CUDA promises that `holds`; `what` says in words what is wrong when it does not. Each is printed once a check.
+  // Reports a failure if `holds` is false, which CUDA promises to be true; `what` says in words what is wrong then. The
+  // same words are printed once for each check.
   void expect(bool holds, const std::string& what);
-  // What this driver did where CUDA leaves a choice, such as an error code. It must be the same under a preloaded
-  // library.
+  // Reports what this driver did where CUDA leaves a choice, such as an error code. It must be the same under a
+  // preloaded library.
   void fact(const std::string& what, const std::string& answer);
-  // The same for requests that CUDA may refuse for want of memory in one piece: whatever is preloaded may serve them.
+  // The same for requests that CUDA may refuse for want of memory in one piece: a preloaded library may serve them.
   void fact_at_least(const std::string& what, const std::string& answer);
   // A number that may differ from run to run.
   void figure(const std::string& what, std::uint64_t value);

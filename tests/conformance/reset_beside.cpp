@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kBytes = 3 * kMiB;
 constexpr int kResets = 12;
 
-// Results that a call may return whose context is ending or has ended.
+// Whether a call may return this result when its context is ending or has ended.
 bool may_be(CUresult result) {
   switch (result) {
     case CUDA_SUCCESS:
@@ -44,7 +44,7 @@ class Allocating {
   void expect(CUresult result) {
     report_.expect(may_be(result), "beside a reset a call returned " + machine_.name(result));
   }
-  // On the legacy stream: a stream of a context that has ended may not even be named.
+  // Uses the legacy stream: a stream of a context that has ended may not even be named.
   void run() {
     try {
       while (!stop_) {
@@ -55,7 +55,7 @@ class Allocating {
       report_.expect(false, error.what());
     }
   }
-  // Until something is refused: then the context has ended.
+  // Makes requests until one is refused: then the context has ended.
   void round() {
     const Driver& cuda = machine_.cuda;
     CUresult result = CUDA_SUCCESS;

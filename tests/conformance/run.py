@@ -7,7 +7,7 @@
 
 Alone, every check must hold: that proves the checks to be true of CUDA. Under the library every check must hold too,
 what the driver does where CUDA leaves a choice must be the same (but for KNOWN_DIFFERENCES), and the library must have
-served. Hostile checks have a process of their own each, which a driver may be unwell in afterwards. Processes run one
+served. Each hostile check has a process of its own, since a driver may be unusable in it afterwards. Processes run one
 after the other, or one on each of several GPUs: `--gpus 0 1` has two, `--gpus 0,1 2,3` two that see two devices each.
 DIR receives the output of every process and conformance.json. Exit status: 0 all of this holds, 1 not.
 """
@@ -28,13 +28,13 @@ from modes import MODES, mode_list  # noqa: E402
 
 EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 HOSTILE = "hostile-"
-# CUDA forbids what these do, and may crash itself. Then nothing can be compared.
+# CUDA forbids what these checks do, and may crash itself. Then nothing can be compared.
 FORBIDDEN = ("hostile-reset",)
-OWN_PROCESS_LIMIT = "300"  # seconds: a check that waits where it must not does so often
+OWN_PROCESS_LIMIT = "300"  # seconds: a check that waits where it must not waits often
 RECORDED = "recorded-steps"
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
-# Facts that may be so under the library, whatever they are alone, by how their names begin. docs/compatibility.md names
-# each with its reason.
+# Facts by the beginning of their names, with the answers that they may have under the library, whatever they are alone.
+# docs/compatibility.md names each with its reason.
 KNOWN_DIFFERENCES = {
     # Misuse: drivers differ in whether a pool's memory outlives the context. The library's never does.
     "reset: freed after the end of its context, stream-ordered": ("CUDA_ERROR_INVALID_VALUE",),
@@ -43,11 +43,11 @@ KNOWN_DIFFERENCES = {
     "hostile-first-primary-reset: after a reset by the first version, cuPointerGetAttribute":
         ("CUDA_ERROR_INVALID_VALUE",),
     "hostile-first-primary-reset: after a reset by the first version, cuMemGetAddressRange": ("CUDA_ERROR_NOT_FOUND",),
-    # Mapped memory has no handle of the old interprocess kind, and is made for GPUDirect RDMA only where something on the
-    # machine could use that: who asks before is told the truth.
+    # Mapped memory has no handle of the old interprocess kind, and is made for GPUDirect RDMA only where something on
+    # the machine could use that. A program that asks before it uses either is told so.
     "hostile-pointers: IS_LEGACY_CUDA_IPC_CAPABLE of cuMemAlloc's memory": ("0",),
     "hostile-pointers: IS_GPU_DIRECT_RDMA_CAPABLE of cuMemAlloc's memory": ("0",),
-    # A plan holds its memory as long as it is served.
+    # A plan holds its memory as long as requests are served from it.
     "hostile-idle-memory: three quarters used by":
         ("20/20 free, 1/20 kept by the pool", "6/20 free, 15/20 kept by the pool", "5/20 free, 16/20 kept by the pool"),
     # The library keeps some pages of its own.
@@ -81,14 +81,14 @@ def parse_arguments():
 
 
 def run(arguments, name, settings, *options):
-    """One run of the program; its result, with the exit status and what the library said."""
+    """Runs the program once. Returns its result, with the exit status and what the library logged."""
     environment = {key: value for key, value in os.environ.items()
                    if not key.startswith("STALLOC_") and key != "LD_PRELOAD"}
     if arguments.driver:
         environment["LD_LIBRARY_PATH"] = str(arguments.driver.resolve())
     trace = arguments.out / f"{name}.trace.fb"
     if settings is not None:
-        trace.unlink(missing_ok=True)  # the library leaves one that is there alone
+        trace.unlink(missing_ok=True)  # the library does not replace a file that exists
         environment.update({"LD_PRELOAD": str(arguments.library), "STALLOC_LOG_LEVEL": "info",
                             "STALLOC_TRACE": str(trace), "STALLOC_PLAN": str(arguments.out / "plan.fb"), **settings})
     command = [*EMULATOR, str(arguments.program), "--road", arguments.road, "--seed", str(arguments.seed), *options]
@@ -110,7 +110,7 @@ def run(arguments, name, settings, *options):
 
 
 def list_checks(arguments):
-    """The names of the wanted checks: those that are made together, and those that want a process of their own."""
+    """The names of the wanted checks: those that are run together, and those that need a process of their own."""
     listed = subprocess.run([*EMULATOR, str(arguments.program), "--list"], stdout=subprocess.PIPE, text=True, check=True)
     together, own = [], []
     for line in listed.stdout.splitlines():
@@ -130,9 +130,9 @@ def list_checks(arguments):
 
 
 def start_all_checks(arguments, executor, name, settings):
-    """Starts all wanted checks; those that want a process of their own get one. They come behind the training steps
-    where there is a plan for these, so that the plan is in force. Returns the futures, by check; the checks that are
-    made together have the name None."""
+    """Starts all wanted checks; those that need a process of their own get one. Where there is a plan, each process
+    first runs the training steps for which it was made, so that the plan is in force. Returns the futures, by check;
+    the checks that are run together have the name None."""
     together, alone = arguments.wanted
     started = {}
     if together:
@@ -146,7 +146,7 @@ def start_all_checks(arguments, executor, name, settings):
 
 
 def joined(started):
-    """The results of all checks in one."""
+    """Joins the results of all checks into one."""
     result = {"status": 0, "last": "", "says": [], "checks": {}, "facts": {}, "at_least": [], "figures": {},
               "crashed": {}}
     for check, future in started.items():
@@ -163,12 +163,13 @@ def joined(started):
 
 
 def served(result):
-    """Requests that were planned or served dynamically."""
+    """How many requests were planned or served dynamically."""
     return sum(int(number) for line in result["says"] for match in SERVED.finditer(line) for number in match.groups())
 
 
 def make_plan(arguments):
-    """Of one check's training steps: "plan" is served from it, and must get along with all that comes after them."""
+    """Records the training steps of one check and plans them, for the mode "plan", which must also serve everything
+    that comes after these steps. Returns whether that succeeded."""
     recorded = run(arguments, RECORDED, MODES["trace"], "--only", "steps")
     command = [*EMULATOR, str(arguments.tool), str(arguments.out / f"{RECORDED}.trace.fb"),
                "-o", str(arguments.out / "plan.fb")]
@@ -181,20 +182,20 @@ def may_differ(fact, answer):
 
 
 def is_quicker(answer, alone):
-    """Whether nothing differs but that a call did not wait, which waits alone."""
+    """Whether the only difference is that a call did not wait that waits alone."""
     return answer != alone and answer == alone.replace("after waiting", "without waiting")
 
 
 def is_better(fact, answer, alone):
-    """Whether memory was found where there was none alone, by no call that waits for it. Memory whose frees are pending can
-    be used only when they are over: what is done with it waits, as it does alone where CUDA has such memory used."""
+    """Whether memory was found where there was none alone, and no call waited for it. Memory whose frees are pending
+    can be used only when they are over: a call that uses it waits, as it does alone when CUDA uses such memory."""
     waits = "after waiting"
     may_wait = waits in alone or "the frees pending" in fact
     return "CUDA_ERROR_OUT_OF_MEMORY" in alone and "CUDA_ERROR" not in answer and (waits not in answer or may_wait)
 
 
 def facts_that_differ(result, alone):
-    """Of the checks that were made to their end in both runs: what is said, and what is said alone."""
+    """The facts that differ in checks that ended in both runs: name, answer, and the answer alone."""
     crashed = {**alone["crashed"], **result["crashed"]}
     for fact, expected in alone["facts"].items():
         if fact.partition(":")[0] in crashed or fact not in result["facts"]:
@@ -206,7 +207,7 @@ def facts_that_differ(result, alone):
 
 
 def facts_not_reached(result, alone):
-    """How many facts of each check that ended nothing is said of: the check broke off."""
+    """How many facts are missing in each check that broke off without a crash."""
     missing = [fact.partition(":")[0] for fact in alone["facts"] if fact not in result["facts"]]
     return {check: missing.count(check) for check in missing if check not in result["crashed"]}
 

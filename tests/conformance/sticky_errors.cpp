@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kBytes = 3 * kMiB;
 
-// What was there before the error.
+// What the program has before the error.
 struct Before {
   explicit Before(const Machine& machine)
       : stream(machine.make_stream()), pool(machine.make_pool()), standard(machine.default_pool()) {
@@ -29,7 +29,7 @@ struct Before {
   CUdeviceptr plain[4] = {};
 };
 
-// Where calls put answers that are not looked at.
+// Room for answers that nobody reads.
 struct Unread {
   CUdeviceptr at = 0;
   std::size_t bytes = 0;
@@ -41,7 +41,7 @@ struct Unread {
 struct Call {
   const char* name;
   std::function<CUresult()> make;
-  bool names_handle = false;  // a stream or an event of the context
+  bool names_handle = false;  // names a stream or an event of the context
 };
 
 std::vector<Call> calls(const Driver& cuda, const Before& before, Unread& to) {
@@ -104,8 +104,8 @@ std::vector<Call> calls(const Driver& cuda, const Before& before, Unread& to) {
   };
 }
 
-// `names_handles`: streams and events may be named. Those of a context that has ended may not: CUDA itself may crash
-// then.
+// Notes the answer to every call. Only with `names_handles` may streams and events be named: CUDA itself may crash when
+// they belong to a context that has ended.
 void say_all(const Machine& machine, Report& report, const Before& before, const std::string& when,
              bool names_handles) {
   Unread unread;
@@ -114,7 +114,7 @@ void say_all(const Machine& machine, Report& report, const Before& before, const
   }
 }
 
-// Whether the program can go on with a new primary context.
+// Notes whether the program can go on with a new primary context.
 void begin_again(Machine& machine, Report& report, const std::string& when, CUresult reset) {
   report.fact(when + ", the reset", machine.name(reset));
   if (reset != CUDA_SUCCESS) return;
@@ -162,7 +162,7 @@ void stale_context(Machine& machine, Report& report, std::uint64_t) {
   begin_again(machine, report, "after a reset", reset);
 }
 
-// A stream that the first version of cuStreamDestroy has ended; its handle may come back.
+// A stream is ended by the first version of cuStreamDestroy; its handle may come back.
 void first_stream_destroy(Machine& machine, Report& report, std::uint64_t) {
   const Driver& cuda = machine.cuda;
   if (!is_there(report, cuda.first_stream_destroy, "the first version of cuStreamDestroy")) return;
@@ -206,7 +206,7 @@ void first_primary_reset(Machine& machine, Report& report, std::uint64_t) {
   begin_again(machine, report, "after a reset by the first version", reset);
 }
 
-// With the last release the primary context ends, and every handle that belonged to it: no stream of it may be named.
+// The last release ends the primary context and every handle that belonged to it: none of its streams may be named.
 void first_primary_release(Machine& machine, Report& report, std::uint64_t) {
   const Driver& cuda = machine.cuda;
   if (!is_there(report, cuda.first_primary_release, "the first version of cuDevicePrimaryCtxRelease")) return;

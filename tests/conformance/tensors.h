@@ -14,10 +14,10 @@
 
 namespace stalloc::conformance {
 
-// The addresses that are live in all threads. Thread-safe.
+// The live address ranges of all threads. Thread-safe.
 class Ledger {
  public:
-  // False when the range overlaps a live one.
+  // Returns false when the range overlaps a live one.
   bool add(CUdeviceptr at, std::size_t bytes);
   void remove(CUdeviceptr at);
 
@@ -26,10 +26,10 @@ class Ledger {
   std::map<CUdeviceptr, std::size_t> live_;
 };
 
-// Of one thread. Tensors are named by their number in the order of allocation.
+// The tensors of one thread. They are named by their number in the order of allocation.
 class Tensors {
  public:
-  // So many checks are queued before the host waits for the first.
+  // How many checks are queued before the host waits for the first.
   static constexpr std::size_t kReads = 8;
 
   // No tensor is larger than `largest`; `first` keeps the patterns of several threads apart.
@@ -40,18 +40,19 @@ class Tensors {
 
   std::uint64_t allocate(std::size_t bytes, CUstream stream);
   std::uint64_t allocate_plain(std::size_t bytes, CUstream stream);  // by cuMemAlloc; `stream` fills it
-  // A further check, on another stream, which waits for the tensor's own; that one waits for the check.
+  // Checks the tensor once more on another stream, which waits for the tensor's own stream; that one waits for the
+  // check.
   void use(std::uint64_t tensor, CUstream stream);
   void free(std::uint64_t tensor) { free_on(tensor, live_.at(tensor).stream); }
-  // `stream` waits for the tensor's own.
+  // Frees on `stream`, which first waits for the tensor's own stream.
   void free_on(std::uint64_t tensor, CUstream stream);
-  // By cuMemFree, behind everything on the tensor's stream.
+  // Frees by cuMemFree, behind everything on the tensor's stream.
   void free_plain(std::uint64_t tensor);
-  // Frees what is live and compares all that was read.
+  // Frees what is live and compares everything that was read.
   void finish();
 
   [[nodiscard]] std::size_t live() const { return live_.size(); }
-  // The n-th oldest of those alive.
+  // The n-th oldest live tensor.
   [[nodiscard]] std::uint64_t nth(std::size_t n) const;
 
  private:

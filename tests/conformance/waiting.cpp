@@ -13,12 +13,12 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr int kHeldMs = 2'000;  // a call that waits for the gate waits so long: no other takes nearly that
+constexpr int kHeldMs = 2'000;  // how long a call waits that waits for the gate; no other takes nearly as long
 constexpr int kBriefMs = 200;   // for calls that are known to wait
 constexpr std::size_t kSmall = 20'000;
 constexpr std::size_t kBig = 16 * kMiB;
 
-// A stream to be held, others, and memory that was there before.
+// A stream to be held, other streams, and memory that was allocated before.
 class Scene {
  public:
   explicit Scene(const Machine& from)
@@ -54,7 +54,7 @@ class Scene {
     if (result == CUDA_SUCCESS) extra.push_back(at);
     return result;
   }
-  // Half of the blocks, so that what is freed lies between what is live.
+  // Frees half of the blocks, so that free memory lies between live memory.
   CUresult free_every_other(CUstream stream) {
     CUresult result = CUDA_SUCCESS;
     for (std::size_t i = 0; i < blocks.size() && result == CUDA_SUCCESS; i += 2) {
@@ -79,7 +79,7 @@ struct Call {
   int held_ms = kHeldMs;
 };
 
-// In which state the held stream's memory is.
+// The state of the held stream's memory.
 struct Setting {
   const char* name;
   std::function<void(Scene&)> before;  // the gate

@@ -14,7 +14,7 @@
 
 namespace stalloc::conformance {
 
-// While it lives. The program's status is then 3.
+// Ends the program with status 3 when this object lives longer than so many seconds.
 class Watchdog {
  public:
   Watchdog(std::string what, int seconds)

@@ -1,5 +1,5 @@
-// Stands in for a communication library, which the preloaded library knows by its file name: it allocates its own
-// buffers and shows them to other processes.
+// A stand-in for a communication library, which the preloaded library recognises by its file name. It allocates its own
+// buffers and shares them with other processes.
 #include "tests/e2e/communication.h"
 
 #include "tests/simcuda/runtime/simcudart.h"

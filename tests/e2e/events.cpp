@@ -14,7 +14,7 @@
 
 #include "tests/e2e/communication.h"
 
-// Newer headers declare later versions only.
+// Newer headers declare only later versions.
 extern "C" CUresult CUDAAPI cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device);
 
 namespace stalloc::e2e {
@@ -36,7 +36,7 @@ StepChange evaluate(Host&, Training& training) {
   return {};
 }
 
-// A graph that allocates, fills and frees; captured, then launched twice.
+// A graph that allocates, fills and frees is captured, then launched twice.
 StepChange capture(Host&, Training&) {
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;
@@ -57,8 +57,8 @@ StepChange capture(Host&, Training&) {
   return {};
 }
 
-// Another thread allocates and frees on its own stream while this one captures; neither may break the other's call.
-// CUDA itself refuses such requests during a global capture.
+// Another thread allocates and frees on its own stream while this one captures. Neither may make the other's calls
+// fail. During a global capture CUDA itself refuses such requests.
 StepChange capture_beside(Host& host, Training&) {
   cudaStream_t capturing = nullptr;
   cudaStream_t other = nullptr;
@@ -79,7 +79,7 @@ StepChange capture_beside(Host& host, Training&) {
   return {};
 }
 
-// Streams die with work and frees pending, and new ones take their place.
+// Streams are destroyed with work and frees pending, and new ones take their place.
 StepChange destroy_streams(Host& host, Training&) {
   for (std::size_t round = 0; round < 4; ++round) {
     cudaStream_t stream = nullptr;
@@ -118,7 +118,7 @@ StepChange out_of_memory(Host&, Training& training) {
   return {};
 }
 
-// A process that only exits, one that becomes another program, and one that tries CUDA in vain.
+// Children that only exit, become another program, or try in vain to use CUDA.
 StepChange fork_children(Host&, Training&) {
   for (int kind = 0; kind < 3; ++kind) {
     const pid_t child = fork();
@@ -141,8 +141,8 @@ StepChange kill_self(Host& host, Training&) {
   return {};
 }
 
-// The program closes all descriptors but standard input and output that it does not know (the driver's stay), and opens
-// files of its own, theirs.0, theirs.1, ..., which get these numbers.
+// The program closes every descriptor but standard input, standard output and the driver's own, and opens files of its
+// own, theirs.0, theirs.1, ..., which get these numbers.
 StepChange reuse_descriptors(Host&, Training&) {
   constexpr int kLargest = 256;
   for (int descriptor = STDERR_FILENO; descriptor < kLargest; ++descriptor) {
@@ -158,14 +158,14 @@ StepChange reuse_descriptors(Host&, Training&) {
   return {};
 }
 
-// From now on no file may grow beyond 20 KB: by default the process is killed.
+// From now on no file may grow beyond 20 KB. By default a process that tries is killed.
 StepChange limit_files(Host&, Training&) {
   const rlimit limit{20'000, RLIM_INFINITY};
   require(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit failed");
   return {};
 }
 
-// Memory shared with another process, and memory of a stream-ordered pool, which cannot be.
+// Exports memory to another process, also memory of a pool, for which that is refused.
 StepChange share(Host& host, Training& training) {
   const Host::Id plain = host.allocate_sync(6 * kMiB);
   const Host::Id pooled = host.allocate(6 * kMiB, training.main_stream());
@@ -183,8 +183,8 @@ StepChange communicate(Host&, Training&) {
   return {};
 }
 
-// What functions say that are for memory which the program itself mapped: a library that registers a buffer asks for
-// its range and its handle, and they must be of the same memory, or there is no handle.
+// Prints the answers of functions for memory that the program itself mapped. A library that registers a buffer asks for
+// its range and its handle: both must be of the same memory, or there must be no handle.
 void ask_as_mapped(const char* kind, CUdeviceptr at) {
   CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr base = 0;
@@ -199,7 +199,7 @@ void ask_as_mapped(const char* kind, CUdeviceptr at) {
   print_error("addresses freed", cuMemAddressFree(at, 2 * kMiB));
 }
 
-// Questions about memory while it is live and after its free, and what must not end it.
+// Asks about memory while it is live and after its free, and makes calls that must not end it.
 StepChange ownership(Host& host, Training& training) {
   const Host::Id plain = host.allocate_sync(6 * kMiB);
   const Host::Id pooled = host.allocate(6 * kMiB, training.main_stream());
@@ -230,7 +230,7 @@ StepChange ownership(Host& host, Training& training) {
   return {};
 }
 
-// A peer copies from this device's memory, allocated before and after it asked for access.
+// A peer copies from this device's memory, some of it allocated before it had access, some after.
 StepChange peer(Host& host, Training& training) {
   const Host::Id before = host.allocate(2 * kMiB, training.main_stream());
   cudaMemPool_t pool = nullptr;
@@ -254,7 +254,7 @@ StepChange peer(Host& host, Training& training) {
   return {};
 }
 
-// A tensor of the current device, whose memory must be of `device`.
+// Allocates a tensor on the current device, whose memory must be of `device`.
 void expect_on(int device, Host& host) {
   const Host::Id tensor = host.allocate(kMiB, nullptr);
   int owner = -1;
@@ -265,7 +265,7 @@ void expect_on(int device, Host& host) {
   host.free(tensor);
 }
 
-// The current device changes by either API, on old threads and new ones.
+// The current device is changed by the runtime and by the driver, on old threads and new ones.
 StepChange contexts(Host& host, Training&) {
   const auto set = [](CUcontext context) {
     must(static_cast<cudaError_t>(cuCtxSetCurrent(context)), "cuCtxSetCurrent");
@@ -290,10 +290,10 @@ StepChange contexts(Host& host, Training&) {
   return {};
 }
 
-// Memory of a context of the program's own belongs to the driver.
+// Memory in a context that the program made is left to the driver.
 StepChange own_context(Host& host, Training&) {
   CUcontext own = nullptr;
-  must(static_cast<cudaError_t>(cuCtxCreate_v2(&own, 0, 0)), "cuCtxCreate");  // and makes it current
+  must(static_cast<cudaError_t>(cuCtxCreate_v2(&own, 0, 0)), "cuCtxCreate");  // which makes it current too
   for (int i = 0; i < 3; ++i) expect_on(0, host);
   must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   must(static_cast<cudaError_t>(cuCtxDestroy(own)), "cuCtxDestroy");
@@ -302,7 +302,7 @@ StepChange own_context(Host& host, Training&) {
   return {};
 }
 
-// The pool's figures are those of the tensors that are live.
+// The pool's figures must be those of the live tensors.
 StepChange pool_figures(Host& host, Training& training) {
   cudaMemPool_t pool = nullptr;
   cuuint64_t before = 0;
@@ -330,7 +330,7 @@ StepChange late_frees(Host&, Training&) { return {.late_frees = true}; }
 StepChange other_stream(Host&, Training&) { return {.other_stream = true}; }
 StepChange sync_frees(Host&, Training&) { return {.sync_frees = true}; }
 
-// Named by STALLOC_SIGNAL; without the library, or when it does not watch it, it would end the process.
+// Raises the signal that STALLOC_SIGNAL names. If the library did not handle it, it would end the process.
 StepChange signal_self(Host&, Training&) {
   require(raise(SIGUSR2) == 0, "raise failed");
   return {};

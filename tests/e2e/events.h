@@ -1,4 +1,4 @@
-// Things that happen to training programs in the middle of a run, by name.
+// Events in the middle of a training run, by name.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace stalloc::e2e {
 
-// Does what `name` says; the step that follows is changed as the result says. Ends the program when the name is unknown
-// or something goes wrong that must not. Some print a line that a test compares between modes.
+// Does what `name` says. The result says how the next step is changed. Ends the program when the name is unknown, or
+// something fails that must not. Some events print lines that a test compares between modes.
 StepChange happen(const std::string& name, Host& host, Training& training);
 
 // The names, for usage messages.

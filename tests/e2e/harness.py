@@ -1,4 +1,4 @@
-"""What end-to-end scenarios are made of: programs of the build run on simcuda, and what must hold of every run."""
+"""The parts of end-to-end scenarios: running programs of the build on simcuda, and what must hold for every run."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Run:
 
     @property
     def result(self):
-        """The line of JSON that e2e_host and stalloc-replay end with."""
+        """The line of JSON that e2e_host and stalloc-replay print last."""
         lines = [line for line in self.stdout.splitlines() if line.startswith("{")]
         expect(lines, "no result was printed", self)
         return json.loads(lines[-1])
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def figures(self):
-        """The statistics that the library says at the end, by device and name."""
+        """The statistics that the library logs at the end, by device and name."""
         return {int(device): {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)}
                 for device, said in FIGURES.findall(self.stderr)}
 
@@ -68,7 +68,7 @@ class Bench:
         if library:
             environment["LD_PRELOAD"] = self.library
             environment["STALLOC_LOG_LEVEL"] = "info"
-            environment["STALLOC_DYNAMIC"] = "off"  # what the plan does by itself; scenarios of "dynamic" turn it on
+            environment["STALLOC_DYNAMIC"] = "off"  # tests the plan alone; other scenarios turn it on
         environment.update(variables)
         done = subprocess.run([*EMULATOR, *command], env=environment, cwd=self.folder, text=True, capture_output=True,
                               timeout=300, check=False)
@@ -78,7 +78,7 @@ class Bench:
         return self.run([self.host_program, *options], **variables)
 
     def record(self, *options, trace="trace.fb", **variables):
-        """A trace recorded before goes: the library leaves files that are there alone."""
+        """Records a run. Removes an earlier trace first, since the library does not replace files."""
         if os.path.exists(self.path(trace)):
             os.remove(self.path(trace))
         return self.run([self.host_program, *options], library=True, STALLOC_MODE="trace", STALLOC_TRACE=trace,
@@ -104,7 +104,7 @@ def expect_sound(run):
 
 
 def expect_served_whole(run, device=0):
-    """Every request was planned, nothing was mapped after the start, and the plan's memory is all there is."""
+    """Every request was planned, no slot was refused, and nothing was mapped after the start. Returns the figures."""
     figures = run.figures.get(device)
     expect(figures is not None, f"nothing was said about device {device}", run)
     expect(figures["unplanned_requests"] == 0, "requests went unplanned", run)
@@ -115,7 +115,7 @@ def expect_served_whole(run, device=0):
 
 
 def three_steps(bench, *options, **variables):
-    """Record, plan, serve; the same host each time. Returns the served run and the library's figures."""
+    """Records, plans and serves the same program. Returns the served run."""
     recorded = expect_sound(bench.record(*options, **variables))
     expect(not recorded.warnings, "the recorder complained", recorded)
     bench.plan()

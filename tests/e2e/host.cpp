@@ -16,7 +16,7 @@ int current_device() {
   return device;
 }
 
-// Work on `later` waits for what is queued on `earlier`.
+// Makes later work on `later` wait for what is queued on `earlier`.
 void order(cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   cudaEvent_t event = nullptr;
@@ -95,7 +95,8 @@ void Host::free_on(Id tensor, cudaStream_t stream) {
   must(cudaFreeAsync(what.address, stream), "cudaFreeAsync");
 }
 
-// CUDA waits for nothing when a pool's memory is freed so: it relies on the program that nothing uses it any more.
+// When cudaFree frees a pool's memory CUDA does not wait: it relies on the program that nothing uses the memory any
+// more.
 void Host::free_sync(Id tensor) {
   const Tensor what = dismiss(tensor);
   if (!what.plain) must(cudaStreamSynchronize(what.stream), "cudaStreamSynchronize");

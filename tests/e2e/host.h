@@ -1,5 +1,5 @@
-// The program under test: allocates through the CUDA runtime it is linked against, fills each tensor with a pattern of
-// its own by work on a stream, and checks it there before the tensor is freed.
+// The program under test. It allocates through the CUDA runtime with which it is linked, fills each tensor with a
+// pattern of its own by work on a stream, and checks it there before the tensor is freed.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,15 @@ class Host {
 
   explicit Host(const replay::Api& api);
 
-  // Allocates on the current device and fills; `allocate_sync` by cudaMalloc.
+  // Allocates on the current device and fills the tensor; `allocate_sync` uses cudaMalloc.
   Id allocate(std::size_t bytes, cudaStream_t stream);
   Id allocate_sync(std::size_t bytes);
-  // A further check, on another stream, which waits for the tensor's own; that one waits for the check.
+  // Checks the tensor on another stream, which waits for the tensor's own stream; that one waits for the check.
   void use(Id tensor, cudaStream_t stream);
-  // Checks and frees on the tensor's stream. `free_sync`: by cudaFree, of whatever it was allocated with.
+  // Checks and frees on the tensor's stream. `free_sync` uses cudaFree, whichever function allocated the tensor.
   void free(Id tensor);
   void free_sync(Id tensor);
-  // Checks on its own stream, and frees on another, which waits for that.
+  // Checks on the tensor's stream, and frees on another, which waits for the check.
   void free_on(Id tensor, cudaStream_t stream);
   [[nodiscard]] void* address(Id tensor) const;
 
@@ -54,7 +54,7 @@ class Host {
     std::size_t bytes = 0;
     cudaStream_t stream = nullptr;
     int device = 0;
-    bool plain = false;  // by cudaMalloc
+    bool plain = false;  // allocated by cudaMalloc
   };
 
   Id admit(void* address, std::size_t bytes, cudaStream_t stream, bool plain);

@@ -16,7 +16,7 @@
 namespace stalloc::e2e {
 namespace {
 
-// The number of the system call that a thread is in; negative: none, or it cannot be told.
+// The number of the system call in which a thread is; negative: none, or it cannot be known.
 long system_call_of(pid_t thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
   long number = -1;

@@ -3,7 +3,8 @@
 
 namespace stalloc::e2e {
 
-// A thread allocates; as soon as it sleeps in the driver (SIMCUDA_SLOW_MAP_US makes mapping slow) the process exits.
+// Starts a thread that allocates, and exits as soon as that thread sleeps in the driver (SIMCUDA_SLOW_MAP_US makes
+// mapping slow).
 [[noreturn]] void leave_while_mapping();
 
 }  // namespace stalloc::e2e

@@ -6,7 +6,7 @@ namespace stalloc::e2e {
 namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
-constexpr std::size_t kTicks = 6;  // of a step in which calls may be made: the first ones
+constexpr std::size_t kTicks = 6;  // the first ticks of a step, in which calls may be made
 
 }  // namespace
 

@@ -15,8 +15,8 @@
 
 namespace stalloc::e2e {
 
-// The training loop calls `begin_step` and `tick`; in some ticks, which `seed` and the step choose, it waits until the
-// thread has made its next call. So two runs with one seed make the same calls in the same order.
+// The training loop calls `begin_step` and `tick`. In some ticks, which depend on `seed` and the step, it waits until
+// the thread has made its next call, so two runs with the same seed make the same calls in the same order.
 class Loader {
  public:
   Loader(Host& host, std::uint64_t seed);
@@ -29,7 +29,7 @@ class Loader {
   void tick();
 
  private:
-  static constexpr std::size_t kCalls = 4;  // of a step
+  static constexpr std::size_t kCalls = 4;  // in a step
 
   void run();
   void make_call(std::size_t call);
@@ -37,7 +37,7 @@ class Loader {
   Host& host_;
   std::mt19937_64 random_;
   cudaStream_t stream_ = nullptr;
-  std::array<std::size_t, kCalls> ticks_{};  // in which the calls are made
+  std::array<std::size_t, kCalls> ticks_{};  // the ticks in which the calls are made
   std::size_t tick_ = 0;
   std::size_t next_call_ = kCalls;
   std::deque<Host::Id> batches_;

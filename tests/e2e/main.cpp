@@ -68,7 +68,7 @@ int parse(int argc, char** argv, Arguments& to) {
   return -1;
 }
 
-// Returns in the child. The parent, which does not use CUDA, ends as the child does.
+// Forks and returns in the child. The parent does not use CUDA, and ends with the child's exit status.
 void fork_first() {
   const pid_t child = fork();
   if (child == 0) return;
@@ -77,7 +77,8 @@ void fork_first() {
   std::exit(WIFEXITED(status) ? WEXITSTATUS(status) : 3);
 }
 
-// The arguments and the environment lie one behind the other. Of the variables, what simcuda reads later is kept.
+// Overwrites the arguments and the environment, which lie one behind the other, and leaves the folder. Only the
+// variables that simcuda reads later are kept.
 void forget_start(int argc, char** argv, char** envp) {
   std::vector<char*> strings(argv, argv + argc);
   while (*envp != nullptr) strings.push_back(*envp++);

@@ -38,8 +38,8 @@ def recompute(bench):
     served = three_steps(bench)
     figures = expect_served_whole(served)
     result = served.result
-    # simcuda counts what the library claims: all handles are the plan's, each call was made at the start, and the
-    # program's own pool was never asked.
+    # simcuda's counts must show what the library claims: all handles are the plan's, every call was made at the start,
+    # and CUDA's own allocators were never asked.
     expect(result["handle_peak_bytes"] == figures["physical_peak"], "physical memory is not what the library says",
            served)
     expect(result["creates"] + result["maps"] + result["set_accesses"] == figures["mapping_calls_at_start"],
@@ -82,7 +82,7 @@ def backward_thread(bench):
 
 @scenario
 def loader_thread(bench):
-    """A second thread comes now earlier, now later: planned from one interleaving, served in others."""
+    """A second thread makes its requests now earlier, now later: one interleaving is planned, others are served."""
     late = {"SIMCUDA_DELAY_US": "100", "SIMCUDA_DELAY_EVERY": "9"}
     for extra in ([], ["--no-recompute"], ["--backward-thread", "--microbatches", "1"]):
         expect_sound(bench.record("--steps", "8", "--loader", "1", *extra, **late))
@@ -107,13 +107,13 @@ def two_devices(bench):
 # --- deviations from the plan -----------------------------------------------------------------------------------------
 
 def deviates(bench, event, *options, **variables):
-    """Recorded without the event, served with it: data stay right, and the steps after it are planned again."""
+    """A run recorded without the event is served with it: the data stay right, and later steps follow the plan again."""
     expect_sound(bench.record("--steps", "5", *options, **variables))
     bench.plan()
     served = expect_sound(bench.serve("--steps", "12", "--event", event, "--event-step", "4", *options, **variables))
     figures = served.figures[0]
     expect(figures["mapping_calls_after_start"] == 0, "something was mapped after the start", served)
-    # Twelve steps, one of them deviating; what is unplanned is at most that step and its surroundings.
+    # One of twelve steps deviates: at most that step and those around it may go unplanned.
     total = figures["planned_requests"] + figures["unplanned_requests"]
     expect(figures["planned_requests"] >= 0.75 * total, "the plan was not taken up again after the deviation", served)
     return served
@@ -140,7 +140,7 @@ for name in EVENTS:
 
 def add_dynamic(event):
     def run(bench):
-        """Without a plan, and beside one that does not foresee the event: all is served, all data are right."""
+        """Without a plan, and with one that does not foresee the event, everything is served and all data are right."""
         late = {"SIMCUDA_DELAY_US": "100", "SIMCUDA_DELAY_EVERY": "9"}
         for streams in ("1", "3"):
             options = ["--steps", "8", "--streams", streams]
@@ -149,7 +149,7 @@ def add_dynamic(event):
             bench.plan()
             beside = expect_sound(bench.serve(*options, "--event", event, "--event-step", "4", STALLOC_DYNAMIC="on", **late))
             for served in (alone, beside):
-                # What was captured belongs to a graph, and only that.
+                # Only captured requests, which belong to a graph, may be left to the driver.
                 graphs = event.startswith("capture")
                 expect(graphs or served.figures[0]["unplanned_requests"] == 0, "a request was left to the driver",
                        served)
@@ -163,7 +163,7 @@ for name in EVENTS:
 
 @scenario
 def dynamic_stress(bench):
-    """Frees at other times and on other streams, from several threads, with late streams."""
+    """The program frees at random times and on other streams, from several threads, with late streams."""
     late = {"SIMCUDA_DELAY_US": "60", "SIMCUDA_DELAY_EVERY": "7"}
     for streams, threads in (("1", "1"), ("3", "1"), ("4", "3")):
         for lives in ("1", "2", "3"):
@@ -176,7 +176,7 @@ def dynamic_stress(bench):
 
 @scenario
 def dynamic_out_of_memory(bench):
-    """Memory runs out at the n-th create or map: the host sees what CUDA would say, or nothing at all."""
+    """Memory runs out at the n-th create or map, and the host does not notice."""
     for call in ("SIMCUDA_FAIL_CREATE", "SIMCUDA_FAIL_MAP"):
         for at in ("1", "3", "8", "20"):
             expect_sound(bench.dynamic(**{call: at}))
@@ -202,7 +202,7 @@ def figures_on_a_signal(bench):
 
 @scenario
 def other_program(bench):
-    """A plan for one program, served to another: sound, whatever is planned."""
+    """A plan for one program is used by another: the data are right, however much of it is planned."""
     expect_sound(bench.record("--seed", "1"))
     bench.plan()
     for seed in ("2", "3"):
@@ -211,8 +211,8 @@ def other_program(bench):
 
 @scenario
 def stress(bench):
-    """The same requests as recorded, but freed at other times and on other streams; from several threads, with late
-    streams, so that slots are refused and everything is ordered unlike the plan."""
+    """The requests are those that were recorded, but are freed at other times and on other streams, from several
+    threads, with late streams: slots are refused, and everything is ordered unlike the plan."""
     late = {"SIMCUDA_DELAY_US": "60", "SIMCUDA_DELAY_EVERY": "7"}
     for streams, threads in (("1", "1"), ("3", "1"), ("4", "3")):
         options = ["stress", "--streams", streams, "--threads", threads]
@@ -235,7 +235,8 @@ def longer_than_recorded(bench):
 
 @scenario
 def planned_events(bench):
-    """Events that were recorded are in the plan, or passed by it; they happen again when it is served."""
+    """Events that happened in the recorded run happen again when it is served: they are in the plan, or the plan passes
+    them over."""
     for event in ("capture", "capture-beside", "destroy-streams", "evaluate", "sync-frees", "share"):
         served = three_steps(bench, "--event", event, "--event-step", "1", "--steps", "7", SIMCUDA_DELAY_US="300",
                              SIMCUDA_DELAY_EVERY="3")
@@ -255,7 +256,7 @@ def memory_shared_by_ipc(bench):
 
 @scenario
 def ownership(bench):
-    """Memory that is served is not memory that the program mapped itself: all answers are CUDA's own."""
+    """Served memory does not look like memory that the program mapped itself: all answers are those of CUDA alone."""
     options = ["--event", "ownership", "--event-step", "2"]
     alone = expect_sound(bench.alone(*options))
     expect(len(alone.other_lines) >= 20, "the scenario tests nothing", alone)
@@ -268,7 +269,7 @@ def ownership(bench):
 
 @scenario
 def communication_libraries(bench):
-    """They share memory in every mode, also when no plan says so."""
+    """Communication libraries can share memory in every mode, also when no plan says so."""
     options = ["--event", "communicate", "--event-step", "2"]
     expect_sound(bench.record())
     bench.plan()
@@ -285,7 +286,7 @@ def peers(bench):
 
 
 def expect_counted_once(run):
-    """Each of the host's requests went through one hook that answers, and is in one of the figures."""
+    """Each of the host's requests was counted exactly once: as planned, dynamic or unplanned."""
     total = sum(figures[f"{served}_requests"] for figures in run.figures.values()
                 for served in ("planned", "dynamic", "unplanned"))
     expect(total == run.result["requests"], f"{total} requests were counted", run)
@@ -293,7 +294,7 @@ def expect_counted_once(run):
 
 @scenario
 def current_contexts(bench):
-    """Requests are of the device that is current, whichever call made it so, and count once."""
+    """A request is for the current device, whichever call made it current, and is counted once."""
     options = ["--devices", "2", "--event", "contexts", "--event-step", "2"]
     expect_sound(bench.alone(*options, SIMCUDA_DEVICES="2"))
     expect_counted_once(three_steps(bench, *options, SIMCUDA_DEVICES="2"))
@@ -305,7 +306,7 @@ def current_contexts(bench):
 
 @scenario
 def own_context(bench):
-    """Under a context of the program's own the driver allocates."""
+    """In a context that the program made the driver allocates."""
     options = ["--event", "own-context", "--event-step", "2"]
     expect_sound(bench.alone(*options))
     three_steps(bench, *options)
@@ -341,7 +342,7 @@ def out_of_memory(bench):
 
 
 def expect_dropped(bench, served):
-    """The plan was dropped with one warning, nothing of it is left, and the host ran on."""
+    """The plan was dropped with one warning, nothing was served from it, and the host went on."""
     expect_sound(served)
     expect(len(served.warnings) == 1, "not exactly one warning", served)
     expect(served.result["pool_allocs"] > 0, "the program's own pool was not used", served)
@@ -359,7 +360,7 @@ def device_too_small(bench):
 
 @scenario
 def failing_map_calls(bench):
-    """Whichever mapping call fails at the start, everything is given back and the host runs on."""
+    """Whichever mapping call fails at the start, everything is given back and the host goes on."""
     expect_sound(bench.record("--streams", "2"))
     bench.plan()
     whole = expect_sound(bench.serve("--streams", "2")).result
@@ -373,7 +374,7 @@ def failing_map_calls(bench):
 
 @scenario
 def failing_allocations(bench):
-    """The driver runs out while a request is recorded: the host gets the error, as it would alone."""
+    """The driver runs out of memory in a recorded request: the host gets the error, as it would alone."""
     alone = bench.alone(SIMCUDA_FAIL_ALLOC="300")
     recorded = bench.record(SIMCUDA_FAIL_ALLOC="300")
     expect(alone.status == recorded.status == 3, "the failure was not the host's to see", alone, recorded)
@@ -412,7 +413,7 @@ def flip(data, at):
 
 
 def newer(data, prefix):
-    """The same file with its major version one higher: the first field of the root table."""
+    """The same file with a higher major version, which is the first field of the root table."""
     root = prefix + struct.unpack_from("<I", data, prefix)[0]
     table = root - struct.unpack_from("<i", data, root)[0]
     major = root + struct.unpack_from("<H", data, table + 4)[0]
@@ -420,7 +421,7 @@ def newer(data, prefix):
 
 
 def spoiled(data, prefix):
-    """Name and contents of files that no reader may accept."""
+    """The names and contents of files that no reader may accept."""
     return {
         "empty": b"",
         "foreign": b"#!/bin/sh\nexit 0\n" * 50,
@@ -459,7 +460,7 @@ def spoiled_plans(bench):
 
 @scenario
 def strict_plans(bench):
-    """With STALLOC_PLAN_STRICT a program whose plan cannot be used gets an error, and none otherwise."""
+    """With STALLOC_PLAN_STRICT a program gets an error if its plan cannot be used, and only then."""
     expect_sound(bench.record("--no-recompute"))
     bench.plan()
     strict = {"STALLOC_PLAN_STRICT": "on"}
@@ -491,7 +492,7 @@ def trace_cannot_be_written(bench):
 
 
 def expect_trace(bench, name, events):
-    """The trace can be read and planned, and holds as many events."""
+    """The trace can be read and planned, and holds so many events."""
     shown = bench.run([bench.tool, "show", "--json", bench.path(name)])
     expect(shown.status == 0 and shown.result["events"] == events, f"{name} does not hold {events} events", shown)
     bench.plan(trace=name)
@@ -509,7 +510,8 @@ def record_over(bench, *options, **variables):
 
 @scenario
 def trace_names_that_are_taken(bench):
-    """What is there is left alone; regular files make the library choose another name, anything else is refused."""
+    """The library never changes a file that exists: it chooses another name for a regular file or a link, and refuses
+    to write to anything else."""
     events = events_of(bench)
     write(bench.path("precious"), b"precious")
     ways = {
@@ -540,7 +542,7 @@ def trace_names_that_are_taken(bench):
 
 @scenario
 def two_recordings_of_a_rank(bench):
-    """The second one has a file of its own, and the planner says when it is given both."""
+    """The second recording has a file of its own, and the planner says so when it is given both."""
     traces = set()
     for _ in range(2):
         record_over(bench, STALLOC_TRACE="trace.fb", RANK="5")
@@ -552,7 +554,7 @@ def two_recordings_of_a_rank(bench):
 
 @scenario
 def reused_descriptors(bench):
-    """Descriptors that the program closes and opens again are its own: no chunk and no line goes there."""
+    """Descriptors that the program closes and opens again belong to it: no chunk and no log line is written there."""
     events = events_of(bench)
     for library in (False, True):
         run = bench.run([bench.host_program, "--event", "reuse-descriptors"], library, STALLOC_MODE="trace",
@@ -596,7 +598,7 @@ def limited_trace(bench):
 
 @scenario
 def exit_while_mapping(bench):
-    """A process ends while another thread has the heap's lock and will not give it back: nobody waits for it."""
+    """A process ends while another thread holds the heap's lock and does not release it: nobody waits for the lock."""
     an_hour = str(3600 * 1000 * 1000)
     run = bench.dynamic("leave", STALLOC_DYNAMIC="on", SIMCUDA_SLOW_MAP_US=an_hour)
     expect(run.status == 0 and run.stdout == "", "the process did not end in order", run)
@@ -605,7 +607,7 @@ def exit_while_mapping(bench):
 
 @scenario
 def forgotten_start(bench):
-    """The program writes over its arguments and variables and leaves its folder before it uses CUDA."""
+    """The program overwrites its arguments and variables and leaves its folder before it uses CUDA."""
     start = {"RANK": "3", "fragLimit": "5"}
     recorded = expect_sound(bench.record("--forget-start", **start))
     shown = bench.run([bench.tool, "show", "--json", bench.path("trace.3.fb")])
@@ -642,7 +644,7 @@ def one_trace_a_process(bench):
 
 @scenario
 def child_before_cuda(bench):
-    """A child of fork whose parent had not used CUDA is a program as any other."""
+    """A child of fork whose parent had not used CUDA is a program like any other."""
     plain = expect_sound(bench.record(trace="plain.fb"))
     recorded = expect_sound(bench.record("--fork-first"))
     expect(sorted(os.listdir(bench.folder)) == ["plain.fb", "trace.fb"], "there are other files than the traces", recorded)
@@ -664,10 +666,11 @@ FRAMEWORKS = {
 
 @scenario
 def framework_variables(bench):
-    """They are set in Python and in programs loaded with CUDA, where the user has not set them, and nowhere else."""
+    """Variables of frameworks are set in Python and in programs that load CUDA, unless the user has set them, and
+    nowhere else."""
     unset = {name: "" for name in FRAMEWORKS}
     others = {name: "" if name.startswith("PYTORCH") else value for name, value in FRAMEWORKS.items()}
-    async_road = {"STALLOC_TORCH": "async"}  # else PyTorch itself is told when it asks
+    async_road = {"STALLOC_TORCH": "async"}  # otherwise the library answers PyTorch's getenv instead
     script = "import os\nfor name in " + repr(list(FRAMEWORKS)) + ": print(name + '=' + os.environ.get(name, ''))"
     python = [sys.executable, "-c", script]
     program = [bench.host_program, "--steps", "1", *(f"--print-variable={name}" for name in FRAMEWORKS)]
@@ -691,7 +694,8 @@ def framework_variables(bench):
 
 @scenario
 def replay(bench):
-    """stalloc-replay makes the recorded calls: by either road, from the recorded threads, alone and served."""
+    """stalloc-replay makes the recorded calls through the runtime or the driver, from the recorded threads, alone and
+    served."""
     recorded = expect_sound(bench.record("--streams", "2", "--backward-thread"))
     bench.plan()
     for options in ([], ["--driver"], ["--threads"], ["--streams", "blocking"], ["--verify", "full", "--steps", "1"]):
@@ -708,16 +712,18 @@ def replay(bench):
                 expect(result["physical_bytes"] == run.figures[0]["physical_peak"], "memory besides the plan's", run)
 
 
-# Others depend on when streams are done.
+# The other figures depend on when streams are done.
 SAME_BY_EVERY_ROAD = ("live_peak", "physical_peak", "planned_requests", "unplanned_requests", "refused_slots",
                       "resynchronisations", "mapping_calls_at_start", "mapping_calls_after_start")
 
 
 @scenario
 def sharded_training_settles(bench):
-    """FSDP2's requests, recorded on two H200s, on a device that is late with all work: after a few steps nothing is mapped.
+    """FSDP2's requests, recorded on two H200s, run on a device that is late with all work: after a few steps nothing
+    more is mapped.
 
-    The first of the repeating steps is the second of the run. What the program orders by events is not in a trace.
+    The first of the repeating steps is the second step of the run. A trace does not hold the order that a program makes
+    by events.
     """
     write(bench.path("fsdp2.fb"), lzma.decompress((DATA / "llama-fsdp2.fb.xz").read_bytes()))
     figures = {}
@@ -733,7 +739,7 @@ def sharded_training_settles(bench):
 
 @scenario
 def replay_roads(bench):
-    """A request that goes unplanned is asked for once: through the runtime as much is served as through the driver."""
+    """An unplanned request reaches the library once, so as much is served through the runtime as through the driver."""
     expect_sound(bench.record("stress"))
     bench.plan("--whole-run")  # nothing repeats
     for lives in ("2", "3", "4"):

@@ -9,7 +9,7 @@
 namespace stalloc::e2e {
 namespace {
 
-constexpr std::size_t kLiveMost = 40;  // tensors of a thread
+constexpr std::size_t kLiveMost = 40;  // live tensors of a thread
 constexpr std::array<std::size_t, 6> kSizes{512, 20'000, 700'000, 3 << 20, 5'000'000, 9 << 20};
 
 class Worker {
@@ -32,7 +32,7 @@ class Worker {
  private:
   using Random = std::mt19937_64;
 
-  // Not a distribution of the standard library's: those differ from one library to the next.
+  // The standard library's distributions are not used, since they differ from one library to the next.
   static std::size_t below(std::size_t bound, Random& random) { return random() % bound; }
   cudaStream_t any_stream(Random& random) { return streams_[below(streams_.size(), random)]; }
 

@@ -1,4 +1,4 @@
-// A small run that allocates as a training run does: parameters, a first step that creates optimizer state, then equal
+// A small run that allocates as a training run does: parameters, a first step that creates optimizer states, then equal
 // steps of microbatches with forward and backward passes, recomputation, and gradients on a stream of their own.
 #pragma once
 
@@ -16,12 +16,12 @@ struct Shape {
   std::size_t layers = 6;
   std::size_t microbatches = 2;
   std::size_t streams = 1;       // above 1: gradients are reduced on the second
-  bool recompute = true;         // else every layer's tensors live until its backward pass
+  bool recompute = true;         // false: every layer's tensors live until its backward pass
   bool backward_thread = false;  // the backward pass runs in another thread, as PyTorch's does
-  bool blocking = false;         // streams that wait for the legacy stream
+  bool blocking = false;         // the streams wait for the legacy stream
 };
 
-// A step unlike the recorded ones.
+// How a step differs from the recorded ones.
 struct StepChange {
   double size_factor = 1;          // of every activation
   std::size_t skipped_layers = 0;  // the last ones are left out
@@ -43,7 +43,7 @@ class Training {
   [[nodiscard]] cudaStream_t main_stream() const { return streams_.front(); }
 
  private:
-  // Bytes; a function of the seed, the layer and the tensor's number in it alone.
+  // The size in bytes, which depends only on the seed, the layer and the tensor's number in it.
   [[nodiscard]] std::size_t bytes_of(std::size_t layer, std::size_t tensor) const;
   Host::Id activation(const StepChange& change, std::size_t layer, std::size_t tensor);
   void forward(const StepChange& change, std::size_t layers, std::vector<std::vector<Host::Id>>& saved);
@@ -55,7 +55,7 @@ class Training {
   const Shape shape_;
   const int device_;
   const std::function<void()> tick_;
-  std::vector<Host::Id> late_;  // of the step before
+  std::vector<Host::Id> late_;  // activations of the step before that are still live
   std::vector<cudaStream_t> streams_;
   std::vector<Host::Id> parameters_;
   std::vector<Host::Id> optimizer_;

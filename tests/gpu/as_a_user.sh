@@ -4,7 +4,7 @@
 #
 #   tests/gpu/as_a_user.sh WHEEL [FOLDER]      FOLDER is where it is tried out; a temporary one by default
 #
-# Any command that fails ends it with that status.
+# The first command that fails ends the script with its status.
 set -euo pipefail
 [ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 wheel=$(readlink -f "$1")
@@ -23,7 +23,7 @@ run() {
 }
 
 run python3 -m venv environment
-# PyTorch is the machine's own, wherever its python3 has it.
+# The environment uses the PyTorch of the machine's python3, wherever that lies.
 python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$(echo environment/lib/python*/site-packages)/outer.pth"
 PATH=$folder/environment/bin:$PATH
 run pip install --no-deps --no-index "$wheel"

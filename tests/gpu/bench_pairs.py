@@ -3,8 +3,9 @@
 
   bench_pairs.py --library LIB --tool STALLOC_PLAN --program PAIR_BENCH --out DIR [--runtime LIBCUDART]
 
-Each case is run bare, recorded, planned and served, and without a plan, this --rounds times. DIR receives pairs.json (every run) and
-pairs.md, which is printed too. With --runtime the same again through the CUDA runtime of that file.
+Each case is run without the library, recorded, planned and served, and without a plan, all this --rounds times. DIR
+receives pairs.json (every run) and pairs.md, which is printed too. With --runtime everything is measured again through
+the CUDA runtime in that file.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def parse_arguments():
 
 
 def run(arguments, case, settings, batches):
-    """One run of the program; what it printed, or the end of this program when it fails."""
+    """Runs the program once. Returns what it printed; ends this program when it fails."""
     command = [str(arguments.program.resolve()), "--api", case["api"], "--bytes", str(case["bytes"]),
                "--threads", str(case["threads"]), "--pairs", str(arguments.pairs), "--batches", str(batches)]
     library = {"driver": arguments.driver, "runtime": arguments.runtime}[case["api"]]
@@ -53,11 +54,11 @@ def run(arguments, case, settings, batches):
 
 
 def measure(arguments, case):
-    """All runs of one case. The recording needs few batches: the plan repeats."""
+    """Makes all runs of one case. Few batches are recorded, since the plan repeats."""
     preload = {"LD_PRELOAD": str(arguments.library.resolve()), "STALLOC_LOG_LEVEL": "info"}
     trace, plan = arguments.out / "pairs.trace.fb", arguments.out / "pairs.plan.fb"
     record = {**preload, "STALLOC_TRACE": str(trace)}
-    trace.unlink(missing_ok=True)  # the library leaves one that is there alone and writes another
+    trace.unlink(missing_ok=True)  # the library does not replace a file that exists
     run(arguments, case, record, batches=2)
     subprocess.run([str(arguments.tool.resolve()), str(trace), "-o", str(plan)], stdout=subprocess.DEVNULL, check=True)
     runs = []
@@ -77,7 +78,7 @@ def median(values):
 
 
 def planned_share(served_runs):
-    """Share of the requests that were served at a planned place, by the library's own count."""
+    """The share of the requests that were served at a planned place, as the library counts them."""
     counts = [one for run in served_runs for one in figures.logged("\n".join(run["stalloc_says"]))]
     planned = sum(one["planned_requests"] for one in counts)
     unplanned = sum(one["unplanned_requests"] for one in counts)
@@ -85,8 +86,8 @@ def planned_share(served_runs):
 
 
 def table(runs):
-    """Nanoseconds a pair: the median over the rounds of each run's median. The last column says how much of the served
-    runs the plan really answered: threads that race each other deviate from what was recorded."""
+    """Nanoseconds for a pair: the median over the rounds of each run's median. The column `planned` says what share of
+    the requests the plan really served: threads that race each other deviate from the recorded order."""
     def nanoseconds(case, variant):
         found = [run["median_ns"] for run in runs
                  if (run["api"], run["bytes"], run["threads"]) == case and run["variant"] == variant]

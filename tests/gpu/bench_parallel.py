@@ -5,13 +5,13 @@
                     [--seconds N] [-- options of the trainings]
 
 Kinds: fsdp, ddp, tensor, pipeline, pipeline-recompute (train_parallel.py) and megatron-V, -R, -VR, -ZR, -T
-(train_megatron.py). Variants: bench_train.py's, and grow and never, in this order whatever the order given. Every kind runs
-in every variant, one after the other, or in those that it is given alone: `--kinds ddp,fsdp:native+order+grow`. The next
-run starts while one is measured, and waits at a gate behind its imports.
+(train_megatron.py). Variants: those of bench_train.py, and grow and never; they run in a fixed order, whatever order is
+given. Every kind runs in every variant, one after the other, or only in the variants given with it: `--kinds
+ddp,fsdp:native+order+grow`. The next run starts while one is measured, and waits at a gate after its imports.
 
-A run that fails or takes too long is said so in the table, and the next one begins; none begins when --seconds are over. DIR
-receives a folder for each kind, with each rank's report and output, traces, plans and what the planner said of the fleet, and
-results.json and table.md, both written anew after each run.
+The table says which runs failed or took too long; the next one begins all the same. No run begins when --seconds are
+over. DIR receives a folder for each kind, with each rank's report and output, traces, plans and what the planner said
+of the fleet, and results.json and table.md, both written anew after each run.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import bench_train
 from ranks import TIMED_OUT, Ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
-LIMIT_SECONDS = 120  # no run takes longer
+LIMIT_SECONDS = 120  # a run that takes longer is ended
 VARIANTS = ("native", "expandable", "async", "record", "dynamic", "driver", "order", "grow", "never", "serve")
 PARALLEL, MEGATRON = HERE / "train_parallel.py", HERE / "train_megatron.py"
 KINDS = {
@@ -46,7 +46,8 @@ class Job:
 
 
 def job_list(text):
-    """For argparse: KIND[:VARIANT+VARIANT...],... as pairs of a kind and its variants, or None for those of --variants."""
+    """A type for argparse: KIND[:VARIANT+VARIANT...],... as pairs of a kind and its variants, or None for those of
+    --variants."""
     pairs = []
     for word in text.split(","):
         kind, _, variants = word.partition(":")
@@ -82,18 +83,18 @@ def parse_arguments(words=None):
 
 def environment_of(variant, library, folder):
     environment = bench_train.environment_for(variant, library, folder / "trace.%r.fb", folder / "plans" / "plan.%r.fb")
-    # A program that uses NVLink multicast can put cards out of service that others share.
+    # A program that uses NVLink multicast can put out of service cards that others share.
     return environment | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 def start(job, arguments):
-    """The job's ranks, which wait at their gate."""
+    """Starts the job's ranks, which wait at their gate."""
     folder = arguments.out / job.kind
     folder.mkdir(parents=True, exist_ok=True)
     program, options = KINDS[job.kind]
     gate = folder / f"{job.variant}.gate"
     gate.unlink(missing_ok=True)
-    if job.variant == "record":  # of an earlier call: the library leaves them alone and writes others
+    if job.variant == "record":  # traces of an earlier call: the library does not replace them
         for trace in folder.glob("trace.*.fb"):
             trace.unlink()
     command = [sys.executable, str(program), *options, *arguments.train, "--figures", "--gate", str(gate),
@@ -102,7 +103,7 @@ def start(job, arguments):
 
 
 def finish(job, ranks, arguments, deadline):
-    """Lets the ranks begin. Their reports, or in words why there are none."""
+    """Lets the ranks begin. Returns their reports, or in words why there are none."""
     folder = arguments.out / job.kind
     (folder / f"{job.variant}.gate").touch()
     statuses = ranks.wait(min(LIMIT_SECONDS, max(deadline - time.monotonic(), 1)))
@@ -121,7 +122,7 @@ def finish(job, ranks, arguments, deadline):
 
 
 def make_plans(folder, tool):
-    """Plans of what was recorded; whether there are any."""
+    """Plans what was recorded. Returns whether that succeeded."""
     traces = sorted(str(path) for path in folder.glob("trace.*.fb"))
     (folder / "plans").mkdir(exist_ok=True)
     result = subprocess.run([str(tool), *traces, "-o", f"{folder / 'plans'}/"], stdout=subprocess.PIPE,
@@ -131,7 +132,7 @@ def make_plans(folder, tool):
 
 
 def in_steady_steps(report, name):
-    """By how much one of stalloc's figures grew in the steps behind the warm-up; None without stalloc."""
+    """How much one of stalloc's figures grew in the steps after the warm-up; None without stalloc."""
     figures = report.get("figures")
     if not figures:
         return None
@@ -140,7 +141,7 @@ def in_steady_steps(report, name):
 
 
 def physical_to_live(report):
-    """The peak of what stalloc held to the peak of what was live in it."""
+    """The ratio of the peak of what stalloc held to the peak of what was live in it."""
     last = (report.get("figures") or [{}])[-1]
     return f"{last['physical_peak'] / last['served_live_peak']:.4f}" if last.get("served_live_peak") else ""
 
@@ -194,7 +195,7 @@ def main():
         print(f"{job.kind}, {job.variant} ...", flush=True)
         ranks = waiting or start(job, arguments)
         following = arguments.jobs[index + 1] if index + 1 < len(arguments.jobs) else None
-        # Nobody starts before the plan that it is served from is there.
+        # A run that needs a plan does not start before the plan exists.
         early = following is not None and (following.variant != "serve" or following.kind in planned)
         waiting = start(following, arguments) if early else None
         results.append((job, finish(job, ranks, arguments, deadline)))

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Measures programs that no number of the policy was chosen on: PyTorch's native allocator and stalloc, in turns on one GPU.
+"""Measures programs for which no number of the policy was chosen: PyTorch's native allocator and stalloc, in turns on one GPU.
 
   bench_programs.py --library LIB --out DIR [--turns N] [--variants LIST] [--seconds N] [--set NAME=VALUE,...] [PROGRAM...]
 
 Programs (default: all but `compiled`):
-  generate   generation for batches of random size, prompts of random length, caches of keys and values that grow
-  turns      generation and a training step in turns, the allocator's cache emptied between (as reinforcement learning does)
-  random     tensors of random size and life, up to 24 GiB
-  models     two models are trained in turns, on batches of random length
-  trainer    a training with an evaluation every 5 steps, a checkpoint every 10, and other numbers of accumulation steps later
-  vision     a convolutional network at six resolutions, whose algorithms cudnn searches
+  generate   generation for batches of random size, with prompts of random length and growing caches of keys and values
+  turns      generation and a training step in turns, with the cache emptied between, as in reinforcement learning
+  random     tensors of random sizes and lifetimes, up to 24 GiB
+  models     training of two models in turns, on batches of random length
+  trainer    a training with an evaluation every 5 steps, a checkpoint every 10, and other accumulation later
+  vision     a convolutional network at six resolutions, for which cuDNN searches the best algorithms
   compiled   a training under torch.compile
 
 All variants of a program live at the same time, each in a process of its own, and work in turns, since the speed of a
-rented host changes; what is compared is the ratio within a turn. The first turn is left out. Variants are bench_train.py's.
---set is the policy that stalloc's variants get (docs/policy.md). DIR receives programs.jsonl, one line a turn, and
-programs.md, which is printed too.
+rented host changes; the ratios within a turn are compared. The first turn is left out. Variants are those of
+bench_train.py. --set is the policy for stalloc's variants (docs/policy.md). DIR receives programs.jsonl, with a line
+for each turn, and programs.md, which is printed too.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def options_of(*words):
 
 
 def make_trained(torch, *words):
-    """A model and its optimizer: what makes one training step with so many sequences of so many tokens."""
+    """A model, and a function that makes one training step with so many sequences of so many tokens."""
     options = options_of(*words)
     model = train.make_model(options).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -178,7 +178,7 @@ PROGRAMS = {"generate": generate, "turns": turns, "random": random_tensors, "mod
 
 
 def serve(name):
-    """In a process of its own: a turn for each line of standard input, and a line of JSON for each turn."""
+    """The process of a variant: makes a turn for each line of standard input, and prints a line of JSON for each turn."""
     import torch
     from figures import Statistics
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures a training as real ones go, under one plan: evaluations, a checkpoint, other accumulation half-way, a resume.
+"""Measures a training like real ones under one plan: evaluations, a checkpoint, another accumulation half-way, a resume.
 
   bench_real_run.py --library LIB --tool STALLOC_PLAN --out DIR [--variants LIST] [--steps N] [-- train.py options]
 
 A run of N steps (20) is evaluated every 5 steps on batches of random length. After half of the steps a checkpoint is saved
-and a step accumulates over 6 microbatches instead of 4; two steps later the process ends. Another one loads the checkpoint
-and makes the second half. The plan of `serve` is made from a third process, which records 7 steps of the first half.
-Losses are compared with the first variant's, bit by bit. Variants are bench_train.py's. DIR receives a report each process,
-and table.md, which is printed too.
+and a step accumulates over 6 microbatches instead of 4; two steps later the process ends. Another process loads the
+checkpoint and makes the second half. The plan of `serve` is made from a third process, which records 7 steps of the
+first half. Losses are compared with the first variant's, bit by bit. Variants are those of bench_train.py. DIR receives
+a report of each process, and table.md, which is printed too.
 """
 
 import argparse
@@ -23,9 +23,9 @@ import train
 from bench_train import GIB, TITLES, VARIANTS, environment_for, list_of, make_plan, median
 
 RECORDED_STEPS = 7
-STEPS_BEHIND_CHECKPOINT = 2  # of the process that ends
-EVALUATED = 5                # every so many steps
-WARM = 2                     # first steps of each process, left out of what is said of steady steps
+STEPS_BEHIND_CHECKPOINT = 2  # steps that the first process makes after saving the checkpoint
+EVALUATED = 5                # steps between two evaluations
+WARM = 2                     # first steps of each process, which do not count as steady ones
 
 
 class RealRun:

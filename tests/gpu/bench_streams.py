@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measures what STALLOC_CROSS_STREAM costs and saves: two streams train side by side, and free and want memory in turn.
+"""Measures what STALLOC_CROSS_STREAM costs and saves: two streams train side by side, and one frees what the other wants.
 
   bench_streams.py --library LIB --out DIR [--iterations N]
 
-Each stream has a model of its own and makes a step of a random length in each iteration; the host waits for neither. Rows:
-PyTorch's allocators, which never and the driver's pool, which sometimes gives one stream what another has freed, and stalloc
-without a plan with each preference. DIR receives streams.json and streams.md, which is printed too.
+Each stream has a model of its own and makes a step of a random length in each iteration; the host waits for neither.
+The rows are PyTorch's allocators, which never give one stream what another has freed; the driver's pool, which
+sometimes does; and stalloc without a plan with each preference. DIR receives streams.json and streams.md, which is
+printed too.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def make_parser():
 
 
 def train(iterations):
-    """In a process of its own: milliseconds of each block of ten iterations, and memory, as JSON."""
+    """The process of a row: prints the milliseconds of each block of ten iterations, and memory, as JSON."""
     import torch
     from figures import Statistics
 

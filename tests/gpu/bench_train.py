@@ -4,18 +4,18 @@
   bench_train.py --library LIB --tool STALLOC_PLAN --out DIR [--plan PLAN] [--rounds N] [--variants LIST]
                  [-- train.py options]
 
-Variants, run one after the other in each round, so that slow drifts of the machine hit all alike:
+Variants, run one after the other in each round, so that slow drifts of the machine affect all alike:
   native      PyTorch's caching allocator
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   record      trace mode (compare its step time with async: the cost of the hooks and the recorder)
-  dynamic     dynamic mode, by the door: no trace, no plan
+  dynamic     dynamic mode, through the door: no trace, no plan
   driver      the same, but behind the cudaMallocAsync backend (STALLOC_TORCH=async)
-  order       dynamic mode by the door, with streams that keep to their own memory (STALLOC_CROSS_STREAM=order)
-  serve       alloc mode; planned once, from the first round's trace, or --plan, say of a run with another seed
+  order       dynamic mode through the door, with streams that keep to their own memory (STALLOC_CROSS_STREAM=order)
+  serve       alloc mode, with a plan made once from the first round's trace, or with --plan (perhaps of another seed)
 
 DIR receives each run's report and standard error, trace.fb, plan.fb, summary.json (of the planner), measured.json
-(what belongs beside a trace that is shipped) and table.md, which is printed too.
+(the figures that are kept beside a shipped trace) and table.md, which is printed too.
 """
 
 import argparse
@@ -35,12 +35,12 @@ TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments
           **{rule: f"stalloc, without a plan, {rule}" for rule in ("order", "grow", "never")},
           "record": "stalloc, recording",
           "serve": "stalloc, serving the plan"}
-PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # read since 2.9; read before
+PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first is read since 2.9, the second before
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
 
 
 def list_of(allowed):
-    """For argparse: reads a comma-separated list of names, each of them allowed."""
+    """A type for argparse: a comma-separated list of names, each of them allowed."""
     def read(text):
         names = text.split(",")
         for name in names:
@@ -77,7 +77,7 @@ def parse_arguments(words=None):
 
 
 def environment_for(variant, library, trace=None, plan=None):
-    """What the variant runs in; record needs the path of its trace, serve that of its plan."""
+    """The environment of a variant's run; record needs the path of its trace, serve that of its plan."""
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("STALLOC_") and name not in ("LD_PRELOAD", *PYTORCH_SETTINGS)}
     settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}.get(variant)
@@ -96,14 +96,14 @@ def environment_for(variant, library, trace=None, plan=None):
 
 
 def run_training(variant, round_number, arguments):
-    """One training run; its report, with the end of its standard error added. Ends the program when it fails."""
+    """Makes one training run. Returns its report, with stalloc's lines of its output added. Ends the program when it fails."""
     name = f"{variant}-{round_number}"
     trace = arguments.out / ("trace.fb" if round_number == 0 else f"trace-{round_number}.fb")
     report_path = arguments.out / f"{name}.json"
     environment = environment_for(variant, arguments.library, trace, arguments.plan or arguments.out / "plan.fb")
     print(f"{name} ...", flush=True)
     if variant == "record":
-        trace.unlink(missing_ok=True)  # of an earlier call: the library leaves it alone and writes another
+        trace.unlink(missing_ok=True)  # a trace of an earlier call: the library does not replace it
     command = [sys.executable, str(TRAIN), "--figures", "--json", str(report_path), *arguments.train]
     with open(arguments.out / f"{name}.stderr", "w+", encoding="utf-8", errors="replace") as log:
         status = subprocess.run(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -113,7 +113,7 @@ def run_training(variant, round_number, arguments):
     if status != 0:
         sys.exit(f"{name} failed with status {status}; the end of its output:\n{text[-4000:]}")
     if variant == "record" and round_number > 0:
-        trace.unlink(missing_ok=True)  # the first one is planned and kept; the others only cost time, which is measured
+        trace.unlink(missing_ok=True)  # only the first trace is planned and kept; of the others only their cost in time matters
     report = json.loads(report_path.read_text(encoding="utf-8"))
     report["stalloc_says"] = [line for line in text.splitlines() if "stalloc" in line]
     return report
@@ -135,13 +135,13 @@ def median(values):
 
 
 def steady_step_ms(reports):
-    """Median over the steady steps of all rounds."""
+    """The median over the steady steps of all rounds."""
     return median([ms for report in reports
                    for ms in (report["step_ms"][report["options"]["warmup"]:] or report["step_ms"])])
 
 
 def table(results):
-    """One row a variant. Live: the peak of allocated bytes; held: the peak of what the allocator took from the card."""
+    """A row for each variant. Live: the peak of allocated bytes; held: the peak of what the allocator took from the card."""
     reference = results.get("native") or next(iter(results.values()))
     lines = ["| allocator | live GiB | held GiB | held / live | lost | card grew by GiB | step ms | / first row | "
              "losses as first row |", "|---|---|---|---|---|---|---|---|---|"]
@@ -159,7 +159,7 @@ def table(results):
 
 
 def mapping_in_steps(reports):
-    """A line for each report, by its title, that stalloc spoke in: the driver calls that mapped memory, of each step."""
+    """A line for each report, by its title, that has stalloc's figures: how many driver calls mapped memory in each step."""
     lines = []
     for title, report in reports.items():
         calls = [figures["mapping_calls_after_start"] for figures in report.get("figures", [])]
@@ -195,7 +195,7 @@ def main():
                 summary = make_plan(arguments)
                 print("plan: " + ", ".join(f"{name} {value}" for name, value in summary.items()
                                            if isinstance(value, (int, float))), flush=True)
-        # Written each round: a run that is cut short leaves what it has.
+        # Written after each round, so that a call that is cut short leaves what it has.
         (arguments.out / "measured.json").write_text(json.dumps(measured(results, arguments), indent=1) + "\n",
                                                      encoding="utf-8")
         (arguments.out / "table.md").write_text(table(results), encoding="utf-8")

@@ -8,11 +8,11 @@ With options of train.py, its steps are measured instead; the card must hold one
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   dynamic     stalloc's dynamic mode: no trace, no plan
-  simplest    the same backend of PyTorch on simplest_pool.cpp: the least that any allocator behind it can cost
+  simplest    the same backend of PyTorch on simplest_pool.cpp, the least that any allocator behind it can cost
 
-The speed of a rented host may change twofold from one second to the next. So all variants live at the same time, each in
-a process of its own on the same two cores, and measure in turns, one after the other; what is compared is the ratio to the
-first variant within a turn. DIR receives turns.json (every turn) and turns.md, which is printed too.
+The speed of a rented host may change twofold from one second to the next. So all variants live at the same time, each
+in a process of its own on the same two cores, and measure in turns, one after the other; the ratios to the first
+variant within a turn are compared. DIR receives turns.json (every turn) and turns.md, which is printed too.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MODELS = {
     "step of a 200M model, 64 tokens": ["--size", "200m", "--batch", "1", "--seq", "64", "--accumulate", "1"],
 }
 SMALL_WARM_UP = 20  # steps
-WARM_UP = 6         # by then, memory is mapped
+WARM_UP = 6         # by then memory is mapped
 
 
 def make_parser():
@@ -61,10 +61,10 @@ def parse_arguments(words):
 
 
 def time_pairs(size, pairs, device, synchronize):
-    """Nanoseconds of one torch.empty with its free."""
+    """Nanoseconds for one torch.empty with its free."""
     import torch
 
-    for _ in range(pairs // 10):  # the other variants had the caches
+    for _ in range(pairs // 10):  # the other variants have filled the processor's caches
         torch.empty(size, dtype=torch.uint8, device=device)
     started = time.perf_counter_ns()
     for _ in range(pairs):
@@ -75,7 +75,7 @@ def time_pairs(size, pairs, device, synchronize):
 
 
 def make_trainer(words, device, synchronize, warm_up, repeats):
-    """A function that makes steps of a model of its own, as many as `repeats`, and returns the last one's nanoseconds."""
+    """A function that makes `repeats` steps of a model of its own, and returns the nanoseconds of the last one."""
     import torch
 
     options = train.make_parser().parse_args([*words, "--device", device])
@@ -96,7 +96,7 @@ def make_trainer(words, device, synchronize, warm_up, repeats):
 
 
 def serve_turns(arguments):
-    """In a process of its own: for each name read from standard input, prints what it measures now, in nanoseconds."""
+    """The process of a variant: for each name read from standard input, measures and prints nanoseconds."""
     import torch
 
     synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
@@ -105,7 +105,7 @@ def serve_turns(arguments):
     else:
         measure = {f"torch.empty, {size >> 10} KiB":
                    lambda size=size: time_pairs(size, arguments.pairs, arguments.device, synchronize) for size in BYTES}
-        for name, words in MODELS.items():  # three steps: the other variants had the caches
+        for name, words in MODELS.items():  # three steps, since the other variants have filled the caches
             measure[name] = make_trainer(words, arguments.device, synchronize, SMALL_WARM_UP, repeats=3)
     print(json.dumps(list(measure)), flush=True)
     for line in sys.stdin:
@@ -146,7 +146,7 @@ class Variant:
 
 
 def table(turns):
-    """Medians over the turns: of the times, and of the ratios to the first variant's in the same turn."""
+    """Medians over the turns of the times, and of the ratios to the first variant's time in the same turn."""
     first = next(iter(turns.values()))
     lines = ["| | " + " | ".join(f"{NAMES[variant]}, us | ratio" for variant in turns) + " |",
              "|---" * (1 + 2 * len(turns)) + "|"]

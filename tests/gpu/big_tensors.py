@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Keeps 93 to 95 % of the card in live tensors of ever changing sizes, and says which allocator gets how far.
+"""Keeps 93 to 95 % of the card in live tensors of ever changing sizes, and reports how far each allocator gets.
 
   big_tensors.py --library LIB --out DIR [--variants LIST] [--operations N] [--seconds N]
 
 Each variant (those of bench_train.py) makes the same seeded requests: random tensors are freed until 93 % of the memory
 that was free at the start is live, then others are made, of 4 MiB to 1.5 GiB each, up to 95 %. Every tensor is filled
-with a value of its own, and looked at as a whole before it is freed. A run ends with the first request that fails, or
+with a value of its own, and checked as a whole before it is freed. A run ends with the first request that fails, or
 after so many operations. DIR receives each run's report and table.md, which is printed too.
 """
 
@@ -30,7 +30,7 @@ LOW, HIGH = 0.93, 0.95
 
 
 class Program:
-    """The requests: what to free and what to allocate next. The same for the same seed and capacity."""
+    """The requests: what to free and what to allocate next. They are the same for the same seed and capacity."""
 
     def __init__(self, seed, capacity, smallest=SMALLEST, largest=LARGEST):
         self.random = random.Random(seed)
@@ -43,7 +43,7 @@ class Program:
         return int(math.exp(exponent)) // 512 * 512
 
     def next(self):
-        """("allocate", tensor, bytes) or ("free", tensor, bytes)."""
+        """The next request: ("allocate", tensor, bytes) or ("free", tensor, bytes)."""
         if self.draining or self.live + self.next_bytes > HIGH * self.capacity:
             tensor = self.random.choice(list(self.sizes))
             size = self.sizes.pop(tensor)
@@ -58,8 +58,8 @@ class Program:
 
 
 def make_requests(options, torch, program):
-    """Follows the program. What is live in the end, how many requests were made, the error that ended them, and how
-    many tensors held wrong data."""
+    """Makes the program's requests. Returns the tensors that are live in the end, how many requests were made, the
+    error that ended them, and how many tensors held wrong data."""
     tensors, done, wrong = {}, 0, 0
     began = time.perf_counter()
     while done < options.operations and time.perf_counter() - began < options.seconds:
@@ -68,7 +68,7 @@ def make_requests(options, torch, program):
             try:
                 tensors[tensor] = torch.full((size // 4,), tensor, dtype=torch.int32, device=options.device)
             except torch.OutOfMemoryError as failure:
-                tensors.popitem()  # to look at the others takes a little memory
+                tensors.popitem()  # checking the others takes a little memory
                 return tensors, done, str(failure).splitlines()[0], wrong
         else:
             wrong += not is_filled(torch, tensors.pop(tensor), tensor)
@@ -82,9 +82,9 @@ def is_filled(torch, memory, value):
 
 
 def run_program(options, torch):
-    """How far one allocator gets."""
+    """Runs the program under one allocator. Returns the report."""
     cuda = options.device == "cuda"
-    is_filled(torch, torch.full((1024,), 7, dtype=torch.int32, device=options.device), 7)  # loads what is used below
+    is_filled(torch, torch.full((1024,), 7, dtype=torch.int32, device=options.device), 7)  # loads the kernels that are used below
     if cuda:
         torch.cuda.synchronize()
     capacity = options.bytes or torch.cuda.mem_get_info()[0]
@@ -125,7 +125,7 @@ def table(reports):
 
 
 def run_variant(variant, arguments, capacity):
-    """Its report. Of a variant that broke, what is known."""
+    """Runs a variant in a process. Returns its report, or what is known if it failed."""
     report = arguments.out / f"big-{variant}.json"
     report.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--child", "--json", str(report), "--seed", str(arguments.seed),
@@ -171,7 +171,7 @@ def main():
     reports, capacity = {}, arguments.bytes
     for variant in arguments.variants:
         reports[variant] = run_variant(variant, arguments, capacity)
-        capacity = capacity or reports[variant].get("capacity", 0)  # all make the first one's requests
+        capacity = capacity or reports[variant].get("capacity", 0)  # all variants make the requests of the first
         (arguments.out / "table.md").write_text(table(reports), encoding="utf-8")
     print(table(reports), end="")
     sound = all(report.get("wrong") == 0 for report in reports.values())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two cards under every allocator: the checks of comm_checks.py, each in two processes of its own, a rank on each card.
+"""Two cards under every allocator: runs the checks of comm_checks.py, each in two processes of its own, a rank on each card.
 
   comm_battery.py --library LIB --tool stalloc-plan --out DIR [--seconds 120] [--checks LIST] [--variants LIST] [--jobs 10]
                   [--python PYTHON] [--dry-run]
@@ -8,13 +8,14 @@ Variants:
   native      PyTorch's own allocator, without stalloc
   dynamic     stalloc without a plan (STALLOC_CROSS_STREAM=share, its default)
   record      recording
-  plan        by a plan of what `record` recorded (made on the way)
+  plan        with a plan of what `record` recorded (made on the way)
   order, grow, never   dynamic with that STALLOC_CROSS_STREAM, for checks in which streams matter
   segments    PyTorch's own with expandable_segments:True, without stalloc (only when named)
 
-What was received must be the same as native's. DIR receives results.jsonl, one line as soon as something is known,
-summary.md, written anew each time, and failures.txt: whoever ends this early keeps what was done until then. Nothing is
-begun that would not end in time. Exit status 1: something that native passes failed or differs under stalloc.
+What is received must be the same as under native. DIR receives results.jsonl, with a line as soon as a result is known,
+summary.md, written anew each time, and failures.txt, so that a call that is ended early leaves all results until then.
+Nothing is begun that would not end in time. Exit status 1: something that passes under native failed or differs under
+stalloc.
 """
 
 import argparse
@@ -44,11 +45,11 @@ VARIANTS = {
 }
 FOR_STREAMS = ("order", "grow", "never")
 SEGMENTS = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
-# A program that uses NVLink multicast can put cards out of service that others share.
+# A program that uses NVLink multicast can put out of service cards that others share.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 FOREIGN = ("STALLOC_", "PYTORCH_", "XLA_", "TF_", "LD_PRELOAD")
 RANKS = 2
-CHECK_SECONDS = 50   # no check takes longer
+CHECK_SECONDS = 50   # a check that takes longer is ended
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
 
 
@@ -105,14 +106,14 @@ class Battery:
         return variables
 
     def run(self, check, variant, more):
-        """Both ranks; their exit statuses and their outputs."""
+        """Runs both ranks of a check. Returns their exit statuses and their outputs."""
         command = [self.options.python, str(PROGRAM), check, "--device", self.options.device]
         ranks = Ranks(command, self.environment(variant) | more, RANKS, self.folder, f"{check}-{variant}")
         statuses = ranks.wait(max(5, min(CHECK_SECONDS, self.deadline - time.monotonic())))
         return statuses, ranks.outputs()
 
     def chain(self, check, variants):
-        """One check in some variants, one after the other; `plan` needs what `record` recorded."""
+        """Runs a check in some variants, one after the other; `plan` needs what `record` recorded."""
         for variant in variants:
             if time.monotonic() > self.deadline - 8:
                 self.note(check, variant, "not run", 0, [], [])
@@ -129,7 +130,7 @@ class Battery:
                 more["STALLOC_PLAN"] = str(self.traces(check) / "plans" / "plan.%r.fb")
             statuses, outputs = self.run(check, variant, more)
             failed = [(status, output) for status, output in zip(statuses, outputs) if status not in (0, 77)]
-            failed.sort(key=lambda pair: pair[0] == TIMED_OUT)  # who failed first, then who waited for it
+            failed.sort(key=lambda pair: pair[0] == TIMED_OUT)  # those that failed come before those that waited for them
             outcome = "passed"
             if 77 in statuses and all(status == TIMED_OUT for status, _ in failed):
                 outcome = "not here"
@@ -206,8 +207,8 @@ class Battery:
 
 
 def chains(options):
-    """What runs by itself: (check, variants). Native comes first, that all may be compared; record and plan belong
-    together."""
+    """The chains, each of which runs by itself, as (check, variants). They follow the order of the variants given, but
+    record and plan belong together."""
     together = [name for name in ("record", "plan") if name in options.variants]
     for variant in options.variants:
         if variant not in together:

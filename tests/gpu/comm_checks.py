@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What two cards do with each other's memory: checks of a few seconds, run by two processes each, a rank on each card.
+"""What two cards do with each other's memory: checks of a few seconds, each run by two processes, a rank on each card.
 
   comm_checks.py NAME [--device cuda|cpu]   as one rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set)
   comm_checks.py --list
 
 A rank prints one line of JSON with checksums of what it received, which must be the same whatever allocator serves. The
 checks know nothing of stalloc; comm_battery.py runs them with and without it. Exit status 77: a check does not apply
-here. No check uses multicast: its kernels are for machines whose cards are not shared with others.
+here. No check uses multicast, which is only for machines whose cards are not shared with others.
 """
 
 import argparse
@@ -19,14 +19,14 @@ import pickle
 import sys
 
 CHECKS = {}
-SIZES = (1, 7, 1021, 65537, 1_000_003, 3_145_741)  # elements: none fills pages
+SIZES = (1, 7, 1021, 65537, 1_000_003, 3_145_741)  # elements; none of these tensors fills whole pages
 IPC_HANDLE_BYTES = 64
 NOTHING = b"nothing"
 NCCL_INT32, NCCL_SUM, NCCL_WINDOW_SYMMETRIC = 2, 0, 1
 
 
 def check(environment=None, streams=False):
-    """`environment`: what NCCL or PyTorch must find set; `streams`: whether STALLOC_CROSS_STREAM can matter."""
+    """`environment`: variables that NCCL or PyTorch must find; `streams`: whether STALLOC_CROSS_STREAM can matter."""
     def register(function):
         CHECKS[function.__name__] = function
         function.environment, function.streams = environment or {}, streams
@@ -40,7 +40,7 @@ def not_here(why):
 
 
 class Ranks:
-    """This rank, its card and its group, and what the checks do again and again."""
+    """This rank, its card and its group, and functions that many checks need."""
 
     def __init__(self, torch, device_kind):
         self.torch, self.dist = torch, torch.distributed
@@ -54,22 +54,22 @@ class Ranks:
         self.dist.init_process_group("nccl" if self.cuda else "gloo", device_id=self.device if self.cuda else None)
 
     def pattern(self, size, salt, kind=None, rank=None):
-        """Small whole numbers, different for each rank and salt: sums of them are exact in every type."""
+        """Small whole numbers, different for each rank and salt. Their sums are exact in every type."""
         rank = self.rank if rank is None else rank
         numbers = (self.torch.arange(size, device=self.device) * (2 * salt + 3) + 7 * rank + salt) % 61
         return numbers.to(kind or self.torch.int32)
 
     def junk(self, size, kind=None):
-        """Writes over whatever memory a request gets now, and frees it: what still reads that memory shows it."""
+        """Allocates memory, writes over it and frees it: if something still reads that memory, its result is wrong."""
         self.torch.full((size,), -1, dtype=kind or self.torch.int32, device=self.device)
 
     def delay(self):
-        """Holds the current stream for about half a millisecond, so that what others wait for comes late."""
+        """Holds the current stream for about half a millisecond, so that work for which others wait comes late."""
         if self.cuda:
             self.torch.cuda._sleep(1_000_000)
 
     def note(self, tensor):
-        """Adds the tensor's contents, by place, to the checksums; queued on the current stream, nothing waits."""
+        """Adds a checksum of the tensor's contents and their order. It is queued on the current stream; nothing waits."""
         flat = tensor.detach().reshape(-1)
         if flat.dtype.is_floating_point:
             flat = flat.contiguous().view({2: self.torch.int16, 4: self.torch.int32, 8: self.torch.int64}[flat.itemsize])
@@ -85,13 +85,13 @@ class Ranks:
             self.torch.cuda.synchronize()
 
     def meet(self):
-        """All work of all ranks until here is done."""
+        """Waits until all ranks have come here and all their work is done."""
         self.synchronize()
         self.dist.barrier()
         self.synchronize()
 
     def exchange(self, name, value):
-        """Gives bytes to the other rank; returns its."""
+        """Gives bytes to the other rank. Returns those of the other rank."""
         store = self.dist.distributed_c10d._get_default_store()
         store.set(f"{name}-{self.rank}", value)
         return store.get(f"{name}-{self.peer}")
@@ -100,7 +100,7 @@ class Ranks:
 # --- NCCL, through PyTorch ---
 
 def exchange_all(ranks, turns):
-    """Every collective, of odd sizes; what was sent is let go while it is still being sent."""
+    """Every collective with odd sizes. Tensors are freed while they are still being sent."""
     dist, torch, count = ranks.dist, ranks.torch, ranks.count
     for turn in range(turns):
         for size in SIZES:
@@ -166,7 +166,7 @@ def collectives_with_record_stream(ranks):
 
 @check(environment={"NCCL_CUMEM_ENABLE": "0"})
 def collectives_cumem_off(ranks):
-    """NCCL's own buffers by cudaMalloc, which it exports by cudaIpcGetMemHandle."""
+    """NCCL's own buffers come from cudaMalloc and are exported by cudaIpcGetMemHandle."""
     return exchange_all(ranks, 1)
 
 
@@ -183,12 +183,13 @@ def collectives_registering_segments(ranks):
 
 @check(environment={"NCCL_LEGACY_CUDA_REGISTER": "1", "NCCL_GRAPH_REGISTER": "1"})
 def graphs_legacy_register(ranks):
-    """docs/compatibility.md: to be left out. NCCL then exports what a graph uses by cudaIpcGetMemHandle."""
+    """With these variables, which docs/compatibility.md says to leave out, NCCL exports what a graph uses by
+    cudaIpcGetMemHandle."""
     return replay_graphs(ranks)
 
 
 def replay_graphs(ranks):
-    """Collectives in graphs, on memory of before the capture and of the capture; captured twice."""
+    """Collectives in graphs, on memory from before the capture and from the capture, captured twice."""
     torch, dist = ranks.torch, ranks.dist
     if not ranks.cuda:
         not_here("no graphs")
@@ -232,7 +233,7 @@ def graphs_plain(ranks):
 
 
 def reduce_in_pool(ranks, symmetric):
-    """Tensors of a pool of NCCL's memory, registered; the pool grows and is registered anew."""
+    """Tensors of a registered pool of NCCL's memory. The pool grows and is registered anew."""
     torch, dist = ranks.torch, ranks.dist
     if not ranks.cuda:
         not_here("no NCCL")
@@ -274,7 +275,7 @@ def pool_of_windows(ranks):
 # --- NCCL itself ---
 
 class Nccl:
-    """The library that PyTorch has loaded, with a communicator of this program's own."""
+    """The NCCL library that PyTorch has loaded, with a communicator of this program's own."""
 
     class UniqueId(ctypes.Structure):
         _fields_ = [("bytes", ctypes.c_byte * 128)]
@@ -299,7 +300,7 @@ class Nccl:
             raise RuntimeError(f"{name}: {result}")
 
     def allocate(self, size):
-        """ncclMemAlloc; the address, and it as a tensor of so many numbers."""
+        """Allocates by ncclMemAlloc. Returns the address, and the memory as a tensor of `size` numbers."""
         address = ctypes.c_void_p()
         self.must("ncclMemAlloc", ctypes.byref(address), ctypes.c_size_t(4 * size))
         return address, tensor_at(self.ranks, address.value, size)
@@ -332,7 +333,7 @@ def tensor_at(ranks, address, size):
 
 
 def reduce_registered(ranks, make, register):
-    """All-reduces of memory that NCCL was told of; `make` returns it as a tensor, and what frees it."""
+    """All-reduces of memory that is registered with NCCL. `make` returns it as a tensor, and a function that frees it."""
     if not ranks.cuda:
         not_here("no NCCL")
     nccl = Nccl(ranks)
@@ -420,7 +421,7 @@ def symmetric_memory(ranks):
 
 @check()
 def symmetric_pool(ranks):
-    """The same, of ordinary tensors that are made in a pool of symmetric memory."""
+    """The same with ordinary tensors that are made in a pool of symmetric memory."""
     if not ranks.cuda:
         not_here("no symmetric memory")
     import torch.distributed._symmetric_memory as symmetric
@@ -462,7 +463,7 @@ def nvshmem(ranks):
 
 
 class Cuda:
-    """The CUDA runtime and driver as vLLM's custom all-reduce uses them: by ctypes, from the libraries that are loaded."""
+    """The CUDA runtime and driver as vLLM's custom all-reduce uses them: the loaded libraries, called by ctypes."""
 
     class Handle(ctypes.Structure):
         _fields_ = [("bytes", ctypes.c_byte * IPC_HANDLE_BYTES)]
@@ -492,7 +493,8 @@ class Cuda:
         self.must("cudaFree", ctypes.c_void_p(address))
 
     def exchange(self, name, address):
-        """Exports the memory at an address; that of the other rank: where its allocation begins here, and the address."""
+        """Exports the memory at an address and opens the other rank's. Returns where its allocation begins here, and
+        its address."""
         start = ctypes.c_uint64()
         result = self.driver.cuPointerGetAttribute(ctypes.byref(start), self.RANGE_START, ctypes.c_uint64(address))
         if result != 0:
@@ -527,7 +529,7 @@ def ipc_needs(ranks):
 
 @check()
 def ipc_of_cuda_malloc(ranks):
-    """vLLM's buffers: cudaMalloc, a handle, and a kernel that reads the other card's buffer."""
+    """As vLLM's buffers: cudaMalloc, an exported handle, and a kernel that reads the other card's buffer."""
     cuda, add_across = ipc_needs(ranks)
     for size in SIZES[2:]:
         own = cuda.allocate(4 * size)
@@ -549,7 +551,7 @@ def ipc_of_cuda_malloc(ranks):
 
 @check()
 def ipc_of_a_graphs_tensors(ranks):
-    """What vLLM registers after a capture: a handle of the allocation in which a tensor of the graph lies."""
+    """As vLLM does after a capture: exports a handle of the allocation in which a tensor of the graph lies."""
     torch = ranks.torch
     cuda, add_across = ipc_needs(ranks)
     size = SIZES[4]
@@ -576,7 +578,8 @@ def ipc_of_a_graphs_tensors(ranks):
 
 @check()
 def ipc_of_tensors(ranks):
-    """A handle of a tensor's memory, which PyTorch alone got by cudaMalloc. (PyTorch itself shares tensors otherwise.)"""
+    """Exports a handle of a tensor's memory, which comes from cudaMalloc without stalloc. (PyTorch shares tensors in
+    another way.)"""
     cuda, add_across = ipc_needs(ranks)
     size = SIZES[5]
     mine = ranks.pattern(size, 0)
@@ -592,8 +595,8 @@ def ipc_of_tensors(ranks):
 
 @check()
 def weights_to_the_other_card(ranks):
-    """Reinforcement learning: the trainer's weights reach the process that generates, on the other card, by PyTorch's
-    shared tensors, as they are and in one flat bucket; then the trainer goes on."""
+    """As in reinforcement learning: the trainer's weights reach the process that generates, on the other card, as
+    PyTorch's shared tensors, each by itself and in one flat bucket; then the trainer goes on."""
     if not ranks.cuda:
         not_here("no CUDA")
     from multiprocessing.reduction import ForkingPickler
@@ -624,7 +627,7 @@ def weights_to_the_other_card(ranks):
             del received, flat, source
         ranks.meet()
         del bucket
-        weights[update % 4] = torch.zeros(shapes[update % 4], device=ranks.device)  # freed, and made anew
+        weights[update % 4] = torch.zeros(shapes[update % 4], device=ranks.device)  # freed and made anew
         ranks.junk(2_000_003)
         ranks.meet()
     for weight in weights:
@@ -634,7 +637,7 @@ def weights_to_the_other_card(ranks):
 
 @check(streams=True)
 def copies_between_cards(ranks):
-    """`to` of the other card and back, with frees and new requests in between, on both cards and two streams."""
+    """Copies to the other card and back by `to`, with frees and new requests in between, on both cards and two streams."""
     torch = ranks.torch
     if not ranks.cuda:
         not_here("one device")
@@ -666,7 +669,7 @@ def copies_between_cards(ranks):
 
 @check(streams=True)
 def side_streams(ranks):
-    """All-reduces of tensors of one stream on others, let go by record_stream."""
+    """All-reduces on other streams of tensors of one stream, which are freed after record_stream."""
     torch = ranks.torch
     if not ranks.cuda:
         not_here("no streams")

@@ -16,6 +16,6 @@ def _add_across(own, address, out, count, BLOCK_SIZE: tl.constexpr):
 
 
 def add_across(own, address, out):
-    """out = own + the numbers at an address of memory that this process may reach; all of 32 bits."""
+    """out = own + the numbers at `address`, in memory that this process may reach; all numbers have 32 bits."""
     count = own.numel()
     _add_across[(triton.cdiv(count, BLOCK),)](own, address, out, count, BLOCK_SIZE=BLOCK)

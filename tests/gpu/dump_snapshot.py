@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains a small model on sequences of varying length under PyTorch's own allocator, with its history recorded from the
-first tensor on, and dumps what PyTorch says of it: the snapshot, and the peaks that `stalloc compare` must find in it.
+first tensor on, and writes the snapshot, and the peaks that `stalloc compare` must find in it.
 
   dump_snapshot.py FOLDER    writes snapshot.pickle and measured.json there
 """

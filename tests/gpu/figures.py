@@ -1,4 +1,4 @@
-"""What a preloaded stalloc says of itself: while the program runs, by the documented C function, and in its log."""
+"""The figures of a preloaded stalloc: from the documented C function while the program runs, and from its log."""
 
 import ctypes
 import pathlib
@@ -9,12 +9,12 @@ HEADER = pathlib.Path(__file__).resolve().parents[2] / "interpose" / "stalloc.h"
 
 
 def logged(text):
-    """The statistics in the library's log, a dictionary for each line that says them."""
+    """The statistics in the library's log, a dictionary for each line that has some."""
     return [{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", said)} for said in LOGGED.findall(text)]
 
 
 class Statistics:
-    """stalloc's own figures, or none when it is not preloaded. The fields are those of interpose/stalloc.h."""
+    """stalloc's figures, or none when it is not preloaded. The fields are those of interpose/stalloc.h."""
 
     def __init__(self, header=HEADER):
         try:

@@ -3,9 +3,9 @@
 
   frameworks.py --library LIB --tool STALLOC_PLAN --out DIR [--programs LIST]
 
-Each program, as far as its framework is installed, is run alone, recorded, served from the plan of that, and in dynamic
-mode. All four must print the same numbers to the last bit, and the library must have served. DIR receives each run's
-output, trace and plan, and frameworks.md, which is printed too. Exit status: 0 all of this holds, 1 not.
+Each program whose framework is installed is run alone, recorded, served from the plan made of that, and in dynamic
+mode. All four runs must print the same numbers to the last bit, and the library must have served. DIR receives each
+run's output, trace and plan, and frameworks.md, which is printed too. Exit status: 0 all of this holds, 1 not.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MODES = ("alone", "record", "serve", "dynamic")
 
 
 def jax_program():
-    """A training loop, compiled, whose batch size changes; and operations that are not compiled."""
+    """A compiled training loop whose batch size changes, and operations that are not compiled."""
     import jax
     import jax.numpy as jnp
 
@@ -71,7 +71,7 @@ def cupy_program(asynchronous):
 
 
 def bindings_program():
-    """The driver's synchronous requests, by NVIDIA's own bindings."""
+    """The driver's synchronous requests, through NVIDIA's own bindings."""
     import numpy
     from cuda.bindings import driver
 
@@ -117,20 +117,20 @@ def installed(module):
 def environment_of(mode, arguments, name):
     trace, plan = arguments.out / f"{name}.trace.fb", arguments.out / f"{name}.plan.fb"
     environment = bench_train.environment_for("native" if mode == "alone" else mode, arguments.library, trace, plan)
-    # Alone as JAX is under stalloc, but for the allocator: it would else take most of the card.
+    # Alone, JAX is set as under stalloc but for the allocator; otherwise it would take most of the card.
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     environment["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
     return environment
 
 
 def run(name, mode, arguments):
-    """What the program printed and what the library said; or why there is nothing."""
+    """Runs a program in a mode. Returns what it printed and what the library logged, or None and the reason."""
     if mode == "serve":
         planned = subprocess.run([str(arguments.tool), str(arguments.out / f"{name}.trace.fb"), "-o",
                                   str(arguments.out / f"{name}.plan.fb")], capture_output=True, text=True, check=False)
         if planned.returncode != 0:
             return None, f"planning: {planned.stderr.strip()}"
-    if mode == "record":  # of an earlier call: the library leaves it alone and writes another
+    if mode == "record":  # a trace of an earlier call: the library does not replace it
         (arguments.out / f"{name}.trace.fb").unlink(missing_ok=True)
     done = subprocess.run([sys.executable, __file__, "--child", name], env=environment_of(mode, arguments, name),
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -143,12 +143,12 @@ def run(name, mode, arguments):
 def row(name, mode, same, said):
     live, physical, planned, unplanned, dynamic = (sum(one[name] for one in figures.logged(said)) for name in (
         "live_peak", "physical_peak", "planned_requests", "unplanned_requests", "dynamic_requests"))
-    ratio = f"{physical / live:.4f}" if live and not unplanned else ""  # what CUDA holds for its part is not known
+    ratio = f"{physical / live:.4f}" if live and not unplanned else ""  # what CUDA holds for unplanned requests is not known
     return f"| {name} | {mode} | {same} | {planned} | {dynamic} | {unplanned} | {live / (1 << 20):.1f} | {ratio} |"
 
 
 def check(name, arguments):
-    """The program's rows of the table, and whether all holds."""
+    """Runs a program in all modes. Returns its rows of the table, and whether everything holds."""
     rows, reference, good = [], None, True
     for mode in MODES:
         printed, said = run(name, mode, arguments)

@@ -4,10 +4,11 @@
   largest_batch.py --library LIB --tool STALLOC_PLAN --out DIR [--kind VR] [--variants native,expandable,dynamic,serve]
                    [--card-gib 80] [--first N] [--seconds 400] [-- options of train_megatron.py]
 
-The cards are made as small as --card-gib says by a process that holds the rest of each (0: left as they are). Each variant
-begins where the one before it ended, and tries one microbatch more or less until it has one that fits beside one that does
-not. `serve` is the largest of `dynamic`, recorded, planned and run by the plan: give it last. DIR receives probes.jsonl, one
-line as soon as a run is over, and table.md, written anew each time. When --seconds are over, the table says what is known.
+A process makes the cards as small as --card-gib says by holding the rest of each (0: they are left as they are). Each
+variant begins where the one before it ended, and tries one sequence more or less in a microbatch until one size fits
+and the next one does not. `serve` records, plans and runs the largest microbatch of `dynamic`: give it last. DIR
+receives probes.jsonl, with a line as soon as a run is over, and table.md, written anew each time. When --seconds are
+over, the table has what is known.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from train_megatron import KINDS, OUT_OF_MEMORY
 
 VARIANTS = ("native", "expandable", "dynamic", "order", "grow", "never", "serve")
 STEPS = ["--steps", "4", "--warmup", "2"]
-LIMIT_SECONDS = 100  # no run takes longer
+LIMIT_SECONDS = 100  # a run that takes longer is ended
 HOLD = """
 import sys, torch
 kept = []
@@ -74,7 +75,7 @@ class Search:
         self.found = {}  # variant: {batch: reports, or in words why there are none}
 
     def run(self, variant, batch):
-        """One training: its reports, or why there are none."""
+        """Makes one training run. Returns its reports, or in words why there are none."""
         known = self.found.setdefault(variant, {})
         if batch in known:
             return known[batch]
@@ -108,13 +109,14 @@ class Search:
         return isinstance(result, list)
 
     def guess(self, variant):
-        """Where to begin: what a small run holds beyond weights, gradients and optimizer states grows with the microbatch."""
+        """The microbatch with which to begin: what a small run holds beyond weights, gradients and optimizer states
+        grows with it."""
         small = 2
         if not self.fits(variant, small):
             return 1
         guesses = []
         for report in self.found[variant][small]:
-            fixed = 18 * report["parameters"]  # weights 2, gradients 4, their copy of 32 bits 4, two moments 8
+            fixed = 18 * report["parameters"]  # bytes: weights 2, gradients 4, 32-bit copy of the weights 4, two moments 8
             each = max(report["max_memory_allocated"] - fixed, 1) / small
             guesses.append(int((self.arguments.card_gib * bench_train.GIB - fixed) / each))
         return max(min(guesses), small)
@@ -159,7 +161,7 @@ class Search:
 
 
 def hold_the_rest(arguments):
-    """A process that holds what the cards have beyond --card-gib, or None."""
+    """Starts a process that holds what the cards have beyond --card-gib, if that is wanted. Returns it or None."""
     if arguments.card_gib == 0:
         return None
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(arguments.card_gib), str(arguments.ranks)],

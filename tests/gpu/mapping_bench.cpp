@@ -1,6 +1,6 @@
-// What mapping costs: microseconds a handle of 4 MiB to create, map, give access to and unmap, by how many handles
-// there are, by whose reservation of addresses they lie in, and whether they are for GPUDirect RDMA; and whether parts
-// of a handle can be mapped. Prints a table; is no test.
+// What mapping costs: microseconds to create, map, give access to and unmap a handle of 4 MiB, depending on how many
+// handles exist, in which reservation of addresses they lie, and whether they are for GPUDirect RDMA or for sharing;
+// and whether parts of a handle can be mapped. Prints a table, and is not a test.
 //
 //     mapping_bench [most handles]
 #include <cuda.h>
@@ -25,15 +25,15 @@ constexpr std::size_t kMiB = 1 << 20;
 constexpr std::size_t kHandle = 4 * kMiB;
 constexpr std::size_t kBatch = 64;  // handles created, mapped and given access to at once
 constexpr std::size_t kBatchBytes = kBatch * kHandle;
-constexpr std::size_t kBig = std::size_t{1} << 44;  // the reservation for everything, as the library has it
+constexpr std::size_t kBig = std::size_t{1} << 44;  // one reservation for everything, as the library makes it
 constexpr std::size_t kTurns = 40;
 constexpr std::array<std::size_t, 4> kHandlesThere{0, 4000, 8000, 14000};
 
 struct Kind {
   const char* name;
   bool rdma;
-  bool own;     // a batch has a reservation of its own
-  bool shared;  // other processes may be given it, as a file descriptor
+  bool own;     // each batch has a reservation of its own
+  bool shared;  // may be given to other processes, as a file descriptor
 };
 constexpr std::array<Kind, 4> kKinds{{{"plain", false, false, false},
                                       {"for RDMA", true, false, false},
@@ -93,10 +93,10 @@ CUdeviceptr reserve(std::size_t bytes) {
 }
 
 struct Costs {
-  std::vector<double> create, map, access, unmap, reservation;  // a handle; of the last, a reservation
+  std::vector<double> create, map, access, unmap, reservation;  // for a handle; the last for a reservation
 };
 
-// Batches of each kind come and go in turn.
+// Measures batches of handles of each kind in turn.
 void print_batches(std::size_t there, CUdeviceptr big) {
   std::array<Costs, kKinds.size()> costs;
   Handles handles(kBatch);
@@ -135,7 +135,7 @@ void print_batches(std::size_t there, CUdeviceptr big) {
   }
 }
 
-// Handles that are mapped already, mapped a second time.
+// Measures mapping handles a second time.
 void print_view(const Handles& old, CUdeviceptr big) {
   Handles handles(kBatch);
   for (std::size_t i = 0; i < kBatch; ++i) handles[i] = old[i * 53 % old.size()];
@@ -154,8 +154,8 @@ void print_view(const Handles& old, CUdeviceptr big) {
   std::printf("      a view: in the big one %.1f, its own %.1f us a handle\n", median(costs[0]), median(costs[1]));
 }
 
-// Whether a part of a handle can be mapped, as the documentation of cuMemMap suggests where it bounds offset and size,
-// and shows the bytes that it should.
+// Prints whether a part of a handle can be mapped, as the documentation of cuMemMap suggests with its bounds on offset
+// and size, and whether the mapping then shows the right bytes.
 void print_parts(CUdeviceptr big) {
   constexpr std::size_t kHalf = kHandle / 2;
   const CUmemGenericAllocationHandle handle = create();
@@ -177,7 +177,7 @@ void print_parts(CUdeviceptr big) {
     std::printf("mapped, and shows half %d\n", found);
     check(cuMemUnmap(part, kHalf), "unmapping");
   }
-  check(cuCtxSynchronize(), "waiting");  // writing may go on
+  check(cuCtxSynchronize(), "waiting");  // work may still write
   unmap(whole, 1);
   check(cuMemRelease(handle), "releasing");
 }

@@ -2,8 +2,9 @@
 //
 //   pair_bench [--api driver|runtime] [--library FILE] [--bytes N] [--threads N] [--pairs N] [--batches N]
 //
-// Links no CUDA: the driver or the runtime is opened by name, so the same binary runs bare (the driver's pool answers)
-// and under a preloaded allocator. Prints one line of JSON: nanoseconds a pair, the median over all batches.
+// It is not linked with CUDA but opens the driver or the runtime by name, so that the same binary runs alone, on the
+// driver's pool, and under a preloaded allocator. Prints one line of JSON: nanoseconds for a pair, the median over all
+// batches.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -27,7 +28,7 @@ struct Settings {
   std::size_t bytes = 1 << 20;
   int threads = 1;
   int pairs = 1000;  // in a batch
-  int batches = 30;  // measured; two more come first, unmeasured
+  int batches = 30;  // that are measured; two more come first
 };
 
 constexpr int kWarmUpBatches = 2;
@@ -77,16 +78,17 @@ Function* find(void* library, const char* name) {
   return reinterpret_cast<Function*>(symbol);
 }
 
-// What is timed, through either API. Streams and addresses travel as the driver's types: the runtime's are the same.
+// The calls that are timed, through either API. Streams and addresses have the driver's types, which are also the
+// runtime's.
 struct Api {
-  std::function<void()> enter;  // once in each thread
+  std::function<void()> enter;  // called once in each thread
   std::function<CUstream()> create_stream;
   int (*allocate)(CUdeviceptr*, std::size_t, CUstream);
   int (*free)(CUdeviceptr, CUstream);
   int (*synchronize)(CUstream);
 };
 
-// The pool keeps its memory between batches, as PyTorch sets it.
+// The driver's functions. The pool is set to keep its memory between batches, as PyTorch does.
 Api driver_api(const Settings& settings) {
   void* library = open_first(settings.library, {"libcuda.so.1"});
   check(find<decltype(cuInit)>(library, "cuInit")(0), "cuInit");
@@ -132,7 +134,7 @@ Api runtime_api(const Settings& settings) {
           find<int(CUstream)>(library, "cudaStreamSynchronize")};
 }
 
-// Nanoseconds a pair of one batch.
+// Nanoseconds for a pair in one batch.
 double time_batch(const Api& api, const Settings& settings, CUstream stream) {
   const auto started = std::chrono::steady_clock::now();
   for (int i = 0; i < settings.pairs; ++i) {

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""PyTorch's own tests under several allocators: what passes with its native allocator has to pass with stalloc.
+"""Runs PyTorch's own tests under several allocators: what passes with its native allocator must pass with stalloc.
 
   pytorch_tests.py --tests DIR --library LIB --out DIR [--modes native,dynamic] [--seconds N] [--files LIST] [--again]
 
-DIR is the folder `test` of PyTorch's source (any release's; those that fail with PyTorch's own allocator do not count).
-Modes are torch_battery.py's. Each file of tests runs in some processes of its own, all at the same time; a process that
-a test ends is followed by one for the tests behind it. --out receives a line of JSON a test and mode (results.jsonl), and
-summary.md. With --again, what native passes and another mode does not is run once more in both, one test at a time: tests
-beside each other on one GPU disturb each other. Needs pytest and pytest-timeout. Exit status 1: a difference remained.
+DIR is the folder `test` of PyTorch's source (of any release; tests that fail with PyTorch's own allocator do not
+count). Modes are those of torch_battery.py. Each file of tests runs in some processes of its own, all at the same time;
+when a test ends its process, another one runs the tests after it. --out receives a line of JSON for each test and mode
+(results.jsonl), and summary.md. With --again, tests that pass under native and not in another mode are run once more in
+both, one at a time, since tests that run side by side on one GPU disturb each other. Needs pytest and pytest-timeout.
+Exit status 1: a difference remained.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import time
 
 import torch_battery
 
-# file: by how many processes its tests are shared, and which of its tests (pytest's -k)
+# file: how many processes share its tests, and which of its tests are run (pytest's -k)
 FILES = {"test_cuda.py": (2, ""), "test_cuda_multigpu.py": (1, ""), "test_cuda_trace.py": (1, ""),
          "test_dlpack.py": (1, "cuda"), "test_multiprocessing.py": (1, "cuda or Cuda"), "test_dataloader.py": (2, "cuda or pin"),
          "inductor/test_cudagraph_trees.py": (4, "")}
@@ -34,7 +35,7 @@ PASSED, FAILED, SKIPPED, ENDED = "passed", "failed", "skipped", "ended its proce
 
 
 class Recorder:
-    """A plugin of pytest: leaves out what is done or belongs to other processes, and writes down how each test ends."""
+    """A plugin of pytest. It leaves out tests that are done or belong to other processes, and notes how each test ends."""
 
     def __init__(self, path, share, of):
         self.path, self.share, self.of = path, share, of
@@ -66,13 +67,13 @@ def read_log(path):
 
 
 def run_here(options):
-    """In a process of its own: the tests of one file that are left of this share."""
+    """The process of a share: runs those tests of one file that are left of it."""
     import pytest
 
     with contextlib.suppress(ImportError):
         from torch.testing._internal import inductor_utils
 
-        if not hasattr(inductor_utils, "HAS_CUDA"):  # its name before 2.9, for the tests of older releases
+        if not hasattr(inductor_utils, "HAS_CUDA"):  # older releases' tests use this name, which it had before 2.9
             inductor_utils.HAS_CUDA = inductor_utils.HAS_CUDA_AND_TRITON
     os.chdir(options.tests / pathlib.Path(options.serve).parent)
     sys.path.insert(0, str(options.tests))
@@ -103,7 +104,7 @@ class Suite:
         return variables
 
     def share(self, mode, file, share, of, select, tag=""):
-        """Runs one share of a file to its end, through as many processes as that takes."""
+        """Runs one share of a file to its end, in as many processes as that takes."""
         log = self.folder / f"{tag}{mode}-{file.replace('/', '-')}-{share}.jsonl"
         output = self.options.out / f"{tag}{mode}-{file.replace('/', '-')}-{share}.txt"
         known = -1
@@ -117,13 +118,13 @@ class Suite:
                                             timeout=max(1, self.deadline - time.monotonic())).returncode
                 except subprocess.TimeoutExpired:
                     status = None
-            if status in (0, 1, 5):  # of pytest: all passed, some failed, none was left
+            if status in (0, 1, 5):  # pytest's statuses: all passed, some failed, none was left
                 break
         outcomes = {}
         for test, outcome, why in read_log(log):
             outcomes[test] = (outcome, why)
         if status is None and outcomes and list(outcomes.values())[-1][0] == ENDED:
-            outcomes.popitem()  # it ran out of time, not out of luck
+            outcomes.popitem()  # the time was over; the test did not end the process
         with self.lock, open(self.options.out / "results.jsonl", "a", encoding="utf-8") as lines:
             for test, (outcome, why) in outcomes.items():
                 self.results[file, test][mode] = (outcome, why)

@@ -1,4 +1,4 @@
-"""The ranks of one job on this machine, a process each: started together, waited for together, ended together."""
+"""The ranks of one job on this machine. Each is a process; all are started, waited for and ended together."""
 
 import contextlib
 import pathlib
@@ -7,12 +7,12 @@ import socket
 import subprocess
 import time
 
-SURVIVOR_SECONDS = 5  # that the others are waited for when one failed
+SURVIVOR_SECONDS = 5  # how long the others are waited for when one has failed
 TIMED_OUT = 124
 
 
 def free_port():
-    """Below those that the system chooses itself: one of these could be taken before the first rank listens."""
+    """A free port below those that the system itself chooses: one of these could be taken before the first rank listens."""
     while True:
         port = random.randrange(20000, 32768)
         with socket.socket() as listening, contextlib.suppress(OSError):
@@ -35,7 +35,8 @@ class Ranks:
                     stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder))
 
     def wait(self, seconds):
-        """Their exit statuses, TIMED_OUT for one that was ended because its time was over or another rank had failed."""
+        """Waits for the ranks. Returns their exit statuses, TIMED_OUT for one that was ended because its time was over
+        or another rank had failed."""
         end = time.monotonic() + seconds
         while any(process.poll() is None for process in self.processes) and time.monotonic() < end:
             if any(process.poll() not in (None, 0) for process in self.processes):
@@ -55,6 +56,6 @@ class Ranks:
 
 
 def pass_gate(path):
-    """For a rank that was started early: waits until the file is there. Until then nothing of CUDA may be used."""
+    """For a rank that was started early: waits until the file exists. CUDA may not be used before."""
     while path is not None and not pathlib.Path(path).exists():
         time.sleep(0.02)

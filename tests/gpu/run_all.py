@@ -3,16 +3,16 @@
 
   run_all.py --library LIB --tool STALLOC_PLAN --conformance PROGRAM --out DIR [--seconds N] [--soak N] JOB...
 
-Jobs run one after the other; one that takes too long is ended, and those that no time is left for are left out:
+Jobs run one after the other. One that takes too long is ended, and those for which no time is left are left out:
   conformance   tests/conformance/run.py, every mode
   roads         the same for programs that find CUDA's functions in other ways, without a plan
   big           big_tensors.py
-  soak          soak.py in dynamic mode, for --soak seconds. It runs on when the time is over: the same call again waits
-                for its end. Give it last
+  soak          soak.py in dynamic mode, for --soak seconds. It goes on when the time is over, and the same call made
+                again waits for its end. Give it last
   lora, plain, recompute, varlen, moe, moe-recompute
-                bench_train.py, one round of all variants (of --variants), with these options of train.py
+                bench_train.py, one round of --variants, with options of train.py for this kind of training
 
-DIR receives results.tar.gz; each job's own summary is printed. Exit status: 0 all were made and succeeded, 1 not.
+DIR receives results.tar.gz; each job's own summary is printed. Exit status: 0 all jobs ran and succeeded, 1 not.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-WORK = pathlib.Path(tempfile.gettempdir()) / "stalloc-run-all"  # found again by a second call
+WORK = pathlib.Path(tempfile.gettempdir()) / "stalloc-run-all"  # where a second call finds it again
 TRAINING = {
     "plain": ["--batch", "4", "--steps", "8"],
     "recompute": ["--recompute", "--steps", "6"],
@@ -87,7 +87,7 @@ def start(job, arguments, folder):
 
 
 def run_job(job, arguments, deadline):
-    """Its exit status, or why there is none."""
+    """Runs a job. Returns its exit status, or in words why there is none."""
     folder = WORK / job
     process = start(job, arguments, folder)
     try:
@@ -99,7 +99,7 @@ def run_job(job, arguments, deadline):
 
 
 def soak(arguments, deadline):
-    """Starts the soak, or finds the one that a call before this one started, and waits for it."""
+    """Starts the soak, or finds the one that an earlier call started, and waits for it."""
     folder = WORK / "soak"
     started = folder / "started"
     if not started.exists():
@@ -117,7 +117,7 @@ def soak(arguments, deadline):
 
 
 def pack(out):
-    """Everything but traces and plans, which are large."""
+    """Packs everything but traces and plans, which are large."""
     out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(out / "results.tar.gz", "w:gz") as archive:
         for path in sorted(WORK.rglob("*")):
@@ -129,7 +129,7 @@ def main():
     arguments = make_parser().parse_args()
     for name in ("library", "tool", "conformance"):
         setattr(arguments, name, getattr(arguments, name).resolve(strict=True))
-    deadline = time.monotonic() + arguments.seconds - 10  # for packing
+    deadline = time.monotonic() + arguments.seconds - 10  # seconds for packing
     results = {}
     for job in arguments.jobs:
         began = time.monotonic()

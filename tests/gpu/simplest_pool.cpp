@@ -1,6 +1,7 @@
-// Answers the CUDA runtime's stream-ordered requests as cheaply as can be, for one thread and one stream: a list of
-// freed blocks for each size, over one piece of device memory. Preloaded, it shows what PyTorch's cudaMallocAsync
-// backend costs by itself (bench_turns.py): no allocator behind that backend can be faster. Nothing to train with.
+// Answers the CUDA runtime's stream-ordered requests as cheaply as possible, for one thread and one stream: it has a
+// list of freed blocks for each size, over one piece of device memory. Preloaded, it shows what PyTorch's
+// cudaMallocAsync backend itself costs (bench_turns.py), since no allocator behind that backend can be faster. It is
+// not made for real trainings.
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -30,7 +31,7 @@ struct Pool {
   char* begin = nullptr;
   std::size_t used = 0;
   std::unordered_map<std::size_t, std::vector<void*>> free;  // by bytes
-  std::unordered_map<void*, std::vector<void*>*> home;       // the list that a block goes back to
+  std::unordered_map<void*, std::vector<void*>*> home;       // the list to which a block goes back
 };
 
 Pool& pool() {

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Trains for a long time on ever new lengths and batch sizes, and says whether memory and speed stay as they are.
+"""Trains for a long time on ever new lengths and batch sizes, and reports whether memory and speed stay as they are.
 
   LD_PRELOAD=libstalloc_interpose.so STALLOC_MODE=dynamic soak.py --seconds 600 --json soak.json
 
-Works in rounds. Each round runs the same batch sizes in another order, each with a length that was not seen before, but
-for the largest, which is in every round as it is. So all rounds need the same memory and do the same work, and no
-allocator sees the same sequence twice. After each round the report is written anew: the program may be killed.
+The training goes in rounds. Each round has the same batch sizes in another order, each with a new length, except that
+the largest batch has the same length in every round. So all rounds need about the same memory and do about the same
+work, and no allocator sees the same sequence twice. The report is written anew after each round, so the program may be
+killed.
 
-verdict.flat_physical  what is taken from the card in the last half of the rounds is at most 1 % more than in the first
-verdict.flat_views     the same of the stitched views that stalloc holds, 5 % (runs under stalloc only)
-verdict.no_slowdown    the time a token of the last quarter is at most 2 % more than that of the second
-Exit status: 0 all of these are so, 1 not.
+verdict.flat_physical  the last half of the rounds took at most 1 % more memory from the card than the first
+verdict.flat_views     it also had at most 5 % more stitched views (only under stalloc)
+verdict.no_slowdown    a token took at most 2 % more time in the last quarter than in the second
+Exit status: 0 all of these are true, 1 not.
 """
 
 import argparse
@@ -38,11 +39,12 @@ def make_parser():
 
 
 def shapes_of_round(number, seed, longest):
-    """(sequences, tokens in each) of one round, in order."""
+    """The shapes of one round in their order, as (sequences, tokens in each)."""
     chosen = random.Random(f"{seed}/{number}")
     shapes = [(max(BATCHES), longest)]
     for index, batch in enumerate(BATCHES):
-        # Around a quarter to nine tenths of the longest, up to a twentieth of it more or less.
+        # Each batch size has its own length, between a quarter and nine tenths of the longest, with up to a twentieth
+        # of the longest more or less.
         middle = longest * (0.25 + 0.65 * (index * 7 % len(BATCHES)) / len(BATCHES))
         shapes.append((batch, max(1, round(middle + chosen.uniform(-0.05, 0.05) * longest))))
     chosen.shuffle(shapes)
@@ -50,7 +52,7 @@ def shapes_of_round(number, seed, longest):
 
 
 def verdict_of(rounds):
-    """What the rounds so far say; the first is left out: it makes the optimizer's state."""
+    """The verdict on the rounds so far. The first is left out, since it makes the optimizer's states."""
     rounds = rounds[1:]
     if len(rounds) < 8:
         return {"rounds": len(rounds), "enough": False}
@@ -83,7 +85,7 @@ def holds(verdict):
 
 
 def memory_of(options, torch):
-    """PyTorch's figures; its peaks are of the round."""
+    """PyTorch's figures of memory. The peaks are those of the round."""
     if options.device == "cpu":
         return {}
     figures = {"live": torch.cuda.memory_allocated(), "live_peak": torch.cuda.max_memory_allocated(),
@@ -94,7 +96,7 @@ def memory_of(options, torch):
 
 
 def run_round(options, torch, model, optimizer, number):
-    """One round; its figures."""
+    """Runs one round. Returns its figures."""
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     generator = torch.Generator(device="cpu").manual_seed(options.seed + number)
     tokens_made, loss = 0, None
@@ -115,7 +117,7 @@ def run_round(options, torch, model, optimizer, number):
 
 
 def write(path, report):
-    """Whole or not at all: whoever reads it meanwhile finds the one before."""
+    """Replaces the report in one step: a reader finds either the old one or the new one."""
     partial = f"{path}.part"
     with open(partial, "w", encoding="utf-8") as out:
         json.dump(report, out, indent=1)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What can be known of the benchmark without a GPU and without PyTorch: the search, sizes, environments, tables, going on."""
+"""Tests what can be tested of the benchmark without a GPU and without PyTorch: the search, sizes, environments, tables,
+resuming."""
 
 import contextlib
 import importlib.util
@@ -25,7 +26,8 @@ GIB = 1 << 30
 
 
 def search(largest, capacity=0, most=1 << 20, guess=2, least=0):
-    """A search where sizes up to `largest` fit; what it found, and the sizes that it tried. Less than `least` is never live."""
+    """Searches where sizes up to `largest` fit. Returns what was found, and the sizes tried. At least `least` bytes are
+    always live."""
     search = Search(lambda size: max(10 + 7 * size, least) if size <= largest else None, capacity, most, guess)
     return search.largest(), list(search.tried)
 
@@ -139,7 +141,8 @@ class Tables(unittest.TestCase):
 
 
 class FakeProcess:
-    """In place of a worker: sizes above `room` run out of memory, in a process that shows them above `shown` more."""
+    """In place of a worker. Sizes above `room` run out of memory; in a process that shows a size, those above `room` +
+    `shown`."""
 
     room, shown = {"native": 40, "dynamic": 50}, -1
     started = []
@@ -202,7 +205,7 @@ class Measurements(unittest.TestCase):
             result = measures.Fit("llama-1b-recompute", allocator, self.setup, self.path).run()
             self.assertEqual((result["found"], result["largest"]), (most, most - 1))
             self.assertEqual([one["size"] for one in result["shown"]], [most, most - 1])
-            self.assertEqual(FakeProcess.started, [allocator] * 3)  # it searched, failed to show, showed
+            self.assertEqual(FakeProcess.started, [allocator] * 3)  # one searched, one failed to show it, one did
 
     def test_the_largest_may_be_larger_in_a_fresh_process(self):
         with unittest.mock.patch.object(FakeProcess, "shown", 2):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What can be known of the GPU programs without a GPU: they compile, parse their options and put a table together."""
+"""Tests what can be tested of the GPU programs without a GPU: they compile, parse their options and make their tables."""
 
 import argparse
 import contextlib
@@ -38,7 +38,7 @@ class Options(unittest.TestCase):
         self.assertEqual((options.size, options.batch, options.seq, options.accumulate), ("1b", 16, 2048, 4))
 
     def test_no_option_is_a_prefix_of_one_of_torchruns(self):
-        parsers = (train_parallel.make_parser(), train_megatron.make_parser())  # train.py's are train_parallel.py's too
+        parsers = (train_parallel.make_parser(), train_megatron.make_parser())  # train_parallel.py has all options of train.py
         for action in (action for parser in parsers for action in parser._actions):
             for name in action.option_strings:
                 clashes = [other for other in TORCHRUN if ("--" + other).startswith(name) and name != "-h"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What can be known of the long-running GPU programs without a GPU.
+"""Tests what can be tested of the long-running GPU programs without a GPU.
 
   test_proofs.py [LIBRARY FOLDER_OF_SIMCUDA]    with these, also that stalloc's figures are read as it writes them
 """
@@ -25,7 +25,7 @@ PRELOADED = sys.argv[1:3]
 class Soak(unittest.TestCase):
     @staticmethod
     def rounds(count, **changes):
-        """Rounds of a run in which nothing changes, but for what `changes` makes of the figures of the n-th."""
+        """Rounds of a run in which nothing changes except the figures in `changes`, functions of the round's number."""
         figures = {"us_per_token": 10.0, "reserved": 1000, "reserved_peak": 1010, "live_peak": 1000, "physical": 1000,
                    "views": 20, "mapping_calls_after_start": 50}
         return [{**figures, **{name: change(n) for name, change in changes.items()}} for n in range(count)]
@@ -119,7 +119,7 @@ class Figures(unittest.TestCase):
 
 
 def allocate():
-    """Three MiB by cuMemAlloc, and then stalloc's figures, one a line."""
+    """Allocates three MiB by cuMemAlloc, and then prints stalloc's figures, one in each line."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, address = ctypes.c_void_p(), ctypes.c_uint64()
     codes = [cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch under every allocator: the checks of torch_checks.py, each in a process of its own, then what it costs.
+"""PyTorch under every allocator: runs the checks of torch_checks.py, each in a process of its own, then measures costs.
 
   torch_battery.py --library LIB --tool stalloc-plan --out DIR [--seconds 280] [--checks LIST] [--modes LIST]
                    [--jobs 12] [--python PYTHON] [--no-bench] [--dry-run]
@@ -11,12 +11,12 @@ Modes:
   dynamic     stalloc through the door
   expandable  the same, with expandable_segments:True set by the user
   record      through the door, recording
-  plan        through the door, by a plan of what `record` recorded (made on the way)
+  plan        through the door, with a plan of what `record` recorded (made on the way)
 
-What native passes, stalloc must pass; what is comparable (losses) must be the same. DIR receives results.jsonl, one line
-as soon as something is known, summary.md, written anew each time, and failures.txt: whoever ends this early keeps what was
-done until then. Nothing is begun that would not end in time. Exit status 1: something that native passes failed in dynamic,
-expandable, record or plan, and not by design.
+Checks that pass under native must pass under stalloc; comparable results (losses) must be the same. DIR receives
+results.jsonl, with a line as soon as a result is known, summary.md, written anew each time, and failures.txt, so that a
+call that is ended early leaves all results until then. Nothing is begun that would not end in time. Exit status 1: a
+check that passes under native failed in dynamic, expandable, record or plan, and not by design.
 """
 
 import argparse
@@ -46,8 +46,8 @@ MUST_PASS = ("dynamic", "expandable", "record", "plan")
 BY_DESIGN = {("empty_cache", "plan")}  # a plan keeps its memory (docs/compatibility.md)
 SLOW = ("graph_trees", "sharing_between_processes", "dataloader_workers", "training_digest")  # begun first
 SIZES = (1 << 10, 1 << 20, 64 << 20)
-CHECK_SECONDS = 90   # no check takes longer
-BENCH_PART = 0.37    # of the time is kept for the measurements
+CHECK_SECONDS = 90   # a check that takes longer is ended
+BENCH_PART = 0.37    # share of the time that is kept for the measurements
 
 
 def words(text):
@@ -79,7 +79,7 @@ class Battery:
         self.measured = []
         options.out.mkdir(parents=True, exist_ok=True)
 
-    # --- what a process gets ---
+    # --- environments and processes ---
 
     def environment(self, mode, **more):
         foreign = ("STALLOC_", "PYTORCH_", "XLA_", "TF_", "LD_PRELOAD")
@@ -107,7 +107,7 @@ class Battery:
     # --- checks ---
 
     def chain(self, check, modes):
-        """One check in some modes, one after the other; `plan` needs what `record` recorded."""
+        """Runs a check in some modes, one after the other; `plan` needs what `record` recorded."""
         for mode in modes:
             if time.monotonic() > self.check_deadline:
                 self.note(check, mode, "not run", 0, "")
@@ -152,10 +152,10 @@ class Battery:
         with open(self.options.out / "results.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    # --- measurements, all variants alive at once, in turns ---
+    # --- measurements: all variants live at the same time and work in turns ---
 
     def measure(self, name, requests, variants, turns, limit):
-        """The answers of each variant to each request, turn after turn; stops when `limit` seconds are over."""
+        """The answers of each variant to each request, turn after turn. It stops when `limit` seconds are over."""
         end = min(self.deadline - 4, time.monotonic() + limit)
         processes = {}
         try:
@@ -191,7 +191,7 @@ class Battery:
         self.measure("generate_and_train", ["2"], ("native", "dynamic"), 6, 45)
         self.measure("cnn", ["30"], ("native", "dynamic"), 6, 30)
 
-    # --- what is read ---
+    # --- results ---
 
     def write_summary(self):
         checks = list(dict.fromkeys(check for check, _ in self.results))
@@ -246,7 +246,7 @@ class Battery:
 
 
 def chains(checks, modes):
-    """What runs by itself: (check, modes), the slow ones first; record and plan belong together."""
+    """The chains, each of which runs by itself, as (check, modes), the slow ones first; record and plan belong together."""
     together = [mode for mode in ("record", "plan") if mode in modes]
     single = [mode for mode in modes if mode not in together]
     order = sorted(checks, key=lambda check: check not in SLOW)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What PyTorch promises of CUDA memory, as programs of a few seconds; torch_battery.py runs each in a process of its own.
 
-  torch_checks.py NAME           runs one; prints a line of JSON with what may be compared between allocators
+  torch_checks.py NAME           runs one; prints a line of JSON with results that can be compared between allocators
   torch_checks.py --list
   torch_checks.py --serve NAME   measures on request: a line of JSON for each line of standard input
 
-They know nothing of stalloc. Exit status 77: it does not apply here (one device, a package that is missing).
+The checks know nothing of stalloc. Exit status 77: the check does not apply here (one device, a missing package).
 """
 
 import gc
@@ -111,14 +111,14 @@ def record_stream(torch):
 
 @check
 def record_stream_does_not_stall(torch):
-    """A free that another stream holds up holds nobody else up."""
+    """A free that waits for another stream delays nobody else."""
     main, side = torch.cuda.Stream(), torch.cuda.Stream()
     def work():
         with torch.cuda.stream(main):
             for _ in range(20):
                 torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda").sum()
 
-    work()  # loading a kernel for the first time waits for the device
+    work()  # loads the kernels first, since loading one waits for the device
     with torch.cuda.stream(main):
         tensor = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -160,7 +160,7 @@ def foreign_threads(torch):
 
 @check
 def fork_with_cuda(torch):
-    """A child of fork that leaves CUDA alone ends well, with tensors of its parent."""
+    """A child of fork that does not use CUDA ends without an error, although it inherited tensors."""
     tensor = torch.ones(MIB, device="cuda")
     child = os.fork()
     if child == 0:
@@ -194,7 +194,7 @@ def statistics(torch):
 
 @check
 def snapshot_agrees_with_statistics(torch):
-    """As PyTorch's own tests ask (_check_memory_stat_consistency)."""
+    """The snapshot agrees with the statistics, as PyTorch's own tests require (_check_memory_stat_consistency)."""
     keep = [torch.empty(size * 100_000, dtype=torch.uint8, device="cuda") for size in range(1, 100, 3)]
     del keep[::2]
     torch.cuda.synchronize()
@@ -214,7 +214,7 @@ def snapshot_agrees_with_statistics(torch):
 
 @check
 def history(torch):
-    """History and snapshots with stacks, opened by memory_viz."""
+    """History and snapshots have stacks, and memory_viz can open them."""
     torch.cuda.memory._record_memory_history(max_entries=10_000)
     x = torch.randn(1 << 20, device="cuda")
     y = x * 2
@@ -245,7 +245,7 @@ def profiler_with_memory(torch):
     assert used >= 16 * MIB, used
 
 
-# --- memory that is short ---
+# --- running out of memory ---
 
 @check
 def out_of_memory(torch):
@@ -273,7 +273,7 @@ def memory_fraction(torch):
     fits = torch.empty(int(share * 0.9), dtype=torch.uint8, device="cuda")
     raises(torch.OutOfMemoryError, lambda: torch.empty(int(share * 0.2), dtype=torch.uint8, device="cuda"))
     del fits
-    again = torch.empty(int(share * 0.95), dtype=torch.uint8, device="cuda")  # what was held serves again
+    again = torch.empty(int(share * 0.95), dtype=torch.uint8, device="cuda")  # held memory is used again
     del again
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.empty(int(share * 1.5), dtype=torch.uint8, device="cuda")
@@ -336,7 +336,7 @@ def make_graphed_callables(torch):
 
 @check
 def graph_trees(torch):
-    """torch.compile(mode="reduce-overhead"): checkpoints of private pools."""
+    """torch.compile(mode="reduce-overhead") needs checkpoints of private pools."""
     model = make_mlp(torch, 256, 2)
     compiled = torch.compile(model, mode="reduce-overhead")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -365,7 +365,7 @@ def mem_pool(torch):
     torch.cuda.empty_cache()
 
 
-# --- what programs do ---
+# --- whole programs ---
 
 @check
 def training_digest(torch):
@@ -450,7 +450,7 @@ def _shared_sum(queue, answers):
 
 @check
 def sharing_between_processes(torch):
-    """torch.multiprocessing with a tensor on the device."""
+    """torch.multiprocessing sends a tensor on the device."""
     import torch.multiprocessing as multiprocessing
 
     context = multiprocessing.get_context("spawn")
@@ -510,7 +510,8 @@ def report_memory(torch, started):
 
 
 def serve_generate_and_train(torch):
-    """Prompts of random lengths with growing caches of keys and values, then a training step, caches emptied between."""
+    """Prompts of random lengths with growing caches of keys and values, then a training step, with the allocator's
+    cache emptied between."""
     torch.manual_seed(5)
     width, heads, layers = 1024, 16, 8
     blocks = [torch.nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True, norm_first=True, dropout=0.0)
@@ -547,7 +548,7 @@ def serve_generate_and_train(torch):
 
 
 def serve_cnn(torch):
-    """Convolutions whose algorithms cudnn searches, at several resolutions."""
+    """Convolutions at several resolutions, for which cuDNN searches the best algorithms."""
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(5)
     channels = (3, 64, 128, 256, 256)

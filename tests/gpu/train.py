@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a Llama-like or Mixtral-like model on random tokens and reports losses, step times and memory as JSON.
 
-The program knows nothing of stalloc (but with --figures): run it bare, or under the preloaded library. Weights and
+The program knows nothing of stalloc, except with --figures: run it alone, or under the preloaded library. Weights and
 tokens are random and seeded; nothing is downloaded. Needs PyTorch and transformers (and peft with --lora).
 """
 
@@ -20,13 +20,13 @@ import time
 SIZES = {
     "1b": dict(hidden=2048, layers=16, heads=16, dense=5632, expert=1024, vocabulary=32000),
     "200m": dict(hidden=1024, layers=12, heads=16, dense=2816, expert=768, vocabulary=32000),
-    # Tensors of 13.1 and 3.1 MiB with 4x2048 tokens: no multiple of a page.
+    # With 4x2048 tokens this has tensors of 13.1 and 3.1 MiB, which are not multiples of a page.
     "odd": dict(hidden=840, layers=24, heads=15, dense=1960, expert=560, vocabulary=32000),
     "tiny": dict(hidden=64, layers=2, heads=4, dense=128, expert=64, vocabulary=256),
 }
 
 
-# No option may be a prefix of one of torchrun's, which would take it for its own.
+# No option may be a prefix of one of torchrun's options, since torchrun would take it for its own.
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1b")
@@ -55,7 +55,7 @@ def make_parser():
 def device_bytes_used():
     """Memory in use on the first visible device as the driver counts it, or None without NVML.
 
-    Asked of NVML, not of CUDA, so that asking before CUDA starts does not start it.
+    NVML is asked, not CUDA, so that a question before CUDA starts does not start it.
     """
     try:
         import pynvml
@@ -106,7 +106,7 @@ def make_optimizer(options, parameters):
 
 
 class Microbatches:
-    """Random tokens: the same sequence of batches for the same seed."""
+    """Random tokens. The same seed gives the same sequence of batches."""
 
     def __init__(self, options, torch):
         self.options, self.torch = options, torch
@@ -124,7 +124,7 @@ class Microbatches:
 
 
 class Prefetched:
-    """The same microbatches, brought by a thread of its own, as loaders do that overlap copies with training."""
+    """The same microbatches, copied by another thread, as loaders do that overlap copies with training."""
 
     AHEAD = 2
 
@@ -142,7 +142,7 @@ class Prefetched:
                     copied = self.torch.cuda.Event()
                     copied.record()
                     self.ready.put((tokens, copied))
-        except Exception as error:  # out of memory, say: whoever waits for a microbatch must hear of it
+        except Exception as error:  # such as out of memory: the thread that waits for a microbatch must know
             self.ready.put((error, None))
 
     def next(self):
@@ -156,7 +156,7 @@ class Prefetched:
 
 
 def make_microbatches(options, torch, count=sys.maxsize):
-    """`count`: how many will be asked for, at most."""
+    """The source of microbatches, at most `count` of which will be asked for."""
     microbatches = Microbatches(options, torch)
     return Prefetched(microbatches, count, torch) if options.prefetch else microbatches
 
@@ -185,7 +185,7 @@ def median(values):
 
 
 def statistics_of(options):
-    """What stalloc says of itself, where --figures asks for it; else None."""
+    """stalloc's figures if --figures asks for them, else None."""
     if not options.figures:
         return None
     from figures import Statistics
@@ -203,7 +203,7 @@ def memory_report(options, torch, used_before, used_peak):
         "max_memory_reserved": torch.cuda.max_memory_reserved(),
     }
     if used_before is not None:
-        # Includes the CUDA context, the libraries' kernels and everybody else's growth in the meantime.
+        # This includes the CUDA context, the libraries' kernels and the growth of other programs meanwhile.
         report["device_bytes_grown"] = used_peak - used_before
     return report
 

@@ -4,15 +4,16 @@
   torchrun --nproc-per-node 2 train_megatron.py --kind V|R|VR|ZR|T --json DIR [options]
 
 Kinds, after those of STAlloc's measurements (Llama2-7B, tensor parallel 4, pipeline 2, virtual pipeline 2, on 8 GPUs):
-  V   a pipeline over all ranks, two virtual stages a rank (interleaved 1F1B)
+  V   a pipeline over all ranks, with two virtual stages on each rank (interleaved 1F1B)
   R   a pipeline over all ranks (1F1B), every layer recomputed
   VR  both
   ZR  data parallel over all ranks with the distributed optimizer (ZeRO 1), every layer recomputed
   T   tensor parallel over all ranks, attention recomputed
 
-The layers are Llama2-7B's; --layers 8 on two ranks gives each rank the bytes of weights that 32 layers on 8 GPUs give. Layers
-are Megatron-core's own (no Transformer Engine, no Apex). Every rank writes DIR/rank-N.json, as train.py reports. A rank
-that runs out of memory says so and ends with status 3. Needs PyTorch and megatron-core; nothing is downloaded.
+The layers have the shape of Llama2-7B's; --layers 8 on two ranks gives each rank as many bytes of weights as 32 layers
+on 8 GPUs. They are Megatron-core's own layers (no Transformer Engine, no Apex). Every rank writes DIR/rank-N.json, as
+train.py reports. A rank that runs out of memory says so and ends with status 3. Needs PyTorch and megatron-core;
+nothing is downloaded.
 """
 
 import argparse
@@ -42,7 +43,7 @@ KINDS = {
 }
 
 
-# No option may be a prefix of one of torchrun's, which would take it for its own.
+# No option may be a prefix of one of torchrun's options, since torchrun would take it for its own.
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=KINDS, required=True)
@@ -64,7 +65,7 @@ def make_parser():
 
 
 class Training:
-    """The model's chunks of this rank, their optimizer and the schedule."""
+    """This rank's chunks of the model, their optimizer and the schedule."""
 
     def __init__(self, options, torch, device):
         from megatron.core import parallel_state
@@ -86,7 +87,7 @@ class Training:
         self.mask = torch.triu(torch.ones(1, 1, options.seq, options.seq, dtype=torch.bool, device=device), diagonal=1)
         data_rank = parallel_state.get_data_parallel_rank()
         self.data_ranks = parallel_state.get_data_parallel_world_size()
-        # A pipeline's ranks see the same tokens; the chunks of a rank each read them by themselves.
+        # All ranks of a pipeline see the same tokens; each chunk of a rank reads them by itself.
         self.tokens = [self.read_tokens(options.seed + data_rank) for _ in self.chunks]
 
     def make_config(self, kind, ranks):
@@ -156,7 +157,7 @@ class Training:
         return model(tokens, positions, self.mask, labels=tokens.roll(-1, dims=1)), self.loss
 
     def step(self):
-        """The mean loss, where this rank knows it."""
+        """Makes one step. Returns the mean loss, if this rank knows it."""
         options = self.options
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
@@ -192,10 +193,10 @@ def run(options, torch, device, local):
 
 def main():
     options = make_parser().parse_args()
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as Megatron's own programs have it
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as in Megatron's own programs
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # Megatron-core asks for it
+        os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # Megatron-core requires it
     warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*")
     import torch
     import megatron.core.models.gpt  # noqa: F401
@@ -213,7 +214,7 @@ def main():
         report = run(options, torch, device, local)
     except torch.OutOfMemoryError as error:
         print(f"out of memory: {error}", file=sys.stderr, flush=True)
-        os._exit(OUT_OF_MEMORY)  # the other ranks wait for this one: nothing can be ended in order
+        os._exit(OUT_OF_MEMORY)  # the other ranks wait for this one, so nothing can be ended in order
     folder = pathlib.Path(options.json)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank-{report['rank']}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -4,8 +4,8 @@
   torchrun --nproc-per-node 2 train_parallel.py --parallel fsdp|ddp|tensor|pipeline --json DIR [train.py options]
 
 Every rank writes DIR/rank-N.json: losses, step times and memory, as train.py reports them. In the pipeline every rank
-holds two stages and a step is a 1F1B schedule over --accumulate microbatches. With --gate a rank waits for that file after
-its imports, before it uses CUDA: so the next run can be started while another is measured.
+holds two stages and a step is a 1F1B schedule over --accumulate microbatches. With --gate a rank waits for that file
+after its imports, before it uses CUDA, so that the next run can be started while another is measured.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def parse_arguments():
 
 
 class Fsdp:
-    """Fully sharded data parallel (FSDP2): every layer's weights are gathered when it runs."""
+    """Fully sharded data parallel (FSDP2): a layer's weights are gathered when it runs."""
 
     def __init__(self, options, torch, device):
         from torch.distributed.fsdp import fully_shard
@@ -63,8 +63,8 @@ class Fsdp:
 
 
 class Ddp:
-    """Data parallel: each rank has the whole model and batches of its own; gradients are views of the buckets that are
-    reduced, with each microbatch."""
+    """Data parallel: each rank has the whole model and batches of its own. Gradients are views of the buckets, which
+    are reduced with each microbatch."""
 
     def __init__(self, options, torch, device):
         self.options = options
@@ -79,7 +79,7 @@ class Ddp:
 
 
 class Tensor:
-    """Tensor parallel: each rank has its share of every layer's heads and of its hidden features; all see one batch."""
+    """Tensor parallel: each rank has its share of every layer's heads and hidden features, and all see the same batch."""
 
     def __init__(self, options, torch, device):
         from torch.distributed.device_mesh import init_device_mesh
@@ -98,7 +98,7 @@ class Tensor:
         self.batches = train.Microbatches(options, torch)
         split = [parameter for parameter in self.model.parameters() if isinstance(parameter, DTensor)]
         whole = [parameter for parameter in self.model.parameters() if not isinstance(parameter, DTensor)]
-        self.parameters = [{"params": split}, {"params": whole}]  # an optimizer's loop takes one kind at a time
+        self.parameters = [{"params": split}, {"params": whole}]  # one loop of the optimizer takes one kind only
 
     def step(self, optimizer):
         return train.train_step(self.options, self.model, optimizer, self.batches)
@@ -125,7 +125,7 @@ def make_stage(options, torch, device, index, count):
                 hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotation)
             return hidden if self.head is None else self.head(self.norm(hidden))
 
-    # The whole model is made without memory: only this stage's weights ever exist.
+    # The whole model is made without memory, so that only this stage's weights ever exist.
     options = argparse.Namespace(**{**vars(options), "device": "meta"})
     model = train.make_model(options)
     stage = Stage(model).to_empty(device=device)
@@ -135,12 +135,12 @@ def make_stage(options, torch, device, index, count):
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02, generator=generator)
         else:
-            torch.nn.init.ones_(parameter)  # a norm's
+            torch.nn.init.ones_(parameter)  # of a norm
     return stage.train()
 
 
 class Pipeline:
-    """Interleaved 1F1B: rank r holds the stages r and r + ranks."""
+    """Interleaved 1F1B. Rank r holds the stages r and r + ranks."""
 
     def __init__(self, options, torch, device):
         from torch.distributed import pipelining

@@ -7,8 +7,8 @@
 //   SIMCUDA_DEVICE_BYTES   memory of each, bytes (150,109,880,320, an H200)
 //   SIMCUDA_DELAY_US       each piece of stream work starts up to this many microseconds late (0)
 //   SIMCUDA_DELAY_EVERY    only one piece of work in this many is late (1)
-//   SIMCUDA_SEED           of the delays (1)
-//   SIMCUDA_FAIL_CREATE    the n-th cuMemCreate runs out of memory; "n+": from the n-th on
+//   SIMCUDA_SEED           seed of the delays (1)
+//   SIMCUDA_FAIL_CREATE    the n-th cuMemCreate runs out of memory; "n+": all from the n-th on
 //   SIMCUDA_FAIL_MAP       likewise cuMemMap
 //   SIMCUDA_FAIL_ALLOC     likewise cuMemAlloc, cuMemAllocAsync and cuMemAllocFromPoolAsync together
 //   SIMCUDA_SLOW_MAP_US    each cuMemCreate, cuMemMap and cuMemSetAccess takes at least this long (0)
@@ -28,20 +28,20 @@ typedef struct SimcudaPhysical {
   uint64_t bytes;   // contiguous from here to the end of the mapping
 } SimcudaPhysical;
 
-// Counts since start, of one device; bytes where the name says so.
+// Counts of one device since the start; bytes where the name says so.
 typedef struct SimcudaCounters {
   uint64_t creates, releases, maps, unmaps, set_accesses;  // successful calls of the program
-  uint64_t rdma_creates;                                   // of the creates: for GPUDirect RDMA
+  uint64_t rdma_creates;                                   // those of the creates that are for GPUDirect RDMA
   uint64_t allocs;                                         // cuMemAlloc
   uint64_t pool_allocs;                                    // cuMemAllocAsync, cuMemAllocFromPoolAsync
-  uint64_t frees;                                          // of either, either way
+  uint64_t frees;                                          // frees of all these, by either function
   uint64_t physical_bytes, physical_peak_bytes;            // in use, by the program or by CUDA's own allocators
   uint64_t handle_bytes, handle_peak_bytes;                // of cuMemCreate alone
 } SimcudaCounters;
 
 typedef enum SimcudaCall { SIMCUDA_CREATE = 0, SIMCUDA_MAP = 1, SIMCUDA_ALLOC = 2 } SimcudaCall;
 
-// 0 when nothing is mapped at `address`.
+// Returns 0 when nothing is mapped at `address`, else 1.
 int simcuda_physical_range(uint64_t address, SimcudaPhysical* where);
 void simcuda_counters(int device, SimcudaCounters* counters);
 // The `n`-th call from now (1: the next) runs out of memory, and with `onward` all that follow; 0: none.

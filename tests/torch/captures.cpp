@@ -1,4 +1,4 @@
-// Captures, private pools and checkpoints: the native allocator's, beneath the door.
+// Captures, private pools and checkpoints, which are left to the native allocator beneath the door.
 #include <optional>
 #include <unordered_set>
 
@@ -15,7 +15,7 @@ void add_pool_user([[maybe_unused]] const c10::cuda::MempoolId_t& pool) {
 #endif
 }
 
-// As torch.cuda.graph: a private pool for what the stream allocates while it is captured.
+// Captures as torch.cuda.graph does, with a private pool for what the stream allocates meanwhile.
 class Capture {
  public:
   Capture(Stream stream, c10::cuda::MempoolId_t pool) : stream_(stream), pool_(pool) {
@@ -54,7 +54,7 @@ CHECK_OF_DOOR(captured_graph) {
   const c10::DataPtr freed_inside = dropped->take();
   { c10::DataPtr gone = std::move(const_cast<c10::DataPtr&>(freed_inside)); }
   {
-    const On other(make_stream());  // another stream's tensors are eager meanwhile
+    const On other(make_stream());  // tensors of another stream are eager meanwhile
     Tensor eager(3 * kMiB);
     EXPECT(eager.pointer().get() != graphs);
     eager.take();
@@ -75,7 +75,7 @@ CHECK_OF_DOOR(captured_graph) {
   settle();
 }
 
-// What was recorded on other streams may be freed during a capture of them.
+// A tensor that other streams used may be freed while they are captured.
 CHECK_OF_DOOR(recorded_frees_during_capture) {
   if (!is_door_open()) return;  // from 2.15 on PyTorch alone asks for an event of the captured stream
   const Stream captured = make_stream();
@@ -125,7 +125,7 @@ CHECK_OF_DOOR(user_pools) {
   allocator().releasePool(0, pool);
 }
 
-// As graph trees do: the state of a pool is kept and brought back.
+// The state of a pool is kept and restored, as graph trees do.
 CHECK_OF_DOOR(checkpoints) {
   const c10::cuda::MempoolId_t pool{4, 0};
   add_pool_user(pool);

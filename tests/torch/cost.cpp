@@ -1,4 +1,4 @@
-// What a tensor costs the host: an allocation and its free, printed. On simcuda only the allocators' own work counts.
+// Prints what an allocation of a tensor and its free cost the host. On simcuda that is the allocators' own work alone.
 #include <chrono>
 
 #include "tests/torch/pytorch.h"

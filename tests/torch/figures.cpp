@@ -11,7 +11,8 @@ std::int64_t allocated() { return figures().allocated_bytes[0].current; }
 
 native::SnapshotInfo snapshot() { return allocator().snapshot(); }
 
-// What PyTorch's own tests ask of a snapshot and of the statistics (test_cuda.py, _check_memory_stat_consistency).
+// Expects of a snapshot and of the statistics what PyTorch's own tests do (test_cuda.py,
+// _check_memory_stat_consistency).
 void expect_consistent() {
   const native::SnapshotInfo shown = snapshot();
   const Figures stats = figures();
@@ -76,7 +77,7 @@ CHECK_OF_DOOR(statistics) {
   EXPECT(planned || figures().reserved_bytes[0].current == 0);
 }
 
-// Peaks of both halves together: not the sum of two peaks at different times.
+// A peak is that of both halves together, not the sum of two peaks at different times.
 CHECK_OF_DOOR(peaks_of_both_halves) {
   const c10::cuda::MempoolId_t pool{0, 77};
   { Tensor own(40 * kMiB); }

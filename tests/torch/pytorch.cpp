@@ -9,7 +9,7 @@
 #include <string_view>
 
 namespace c10::cuda::_internal {
-void setHasPrimaryContext(bool (*has)(c10::DeviceIndex));  // exported by libc10_cuda.so, in none of its headers
+void setHasPrimaryContext(bool (*has)(c10::DeviceIndex));  // exported by libc10_cuda.so, but not in its headers
 }
 
 namespace stalloc::torch_test {
@@ -24,7 +24,7 @@ struct Reading {
 std::mutex readings_mutex;
 std::vector<Reading> readings;
 
-// Enough of a large tensor to tell whose it is: its ends and a page of each part.
+// Bytes that are read at the beginning, the middle and the end of a large tensor, enough to tell whose it is.
 constexpr std::size_t kShown = 64 << 10;
 
 void read_part(const char* from, std::size_t bytes, int pattern, cudaStream_t stream) {
@@ -37,7 +37,7 @@ void read_part(const char* from, std::size_t bytes, int pattern, cudaStream_t st
 }  // namespace
 
 void start() {
-  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });  // libtorch's part
+  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });  // libtorch does this otherwise
   const auto devices = c10::cuda::device_count();
   EXPECT(devices > 0);
   allocator().init(devices);
@@ -85,7 +85,7 @@ void Tensor::check_on(cudaStream_t stream) const {
   }
 }
 
-// The stream has to be behind the tensor's own, as a program would order it.
+// First orders the stream behind the tensor's own, as a program does.
 void Tensor::use_on(Stream stream) const {
   cudaEvent_t event = nullptr;
   MUST(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -156,7 +156,7 @@ std::vector<std::pair<std::string, Check>>& checks() {
 
 }  // namespace stalloc::torch_test
 
-// program CHECK: runs one; without, lists them.
+// Runs the check that is named, or lists the checks when none is.
 int main(int count, char** arguments) {
   using namespace stalloc::torch_test;
   if (count == 1) {

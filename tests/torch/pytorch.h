@@ -1,5 +1,5 @@
 // Shared by the tests of PyTorch's door: PyTorch's allocator as its own code uses it, streams, and tensors whose
-// contents are checked. A failure ends the process: each test is one.
+// contents are checked. A failure ends the process; each check has a process of its own.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -42,16 +42,16 @@ using Stream = c10::cuda::CUDAStream;
 
 inline constexpr std::size_t kMiB = 1 << 20;
 
-// As torch.cuda.init().
+// Does what torch.cuda.init() does.
 void start();
 inline native::CUDAAllocator& allocator() { return *native::get(); }
 inline Stream make_stream(int device = 0) {
   return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
 }
-// True when a door is open: PyTorch's allocator is none of its own library's.
+// True when a door is open: then PyTorch's allocator is not in PyTorch's own library.
 bool is_door_open();
 
-// The calling thread's current stream while it lives.
+// Makes a stream the calling thread's current one during this object's lifetime.
 class On {
  public:
   explicit On(Stream stream) : before_(c10::cuda::getCurrentCUDAStream(stream.device_index())) {
@@ -65,7 +65,7 @@ class On {
   Stream before_;
 };
 
-// Live addresses of all threads: no two tensors may overlap.
+// The live addresses of all threads, since no two tensors may overlap.
 class Ledger {
  public:
   void add(const void* at, std::size_t bytes);
@@ -77,10 +77,10 @@ class Ledger {
 };
 Ledger& ledger();
 
-// A tensor, filled on its stream with a pattern of its own, which must be there when it goes.
+// A tensor that is filled on its stream with a pattern of its own, which it must still hold when it is freed.
 class Tensor {
  public:
-  // On the current stream of the current device.
+  // Allocates on the current stream of the current device.
   explicit Tensor(std::size_t bytes);
   Tensor(Tensor&&) noexcept = default;
   Tensor& operator=(Tensor&&) = delete;
@@ -88,14 +88,14 @@ class Tensor {
 
   // Reads it back on `stream` in the background; `settle` compares.
   void check_on(cudaStream_t stream) const;
-  // Read it on another stream as well, which PyTorch is told of.
+  // Reads the tensor on another stream too, and tells PyTorch so.
   void use_on(Stream stream) const;
-  void drop();  // reads it back on its own stream, and frees it
+  void drop();  // reads the tensor back on its own stream, and frees it
   [[nodiscard]] const c10::DataPtr& pointer() const { return pointer_; }
   [[nodiscard]] char* get() const { return static_cast<char*>(pointer_.get()); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
-  c10::DataPtr take();  // without a check; the tensor is empty then
+  c10::DataPtr take();  // gives up the memory without a check
 
  private:
   c10::DataPtr pointer_;
@@ -110,7 +110,7 @@ class Gate {
   explicit Gate(cudaStream_t stream);
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
-  // False: the five seconds were over before.
+  // False: the five seconds were over before this call.
   bool open();
 
  private:

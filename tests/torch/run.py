@@ -3,12 +3,12 @@
 
   run.py --program FILE --torch FOLDER --library FILE --tool FILE --simcuda FOLDER --mode MODE [--checks NAME ...]
 
-MODE  native      PyTorch's own allocator, alone: what the checks ask must hold of it too
-      async       stalloc behind PyTorch's backend cudaMallocAsync, which lacks most of it: tensors alone
+MODE  native      PyTorch's own allocator, without the library: the checks must hold for it too
+      async       stalloc behind PyTorch's backend cudaMallocAsync, which lacks most features: only checks of tensors
       dynamic     through the door, without a plan
       record      through the door, recording
-      plan        through the door, by a plan of the same program's trace
-      expandable  as dynamic, with expandable_segments:True set by the user
+      plan        through the door, with a plan made from the same program's trace
+      expandable  like dynamic, with expandable_segments:True set by the user
 """
 import argparse
 import os
@@ -18,14 +18,14 @@ import sys
 import tempfile
 
 EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
-# What the backend cudaMallocAsync can do.
+# The checks that the backend cudaMallocAsync can pass.
 OF_BACKEND = {"random_program", "random_threads", "record_stream"}
-# A plan's memory is created before anybody can set a limit, and stays as long as the plan is served.
-# Beside a plan, what was not exported in the recorded run is served.
+# Not checked with a plan: its memory is created before anybody can set a limit, and stays as long as the plan is in
+# force; and memory that was not exported in the recorded run is served from it.
 NOT_OF_PLAN = {"halves_give_way", "memory_fraction", "exporting_a_librarys_buffer"}
-# These execute the program once more, which an emulator of single programs does not do.
+# These checks start the program once more, which an emulator of single programs cannot.
 NOT_EMULATED = {"sharing_between_processes", "sharing_what_is_gone"} if EMULATOR else set()
-REPEATS = "record_stream"  # makes the same requests over and over: a plan must serve them
+REPEATS = "record_stream"  # makes the same requests again and again, so a plan must serve them
 SETTINGS = {"native": {}, "async": {"STALLOC_MODE": "dynamic", "STALLOC_TORCH": "async"},
             "dynamic": {"STALLOC_MODE": "dynamic"}, "record": {"STALLOC_MODE": "trace"}, "plan": {},
             "expandable": {"STALLOC_MODE": "dynamic", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
@@ -42,7 +42,7 @@ class Runner:
         variables |= {"LD_LIBRARY_PATH": f"{self.options.torch}/lib:{simcuda}-12:{simcuda}", "SIMCUDA_DEVICES": "2",
                       "SIMCUDA_DEVICE_BYTES": str(2 << 30), "SIMCUDA_DELAY_US": "300", "SIMCUDA_DELAY_EVERY": "4"}
         if mode != "native":
-            # Python's part: the variable that the library sets in a process that may run PyTorch.
+            # DOOR says whether the checks expect a door to be open.
             variables |= {"LD_PRELOAD": self.options.library, "STALLOC_LOG_LEVEL": "info",
                           "DOOR": "closed" if mode == "async" else "open"}
         return variables | SETTINGS[mode] | more
@@ -57,7 +57,7 @@ class Runner:
         return done.stdout.split()
 
     def plan(self, check):
-        """A plan of what the check does by itself; null when it does nothing that repeats."""
+        """Records the check and plans it. Returns None when there is nothing to plan."""
         trace, plan = self.folder / f"{check}.fb", self.folder / f"{check}.plan"
         done = self.run(check, "record", STALLOC_TRACE=str(trace))
         if done.returncode != 0 or not trace.exists():
@@ -67,7 +67,7 @@ class Runner:
         return plan if planned.returncode == 0 else None
 
     def check(self, name, mode):
-        """What went wrong; empty."""
+        """Runs a check. Returns what went wrong, or an empty text."""
         more = {}
         if mode == "plan":
             plan = self.plan(name)

@@ -1,5 +1,5 @@
-// Tensors between processes, as torch.multiprocessing sends them: the check starts its own program once more as the
-// receiver, which is told by its environment what to open.
+// Tensors between processes, as torch.multiprocessing sends them. The check starts its own program once more as the
+// receiver, whose environment says what to open.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ std::string from_hex(const std::string& text) {
   return bytes;
 }
 
-// What a tensor's bytes are: first as the sender writes them, then as the receiver does.
+// The bytes of a tensor, which the sender and then the receiver write, each with another `salt`.
 std::vector<unsigned char> pattern(std::size_t bytes, unsigned char salt) {
   std::vector<unsigned char> all(bytes);
   for (std::size_t i = 0; i < bytes; ++i) all[i] = static_cast<unsigned char>(i * 31 + (i >> 12) + salt);
@@ -51,7 +51,7 @@ bool holds(const void* at, const std::vector<unsigned char>& expected) {
   return bytes == expected;
 }
 
-// Runs the check `receive` in a new process; its exit status.
+// Runs the check `receive` in a new process. Returns its exit status.
 int run_receiver(const native::ShareableHandle& shared, std::size_t bytes, bool fails = false) {
   const pid_t child = fork();
   if (child == 0) {
@@ -70,7 +70,7 @@ int run_receiver(const native::ShareableHandle& shared, std::size_t bytes, bool 
 
 }  // namespace
 
-// Does nothing by itself.
+// The receiver's part. The check does nothing unless another check starts it.
 CHECK_OF_DOOR(receive) {
   const char* text = std::getenv(kHandle);
   if (text == nullptr) return;
@@ -83,7 +83,7 @@ CHECK_OF_DOOR(receive) {
     char* const at = static_cast<char*>(base.get()) + std::stoll(std::getenv(kOffset));
     EXPECT(holds(at, pattern(bytes, 1)));
     write(at, pattern(bytes, 2));
-    Tensor own(3 * kMiB);  // this process has memory of its own beside it
+    Tensor own(3 * kMiB);  // this process also has memory of its own
     settle();
   } catch (const c10::Error& error) {
     std::printf("%s\n", error.what());
@@ -110,7 +110,7 @@ CHECK_OF_DOOR(sharing_between_processes) {
   settle();
 }
 
-// What a library of the program asks of cudaMalloc itself, to export it: custom all-reduces do so.
+// A library of the program may itself call cudaMalloc to export the memory, as custom all-reduces do.
 CHECK_OF_DOOR(exporting_a_librarys_buffer) {
   start();
   const Tensor tensor(kMiB);

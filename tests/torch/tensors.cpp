@@ -17,7 +17,7 @@ std::size_t any_size(std::mt19937& random) {
   return kSizes[random() % std::size(kSizes)] + random() % 700;
 }
 
-// A program of one thread: tensors come and go on several streams, are used on others, caches are emptied.
+// A program of one thread: tensors come and go on several streams and are used on others, and caches are emptied.
 void run_program(unsigned seed, int steps, int device, std::size_t most_live) {
   MUST(cudaSetDevice(device));
   std::mt19937 random(seed);
@@ -63,7 +63,7 @@ CHECK_OF_DOOR(two_devices) {
   std::thread second(run_program, 20, 600, 1, 200 * kMiB);
   run_program(21, 600, 0, 200 * kMiB);
   second.join();
-  if (!is_door_open()) return;  // simcuda copies between devices only if it is told which
+  if (!is_door_open()) return;  // simcuda copies between devices only if it is told which ones
   MUST(cudaSetDevice(0));
   Tensor here(4 * kMiB);
   MUST(cudaSetDevice(1));
@@ -79,7 +79,7 @@ CHECK_OF_DOOR(two_devices) {
   MUST(cudaMemcpy(&byte, here.get() + kMiB, 1, cudaMemcpyDeviceToHost));
   EXPECT(byte == other);
   there.take();
-  // A tensor of one device that the other's streams used.
+  // A tensor of one device that a stream of the other device used.
   MUST(cudaSetDevice(0));
   std::optional<Tensor> shared(2 * kMiB);
   settle();
@@ -90,8 +90,7 @@ CHECK_OF_DOOR(two_devices) {
   MUST(cudaSetDevice(0));  // where `here` is read
 }
 
-// Memory that a stream still reads is not given to another tensor although it was freed, and the host does not wait for
-// it.
+// Freed memory that a stream still reads is not given to another tensor, and the host does not wait for that stream.
 CHECK_OF_DOOR(record_stream) {
   const Stream main = make_stream();
   const Stream side = make_stream();
@@ -101,14 +100,15 @@ CHECK_OF_DOOR(record_stream) {
     for (int i = 0; i < 4; ++i) tensors.emplace_back(kMiB + static_cast<std::size_t>(i) * 300000);
     for (Tensor& tensor : tensors) tensor.use_on(side);
     for (Tensor& tensor : tensors) tensor.take();
-    // Written at once on the first stream: what the side stream reads must not be there.
+    // These are written at once on the first stream, so they must not lie where the side stream still reads.
     std::vector<Tensor> next;
     for (int i = 0; i < 4; ++i) next.emplace_back(kMiB + static_cast<std::size_t>(i) * 300000);
   }
   settle();
 }
 
-// A free that waits for another stream delays no other free: the first stream ends its work before the other may.
+// A free that waits for another stream delays no other free: the first stream ends its work while the other is still
+// held.
 CHECK_OF_DOOR(record_stream_does_not_stall) {
   const Stream main = make_stream();
   const Stream side = make_stream();
@@ -122,14 +122,14 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   MUST(cudaStreamSynchronize(main.stream()));
   EXPECT(gate.open());
   settle();
-  // The delayed memory serves again at the next request.
+  // The delayed memory serves the next requests.
   const std::int64_t held = figures().reserved_bytes[0].current;
   for (int i = 0; i < 4; ++i) Tensor(8 * kMiB).check_on(main.stream());
   EXPECT(figures().reserved_bytes[0].current <= held);
   settle();
 }
 
-// Freed memory is kept for the next tensors until the cache is emptied: synchronising gives nothing back.
+// Freed memory is kept for the next tensors until the cache is emptied. Synchronising gives nothing back.
 CHECK_OF_DOOR(idle_memory_is_kept) {
   { const Tensor tensor(100 * kMiB); }
   settle();

@@ -1,4 +1,4 @@
-// The command's output: text on standard output, errors in one line on stderr, an exit code.
+// The command's output: text on standard output, errors in one line on stderr, and an exit code.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Numbers of many rows as JSON: one array a column, which is a fraction of one object a row.
+// Numbers of many rows as JSON, with an array for each column, which takes a fraction of an object for each row.
 #pragma once
 
 #include <fmt/format.h>

@@ -11,7 +11,7 @@ namespace stalloc::tool {
 struct ShowCommand {
   std::string input;
   bool json = false;
-  bool events = false;  // those of a trace, as JSON
+  bool events = false;  // print the events of a trace, as JSON
   ReadOptions read;
 };
 

@@ -26,7 +26,7 @@ struct Comparison {
   std::uint32_t device = 0;
   std::uint64_t requests = 0;          // requests that every allocator gets
   std::uint64_t outside_requests = 0;  // requests that no framework's allocator sees
-  std::uint64_t outside_bytes = 0;     // their peak
+  std::uint64_t outside_bytes = 0;     // the peak of their live bytes
   std::array<plan::Held, kAllocators.size()> held;
   plan::DevicePlan plan;  // of the last one
 };
@@ -34,8 +34,8 @@ struct Comparison {
 // Called after each request with the index of an allocator and the bytes that it holds.
 using WatchAll = std::function<void(std::size_t allocator, std::size_t request, std::uint64_t held_bytes)>;
 
-// `plan`: a sound one for `all`, or null: one is made for the requests that a framework's allocator gets. `granularity`
-// of stalloc's pages, bytes; 0: the recorded device's, else the default. `watch` may be empty.
+// `plan` is a sound plan for `all`; null: one is made for the requests that a framework's allocator gets. `granularity`
+// is that of stalloc's pages in bytes; 0: the recorded device's, or the default. `watch` may be empty.
 plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granularity,
                                   const plan::DevicePlan* plan = nullptr, const WatchAll& watch = nullptr);
 

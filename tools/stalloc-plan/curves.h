@@ -19,12 +19,12 @@ inline constexpr std::size_t kMostPoints = 2000;
 class Curves {
  public:
   Curves() = default;
-  explicit Curves(const plan::Problem& problem);  // the requests that a framework's allocator gets
+  explicit Curves(const plan::Problem& problem);  // `problem` has the requests that a framework's allocator gets
 
-  // What allocator `allocator` (of kAllocators) holds after `request`.
+  // Notes what allocator `allocator` (of kAllocators) holds after `request`.
   void add(std::size_t allocator, std::size_t request, std::uint64_t held_bytes);
 
-  // An object; `first` of a point is the ordinal of its first request.
+  // The points as a JSON object; `first` of a point is the ordinal of its first request.
   [[nodiscard]] std::string json() const;
 
  private:

@@ -94,7 +94,7 @@ class Fleet {
     });
   }
 
-  // For progress: there are two steps for each input.
+  // Shows progress. There are two steps for each input.
   void step() { progress_.at(static_cast<double>(++steps_) / static_cast<double>(2 * hashes_.size())); }
 
   // Reads an input to hash its problems. The input is not kept, since many ranks need not fit into memory at once.
@@ -196,12 +196,12 @@ class Fleet {
   const PlanCommand& command_;
   FleetResult result_;
   std::vector<std::vector<std::uint64_t>> hashes_;  // of each input's devices
-  std::vector<std::optional<plan::Plan>> plans_;    // of those that are not the same as another
+  std::vector<std::optional<plan::Plan>> plans_;    // of ranks that share no other rank's plan
   std::atomic<std::size_t> steps_{0};
   Progress progress_;
 };
 
-// Two inputs whose plans would be one file; empty: none.
+// Names two inputs whose plans would be the same file; empty: there are none.
 std::string find_clash(const std::vector<std::string>& inputs) {
   std::map<std::string, std::string> names;
   for (const std::string& input : inputs) {

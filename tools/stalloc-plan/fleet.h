@@ -15,7 +15,7 @@ struct RankResult {
   static constexpr std::size_t kItself = static_cast<std::size_t>(-1);
 
   std::string input;
-  std::string rank;               // the number in the file's name, else as recorded, else that name
+  std::string rank;               // the number in the file's name, else the recorded rank, else the file's name
   std::string recorded_rank;      // by the launcher's variables; empty: none
   std::string written;            // path of the plan; empty: not written
   std::string error;              // empty: planned
@@ -23,7 +23,7 @@ struct RankResult {
   std::uint64_t requests = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t physical_bytes = 0;  // of the plan
-  std::uint64_t held_bytes = 0;      // of the plan, and beside it for requests that the plan leaves (simulated)
+  std::uint64_t held_bytes = 0;      // of the plan, and beside it for requests that it leaves out (simulated)
   std::uint64_t native_bytes = 0;    // held by PyTorch's native allocator and by requests that bypass it (simulated)
   std::uint64_t stitched_views = 0;
   std::uint64_t handles = 0;

@@ -96,7 +96,7 @@ std::string fleet_text(const FleetResult& fleet) {
   for (const RankResult& rank : fleet.ranks) width = std::max(width, rank.rank.size());
   std::string text = fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10}\n", "rank", width, "requests",
                                  "peak live", "plan", "utilisation", "native", "saved");
-  // Of a rank, or of all.
+  // The row of one rank, or of all.
   const auto row = [&](const std::string& name, const auto& of) {
     text += fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>9.2f} % {:>10} {:>10}", name, width, of.requests,
                         bytes_text(of.peak_live_bytes), bytes_text(of.physical_bytes),

@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kColumns = 80;
 constexpr std::size_t kIndent = 28;
 
-// "  name" and, from kIndent on, `text` in lines that fit; below the name where that is long.
+// "  name" and, from column kIndent on, `text` in lines that fit; it begins below a name that is long.
 std::string entry(const std::string& name, const std::string& text) {
   std::string out = "  " + name;
   std::size_t at = out.size();

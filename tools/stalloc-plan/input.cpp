@@ -45,7 +45,7 @@ Outcome<Input> read_plan(const Bytes& bytes) {
   return {std::move(plan.value), {}};
 }
 
-// A text file of any kind is taken for a CSV, so that the error says what is wrong with its header.
+// Any text file is read as a CSV, so that the error says what is wrong with its header.
 bool is_text(std::string_view start) { return !start.empty() && start.find('\0') == std::string_view::npos; }
 
 Outcome<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {

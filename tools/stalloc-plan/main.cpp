@@ -30,7 +30,7 @@ constexpr std::uint64_t kLargestPage = std::uint64_t{1} << 40;
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
 
-// What the command line says, and the command that it names.
+// The command line, and the command that it names.
 class CommandLine {
  public:
   CommandLine() {
@@ -47,7 +47,7 @@ class CommandLine {
     add_report();
   }
 
-  // The exit code.
+  // Runs the command. Returns the exit code.
   int run(int argc, char** argv) {
     try {
       app_.parse(argc, argv);
@@ -73,7 +73,7 @@ class CommandLine {
     return tool::run(command);
   }
 
-  // What is wrong with a command line that names no subcommand; empty: nothing.
+  // Says what is wrong with a command line that names no subcommand; empty: nothing is.
   [[nodiscard]] std::string why_not_to_plan() const {
     if (plan_.inputs.empty()) return "no trace given (stalloc-plan --help explains)";
     if (dry_run_ && !plan_.output.empty()) return "--dry-run writes nothing: leave -o out";

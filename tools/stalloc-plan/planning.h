@@ -34,7 +34,7 @@ struct Planned {
 // Thread-safe.
 plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress);
 
-// Names the first fault of `plan` for `source`; empty when it is sound. Must be empty before a plan is written.
+// Names the first fault of `plan` for `source`; empty: the plan is sound. Only a sound plan may be written.
 // Thread-safe.
 std::string find_fault(const Source& source, const plan::Plan& plan);
 

@@ -31,7 +31,7 @@ Progress::Progress() {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error&) {
-    // The work itself goes on.
+    // Without a thread there is no progress line, but the work goes on.
   }
 }
 

@@ -16,9 +16,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // The work from now on, in a few words: "reading trace.fb".
+  // Names the work from now on in a few words: "reading trace.fb".
   void begin(std::string what);
-  // How far it is, from 0 to 1; not known before the first call.
+  // Says how far the work is, from 0 to 1. This is not known before the first call.
   void at(double share);
 
  private:

@@ -1,4 +1,4 @@
-// `stalloc-plan report`: all that `stalloc report` shows of a run, as JSON (docs/formats.md).
+// `stalloc-plan report`: everything that `stalloc report` shows of a run, as JSON (docs/formats.md).
 #pragma once
 
 #include <string>

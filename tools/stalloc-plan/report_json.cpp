@@ -18,7 +18,7 @@ constexpr std::size_t kMostHoles = 1000;  // listed one by one
 constexpr std::array<const char*, plan::kHoleKinds> kHoleNames = {"whole_segment", "other_stream", "other_pool",
                                                                   "too_small"};
 
-// Bytes that each request takes of the device, whoever serves it; 0 for probes and empty ones.
+// The bytes that each request takes of the device, whoever serves it; 0 for probes and empty requests.
 struct Taken {
   std::vector<std::uint64_t> bytes;
   std::vector<bool> outside;  // it bypasses a framework's allocator
@@ -36,7 +36,7 @@ Taken bytes_taken(const plan::Problem& problem) {
 }
 
 struct Peak {
-  std::size_t request = 0;  // right after this one
+  std::size_t request = 0;  // the peak is right after this request
   std::uint64_t bytes = 0;
 };
 
@@ -87,7 +87,7 @@ std::string peak_json(const plan::Problem& problem) {
   return out + "]}";
 }
 
-// Of the two blocks beside a hole, the one that is freed last: until then the hole cannot grow on its side.
+// The block beside a hole that is freed last: until then the hole cannot grow on that side.
 std::size_t pinned_by(const plan::Problem& problem, const plan::Hole& hole) {
   if (hole.before == plan::kNoRequest) return hole.after;
   if (hole.after == plan::kNoRequest) return hole.before;
@@ -98,7 +98,7 @@ std::string request_or_null(std::size_t request) {
   return request == plan::kNoRequest ? "null" : fmt::format("{}", request);
 }
 
-// Free bytes by why they are free, and by whose block keeps them apart.
+// Free bytes by the reason why they are free, and by the place in the program whose block keeps them apart.
 std::string free_json(const plan::Problem& problem, const std::vector<plan::Hole>& holes) {
   std::array<Holder, plan::kHoleKinds> kinds{};
   std::map<Site, Holder> pins;

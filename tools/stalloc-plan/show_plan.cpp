@@ -80,7 +80,7 @@ void append_device(std::string& out, const DevicePlan& device) {
                  fmt::join(device.lanes, ", "));
 }
 
-// How many slots of the body each lane has; empty where all threads have one order.
+// How many slots of the body each lane has; empty if all threads together have one order.
 std::string lanes_text(const DevicePlan& device) {
   std::map<unsigned, std::size_t> in_body;
   for (std::size_t i = 0; i < device.lanes.size(); ++i) {

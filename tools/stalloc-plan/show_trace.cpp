@@ -18,7 +18,7 @@ namespace {
 struct DeviceFacts {
   const plan::Problem* problem;
   plan::Steps steps;
-  trace::Device device;  // as the trace describes it; empty when it does not
+  trace::Device device;  // as the trace describes it; empty if it does not
   std::uint64_t peak_live_bytes;
   std::uint64_t largest_bytes;
   std::size_t never_freed;
@@ -26,7 +26,7 @@ struct DeviceFacts {
   std::size_t threads;
 
   [[nodiscard]] const plan::SteadyState& steady() const { return steps.steady; }
-  // The problem whose order the steady state is found in.
+  // The problem in whose order the steady state is found.
   [[nodiscard]] const plan::Problem& ordered() const { return steps.threads ? steps.threads->problem : *problem; }
 };
 
@@ -55,7 +55,7 @@ struct VaryingSite {
   plan::Sizes sizes;
 };
 
-// The largest first.
+// The varying sites of the body, the largest first.
 std::vector<VaryingSite> varying_sites(const DeviceFacts& facts) {
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, VaryingSite> sites;
   for (std::size_t i = 0; i < facts.steady().sizes.size(); ++i) {

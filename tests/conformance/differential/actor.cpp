@@ -80,7 +80,7 @@ std::string Actor::name(CUstream stream) const {
   return found == streams_.end() ? "a stream" : fmt::format("stream {}", found - streams_.begin());
 }
 
-// By its number among the actor's own.
+// Names a tensor by its number among those of its actor.
 std::string Actor::name(const Tensor& tensor) const {
   return fmt::format("tensor {}.{}", (tensor.number >> 48) - 1,
                      (tensor.number & ((std::uint64_t{1} << 48) - 1)) - world_.tensors);
@@ -140,7 +140,7 @@ bool Actor::book(const std::string& call, CUresult result, Tensor what) {
   return true;
 }
 
-// For a moment: two of them never live together.
+// Allocates the block for a moment only, so that two of them never live together.
 void Actor::allocate_huge() {
   CUdeviceptr at = 0;
   const std::size_t bytes = world_.total / 32 / kPage * kPage + below(4) * kMiB;
@@ -168,7 +168,7 @@ void Actor::free_any() {
   free(tensor, one_in(3) ? any_stream() : tensor.stream);
 }
 
-// The last look at it comes before.
+// Checks the tensor a last time, and frees it.
 void Actor::free(const Tensor& tensor, CUstream stream) {
   check(tensor, tensor.stream);
   world_.ledger.remove(tensor.at);  // before the free: from then on another actor may get the addresses
@@ -204,7 +204,7 @@ void Actor::compare(Read& read) {
   read.bytes = 0;
 }
 
-// From one tensor to another of another stream, and back: both hold what they held.
+// Copies the beginning of one tensor over another's and puts back what was there: both hold what they held.
 void Actor::copy() {
   if (tensors_.size() < 2) return;
   const Tensor& from = any_tensor();
@@ -236,8 +236,8 @@ void Actor::synchronise() {
   log.answer("cuEventQuery", machine_.cuda.cuEventQuery(event_));
 }
 
-// Records and waits that nothing depends on: what is freed before a record, behind it or meanwhile must stay as safe as
-// without them. Shared events are recorded by all actors of the machine at once.
+// Records events and waits for them, though nothing depends on it: what is freed before a record, after it or at the
+// same time must be as safe as without it. Shared events are recorded by all actors of the machine at once.
 void Actor::use_events() {
   const Driver& cuda = machine_.cuda;
   const bool shared = !world_.events.empty() && one_in(3);
@@ -257,7 +257,7 @@ void Actor::use_events() {
       log.answer("cuStreamWaitEvent for " + named + " on " + name(stream), cuda.cuStreamWaitEvent(stream, event, 0));
       return;
     case 6: {
-      const CUresult result = cuda.cuEventQuery(event);  // by the device's time
+      const CUresult result = cuda.cuEventQuery(event);  // depends on the device's timing
       log.answer("cuEventQuery of " + named, result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result);
       return;
     }
@@ -277,7 +277,7 @@ void Actor::trim() {
              machine_.cuda.cuMemPoolTrimTo(own ? pool_ : machine_.default_pool(), keep));
 }
 
-// Of its own pool, and the threshold of the shared one.
+// Sets and reads attributes of the actor's own pool, or sets the threshold of the shared one.
 void Actor::settings() {
   const Driver& cuda = machine_.cuda;
   cuuint64_t threshold = one_in(2) ? 0 : one_in(2) ? UINT64_MAX : below(256) * kMiB;
@@ -308,7 +308,7 @@ void Actor::leave_stream(CUstream stream, CUstream to) {
   }
 }
 
-// With work pending on it, and frees.
+// Destroys a stream on which work and frees are pending, and makes another.
 void Actor::replace_stream() {
   const std::size_t index = below(streams_.size());
   leave_stream(streams_[index], streams_[(index + 1) % streams_.size()]);
@@ -316,7 +316,7 @@ void Actor::replace_stream() {
   streams_[index] = machine_.make_stream(one_in(4) ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
 }
 
-// A context that lives for some requests.
+// Makes a context that lives for some requests.
 void Actor::other_context() {
   if (!with("contexts")) return;
   const Driver& cuda = machine_.cuda;
@@ -340,7 +340,7 @@ void Actor::other_context() {
   enter();
 }
 
-// The other device writes what this actor's pool holds.
+// Lets the other device write to memory of this actor's pool.
 void Actor::other_device() {
   if (!world_.peers || !with("peers")) return;
   const Driver& cuda = machine_.cuda;

@@ -24,11 +24,11 @@ struct World {
   Ledger ledger;
   std::size_t total = 0;          // bytes of the smallest device
   bool peers = false;             // the devices reach each other's memory
-  bool refusals = false;          // also calls that a capture of their own forbids
+  bool refusals = false;          // also make calls that the actor's own capture forbids
   std::set<std::string> without;  // kinds of calls that are left out
-  // Events that actors of a machine use at once; by machine.
+  // Events that all actors of a machine use, by machine.
   std::vector<std::array<CUevent, 3>> events;
-  std::uint64_t tensors = 0;  // of earlier programs: their numbers are not used again
+  std::uint64_t tensors = 0;  // tensors of earlier programs, whose numbers are not used again
 };
 
 class Actor {
@@ -41,28 +41,28 @@ class Actor {
 
   // Makes the actor's context current in this thread.
   void enter() const { machine_.join(); }
-  // One random action. Failures that must not happen are logged, too.
+  // Does one random action. Failures that must not happen are logged too.
   void act();
-  // Leaves the thread's own streams, which no other thread can name: the tensors go to another stream.
+  // Moves the tensors of the thread's own streams, which no other thread can name, to another stream.
   void leave_thread();
   // Waits for all of its streams and compares what was read.
   void finish();
 
-  // --- while no other actor does anything ---
+  // --- Only while no other actor does anything ---
   struct Tensor {
     std::uint64_t number = 0;
     CUdeviceptr at = 0;
     std::size_t bytes = 0;
     CUstream stream = nullptr;
     bool plain = false;
-    bool of_pool = false;  // the actor's own
+    bool of_pool = false;  // from the actor's own pool
   };
   // Frees all tensors.
   void free_all();
-  // One that may be given away, to `admit` of another actor of the same device; none: number is 0.
+  // Gives up a tensor, for `admit` of another actor of the same device. Its number is 0 when there is none to give.
   Tensor give();
   void admit(const Tensor& tensor);
-  // Its context was reset: nothing that it had is there any more, and all of it is made anew. pre: the new primary
+  // Makes everything anew after a reset of the actor's context, which left nothing of what it had. Pre: the new primary
   // context exists.
   void begin_again();
 
@@ -84,7 +84,7 @@ class Actor {
 
   std::size_t below(std::size_t bound) { return random_() % bound; }
   bool one_in(std::size_t n) { return below(n) == 0; }
-  // Whether a kind of call is to be made.
+  // Whether this kind of call is to be made.
   [[nodiscard]] bool with(const char* kind) const { return !world_.without.contains(kind); }
   CUstream any_stream();
   std::string name(CUstream stream) const;
@@ -96,7 +96,7 @@ class Actor {
   void make_things();
   void allocate();
   void allocate_huge();
-  // Notes the answer, and fills the tensor.
+  // Logs the answer to a request and fills the tensor; false when it was refused.
   bool book(const std::string& call, CUresult result, Tensor what);
   void free_any();
   void free(const Tensor& tensor, CUstream stream);
@@ -119,7 +119,7 @@ class Actor {
   std::vector<CUstream> streams_;
   CUmemoryPool pool_ = nullptr;
   CUevent event_ = nullptr;
-  std::array<CUevent, 3> kept_{};  // recorded and waited for at random: orders that nobody needs
+  std::array<CUevent, 3> kept_{};  // recorded and waited for at random, without need
   std::vector<Tensor> tensors_;
   std::size_t live_bytes_ = 0;
   std::uint64_t next_;

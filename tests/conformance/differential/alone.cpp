@@ -50,7 +50,7 @@ void Alone::double_frees() {
   log.answer("cuMemFree after it", cuda.cuMemFree(ordered));
 }
 
-// How many pieces there are depends on how the rest lies and on what the pools keep: it is not logged.
+// The number of pieces is not logged: it depends on where the rest lies and on what the pools keep.
 void Alone::exhaust() {
   settle();
   const Driver& cuda = actor_.machine_.cuda;
@@ -76,7 +76,7 @@ void Alone::exhaust() {
   actor_.log.answer("cuStreamSynchronize", cuda.cuStreamSynchronize(stream));
 }
 
-// All there is, then half of it. Whether it can be had depends on what the pools keep: it is not logged.
+// Requests all there is, then half of it. Whether that succeeds is not logged: it depends on what the pools keep.
 void Alone::probe() {
   settle();
   const Driver& cuda = actor_.machine_.cuda;
@@ -126,7 +126,7 @@ void Alone::current_pool() {
   use("own", actor_.pool_);
 }
 
-// Another thread's calls during a capture of this one: all that concern neither its thread nor its stream.
+// Another thread's calls during a capture of this one: all those that concern neither this thread nor its stream.
 void Alone::beside_capture() {
   const Machine& machine = actor_.machine_;
   const Driver& cuda = machine.cuda;

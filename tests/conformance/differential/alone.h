@@ -1,5 +1,5 @@
 // What one actor does while no other does anything: calls whose answers depend on what the others hold, or that concern
-// them all.
+// all of them.
 #pragma once
 
 #include "tests/conformance/differential/actor.h"
@@ -10,9 +10,10 @@ class Alone {
  public:
   explicit Alone(Actor& actor) : actor_(actor) {}
 
-  // One of them. pre: the actor's context is current.
+  // Makes one of these calls. Pre: the actor's context is current.
   void act();
-  // The primary context of the actor's device ends and begins again: `begin_again` of all its actors has to follow.
+  // Ends the primary context of the actor's device and begins it again. The caller then calls `begin_again` of all
+  // actors of the device.
   void reset();
 
  private:

@@ -49,7 +49,7 @@ void Asking::impossible() {
   actor_.log.line(at == kUntouched ? "the pointer is as it was" : "the pointer was written");
 }
 
-// Nothing here may hit what another actor owns.
+// Misuse that cannot hit what another actor owns.
 void Asking::misuse() {
   const Driver& cuda = actor_.machine_.cuda;
   Log& log = actor_.log;

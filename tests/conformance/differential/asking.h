@@ -1,4 +1,4 @@
-// Requests that no driver can serve, misuse, and questions about memory: by one actor, beside the others.
+// Requests that no driver can serve, misuse, and questions about memory, which one actor makes beside the others.
 #pragma once
 
 #include "tests/conformance/differential/actor.h"
@@ -9,7 +9,7 @@ class Asking {
  public:
   explicit Asking(Actor& actor) : actor_(actor) {}
 
-  // One of them.
+  // Makes one of these calls.
   void ask();
 
  private:

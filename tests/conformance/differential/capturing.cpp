@@ -22,7 +22,7 @@ void Capturing::capture() {
   const CUstreamCaptureMode mode =
       actor_.one_in(2) ? CU_STREAM_CAPTURE_MODE_RELAXED : CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
   const CUstream stream = machine.make_stream();
-  // In the place of one that made requests, or one that never did.
+  // The captured stream has made requests before, or never has.
   if (actor_.one_in(2)) machine.free(machine.allocate(kTarget, stream), stream);
   capture(mode, stream);
   actor_.log.answer("cuStreamDestroy of the captured stream", machine.cuda.cuStreamDestroy(stream));
@@ -126,7 +126,7 @@ void Capturing::meanwhile(CUstreamCaptureMode mode) {
     actor_.log.answer("meanwhile cuMemGetInfo", machine.cuda.cuMemGetInfo(&free, &total));
     return;
   }
-  // On streams that do not block: the others might be ordered with the captured one.
+  // Uses streams that do not block: a blocking stream might be ordered with the captured one.
   const CUstream side = actor_.streams_.front();
   CUdeviceptr at = 0;
   const std::size_t bytes = actor_.any_size();

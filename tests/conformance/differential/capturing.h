@@ -1,5 +1,5 @@
-// Captures of one actor: what it requests, frees and asks within them, what it does elsewhere meanwhile, and what the
-// graph does then.
+// Captures of one actor: what it requests, frees and asks in them, what it does on other streams meanwhile, and what
+// the graph does then.
 #pragma once
 
 #include "tests/conformance/differential/actor.h"
@@ -10,25 +10,25 @@ class Capturing {
  public:
   explicit Capturing(Actor& actor) : actor_(actor) {}
 
-  // A capture that is not global, of a stream that does not block: others go on beside it.
+  // Makes a capture that is not global, of a stream that does not block. Other actors go on meanwhile.
   void capture();
-  // A global one, or one of a blocking stream. pre: no other actor does anything.
+  // Makes a global capture, or one of a blocking stream. Pre: no other actor does anything.
   void capture_alone();
 
  private:
   void capture(CUstreamCaptureMode mode, CUstream stream);
-  // One node or more, or what must be refused.
+  // Captures one node or more, or makes calls that must be refused.
   void within(CUstream stream);
-  // Requests of nothing, of too much, and of what is not the graph's.
+  // Requests nothing or too much, and frees what is not the graph's.
   void refused_within(CUstream stream);
-  // What the mode allows the capturing thread to do on other streams.
+  // Does what the mode allows the capturing thread to do on other streams.
   void meanwhile(CUstreamCaptureMode mode);
   void launch(CUgraph graph, CUstream stream);
 
   Actor& actor_;
-  CUdeviceptr target_ = 0;           // outside; the graph writes it
-  std::uint32_t pattern_ = 0;        // that it holds when the graph is done
-  std::vector<CUdeviceptr> kept_{};  // of the graph, freed after each launch
+  CUdeviceptr target_ = 0;           // memory outside the graph, which the graph writes
+  std::uint32_t pattern_ = 0;        // what the target holds when the graph is done
+  std::vector<CUdeviceptr> kept_{};  // memory of the graph that is freed after each launch
 };
 
 }  // namespace stalloc::conformance

@@ -1,4 +1,5 @@
-// What one actor's calls answered, in the actor's own order: nothing in it depends on when other actors made theirs.
+// The answers to one actor's calls, in the actor's own order. Nothing in the log depends on when other actors made
+// their calls.
 #pragma once
 
 #include <cstdio>
@@ -10,18 +11,18 @@
 
 namespace stalloc::conformance {
 
-// Of one thread at a time.
+// Not thread-safe.
 class Log {
  public:
   Log(const Machine& machine, std::string who) : machine_(machine), who_(std::move(who)) {}
 
   void line(const std::string& text) { lines_.push_back(text); }
-  // A call and its answer, which is passed on.
+  // Logs a call and its answer, and returns the answer.
   CUresult answer(const std::string& call, CUresult result) {
     line(call + ": " + machine_.name(result));
     return result;
   }
-  // All lines, each behind `prefix` and the actor's name.
+  // Writes all lines, each after `prefix` and the actor's name.
   void write(std::FILE* to, const std::string& prefix) const {
     for (const std::string& text : lines_) std::fprintf(to, "%s %s: %s\n", prefix.c_str(), who_.c_str(), text.c_str());
   }

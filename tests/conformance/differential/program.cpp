@@ -16,8 +16,8 @@ namespace {
 using Actors = std::vector<std::unique_ptr<Actor>>;
 
 constexpr int kRounds = 3;
-constexpr std::size_t kDeeds = 70;  // of an actor in a round
-constexpr std::size_t kAlone = 5;   // of all actors between two rounds
+constexpr std::size_t kDeeds = 70;  // actions of an actor in a round
+constexpr std::size_t kAlone = 5;   // actions between two rounds, while all other actors rest
 constexpr std::size_t kActors = 4;  // at most
 
 void run_together(const Actors& actors, std::size_t deeds) {
@@ -36,7 +36,7 @@ void run_together(const Actors& actors, std::size_t deeds) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Each gives something to the next actor of its device, whose streams are others.
+// Each actor gives a tensor to the next actor of its device, which has other streams.
 void hand_over(const World& world, const Actors& actors) {
   const std::size_t apart = world.machines.size();
   for (std::size_t i = 0; i + apart < actors.size(); ++i) {
@@ -64,7 +64,7 @@ void run_alone(Actor& actor) {
   }
 }
 
-// Whatever the program did, nothing of it is left.
+// Leaves no memory behind, whatever the program did.
 void free_everything(const Actors& actors) {
   for (const auto& actor : actors) {
     try {
@@ -86,7 +86,7 @@ void run_program(World& world, const ProgramOptions& options, std::FILE* to) {
     machine->join();
     machine->keep_all(machine->default_pool(), random() % 2 == 0);
   }
-  if (!options.resets) {  // which end a context's events
+  if (!options.resets) {  // a reset ends a context's events
     for (const auto& machine : world.machines) {
       machine->join();
       for (CUevent& event : world.events.emplace_back()) {

@@ -1,4 +1,4 @@
-// A random program: actors in threads of their own, then one after the other, round after round.
+// A random program. In each round actors run in threads of their own, then one after the other.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace stalloc::conformance {
 
 struct ProgramOptions {
   std::uint64_t seed = 1;
-  bool resets = false;  // between the rounds, now and then
+  bool resets = false;  // reset the context now and then between rounds
 };
 
-// Runs it and writes all logs. Whatever happens between the threads, the logs are the same in each run.
+// Runs the program and writes all logs. They are the same in each run, whatever the timing of the threads.
 void run_program(World& world, const ProgramOptions& options, std::FILE* to);
 
 }  // namespace stalloc::conformance

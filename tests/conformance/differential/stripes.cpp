@@ -6,8 +6,8 @@ namespace stalloc::conformance {
 namespace {
 
 constexpr std::size_t kWholeBelow = 64 * 1024;
-constexpr std::size_t kWidth = 1024;       // of a stripe
-constexpr std::size_t kApart = 48 * 1024;  // at least; the tensor adds up to as much
+constexpr std::size_t kWidth = 1024;       // bytes of a stripe
+constexpr std::size_t kApart = 48 * 1024;  // least distance of stripes; the tensor's number adds up to as much
 constexpr std::size_t kMostRows = 100;
 
 }  // namespace

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Reruns the comparison of allocators on this machine's GPU: what training costs under each, and what fits under each.
+"""Repeats the comparison of allocators on this machine's GPU: what training costs under each, and what fits under each.
 
   tests/gpu/benchmark [cost | fit | tables]... --library LIB --tool STALLOC_PLAN --out DIR [options]
 
-Without a word all three are done: `cost` measures memory, time and start-up of each workload; `fit` searches the largest
-micro-batch or sequence and how many tokens a second it brings; `tables` makes tables and plots of what DIR/raw has. Each
-measurement is one file there, and what has its file is not measured again: interrupted by --seconds, a call goes on where
-the last one ended. A workload that fails says why in its file; --retry measures it again.
+Without any of these words all three are done. `cost` measures memory, time and start-up of each workload; `fit`
+searches the largest micro-batch or sequence that fits, and measures its tokens per second; `tables` makes tables and
+plots of the files in DIR/raw. Each measurement is one file there, and is not made again when its file exists, so a call
+goes on where the last one ended when its --seconds were over. The file of a workload that failed says why; --retry
+measures it again.
 
 Sizes follow the card's memory. The programs are those of workloads.py, the allocators those of allocators.py.
 """
@@ -75,7 +76,8 @@ def make_parser():
 
 
 def memory_of_card():
-    """Free bytes; or ends with what is needed. Asked in a process of its own, so that this one has no context on the card."""
+    """The free bytes of the card; ends the program with the reason when it cannot be used. Another process asks, so
+    that this one has no context on the card."""
     question = ("import torch; torch.cuda.is_available() or exit('no GPU that PyTorch can use');"
                 "import transformers; print(torch.cuda.mem_get_info()[0])")
     done = subprocess.run([sys.executable, "-c", question], text=True, capture_output=True, check=False)
@@ -106,7 +108,7 @@ class Raw:
 
 
 class Clock:
-    """Whether there is time for another measurement of a kind."""
+    """Knows whether there is time for another measurement of a kind."""
 
     def __init__(self, seconds):
         self.end, self.longest = time.monotonic() + seconds, {}
@@ -119,7 +121,7 @@ class Clock:
 
 
 def measurements(kinds, names, setup):
-    """(kind, names of the raw file, what makes the measurement) of all that is wanted, workload by workload."""
+    """All wanted measurements, workload by workload, as (kind, names of the raw file, function that makes it)."""
     for kind in kinds:
         for name in names:
             if kind == "cost":
@@ -133,7 +135,7 @@ def measurements(kinds, names, setup):
 
 
 def tiny(workloads):
-    """Without a GPU: the same programs, with models that a processor trains in a second."""
+    """Makes the models so small that a processor trains them in a second, for machines without a GPU."""
     import dataclasses
 
     for name, workload in workloads.items():
@@ -144,7 +146,8 @@ def tiny(workloads):
 
 
 def prepared(measurement):
-    """The measurement, whose programs begin to import; none where there is none or where it cannot be made."""
+    """Makes the measurement and lets its programs begin to import. Returns None when there is none, or its model is too
+    large."""
     if measurement is None:
         return None
     _, _, path, make = measurement
@@ -159,7 +162,7 @@ def prepared(measurement):
 
 
 def measure(made, measurement):
-    """The result, or why there is none: whatever it is, the other workloads are measured."""
+    """Returns the result, or why there is none. Whatever fails, the other workloads are measured."""
     _, names, path, make = measurement
     try:
         return (made or make(path.with_suffix(""))).run()

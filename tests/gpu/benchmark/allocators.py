@@ -1,4 +1,4 @@
-"""The allocators that are compared: the environment that chooses each, before the program starts."""
+"""The allocators that are compared. Each is chosen by the environment in which the program starts."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ from bench_train import PYTORCH_SETTINGS, environment_for  # noqa: E402
 @dataclasses.dataclass(frozen=True)
 class Allocator:
     title: str
-    variant: str  # of bench_train.environment_for
+    variant: str  # for bench_train.environment_for
     settings: str = ""  # PyTorch's configuration
     limitable: bool = True  # PyTorch's memory fraction limits what it takes from the device, not just what is live
 
@@ -26,7 +26,7 @@ ALLOCATORS = {
     "planned": Allocator("stalloc, planned", "serve"),
 }
 JAX_ON_CUDA = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-FRAMEWORKS = {  # those that other frameworks have: their own pool, CUDA's, and stalloc behind that
+FRAMEWORKS = {  # for other frameworks: their own pool, CUDA's pool, and stalloc in place of CUDA's
     "native": {"jax": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "cupy": {}},
     "async": {"jax": JAX_ON_CUDA, "cupy": {"BENCHMARK_CUPY_ASYNC": "1"}},
     "dynamic": {"jax": JAX_ON_CUDA, "cupy": {"BENCHMARK_CUPY_ASYNC": "1"}},
@@ -38,7 +38,8 @@ def names_for(framework):
 
 
 def make_environment(name, framework, library, trace=None, plan=None):
-    """Of a process that runs under the allocator; record needs the path of its trace, planned that of its plan."""
+    """The environment of a process that runs under the allocator; record needs the path of its trace, planned that of
+    its plan."""
     allocator = ALLOCATORS[name]
     environment = environment_for(allocator.variant, library, trace, plan)
     if allocator.settings:

@@ -1,8 +1,8 @@
-"""Linear layers whose forward product is made in 8-bit floating point, as torchtitan trains; backward in bfloat16."""
+"""Linear layers whose forward product is made in 8-bit floating point, as in torchtitan; the backward pass is in bfloat16."""
 
 
 def replace_linear(torch, model):
-    """In place of each linear layer inside of the model's layers (not of the output's), one that scales by the tensor."""
+    """Replaces each linear layer inside the model's layers, but not the output layer, by one that scales whole tensors."""
     largest = torch.finfo(torch.float8_e4m3fn).max
 
     def quantized(values):

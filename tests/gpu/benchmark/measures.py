@@ -1,13 +1,15 @@
-"""The two measurements, of one workload under several allocators: what it costs, and what fits.
+"""The two measurements of a workload under several allocators: what it costs, and what fits.
 
-`cost`: memory and time. Where the card has room for it all allocators' processes live at the same time, each with its part
-of the card, and make their turns one after the other, since the speed of a rented host changes: what is compared is the
-ratio within a round. On a smaller card they run one after the other. The plan is made of a run with another seed.
+`cost`: memory and time. If the card has room, the processes of all allocators live at the same time, each with its part
+of the card, and make their turns one after the other, since the speed of a rented host changes; the ratios within a
+round are compared. On a smaller card the processes run one after the other. The plan is made from a run with another
+seed.
 
 `fit`: the largest size, one allocator at a time, with the whole card (or `limit` bytes of it). Sizes are tried in one
-process, which after each that does not fit drops what the step had and empties its caches. That may leave an allocator
-worse off than it began, or better. So what was found is then shown by a fresh process that makes nothing but steps of this
-size, and is timed; and further ones show the next larger size, as long as that fits, or the next smaller one, until it does.
+process. After each that does not fit it drops what the step had and empties its caches, which may leave an allocator
+worse off than at the beginning, or better. So the size that was found is then shown by a fresh process that makes only
+steps of this size, and is timed. Further processes show the next larger size as long as it fits, or the next smaller
+one until it does.
 """
 
 import dataclasses
@@ -28,16 +30,16 @@ from search import Search, resolution
 
 WORKER = pathlib.Path(__file__).resolve().with_name("worker.py")
 WARM_UP = 2
-ATTEMPT_TURNS = 2  # that a size must survive in the search
-SHOWN_TURNS = 5  # that a fresh process must survive, the warm-up among them
+ATTEMPT_TURNS = 2  # how many turns a size must survive in the search
+SHOWN_TURNS = 5  # how many turns a fresh process must survive, with the warm-up
 
 
 class Failed(Exception):
-    """The program did not start, or ended: not for want of memory."""
+    """The program did not start, or ended for another reason than want of memory."""
 
 
 class Process:
-    """A worker. Made, it imports what it needs, which takes seconds but nothing of the card; `begin` makes the program."""
+    """A worker. It first imports what it needs, which takes seconds but no memory of the card; `begin` makes the program."""
 
     def __init__(self, name, allocator, setup, folder, trace=None, plan=None):
         self.setup, self.ready = setup, None
@@ -56,7 +58,7 @@ class Process:
             pass  # `read` says why
 
     def read(self):
-        """An answer; a worker that gives none within the patience is ended."""
+        """Waits for an answer. A worker that does not answer in time is ended."""
         watch = threading.Timer(self.setup.patience, self.process.kill)
         watch.start()
         line = self.process.stdout.readline()
@@ -71,7 +73,7 @@ class Process:
         self.write({"options": dataclasses.asdict(options), "limit": limit})
 
     def wait_until_ready(self):
-        """What the start took."""
+        """Waits for the start. Returns what it took."""
         if self.ready is None:
             self.ready = self.read()
         return self.ready
@@ -82,7 +84,7 @@ class Process:
         return self.read()
 
     def end(self, at_once=False):
-        """Lets it end by itself, so that a trace is closed; or at once."""
+        """Lets the worker end by itself, so that a trace is closed, or ends it at once."""
         if at_once:
             self.process.kill()
         try:
@@ -99,7 +101,7 @@ def stalloc_says(log):
 
 
 class Cost:
-    """Of one workload. `run` returns what is written to its raw file."""
+    """What one workload costs. `run` returns what is written to its raw file."""
 
     def __init__(self, name, setup, folder):
         self.name, self.setup, self.folder = name, setup, folder
@@ -112,9 +114,9 @@ class Cost:
         self.options = self.choose_options()
 
     def choose_options(self):
-        """All at once where each gets enough of the card, else one after the other."""
-        # Of the card, 0.7 is for what is live: allocators that fragment need the rest. What other frameworks hold only the
-        # driver knows, and it does not always tell processes apart.
+        """The settings: all processes at once if each gets enough of the card, else one after the other."""
+        # Live memory may take 0.7 of the card, since allocators that fragment need the rest. Other frameworks run one
+        # after the other: only the driver knows what they hold, and it does not always tell processes apart.
         at_once = len(self.names) - ("planned" in self.names)
         self.result["at_once"] = self.workload.framework == "torch"
         try:
@@ -124,12 +126,12 @@ class Cost:
             return self.workload.options(0.6 * self.setup.memory)
 
     def make_process(self, allocator):
-        if allocator == "record":  # the library leaves an old one alone and would write another
+        if allocator == "record":  # the library does not replace an old trace
             (self.folder / "trace.fb").unlink(missing_ok=True)
         return Process(self.name, allocator, self.setup, self.folder, self.folder / "trace.fb", self.folder / "plan.fb")
 
     def prepare(self):
-        """Imports begin."""
+        """Lets the imports begin."""
         if self.result["at_once"]:
             self.prepared = {name: self.make_process(name) for name in self.names if name != "planned"}
 
@@ -143,7 +145,7 @@ class Cost:
         self.processes[allocator].begin(options)
 
     def turn(self, allocator):
-        """One turn; an allocator that fails is left out from then on."""
+        """Makes one turn. An allocator that fails is left out from then on."""
         try:
             self.result["ready"][allocator] = self.processes[allocator].wait_until_ready()
             answer = self.processes[allocator].order(self.result["size"], 1)
@@ -168,7 +170,7 @@ class Cost:
                 self.turn(name)
 
     def plan(self):
-        """Of the trace that record left. False when there is none."""
+        """Plans the trace that record left. Returns whether that succeeded."""
         trace = self.folder / "trace.fb"
         if "record" in self.result["failed"] or not trace.exists():
             self.result["failed"].setdefault("planned", "nothing was recorded")
@@ -191,7 +193,7 @@ class Cost:
                 for name in group:
                     self.start(name)
                 self.rounds(group)
-                for name in group:  # native stays, for planned to be compared with
+                for name in group:  # native stays, since planned is compared with it
                     if name != "native" or not self.result["at_once"]:
                         self.end(name, at_once=name != "record")
             if "planned" in self.names and "record" in self.names and self.plan():
@@ -226,7 +228,8 @@ class Fit:
         return Process(self.name, self.allocator, self.setup, self.folder)
 
     def prepare(self):
-        """Imports begin: in the process that searches, the one that shows, and the one that tries the next larger size."""
+        """Lets the imports begin: in the process that searches, the one that shows, and the one that tries the next
+        larger size."""
         self.processes = [self.make_process() for _ in range(3)]
 
     def abandon(self):
@@ -244,7 +247,7 @@ class Fit:
         return Search(attempt, self.capacity, self.setup.most, max(2, self.options.size // 2)).largest()
 
     def show(self, size):
-        """In a process of its own; False when it does not fit."""
+        """Runs a size in a fresh process. Returns whether it fits."""
         self.processes = self.processes or [self.make_process()]
         process = self.processes[0]
         process.begin(self.options, self.limit)
@@ -254,7 +257,7 @@ class Fit:
         return not answer.get("exhausted")
 
     def show_largest(self, size):
-        """The largest that a fresh process makes, near `size`; 0 when there is none."""
+        """The largest size near `size` that fits in a fresh process; 0: none does."""
         if size == 0:
             return 0
         if self.show(size):
@@ -280,7 +283,8 @@ class Fit:
 
 
 def applicable(name, allocator, setup):
-    """Whether `fit` measures this allocator at all. Recording and planning are no other allocators there; a limit must hold."""
+    """Whether `fit` measures this allocator. It leaves out recording and planning, and with a limit the allocators that
+    cannot be limited."""
     if allocator in ("record", "planned") or allocator not in allocators.names_for(workloads.WORKLOADS[name].framework):
         return False
     return not setup.limit or allocators.ALLOCATORS[allocator].limitable
@@ -298,13 +302,13 @@ class Setup:
     turns: int = 5
     limit: int = 0  # bytes; 0: the whole card
     most: int = 1 << 20  # the largest size that is tried
-    scratch: pathlib.Path = pathlib.Path(tempfile.gettempdir())  # for what programs write
+    scratch: pathlib.Path = pathlib.Path(tempfile.gettempdir())  # for files that programs write
     keep_traces: bool = False
     patience: float = 240  # seconds for one answer of a worker
 
 
 def describe_environment(setup):
-    """What the figures depend on beside the sources."""
+    """What the figures depend on besides the sources."""
     said = {}
     for package in ("torch", "transformers", "peft", "accelerate", "triton", "jax", "cupy-cuda13x"):
         try:

@@ -1,18 +1,18 @@
-"""The largest size that fits: no CUDA here, only which sizes are tried."""
+"""Finds the largest size that fits. It only decides which sizes are tried, and uses no CUDA."""
 
 
 def resolution(size):
-    """How near two sizes must be to end the search between them: 2 %, or one."""
+    """How near two sizes must be for the search between them to end: 2 %, or one."""
     return max(1, size // 50)
 
 
 class Search:
     """Tries sizes by `attempt(size)`, which returns the bytes that were live at the peak, or None when memory ran out.
 
-    First 1, half of `guess` and `guess`. What was live tells what more would cost, and so how far even an allocator could
-    get that wastes nothing of `capacity` bytes (0: not known): that is tried next. Where it does not fit, smaller sizes
-    follow in growing strides, and where it does, larger ones; then the middle between the largest that fits and the
-    smallest that does not. Nothing above `most` is tried.
+    It first tries 1, half of `guess`, and `guess`. The live bytes of these show what a larger size would need, and so
+    how large a size could be under an allocator that wastes nothing of `capacity` bytes (0: not known). That size is
+    tried next. If it does not fit, smaller sizes follow in growing strides, and if it does, larger ones; then the
+    middle between the largest that fits and the smallest that does not. Nothing above `most` is tried.
     """
 
     def __init__(self, attempt, capacity, most, guess=2):
@@ -25,7 +25,7 @@ class Search:
         return self.tried[size] is not None
 
     def bound(self, low):
-        """The size at which live bytes alone would reach the capacity, by the line through the two largest that fit."""
+        """The size at which live bytes alone would reach the capacity, on a line through the two largest sizes that fit."""
         *_, first, second = [0, 0, *sorted(size for size, live in self.tried.items() if live is not None)]
         more = (self.tried[second] - self.tried[first]) / (second - first) if first else 0
         if not self.capacity or more <= 0:
@@ -33,10 +33,10 @@ class Search:
         return second + int((self.capacity - self.tried[second]) / more)
 
     def largest(self):
-        """0: not even 1 fits."""
+        """The largest size that fits; 0: not even 1 does."""
         if not self.fits(1):
             return 0
-        low, high = 1, self.most + 1  # fits; does not, or is not wanted
+        low, high = 1, self.most + 1  # the first fits; the second does not, or is not wanted
         for size in (self.guess // 2, self.guess):
             if low < size < high:
                 low, high = (size, high) if self.fits(size) else (low, size)

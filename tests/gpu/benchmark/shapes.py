@@ -1,4 +1,4 @@
-"""Models with the layer shapes of published ones and random weights; how many layers, the card decides.
+"""Models with random weights and the layer shapes of published models; the card decides how many layers they have.
 
 Fragmentation comes from the sizes of tensors and the order in which they live and die. Both are those of the published model
 when a layer has its shape, however many layers there are; the figures say how many there were.
@@ -11,12 +11,12 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    kind: str  # of transformers' configurations
+    kind: str  # which of transformers' configurations
     hidden: int
     layers: int
     heads: int
     kv_heads: int
-    inner: int  # of a dense layer, or of one expert
+    inner: int  # inner size of a dense layer, or of one expert
     vocabulary: int
     experts: int = 0
     chosen: int = 0  # experts a token goes through
@@ -29,11 +29,11 @@ class Shape:
         return attention + matrices * self.hidden * self.inner * max(self.experts, 1)
 
     def parameters(self, layers):
-        tables = 1 if self.kind in ("gpt2", "opt") else 2  # these share the input's with the output's
+        tables = 1 if self.kind in ("gpt2", "opt") else 2  # these use one table for input and output
         return layers * self.parameters_of_layer() + tables * self.vocabulary * self.hidden
 
     def activation_bytes(self, layers, recompute):
-        """An estimate, for one token: what a step of a model in bfloat16 keeps for its backward pass."""
+        """An estimate of the bytes for one token that a step of a model in bfloat16 keeps for its backward pass."""
         inner = self.inner * max(self.chosen, 1)
         layer = 2 * (14 * self.hidden + 5 * inner)
         kept = {"none": layers * layer, "selective": layers * (layer + 2 * self.hidden) // 2,
@@ -46,16 +46,16 @@ SHAPES = {
     "qwen3-30b-a3b": Shape("qwen3_moe", 2048, 48, 32, 4, 768, 151936, experts=128, chosen=8, head=128),
     "mixtral-8x7b": Shape("mixtral", 4096, 32, 32, 8, 14336, 32000, experts=8, chosen=2),
     "gpt2-xl": Shape("gpt2", 1600, 48, 25, 25, 6400, 50257),
-    # Of STAlloc's evaluation (EuroSys'26).
+    # Models of STAlloc's evaluation (EuroSys'26).
     "gpt2-345m": Shape("gpt2", 1024, 24, 16, 16, 4096, 50257),
     "llama2-7b": Shape("llama", 4096, 32, 32, 32, 11008, 32000),
     "qwen2.5-14b": Shape("llama", 5120, 48, 40, 8, 13824, 152064),
     "qwen1.5-moe-a2.7b": Shape("qwen3_moe", 2048, 24, 16, 16, 1408, 151936, experts=60, chosen=4),
-    # Of GMLake's (ASPLOS'24).
+    # Models of GMLake's evaluation (ASPLOS'24).
     "opt-1.3b": Shape("opt", 2048, 24, 32, 32, 8192, 50272),
     "opt-13b": Shape("opt", 5120, 40, 40, 40, 20480, 50272),
     "gpt-neox-20b": Shape("gpt_neox", 6144, 44, 64, 64, 24576, 50432),
-    # For rewarding, drafting and for trying programs out.
+    # Small models, also for trying programs out.
     "llama-1b": Shape("llama", 2048, 16, 16, 16, 5632, 32000),
     "tiny": Shape("llama", 64, 2, 4, 2, 128, 256),
     "tiny-moe": Shape("qwen3_moe", 64, 2, 4, 2, 32, 256, experts=8, chosen=2),
@@ -63,9 +63,9 @@ SHAPES = {
 
 
 def layers_that_fit(shape, state_bytes_of_parameter, budget):
-    """How many layers leave room for activations in `budget` bytes; 0: not even one does.
+    """How many layers leave room for activations in `budget` bytes; 0: not even one layer does.
 
-    Weights, and what the optimizer keeps of them, take at most 0.55 of the budget, or 0.75 when there is but one layer.
+    Weights and the optimizer's states take at most 0.55 of the budget, or 0.75 when there is only one layer.
     """
     room = 0.55 * budget - state_bytes_of_parameter * shape.parameters(0)
     layers = min(shape.layers, int(room // (state_bytes_of_parameter * shape.parameters_of_layer())))
@@ -73,7 +73,7 @@ def layers_that_fit(shape, state_bytes_of_parameter, budget):
 
 
 def make_config(shape, layers, longest, experts_by):
-    """transformers' configuration. `longest`: tokens in a sequence; `experts_by`: eager or grouped_mm."""
+    """The configuration for transformers. `longest`: tokens in a sequence; `experts_by`: eager or grouped_mm."""
     import transformers
 
     if shape.kind == "gpt2":
@@ -103,7 +103,7 @@ def make_config(shape, layers, longest, experts_by):
 
 
 def make_model(torch, config, device):
-    """Random weights in bfloat16, made on the device."""
+    """A model with random weights in bfloat16, made on the device."""
     import transformers
 
     with torch.device(device):

@@ -1,4 +1,4 @@
-"""Tables and plots of the raw files: nothing is measured here."""
+"""Makes tables and plots of the raw files. Nothing is measured here."""
 
 import json
 import statistics
@@ -6,7 +6,7 @@ import statistics
 from workloads import LANGUAGE_MODELS, UNIT
 
 GIB = 1 << 30
-WARM_UP = 2  # as in measures.py: turns that no figure of time counts
+WARM_UP = 2  # as in measures.py: turns that are left out of all figures of time
 
 
 def percent(share):
@@ -14,29 +14,30 @@ def percent(share):
 
 
 def one_line(reason):
-    """The end of why something failed, fit for a table."""
+    """The end of the reason why something failed, as it can stand in a table."""
     return " ".join(str(reason)[-200:].split()).replace("|", "/")
 
 
 def read(folder):
-    """What was measured of a kind: one dictionary a raw file, by workload (and allocator), in the order of their names."""
+    """All measurements of a kind, a dictionary for each raw file, in the order of the files' names."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
 
 
 # --- cost ---
 
 def live(turns):
-    """The most that the program had allocated, as PyTorch says; for other frameworks as stalloc says, where it serves."""
+    """The most that the program had allocated: as PyTorch says, or for other frameworks as stalloc says where it serves."""
     return max((turn.get("live") or turn["stalloc"].get("live_peak", 0) for turn in turns), default=0)
 
 
 def held(turns):
-    """The most that the allocator had taken from the device, by the same."""
+    """The most that the allocator had taken from the device, from the same sources."""
     return max((turn.get("held") or turn["stalloc"].get("physical_peak", 0) for turn in turns), default=0)
 
 
 def by_driver(result, allocator):
-    """Growth of what the driver counts, the context and the libraries' own not included; None where it is not known."""
+    """By how much the memory in use grew as the driver counts it, without the context and the libraries' own; None: not
+    known."""
     before, turns = result["ready"].get(allocator, {}).get("used_before", {}), result["rounds"][allocator]
     which = "process" if "process" in before else None if result["at_once"] else "device"
     used = [turn["used"][which] for turn in turns if which and which in turn["used"]]
@@ -44,7 +45,7 @@ def by_driver(result, allocator):
 
 
 def ratios(turns, reference):
-    """Of each round's seconds to the reference's in the same round."""
+    """The ratio of the seconds of each round to those of the reference in the same round."""
     pairs = list(zip(turns, reference))[WARM_UP:]
     return [mine["seconds"] / its["seconds"] for mine, its in pairs]
 
@@ -59,13 +60,13 @@ def median_and_spread(values, digits=3):
 
 
 def removed(turns, native):
-    """The share of native's fragmentation that is not there."""
+    """The share of native's fragmentation that this allocator avoids."""
     lost = held(native) - live(native)
     return percent(1 - (held(turns) - live(turns)) / lost) if lost > 0 and held(turns) else ""
 
 
 def start_of(ready):
-    """Seconds of imports, of CUDA's start, and of making the program."""
+    """The seconds that imports, CUDA's start and making the program took."""
     return " + ".join(f"{ready[part]:.1f}" for part in ("import_seconds", "initialize_seconds", "make_seconds"))
 
 
@@ -120,21 +121,21 @@ def cost_table(result, allocators):
 # --- fit ---
 
 def speed(result):
-    """Tokens a second at the largest size: medians of the process that showed it."""
+    """Tokens a second at the largest size: the median in the process that showed it."""
     shown = [one for one in result.get("shown", []) if one["size"] == result["largest"] and not one.get("exhausted")]
     turns = shown[-1]["turns"][WARM_UP:] if shown else []
     return statistics.median(turn["done"] / turn["seconds"] for turn in turns) if turns else 0.0
 
 
 def peak(result):
-    """Live and held GiB at the largest size."""
+    """The live and the held GiB at the largest size."""
     shown = [one for one in result.get("shown", []) if one["size"] == result["largest"] and not one.get("exhausted")]
     turns = shown[-1]["turns"] if shown else []
     return live(turns) / GIB, held(turns) / GIB
 
 
 def grouped(results):
-    """Workload and card: allocator: result."""
+    """The results as {(workload, limit): {allocator: result}}."""
     groups = {}
     for result in results:
         if "largest" in result:
@@ -143,7 +144,7 @@ def grouped(results):
 
 
 def size_of(result):
-    """The largest, as sequences by tokens."""
+    """The largest size, as sequences by tokens."""
     largest = result["largest"]
     return f"1×{largest * UNIT}" if result["searched"] == "seq" else f"{largest}×{result['options']['seq']}"
 
@@ -173,7 +174,7 @@ def fit_table(results, allocators):
 
 
 def ladder_table(results, allocators, ladders):
-    """Of trainings that differ in what they recompute, the fastest that fits."""
+    """For trainings that differ only in what they recompute, the fastest that fits."""
     groups = grouped(results)
     lines = ["| training | card | allocator | fastest that fits | tokens/s | to native |", "|---|---|---|---|---|---|"]
     for ladder, names in ladders.items():
@@ -191,10 +192,10 @@ def ladder_table(results, allocators, ladders):
     return "\n".join(lines) + "\n"
 
 
-# --- all of it ---
+# --- everything ---
 
 def in_a_line(result):
-    """What a measurement says on the terminal when it is done."""
+    """The line that is printed when a measurement is done."""
     if "rounds" not in result and "largest" not in result:
         return f"failed: {str(result['failed'])[-300:]}"
     if "largest" in result:
@@ -204,17 +205,17 @@ def in_a_line(result):
 
 
 def plot(costs, fits, allocators, out):
-    """Three pictures, as far as there is something to show; says where they are."""
+    """Draws up to three plots, as far as there are figures for them. Returns a line that names the files."""
     try:
         import matplotlib
     except ImportError:
         return "no matplotlib: no plots"
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "stalloc"  # the same picture for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "stalloc"  # so that the same figures give the same file
     from matplotlib import pyplot
 
     def bars(values, title, axis, file, line=None):
-        """`values`: workload: allocator: number."""
+        """Draws one plot of `values`, which are {workload: {allocator: number}}."""
         values = {name: row for name, row in values.items() if row}
         if not values:
             return []
@@ -250,7 +251,8 @@ def plot(costs, fits, allocators, out):
 
 
 def write(raw, out, order, allocators, ladders):
-    """Writes tables.md and the plots into `out`; returns the text. `order`: the workloads' names in the order of the tables."""
+    """Writes tables.md and the plots into `out`. Returns the text. `order` has the workloads' names in the order of the
+    tables."""
     names = list(order)
     costs = sorted(read(raw / "cost"), key=lambda result: names.index(result["workload"]) if "workload" in result else -1)
     fits = sorted(read(raw / "fit"), key=lambda result: names.index(result["workload"]) if "workload" in result else -1)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""One program under one allocator, in a process of its own: makes turns when it is told to. Started by measures.py.
+"""Runs one program under one allocator, and makes turns when it is told to. measures.py starts it.
 
   worker.py NAME DEVICE
 
-Imports what it needs, and touches the card when the first line of standard input says how: {"options": ..., "limit":
-BYTES}, with `limit` what PyTorch may take from the device (0: all there is). Then each line is an order, {"size": N,
-"turns": N, "fresh": BOOL}, `fresh`: caches are emptied and peaks forgotten before. All lines are JSON, and each is answered
-by one: how long the start took; what each turn took and held, and whether memory ran out in the last.
+It imports what it needs, and uses the card only when the first line of standard input says how: {"options": ...,
+"limit": BYTES}, where `limit` is what PyTorch may take from the device (0: no limit). Each further line is an order,
+{"size": N, "turns": N, "fresh": BOOL}; with `fresh`, caches are emptied and peaks forgotten first. All lines are JSON,
+and each is answered by one: how long the start took, or what each turn took and held, and whether memory ran out.
 """
 
 import gc
@@ -24,7 +24,7 @@ FIGURES = ("live_peak", "physical_peak", "mapping_calls_at_start", "mapping_call
 
 
 class Device:
-    """The memory of the card as the driver counts it: of this process where NVML says so, else of all."""
+    """The memory in use on the card as the driver counts it: by this process where NVML can tell, and by all."""
 
     def __init__(self, kind):
         self.handle = None
@@ -41,7 +41,7 @@ class Device:
             print(f"no NVML: {error}", file=sys.stderr)
 
     def used(self):
-        """Bytes: {"process": ..., "device": ...}, as far as they are known."""
+        """The bytes in use, {"process": ..., "device": ...}, as far as they are known."""
         if self.handle is None:
             return {}
         used = {"device": self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used}
@@ -52,7 +52,7 @@ class Device:
 
 
 def read_statistics():
-    """A function that says what a preloaded stalloc says of itself."""
+    """A function that returns the figures of a preloaded stalloc."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
     from figures import Statistics
 
@@ -60,7 +60,7 @@ def read_statistics():
 
 
 class TorchMeter:
-    """What PyTorch says of its memory."""
+    """Reads PyTorch's own figures of memory."""
 
     def __init__(self, kind, limit):
         import torch
@@ -70,7 +70,7 @@ class TorchMeter:
             torch.cuda.init()
             if limit:
                 torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
-            torch.ones(256, 256, device=kind) @ torch.ones(256, 256, device=kind)  # the context and a library's workspace
+            torch.ones(256, 256, device=kind) @ torch.ones(256, 256, device=kind)  # makes the context and a library's workspace
             torch.cuda.synchronize()
 
     def synchronize(self):
@@ -92,11 +92,11 @@ class TorchMeter:
 
 
 class OtherMeter:
-    """Of frameworks whose memory only the driver knows; their turns end when their work is done."""
+    """For frameworks whose memory only the driver knows. Their turns end when their work is done."""
 
     def __init__(self, framework):
         module = importlib.import_module({"jax": "jax.numpy"}.get(framework, framework))
-        module.ones((256, 256)).sum().item()  # the context
+        module.ones((256, 256)).sum().item()  # makes the context
 
     def synchronize(self):
         pass
@@ -131,7 +131,7 @@ def carry_out(order, program, meter, device, statistics):
             if not any(words in text for words in SAID_OF_EXHAUSTION):
                 raise
             exhausted = True
-        if exhausted:  # outside of the handler: nothing refers to what the turn had
+        if exhausted:  # outside the handler, where nothing refers to what the turn had
             program.give_up()
             meter.forget()
             return {"turns": turns, "exhausted": text[:500]}
@@ -149,7 +149,7 @@ def main():
     imported = time.perf_counter() - began
     begin = json.loads(sys.stdin.readline() or "null")
     if begin is None:
-        return  # it was not needed
+        return  # this worker was not needed
     began = time.perf_counter()
     meter = TorchMeter(kind, begin["limit"]) if framework == "torch" else OtherMeter(framework)
     device = Device(kind)

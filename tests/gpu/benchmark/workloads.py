@@ -1,7 +1,8 @@
-"""What is measured: each workload is a name, the program it is, that program's settings, and what makes its size.
+"""What is measured. Each workload has a name, a program, the program's settings, and a meaning of its size.
 
-A program is an object with `turn(size)`: one unit of work, an optimizer step say, at a micro-batch of `size`; it returns
-how many tokens (images, rows) it worked on. Programs know nothing of stalloc. Weights and data are random and seeded.
+A program is an object with `turn(size)`, which makes one unit of work, such as an optimizer step, with a micro-batch of
+`size` and returns how many tokens (images, rows) it worked on. Programs know nothing of stalloc. Weights and data are
+random and seeded.
 """
 
 import dataclasses
@@ -22,15 +23,15 @@ class TooLarge(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    program: str  # of PROGRAMS
+    program: str  # a name in PROGRAMS
     settings: dict = dataclasses.field(default_factory=dict)
-    searched: str = ""  # what the size is in the search for the largest: "batch" or "seq"; empty: not searched for
+    searched: str = ""  # what the size means in the search for the largest: "batch" or "seq"; empty: there is no search
     framework: str = "torch"
     group: str = "training"
-    needs: float = 0  # GiB, of a program whose size does not follow from the card; 0: a training, whose size does
+    needs: float = 0  # GiB that a program of fixed size needs; 0: a training, whose size follows from the card
 
     def options(self, device_bytes):
-        """For about `device_bytes` that are live at the peak. Throws TooLarge."""
+        """The program's options for about `device_bytes` that are live at the peak. Throws TooLarge."""
         if not self.needs:
             return Options(**self.settings).sized(device_bytes)
         if self.needs * GIB > device_bytes:
@@ -40,12 +41,12 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of a training. `layers` and `size` 0: as many as fit `sized`'s bytes."""
+    """The options of a training. `layers` and `size` 0: `sized` chooses them."""
 
     shape: str = "llama-1b"
     layers: int = 0
     seq: int = 2048
-    size: int = 0  # sequences in a micro-batch; where `grows` is seq, so many times UNIT tokens in its one sequence
+    size: int = 0  # sequences in a micro-batch; if `grows` is "seq", there is one sequence of so many times UNIT tokens
     grows: str = "batch"
     recompute: str = "none"  # none, selective (every second layer), full
     lora: bool = False
@@ -56,17 +57,17 @@ class Options:
     experts_by: str = "eager"
     compiled: bool = False
     float8: bool = False
-    offload: bool = False  # the optimizer's states and its step are the host's
+    offload: bool = False  # the optimizer's states and step are on the host
     seed: int = 1
 
     def state_bytes(self):
-        """Of a parameter: weight, gradient, the optimizer's two."""
+        """Bytes for a parameter: weight, gradient, and the optimizer's two states."""
         if self.lora:
             return 2
         return 4 if self.optimizer == "sgd" or self.offload else 8
 
     def sized(self, device_bytes):
-        """The same with `layers` and `size` chosen, where they are not given."""
+        """The same options with `layers` and `size` chosen if they are not given. Throws TooLarge."""
         shape = SHAPES[self.shape]
         layers = self.layers or shapes.layers_that_fit(shape, self.state_bytes(), device_bytes)
         if layers == 0:
@@ -127,7 +128,7 @@ class Training:
         return self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
     def microbatch(self, size):
-        """As many tokens as a micro-batch has; with varlen a length drawn for each, as after bucketing."""
+        """The tokens of a micro-batch; with varlen its length is drawn at random, as after bucketing."""
         batch, length = (1, UNIT * size) if self.options.grows == "seq" else (size, self.options.seq)
         if self.options.varlen:
             length = self.draw.randrange(length // 4, length + 1)
@@ -159,13 +160,13 @@ class Training:
                     parameter.copy_(host)
 
     def give_up(self):
-        """After a turn that ran out of memory: nothing of it is left."""
+        """Drops everything of a turn that ran out of memory."""
         for parameter in self.trained:
             parameter.grad = None
 
 
 class Generation(Training):
-    """Only generates: batches of random size, prompts of random length."""
+    """Only generates, for batches of random size and prompts of random length."""
 
     def decode(self, batch, new_tokens):
         """Greedy decoding with a cache that grows by concatenation, one token at a time."""
@@ -200,7 +201,7 @@ class GenerateAndTrain(Generation):
 
 
 class Trainer:
-    """Hugging Face's Trainer on texts of different length, with an evaluation every 5 steps and a checkpoint every 10."""
+    """Hugging Face's Trainer on texts of different lengths, with an evaluation every 5 steps and a checkpoint every 10."""
 
     def __init__(self, torch, options, device):
         import transformers
@@ -257,8 +258,8 @@ class Images:
 
 
 class Vision(Images):
-    """A residual network of ResNet-50's size at six resolutions. In the first turn cuDNN searches its algorithms, for which
-    PyTorch asks for all free memory, then for half of it, and so on.
+    """A residual network of ResNet-50's size at six resolutions. In the first turn cuDNN searches the best algorithms,
+    for which PyTorch asks for all free memory, then for half of it, and so on.
     """
 
     RESOLUTIONS = (160, 192, 224, 256, 288, 320)
@@ -299,7 +300,7 @@ class Vision(Images):
 
 
 class Diffusion(Images):
-    """A diffusion transformer of DiT-L's shape on latents of several resolutions and aspects, as bucketed training has."""
+    """A diffusion transformer of DiT-L's shape on latents of several resolutions and aspect ratios, as in bucketed training."""
 
     BUCKETS = ((32, 32), (24, 40), (40, 24), (48, 48), (32, 64), (64, 32), (20, 52))
 
@@ -421,7 +422,7 @@ def llama(**settings):
 
 
 WORKLOADS = {
-    # Llama-3.1-8B-shaped.
+    # Models of Llama-3.1-8B's shape.
     "llama-8b": Workload("train", llama(grows="seq"), "seq"),
     "llama-8b-recompute": Workload("train", llama(recompute="full", grows="seq"), "seq"),
     "llama-8b-selective": Workload("train", llama(recompute="selective", grows="seq"), "seq"),
@@ -429,14 +430,14 @@ WORKLOADS = {
     "llama-8b-sgd": Workload("train", llama(recompute="full", optimizer="sgd"), "batch"),
     "llama-8b-varlen": Workload("train", llama(recompute="full", lora=True, varlen=True, accumulate=4), "batch"),
     "llama-8b-long": Workload("train", llama(recompute="full", lora=True, grows="seq"), "seq"),
-    # Smaller, for cards of 16 GiB on, and where many searches are to be made.
+    # Smaller models, for cards of 16 GiB or more, and for making many searches.
     "llama-1b": Workload("train", dict(layers=16, seq=512), "batch"),
     "llama-1b-recompute": Workload("train", dict(layers=16, seq=512, recompute="full"), "batch"),
     "llama-1b-selective": Workload("train", dict(layers=16, seq=512, recompute="selective"), "batch"),
     "llama-1b-lora": Workload("train", dict(layers=16, recompute="full", lora=True), "batch"),
     "llama-1b-varlen": Workload("train", dict(layers=16, varlen=True, accumulate=4), "batch"),
     "llama-1b-in-flight": Workload("train", dict(layers=16, recompute="full", accumulate=4, in_flight=4), "batch"),
-    # Experts.
+    # Mixtures of experts.
     "qwen3-moe-eager": Workload("train", dict(shape="qwen3-30b-a3b", optimizer="sgd"), "batch"),
     "qwen3-moe-grouped": Workload("train", dict(shape="qwen3-30b-a3b", optimizer="sgd", experts_by="grouped_mm"), "batch"),
     "mixtral-eager": Workload("train", dict(shape="mixtral-8x7b", recompute="full", lora=True), "batch"),
@@ -444,7 +445,7 @@ WORKLOADS = {
                                 "batch"),
     # Odd sizes: 25 heads, a vocabulary and sequences that no power of two divides.
     "gpt2-odd": Workload("train", dict(shape="gpt2-xl", seq=1021), "batch"),
-    # torchtitan's way.
+    # Compiled, as torchtitan trains.
     "compiled": Workload("train", dict(layers=16, compiled=True), "batch"),
     "compiled-float8": Workload("train", dict(layers=16, compiled=True, float8=True), "batch"),
     # Programs whose steps are not all alike.
@@ -456,26 +457,26 @@ WORKLOADS = {
     "diffusion": Workload("diffusion", dict(size=24), group="programs", needs=16),
     "jax": Workload("jax", dict(size=8), framework="jax", group="frameworks", needs=4),
     "cupy": Workload("cupy", dict(size=8), framework="cupy", group="frameworks", needs=2),
-    # STAlloc's: N is plain, R recompute.
+    # STAlloc's workloads: N is plain, R recompute.
     "GPT2-345M N": Workload("train", dict(shape="gpt2-345m", layers=24, seq=1024), "batch", group="STAlloc's"),
     "Llama2-7B N": Workload("train", dict(shape="llama2-7b"), "batch", group="STAlloc's"),
     "Llama2-7B R": Workload("train", dict(shape="llama2-7b", recompute="full"), "batch", group="STAlloc's"),
     "Qwen2.5-14B R": Workload("train", dict(shape="qwen2.5-14b", recompute="full"), "batch", group="STAlloc's"),
     "Qwen1.5-MoE-A2.7B N": Workload("train", dict(shape="qwen1.5-moe-a2.7b"), "batch", group="STAlloc's"),
-    # GMLake's: L is LoRA, R recompute, O offload.
+    # GMLake's workloads: L is LoRA, R recompute, O offload.
     "OPT-1.3B R": Workload("train", dict(shape="opt-1.3b", layers=24, recompute="full"), "batch", group="GMLake's"),
     "OPT-13B LR": Workload("train", dict(shape="opt-13b", lora=True, recompute="full"), "batch", group="GMLake's"),
     "OPT-13B RO": Workload("train", dict(shape="opt-13b", layers=2, recompute="full", offload=True), "batch",
-                           group="GMLake's"),  # the host has 16 bytes for each parameter, of every process
+                           group="GMLake's"),  # on the host each process takes 16 bytes for a parameter
     "GPT-NeoX-20B LR": Workload("train", dict(shape="gpt-neox-20b", lora=True, recompute="full"), "batch", group="GMLake's"),
 }
-# The same training with less and less recomputed: which of them is the fastest that fits?
+# The same training with more and more recomputed, to find the fastest that fits.
 LADDERS = {"llama-8b": ("llama-8b", "llama-8b-selective", "llama-8b-recompute"),
            "llama-1b": ("llama-1b", "llama-1b-selective", "llama-1b-recompute")}
 
 
 def modules_of(name):
-    """What the program will import, as far as that takes time."""
+    """The modules that the program will import, as far as that takes time."""
     workload = WORKLOADS[name]
     if workload.framework != "torch":
         return [workload.framework]

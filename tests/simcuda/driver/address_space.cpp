@@ -38,7 +38,7 @@ Mappings& mappings() {
 CUdeviceptr reserve(std::uint64_t bytes, std::uint64_t alignment, CUdeviceptr wanted) {
   if (bytes > UINT64_MAX - alignment) return 0;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  if (wanted != 0) {  // a hint; elsewhere when the place is taken, as with the real driver
+  if (wanted != 0) {  // a hint: as with the real driver, the range lies elsewhere when the place is taken
     void* const at = mmap(pointer(wanted), bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
     if (at == pointer(wanted)) return wanted;
     if (at != MAP_FAILED) munmap(at, bytes);

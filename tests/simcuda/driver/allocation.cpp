@@ -74,7 +74,7 @@ CUresult memory_alloc(CUdeviceptr* address, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-// Rows that begin at multiples of the texture alignment, 512 bytes.
+// Allocates rows that begin at multiples of the texture alignment, 512 bytes.
 CUresult memory_alloc_pitch(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned element_bytes) {
   constexpr std::uint64_t kAlignment = 512;
   Context* context = nullptr;
@@ -82,7 +82,7 @@ CUresult memory_alloc_pitch(CUdeviceptr* address, size_t* pitch, size_t width, s
   if (address == nullptr || pitch == nullptr || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
   if (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) return CUDA_ERROR_INVALID_VALUE;
   const std::uint64_t most = config().device_bytes;
-  if (width > most || height > most / width) return CUDA_ERROR_OUT_OF_MEMORY;  // before a product wraps
+  if (width > most || height > most / width) return CUDA_ERROR_OUT_OF_MEMORY;  // so that the product does not wrap
   const std::uint64_t row = (width + kAlignment - 1) / kAlignment * kAlignment;
   if (height > most / row) return CUDA_ERROR_OUT_OF_MEMORY;
   if (const CUresult result = memory_alloc(address, row * height)) return result;
@@ -90,8 +90,8 @@ CUresult memory_alloc_pitch(CUdeviceptr* address, size_t* pitch, size_t width, s
   return CUDA_SUCCESS;
 }
 
-// Waits for the device, then frees. As the reference of cuMemFree says, it does not wait when it frees what a pool
-// allocated: the caller is to have seen the end of all its uses.
+// Waits for the device, then frees. As the reference of cuMemFree says, it does not wait when it frees memory of a
+// pool: the caller must know that all its uses have ended.
 CUresult memory_free(CUdeviceptr address) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
@@ -106,7 +106,7 @@ CUresult memory_free(CUdeviceptr address) {
   }
   if (waits) {
     synchronize(root_of(*context));
-    if (const CUresult result = error_of(*context)) return result;  // of the work waited for
+    if (const CUresult result = error_of(*context)) return result;  // the error of the work that was waited for
   }
   const std::scoped_lock lock(memory_mutex());
   const auto allocation = allocations().find(address);

@@ -1,4 +1,4 @@
-// What cuMemAlloc, the pools and graphs have handed out. pre of every function: memory_mutex() held.
+// What cuMemAlloc, pools and graphs have handed out. Pre of every function: memory_mutex() is held.
 #pragma once
 
 #include <cstdint>
@@ -18,26 +18,27 @@ struct Allocation {
   int device = 0;
   ChunkHeap* heap = nullptr;        // null: a mapping of its own (mapped_allocation.h)
   simcuda::Pool* pool = nullptr;    // of Kind::Pool and Kind::Imported
-  simcuda::Graph* graph = nullptr;  // of Kind::Graph, as long as there is one
-  Context* context = nullptr;       // that it belongs to and ends with; null: none, as memory of pools and graphs
-  std::uint64_t context_id = 0;     // of `context` when it was allocated
-  std::uint64_t buffer_id = 0;      // never used twice
-  bool sync_memops = false;         // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+  simcuda::Graph* graph = nullptr;  // of Kind::Graph, as long as the graph exists
+  Context* context = nullptr;    // the context with which it ends; null for memory of pools and graphs, which has none
+  std::uint64_t context_id = 0;  // id of `context` when it was allocated
+  std::uint64_t buffer_id = 0;   // never used twice
+  bool sync_memops = false;      // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
 };
 
 std::map<CUdeviceptr, Allocation>& allocations();
-// The allocation that holds the address; end() for none.
+// The allocation that holds the address, or end().
 std::map<CUdeviceptr, Allocation>::iterator find_allocation(CUdeviceptr address);
 
 // Enters what was just allocated, with a buffer id of its own.
 void note_allocation(CUdeviceptr address, Allocation allocation);
-// Makes it one that belongs to the context, or to its primary one if it is a green context.
+// The allocation, made one of the context, or of its primary context if it is a green context.
 Allocation owned_by(Context& context, Allocation allocation);
 
-// Ends an allocation; its bytes are free for all after `after`.
+// Ends an allocation. Any stream may use its bytes once `after` has passed.
 void end_allocation(std::map<CUdeviceptr, Allocation>::iterator allocation, Point after);
 
-// What a reset or destroyed context leaves behind: not the memory of pools and graphs, which is not a context's.
+// Ends the allocations that a reset or destroyed context leaves behind; memory of pools and graphs belongs to no
+// context and stays.
 void drop_allocations(std::uint64_t context_id);
 
 }  // namespace simcuda

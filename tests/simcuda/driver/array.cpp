@@ -14,7 +14,7 @@ std::map<CUarray, Array>& arrays() {
   return *all;
 }
 
-// Of one channel; 0 for a format that is not offered.
+// Bytes of one channel; 0: the format is not offered.
 std::uint64_t bytes_of(CUarray_format format) {
   switch (format) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
@@ -33,7 +33,8 @@ std::uint64_t bytes_of(CUarray_format format) {
   }
 }
 
-// The limits of the CUDA programming guide's table of compute capabilities (9.0). With them no size can wrap.
+// Whether the array keeps the limits in the CUDA programming guide's table of compute capabilities (9.0). With them no
+// size can wrap.
 bool is_valid(const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
   const bool layered = (wanted.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
   const bool flat = wanted.Depth == 0 || layered;
@@ -93,7 +94,7 @@ CUresult array_create(CUarray* handle, const CUDA_ARRAY_DESCRIPTOR* wanted) {
   return array3d_create(handle, &flat);
 }
 
-// Waits for the work that may use it.
+// Waits for the work that may use the array, and destroys it.
 CUresult array_destroy(CUarray handle) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;

@@ -17,7 +17,7 @@ std::vector<std::shared_ptr<Capture>>& active() {
   return *all;
 }
 
-// As cudaThreadExchangeStreamCaptureMode documents the three modes.
+// Whether the capture forbids unsafe calls, as cudaThreadExchangeStreamCaptureMode documents the three modes.
 bool forbids(const Capture& capture) {
   if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   if (capture.thread == std::this_thread::get_id()) return capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -59,8 +59,9 @@ void merge(Frontier& into, const Frontier& from) {
   for (std::size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
 
-// Whether the stream is ordered behind every node of the capture. Not whether each fork was joined: what counts, as the
-// reference of cuStreamUpdateCaptureDependencies says, are nodes that cannot be reached from the stream.
+// Whether the stream is ordered behind every node of the capture. It does not matter whether each fork was joined: as
+// the reference of cuStreamUpdateCaptureDependencies says, what counts is whether there are nodes that cannot be
+// reached from the stream.
 bool has_joined_all(const Stream& stream) {
   const Frontier& last = stream.capture->last;
   for (std::size_t i = 0; i < last.size(); ++i) {
@@ -80,9 +81,9 @@ void add_node(Stream& stream, std::function<void()> run) {
   if (run) capture.graph->nodes.push_back(std::move(run));
 }
 
-// The codes of what goes wrong: the programming guide (cross-stream dependencies) for a merge, which loses both
-// captures; by observation, reported of CUDA elsewhere, for an invalidated capture that a stream without one would
-// join.
+// The error codes: for a merge, which loses both captures, they are those of the programming guide (cross-stream
+// dependencies); for a stream without a capture that would join an invalidated one, others have observed and reported
+// the code.
 CUresult wait_for_captured(Stream& stream, const std::shared_ptr<Capture>& capture, const Frontier& frontier) {
   if (stream.capture != nullptr && stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (capture->invalid) return CUDA_ERROR_INVALID_VALUE;
@@ -192,7 +193,7 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
   const std::scoped_lock lock(stream_mutex());
-  // As cuStreamIsCapturing documents: of the legacy stream it is not said while a blocking stream is captured, in
+  // As cuStreamIsCapturing documents, the legacy stream's status is refused while a blocking stream is captured, in
   // whatever mode, and asking leaves that capture as it is.
   if (stream == context->legacy && stream->capture == nullptr) {
     const auto captured = std::any_of(context->streams.begin(), context->streams.end(), [](const auto& other) {

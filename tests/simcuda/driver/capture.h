@@ -13,7 +13,7 @@ namespace simcuda {
 
 struct Stream;
 
-// Of each captured stream the last node that something is ordered behind; by the number the stream has in its capture.
+// For each captured stream the last node behind which something is ordered, by the stream's number in its capture.
 using Frontier = std::vector<std::uint64_t>;
 
 // Guarded by stream_mutex().
@@ -31,27 +31,29 @@ struct Capture {
   CUgraph handle = nullptr;  // of the graph
 };
 
-// Adds captured work behind everything the stream is ordered behind. pre: the stream is captured, stream_mutex() held.
+// Adds captured work behind everything the stream is ordered behind. Pre: the stream is captured; stream_mutex() is
+// held.
 void add_node(Stream& stream, std::function<void()> run);
 
-// What a stream is ordered behind in its capture, for an event, and the wait for that: it pulls a stream that is not
-// captured into the capture. pre: stream_mutex() held; the capture has not ended.
+// Orders a stream behind what an event recorded in a capture. A stream that is not captured joins the capture. Pre:
+// stream_mutex() is held; the capture has not ended.
 CUresult wait_for_captured(Stream& stream, const std::shared_ptr<Capture>& capture, const Frontier& frontier);
 
-// For calls that CUDA forbids while the thread's capture mode says so: fails with
-// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates the captures that forbid it.
+// Asked by calls that a capture may forbid, depending on the thread's capture mode. Where one does, this fails with
+// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates the captures that forbid the call.
 CUresult check_safe_during_capture();
-CUresult check_safe_during_capture_locked();  // pre: stream_mutex() held
+CUresult check_safe_during_capture_locked();  // pre: stream_mutex() is held
 
-// For calls that wait for a whole context: refused while any of its streams is captured, whatever the mode, and those
-// captures are lost. The programming guide says so of device and context handles.
+// Asked by calls that wait for a whole context. They are refused while any of its streams is captured, whatever the
+// mode, and those captures are lost. The programming guide says so of device and context handles.
 CUresult check_no_capture(Context& context);
 
-// The capture of a stream that is destroyed, or whose context is: lost, and over when the stream began it.
-// pre: stream_mutex() held.
+// Loses the capture of a stream that is destroyed, or whose context is; the capture is over if the stream began it.
+// Pre: stream_mutex() is held.
 void leave_capture(Stream& stream);
 
-// The legacy stream may not be used while a blocking stream of the context is captured. pre: stream_mutex() held.
+// Fails while a blocking stream of the context is captured: the legacy stream may not be used then. Pre: stream_mutex()
+// is held.
 CUresult check_implicit_capture(const Context& context);
 
 }  // namespace simcuda

@@ -73,7 +73,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) void simcuda_fail(SimcudaCall call, uint64_t n, int onward) {
   using simcuda::failures;
-  simcuda::config();  // reads the environment first, so that it does not undo this
+  simcuda::config();  // reads the environment first, so that it cannot undo this later
   failures[call].onward = onward != 0;
   failures[call].first = n == 0 ? 0 : failures[call].calls + n;
 }

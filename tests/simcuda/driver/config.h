@@ -21,13 +21,13 @@ struct Config {
   std::atomic<std::uint64_t> delay_every{1};
 };
 
-// Read from the environment at the first call.
+// The settings, read from the environment at the first call.
 Config& config();
 
-// Counts a call and says whether it shall run out of memory.
+// Counts a call and returns whether it shall run out of memory.
 bool shall_fail(SimcudaCall call);
 
-// The wait that SIMCUDA_SLOW_MAP_US asks for.
+// Waits as long as SIMCUDA_SLOW_MAP_US says.
 void slow_map();
 
 }  // namespace simcuda

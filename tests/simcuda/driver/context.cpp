@@ -27,7 +27,7 @@ std::map<CUcontext, Context*>& contexts() {
 
 thread_local std::vector<Context*> stack;
 
-// pre: stream_mutex() held.
+// Pre: stream_mutex() is held.
 void activate_locked(Context& context, int device) {
   static std::uint64_t next_id = 1;
   context.id = next_id++;
@@ -42,13 +42,13 @@ void activate(Context& context, int device) {
   activate_locked(context, device);
 }
 
-// Takes the context out of use; the ends of its work are added to `points`. pre: stream_mutex() held.
+// Takes the context out of use and adds the ends of its work to `points`. Pre: stream_mutex() is held.
 void retire(Context& context, std::vector<Point>* points) {
   context.active = false;
   for (Point& point : close_streams(context)) points->push_back(std::move(point));
 }
 
-// The heap of cuMemAlloc, and memory of graphs, is open to every device whose current contexts asked for it.
+// Opens a device's heap of cuMemAlloc and its memory of graphs to another device, or closes them.
 void open_to_peer(int owner, int peer, bool open) {
   const std::scoped_lock lock(memory_mutex());
   ChunkHeap& heap = *find_device(owner)->plain;
@@ -188,7 +188,7 @@ CUresult primary_state(CUdevice ordinal, unsigned* flags, int* active) {
 CUresult context_create(CUcontext* handle, unsigned, CUdevice ordinal) {
   if (const CUresult result = check_initialized()) return result;
   if (find_device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  auto* const context = new Context;  // kept when destroyed: handles of it may still be in some thread's stack
+  auto* const context = new Context;  // kept when it is destroyed: some thread's stack may still have its handle
   activate(*context, ordinal);
   *handle = handle_of(context);
   {
@@ -263,7 +263,7 @@ CUresult context_priority_range(int* least, int* greatest) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
   if (least != nullptr) *least = 0;
-  if (greatest != nullptr) *greatest = -5;  // an H200's
+  if (greatest != nullptr) *greatest = -5;  // that of an H200
   return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-// The questions of ../simcuda_control.h about memory.
+// The functions of ../simcuda_control.h that answer about memory.
 #include "tests/simcuda/driver/address_space.h"
 
 extern "C" {

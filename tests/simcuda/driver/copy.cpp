@@ -14,7 +14,7 @@ namespace {
 
 CUdeviceptr address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
-// Memory of a graph, which has bytes only when it is launched.
+// Whether this is memory of a graph, which has bytes only once the graph is launched.
 bool is_of_graph(CUdeviceptr at, std::uint64_t bytes) {
   const auto allocation = find_allocation(at);
   if (allocation == allocations().end() || allocation->second.kind != Allocation::Kind::Graph) return false;
@@ -27,7 +27,7 @@ void run_copy(Context& context, Side to, Side from, std::uint64_t bytes) {
   std::memmove(pointer(to.at), pointer(from.at), bytes);
 }
 
-// Pageable host memory is read at the call, and written before the call returns; pinned memory in stream order.
+// Pageable host memory is read at the call and written before the call returns; pinned memory is used in stream order.
 CUresult copy_async(CUstream handle, Side to, Side from, std::uint64_t bytes) {
   std::shared_ptr<Stream> stream;
   if (const CUresult result = prepare(handle, {to, from}, bytes, &stream)) return result;
@@ -50,7 +50,7 @@ CUresult copy_async(CUstream handle, Side to, Side from, std::uint64_t bytes) {
   return submit(*stream, [&context, to, from, bytes] { run_copy(context, to, from, bytes); });
 }
 
-// The synchronous forms, on a default stream.
+// The synchronous form of a copy, on a default stream.
 CUresult copy_now(CUstream handle, Side to, Side from, std::uint64_t bytes) {
   std::shared_ptr<Stream> stream;
   if (const CUresult result = prepare(handle, {to, from}, bytes, &stream)) return result;
@@ -59,7 +59,7 @@ CUresult copy_now(CUstream handle, Side to, Side from, std::uint64_t bytes) {
                          [&context = *stream->context, to, from, bytes] { run_copy(context, to, from, bytes); });
 }
 
-// Between contexts: each side is reached by its own, whether or not these have access to each other.
+// Copies between contexts: each side is reached by its own context, whether or not these have access to each other.
 CUresult copy_to_peer_on(CUstream handle, CUdeviceptr to, CUcontext to_handle, CUdeviceptr from, CUcontext from_handle,
                          std::uint64_t bytes, bool waits) {
   Context* const to_context = find_context(to_handle);
@@ -89,7 +89,7 @@ CUresult fill(CUstream handle, CUdeviceptr to, Unit value, std::uint64_t count) 
   });
 }
 
-// By unified addressing: an address that is mapped is the device's, and one that a graph has allocated.
+// The side that an address means by unified addressing: the device's if it is mapped or a graph has allocated it.
 Side side_of(CUdeviceptr at) {
   const std::scoped_lock lock(memory_mutex());
   return {at, find_mapping(at) != mappings().end() || is_of_graph(at, 1)};
@@ -151,7 +151,7 @@ CUresult copy_to_host(void* to, CUdeviceptr from, size_t bytes) {
 CUresult copy_to_host_ptds(void* to, CUdeviceptr from, size_t bytes) {
   return copy_now(CU_STREAM_PER_THREAD, host(to), device(from), bytes);
 }
-// Device to device does not wait for the copy, as the real one does not.
+// Like the real one, a copy from device to device does not wait for its end.
 CUresult copy_on_device(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
   return copy_async(CU_STREAM_LEGACY, device(to), device(from), bytes);
 }

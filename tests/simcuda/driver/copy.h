@@ -1,5 +1,5 @@
-// What copies and fills, and kernels, have in common: where they may touch is checked when they run. What the device
-// may not reach makes the context's error sticky, as on hardware.
+// What copies, fills and kernels have in common: the memory that they touch is checked when they run. A touch of what
+// the device may not reach makes the context's error sticky, as on hardware.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ struct Side {
   bool on_device = false;
 };
 
-// Whether the call may be made at all, on which stream: a device side must be mapped now.
+// Checks whether the call may be made, and finds its stream. A side on the device must be mapped now.
 CUresult prepare(CUstream handle, std::initializer_list<Side> sides, std::uint64_t bytes,
                  std::shared_ptr<Stream>* stream);
 
-// Whether the context's device may touch the bytes; the context faults if not.
+// Whether the context's device may touch the bytes. If not, the context faults.
 bool reach(Context& context, const Side& side, std::uint64_t bytes);
 
 }  // namespace simcuda

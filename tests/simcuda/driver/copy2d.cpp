@@ -11,7 +11,7 @@
 namespace simcuda {
 namespace {
 
-// One end of a copy: its first row, and how many bytes the next one lies behind it.
+// One end of a copy: its first row, and the distance in bytes from a row to the next.
 struct Rows {
   Side begin;
   std::uint64_t pitch = 0;
@@ -24,7 +24,7 @@ struct Copy {
   std::uint64_t height = 0;
 };
 
-// From the first byte of the first row to the last byte of the last; UINT64_MAX, which is never mapped, when that is
+// Bytes from the beginning of the first row to the end of the last; UINT64_MAX, which is never mapped, when that is
 // more than there are addresses.
 std::uint64_t span(std::uint64_t height, std::uint64_t pitch, std::uint64_t width) {
   if (height == 0 || width == 0) return 0;
@@ -35,7 +35,7 @@ std::uint64_t span(std::uint64_t height, std::uint64_t pitch, std::uint64_t widt
 
 std::uint64_t span(const Rows& rows, const Copy& copy) { return span(copy.height, rows.pitch, copy.width); }
 
-// A side as cuda.h's structure names it.
+// A side as cuda.h's structure describes it.
 struct Named {
   CUmemorytype type;
   CUdeviceptr device;
@@ -100,7 +100,7 @@ void run(Context& context, const Copy& copy) {
   }
 }
 
-// The synchronous form, on a default stream.
+// The synchronous form of a copy, on a default stream.
 CUresult copy_now(CUstream handle, const CUDA_MEMCPY2D* asked) {
   Copy copy;
   std::shared_ptr<Stream> stream;
@@ -115,7 +115,7 @@ CUresult copy_now(CUstream handle, const CUDA_MEMCPY2D* asked) {
 CUresult copy2d(const CUDA_MEMCPY2D* asked) { return copy_now(CU_STREAM_LEGACY, asked); }
 CUresult copy2d_ptds(const CUDA_MEMCPY2D* asked) { return copy_now(CU_STREAM_PER_THREAD, asked); }
 
-// In stream order; host memory that is not pinned is not offered.
+// Copies in stream order. Host memory that is not pinned is not supported.
 CUresult copy2d_async(const CUDA_MEMCPY2D* asked, CUstream handle) {
   Copy copy;
   std::shared_ptr<Stream> stream;

@@ -70,7 +70,7 @@ void create_devices() {
 CUresult create_extent(Device& device, std::uint64_t bytes, Extent** extent) {
   const std::uint64_t total = config().device_bytes;
   const auto fits = [&] { return device.physical_bytes <= total - bytes; };
-  if (bytes > total) return CUDA_ERROR_OUT_OF_MEMORY;  // no cache is given up for what cannot fit
+  if (bytes > total) return CUDA_ERROR_OUT_OF_MEMORY;  // nothing is given back for what cannot fit anyway
   if (!fits()) give_back_unused(device);
   if (!fits()) return CUDA_ERROR_OUT_OF_MEMORY;
   *extent = make_extent(device, bytes);
@@ -165,7 +165,7 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
       *value = kDeviceMultiprocessors;
       break;
-    default:  // among them: no fabric handles
+    default:  // no fabric handles among them
       *value = 0;
   }
   return CUDA_SUCCESS;

@@ -21,8 +21,8 @@ std::shared_ptr<Event> find_event(CUevent handle) {
   return found == events().end() ? nullptr : found->second;
 }
 
-// The moment of the last record. One within a capture is no moment: to ask for it is an error, and loses the capture
-// (the programming guide, prohibited operations).
+// The moment of the last record. A record within a capture has no moment: asking for it is an error, and loses the
+// capture (the programming guide, prohibited operations).
 CUresult find_point(Event& event, Point* point) {
   const std::scoped_lock streams(stream_mutex());
   const std::scoped_lock lock(event.mutex);
@@ -42,7 +42,7 @@ CUresult check_event(const Event& event) {
   return error_of(context);
 }
 
-// When the last record ran.
+// The time at which the last record ran.
 CUresult find_time(Event& event, Event::Clock::rep* time) {
   const std::scoped_lock lock(event.mutex);
   if (!event.timed || !event.recorded) return CUDA_ERROR_INVALID_HANDLE;
@@ -50,8 +50,8 @@ CUresult find_time(Event& event, Event::Clock::rep* time) {
   return *time == 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-// CU_EVENT_WAIT_EXTERNAL: a node that waits for the last record at the time of each launch. Of captures only.
-// pre: stream_mutex() held.
+// CU_EVENT_WAIT_EXTERNAL, in captures only: a node that at each launch waits for the last record of that time. Pre:
+// stream_mutex() is held.
 CUresult wait_from_graph(Stream& stream, const std::shared_ptr<Event>& event, unsigned flags) {
   if (flags != CU_EVENT_WAIT_EXTERNAL || stream.capture == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -98,12 +98,12 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
   const std::shared_ptr<Event> event = find_event(handle);
-  // Of one context; a green one's stream and an event of its primary context are documented to be
-  // (cuGreenCtxRecordEvent).
+  // Both must be of one context. The stream of a green context and an event of its primary context are, as the
+  // reference of cuGreenCtxRecordEvent says.
   if (event == nullptr || &root_of(*event->context) != &root_of(*stream->context)) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult result = check_event(*event)) return result;
   auto stamp = std::make_shared<std::atomic<Event::Clock::rep>>(0);
-  // One step against captures that other threads begin: the record is within one or it is not.
+  // The record is one step with respect to captures that other threads begin: it is within a capture or not.
   const std::scoped_lock streams(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   std::shared_ptr<Capture> capture = stream->capture;
@@ -123,7 +123,7 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
   return CUDA_SUCCESS;
 }
 
-// CU_EVENT_RECORD_EXTERNAL: a node that records the event at each launch. Of captures only.
+// CU_EVENT_RECORD_EXTERNAL, in captures only: a node that records the event at each launch.
 CUresult event_record_flags(CUevent handle, CUstream stream_handle, unsigned flags) {
   if (flags == CU_EVENT_RECORD_DEFAULT) return event_record(handle, stream_handle);
   Context* context = nullptr;

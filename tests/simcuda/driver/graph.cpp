@@ -52,7 +52,7 @@ CUresult map_memory(GraphMemory& memory) {
   return CUDA_SUCCESS;
 }
 
-// All of the graph's memory, or no more than before.
+// Maps all of the graph's memory, or changes nothing.
 CUresult map_all(Graph& graph) {
   std::vector<GraphMemory*> fresh;
   for (GraphMemory& memory : graph.memory) {
@@ -69,7 +69,7 @@ CUresult map_all(Graph& graph) {
   return CUDA_SUCCESS;
 }
 
-// Whether what the graph allocates is free, and what it frees of others is live.
+// Whether all that the graph allocates is free, and all that it frees of other graphs is live.
 bool may_launch(const Executable& executable) {
   const Graph& graph = *executable.graph;
   const auto is_live = [](const GraphMemory& memory) { return memory.live; };
@@ -95,7 +95,7 @@ void end_foreign_lives(const Graph& graph, const Point& after) {
 
 bool has_memory(const Graph& graph) { return !graph.memory.empty() || !graph.foreign.empty(); }
 
-// Into another capture: a part of that graph. One with memory cannot be.
+// Launches a graph into another capture: it becomes a part of that graph. A graph with memory cannot.
 CUresult launch_into_capture(Stream& stream, const std::shared_ptr<Graph>& graph) {
   if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   {
@@ -117,7 +117,7 @@ CUresult launch(Stream& stream, const Executable& executable) {
     if (!may_launch(executable)) return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult result = map_all(*graph)) return result;
   }
-  // Behind the launch before, as documented.
+  // A launch runs behind the launch before, as documented.
   Point done;
   const auto run = [graph] {
     for (const auto& node : graph->nodes) node();
@@ -222,7 +222,7 @@ CUresult graph_instantiate(CUgraphExec* executable, CUgraph handle, unsigned lon
 
 namespace {
 
-// `act(stream, executable)`, where both are there.
+// Calls `act(stream, executable)` if both exist.
 template <class Act>
 CUresult with_executable(CUgraphExec handle, CUstream stream_handle, Act act) {
   Context* context = nullptr;
@@ -260,7 +260,7 @@ CUresult graph_exec_destroy(CUgraphExec handle) {
   return executables().erase(handle) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Memory of graphs is not cached here: it goes back with the last of graph and executable.
+// Memory of graphs is not cached here: it goes back as soon as neither the graph nor its executable exists.
 CUresult graph_memory_trim(CUdevice device) {
   if (const CUresult result = check_initialized()) return result;
   return find_device(device) == nullptr ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;

@@ -1,8 +1,8 @@
 // Green contexts: the primary context with a part of the device's multiprocessors, and streams of its own. Memory,
-// modules and errors are the primary context's; the part is kept and answered, and changes nothing.
+// modules and errors are the primary context's. The part is remembered and answered, and has no effect.
 //
-// The types of cuda.h are newer than the oldest toolkit that this is built with: parameters are void pointers where it
-// matters, and the resource has a structure of its own here.
+// cuda.h has these types only in versions newer than the oldest with which this is built, so some parameters are void
+// pointers, and the resource has a structure of its own here.
 #include <algorithm>
 #include <cstddef>
 #include <map>
@@ -19,9 +19,9 @@ constexpr unsigned kMultiprocessors = 1;  // CU_DEV_RESOURCE_TYPE_SM
 constexpr unsigned kDefaultStream = 1;    // CU_GREEN_CTX_DEFAULT_STREAM
 constexpr auto kInvalidResourceType = static_cast<CUresult>(914);
 constexpr auto kInvalidResourceConfiguration = static_cast<CUresult>(915);
-constexpr unsigned kSmallestPart = 8;  // multiprocessors, of compute capability 9.0
+constexpr unsigned kSmallestPart = 8;  // multiprocessors, in compute capability 9.0
 
-// CUdevResource.
+// What cuda.h calls CUdevResource.
 struct Resource {
   unsigned type;
   int device;
@@ -53,13 +53,14 @@ struct Green {
   bool destroyed = false;
 };
 
-// Kept when destroyed: handles of it may still be in some thread's stack. Guarded by stream_mutex().
+// A green context stays here when it is destroyed: some thread's stack may still have its handle. Guarded by
+// stream_mutex().
 std::map<void*, std::unique_ptr<Green>>& greens() {
   static auto* const all = new std::map<void*, std::unique_ptr<Green>>;
   return *all;
 }
 
-// Descriptors have no end in CUDA.
+// Descriptors live for ever, since CUDA has no function that ends them.
 std::map<void*, std::unique_ptr<Resource>>& descriptors() {
   static auto* const all = new std::map<void*, std::unique_ptr<Resource>>;
   return *all;

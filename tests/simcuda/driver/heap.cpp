@@ -15,8 +15,8 @@ ChunkHeap::ChunkHeap(Device& device, std::uint64_t chunk_bytes, unsigned access)
     : device_(device), chunk_bytes_(chunk_bytes), access_(access) {}
 
 CUresult ChunkHeap::allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address, Point* wait) {
-  *address = 0;                                                        // an H200 leaves this where memory runs out
-  if (bytes > config().device_bytes) return CUDA_ERROR_OUT_OF_MEMORY;  // before it is rounded: sizes near 2^64 wrap
+  *address = 0;                                                        // an H200 sets this when memory runs out
+  if (bytes > config().device_bytes) return CUDA_ERROR_OUT_OF_MEMORY;  // before rounding, in which sizes near 2^64 wrap
   const std::uint64_t requested = bytes;
   bytes = round_up(bytes, kUnit);
   auto range = best_fit(bytes, on, false);
@@ -74,7 +74,7 @@ CUresult ChunkHeap::grow(std::uint64_t bytes) {
   Extent* extent = nullptr;
   std::uint64_t chunk = round_up(bytes, limit_ == UINT64_MAX ? chunk_bytes_ : kPageBytes);  // a limit is used up
   CUresult result = reserve_chunk(chunk, &extent);
-  if (result != CUDA_SUCCESS) {  // near the end of memory, no more than is asked for, and in place of what is idle
+  if (result != CUDA_SUCCESS) {  // near the end of memory take only what is asked for, and give back what is idle
     chunk = round_up(bytes, kPageBytes);
     if (chunk <= limit_ && reserved.now > limit_ - chunk) trim(limit_ - chunk);
     result = reserve_chunk(chunk, &extent);
@@ -103,7 +103,7 @@ ChunkHeap::FreeRanges::iterator ChunkHeap::best_fit(std::uint64_t bytes, const T
   return best;
 }
 
-// Neighbours that wait for nothing, or for the same stream, become one.
+// Joins neighbouring ranges that wait for nothing, or for the same stream.
 void ChunkHeap::merge() {
   for (auto range = free_.begin(); range != free_.end();) {
     Free& free = range->second;

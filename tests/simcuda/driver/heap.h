@@ -1,5 +1,5 @@
-// Carves allocations out of chunks of physical memory, in the order that streams promise: a freed range is reused on
-// the stream that freed it at once, on others only when that free has run.
+// Cuts allocations out of chunks of physical memory, in stream order: the stream that freed a range reuses it at once,
+// other streams only when that free has run.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,23 @@
 
 namespace simcuda {
 
-// pre of every member: memory_mutex() held.
+// Pre of every member: memory_mutex() is held.
 class ChunkHeap {
  public:
   // Chunks are multiples of `chunk_bytes`; the devices in `access` may touch them.
   ChunkHeap(Device& device, std::uint64_t chunk_bytes, unsigned access);
 
-  // `on`: the stream that will use the memory first; null when it must be free for all. When there is no more memory
-  // and `wait` is not null, a range that another stream still has to free is taken: the new owner's work must come
-  // behind `*wait`, which is empty otherwise.
+  // `on`: the stream that will use the memory first; null: the memory must be free for all streams. When there is no
+  // more memory and `wait` is not null, a range is taken that another stream still has to free: the new owner's work
+  // must then come behind `*wait`, which is empty otherwise.
   CUresult allocate(std::uint64_t bytes, const Timeline* on, CUdeviceptr* address, Point* wait = nullptr);
-  // `after`: when the range is free for all; empty for now. pre: `address` is a live allocation of this heap.
+  // `after`: the moment from which the range is free for all streams; empty: now. Pre: `address` is a live allocation
+  // of this heap.
   void free(CUdeviceptr address, Point after);
   // Gives back chunks in which nothing is allocated or awaited, as long as more than `keep` bytes are reserved.
   void trim(std::uint64_t keep);
   void set_access(unsigned access);
-  // No more than this is reserved from now on; multiples of kPageBytes.
+  // The heap reserves no more than this from now on. Pre: `bytes` is a multiple of kPageBytes.
   void set_limit(std::uint64_t bytes) { limit_ = bytes; }
   [[nodiscard]] unsigned access() const { return access_; }
 
@@ -37,7 +38,7 @@ class ChunkHeap {
       if (now > high) high = now;
     }
   };
-  Use used;      // as it was asked for (seen on an H200: a request of 513 bytes counts as 513)
+  Use used;      // as requested (seen on an H200: a request of 513 bytes counts as 513)
   Use reserved;  // chunks
 
  private:

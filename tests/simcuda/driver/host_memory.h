@@ -1,4 +1,4 @@
-// Pinned host memory: asynchronous copies use it in place. pre of every function: memory_mutex() held.
+// Pinned host memory, which asynchronous copies use in place. Pre of every function: memory_mutex() is held.
 #pragma once
 
 #include <cstdint>

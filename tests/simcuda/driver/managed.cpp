@@ -1,5 +1,5 @@
-// Managed memory: on the host until a device touches it, so that it takes no device memory here. Every device may touch
-// it, and so may the host.
+// Managed memory. It lies on the host until a device touches it, so it takes no device memory here. Every device and
+// the host may touch it.
 #include "tests/simcuda/driver/allocation.h"
 #include "tests/simcuda/driver/capture.h"
 #include "tests/simcuda/driver/mapped_allocation.h"
@@ -7,7 +7,7 @@
 namespace simcuda {
 namespace {
 
-// More than this many times a device is refused; a real system's limit depends on the host's memory.
+// Managed memory is refused beyond so many times a device's memory; a real system's limit depends on the host's memory.
 constexpr std::uint64_t kMostDevices = 4;
 
 }  // namespace

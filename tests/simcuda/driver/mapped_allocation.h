@@ -1,5 +1,5 @@
-// Allocations that are a mapping of their own and no part of a heap: managed memory, and what was imported from a pool.
-// pre of every function: memory_mutex() held.
+// Allocations that have a mapping of their own and are not part of a heap: managed memory, and what was imported from a
+// pool. Pre of every function: memory_mutex() is held.
 #pragma once
 
 #include "tests/simcuda/driver/address_space.h"
@@ -7,13 +7,15 @@
 
 namespace simcuda {
 
-// Takes the addresses of a whole extent and maps it there; 0 when there are none, and the extent is as it was.
+// Takes addresses for a whole extent and maps it there. Returns 0, with the extent unchanged, when there are no
+// addresses.
 CUdeviceptr map_alone(Extent* extent, unsigned access);
 
-// Gives the mapping that holds `address` back with its addresses, once `after` has passed. pre: no allocation any more.
+// Gives back the mapping that holds `address`, and its addresses, once `after` has passed. Pre: the allocation has
+// ended.
 void end_mapped(CUdeviceptr address, Point after);
 
-// Does so for what was freed before and is due now.
+// Gives back the mappings whose moment has come since.
 void finish_mapped();
 
 }  // namespace simcuda

@@ -66,7 +66,7 @@ Value parameter(void** parameters, std::size_t index) {
   return value;
 }
 
-// Parameters are read at the launch, as CUDA does.
+// The work that a function does. Its parameters are read at the launch, as CUDA does.
 std::function<void()> work_of(const std::string& name, Context& context, void** parameters) {
   if (name == "simcuda_fault") return [&context] { fault(context); };
   if (name == "simcuda_fill") {

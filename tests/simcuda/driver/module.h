@@ -1,5 +1,5 @@
-// Modules: any image will do. A module takes kModuleBytes of device memory; its functions are found by any name.
-// Three names do something when they are launched, in one piece whatever the grid; the others do nothing:
+// Modules. Any image will do, and a function is found by any name. A module takes kModuleBytes of device memory.
+// Three functions do something when they are launched, in one piece whatever the grid; the others do nothing:
 //
 //   simcuda_fault()                                                    touches what is not mapped
 //   simcuda_fill(CUdeviceptr to, unsigned value, unsigned long long words)
@@ -16,7 +16,7 @@ namespace simcuda {
 
 inline constexpr std::uint64_t kModuleBytes = kPageBytes;
 
-// What a reset or destroyed context leaves behind.
+// Ends the modules that a reset or destroyed context leaves behind.
 void drop_modules(std::uint64_t context_id);
 
 }  // namespace simcuda

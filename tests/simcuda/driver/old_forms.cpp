@@ -1,6 +1,6 @@
 // The first forms of functions that have newer ones, exported beside them as by the real driver: old programs call
 // them, and others find them by dlsym of the plain name. Most do what the newer form does. Those with addresses and
-// sizes of 32 bits fail: no address here fits. What the real driver answers to those is not documented.
+// sizes of 32 bits fail, since no address here fits. What the real driver answers to them is not documented.
 #include "tests/simcuda/driver/context.h"
 
 namespace simcuda {

@@ -1,4 +1,4 @@
-// Allocation and its opposite in stream order: from pools, and into graphs.
+// Allocating and freeing in stream order: from pools, and in graphs.
 #include "tests/simcuda/driver/allocation.h"
 #include "tests/simcuda/driver/capture.h"
 #include "tests/simcuda/driver/pool.h"
@@ -7,7 +7,7 @@
 namespace simcuda {
 namespace {
 
-// Memory that belongs to the graph the stream captures. pre: stream_mutex() held.
+// Allocates memory that belongs to the graph that the stream captures. Pre: stream_mutex() is held.
 CUresult allocate_in_capture(Stream& stream, std::uint64_t bytes, CUdeviceptr* address) {
   if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   {
@@ -19,8 +19,8 @@ CUresult allocate_in_capture(Stream& stream, std::uint64_t bytes, CUdeviceptr* a
   return CUDA_SUCCESS;
 }
 
-// Refused without harm to the capture when the memory is no graph's: seen on an H200 (driver 580).
-// pre: stream_mutex() held.
+// Frees in a capture. When the memory is not a graph's this is refused without harm to the capture, as seen on an H200
+// (driver 580). Pre: stream_mutex() is held.
 CUresult free_in_capture(Stream& stream, CUdeviceptr address) {
   if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   {

@@ -15,7 +15,7 @@ struct Known {
   CUdeviceptr mapped_at = 0;
   Allocation* allocation = nullptr;
   CUdeviceptr allocated_at = 0;
-  CUdeviceptr reserved_at = 0;  // by cuMemAddressReserve; 0: not
+  CUdeviceptr reserved_at = 0;  // reserved by cuMemAddressReserve; 0: not reserved
   std::uint64_t reserved_bytes = 0;
   const HostMemory* host = nullptr;
 
@@ -24,7 +24,7 @@ struct Known {
   }
 };
 
-// pre: memory_mutex() held. A heap has more mapped than it has allocated: that is no pointer of the program's.
+// Pre: memory_mutex() is held. An address that a heap has mapped but not allocated is not a pointer of the program's.
 Known look_up(CUdeviceptr address) {
   Known known;
   known.address = address;
@@ -49,8 +49,8 @@ CUresult put(void* data, Value value) {
   return CUDA_SUCCESS;
 }
 
-// What stream-ordered and virtual memory have none of, since they belong to no context: so the CUDA programming guide
-// (stream-ordered memory allocator, pointer attributes); of virtual memory it is only known by observation.
+// The context to which the memory belongs. Stream-ordered and virtual memory belong to none: for the former the CUDA
+// programming guide says so (stream-ordered memory allocator, pointer attributes), for the latter it was observed.
 Context* context_of(const Known& known) {
   if (known.host != nullptr) return known.host->context;
   return known.allocation != nullptr ? known.allocation->context : nullptr;
@@ -87,13 +87,13 @@ bool has_rdma(const Known& known) {
   return known.allocation != nullptr || known.mapping->extent->properties.allocFlags.gpuDirectRDMACapable != 0;
 }
 
-// Of memory of cuMemAlloc, pools and the like it is the allocation's, of virtual memory the mapping's.
+// The flag of the allocation for memory of cuMemAlloc, pools and the like, of the mapping for virtual memory.
 bool* sync_memops(const Known& known) {
   if (known.allocation != nullptr) return &known.allocation->sync_memops;
   return known.mapping != nullptr ? &known.mapping->sync_memops : nullptr;
 }
 
-// What answers also where addresses are reserved and nothing is mapped.
+// The attributes that have an answer also where addresses are reserved and nothing is mapped.
 CUresult answer_address(const Known& known, CUpointer_attribute attribute, void* data, bool* answered) {
   *answered = true;
   switch (attribute) {
@@ -182,8 +182,8 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
   return answer(known, attribute, data);
 }
 
-// As documented, what one question would refuse is answered with null or 0 here, and a pointer that is not CUDA's is no
-// error.
+// As documented, an attribute that cuPointerGetAttribute would refuse is answered with null or 0 here, and a pointer
+// that is not CUDA's is no error.
 CUresult pointer_attributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
   if (const CUresult result = check_initialized()) return result;
   if (count == 0 || attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -220,7 +220,7 @@ CUresult memory_range(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
-// Memory of cuMemAlloc alone can be shared this way: not that of pools, and not what cuMemMap put in place.
+// Only memory of cuMemAlloc can be shared this way, not that of pools or of cuMemMap.
 CUresult ipc_get_handle(CUipcMemHandle* handle, CUdeviceptr address) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;

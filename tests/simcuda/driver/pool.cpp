@@ -24,7 +24,8 @@ std::map<CUmemoryPool, Pool*>& by_handle() {
   return *all;
 }
 
-// A destroyed pool's handle is the next one given out, even while its memory is in use: the worst that a driver may do.
+// A destroyed pool's handle is the next one given out, even while its memory is in use. This is the worst that a driver
+// may do.
 std::vector<CUmemoryPool>& spare_handles() {
   static auto* const handles = new std::vector<CUmemoryPool>;
   return *handles;
@@ -44,7 +45,7 @@ CUresult with_device(CUdevice ordinal, Device** device) {
   return *device == nullptr ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
-// CUmemPoolProps::maxSize; 0 for none. That it counts whole pages is this driver's choice: CUDA does not say.
+// CUmemPoolProps::maxSize; 0: no limit. Counting whole pages is this driver's choice, since CUDA does not say.
 std::uint64_t maximum_size(const CUmemPoolProps& properties) {
 #if CUDA_VERSION >= 12020
   const std::uint64_t most = std::min<std::uint64_t>(properties.maxSize, config().device_bytes);
@@ -55,7 +56,7 @@ std::uint64_t maximum_size(const CUmemPoolProps& properties) {
 #endif
 }
 
-// Where a reuse attribute is kept, or null.
+// Where a reuse attribute is kept; null: it is not a reuse attribute.
 int* reuse_slot(Pool& pool, CUmemPool_attribute attribute) {
   switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
@@ -141,7 +142,7 @@ CUresult pool_create(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   return CUDA_SUCCESS;
 }
 
-// Memory still allocated from the pool stays valid; it goes back as it is freed.
+// Memory that is still allocated from the pool stays valid and goes back when it is freed.
 CUresult pool_destroy(CUmemoryPool handle) {
   if (const CUresult result = check_initialized()) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
@@ -156,7 +157,7 @@ CUresult pool_destroy(CUmemoryPool handle) {
   return CUDA_SUCCESS;
 }
 
-// Refused during a capture that forbids it, but answered by a broken context (both seen on an H200).
+// Trimming is refused during a capture that forbids it, but succeeds in a broken context (both seen on an H200).
 CUresult pool_trim(CUmemoryPool handle, size_t keep) {
   if (const CUresult result = check_initialized()) return result;
   if (const CUresult result = check_safe_during_capture()) return result;

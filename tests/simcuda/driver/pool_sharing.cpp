@@ -10,7 +10,8 @@
 namespace simcuda {
 namespace {
 
-// What an exported descriptor, a file in memory, holds, and how a shared pointer's opaque data begins.
+// The contents of an exported descriptor, which is a file in memory, and the beginning of a shared pointer's opaque
+// data.
 struct Exported {
   char magic[16];
   std::int64_t process;
@@ -64,7 +65,7 @@ CUresult pool_import(CUmemoryPool* pool, void* handle, CUmemAllocationHandleType
     return CUDA_ERROR_INVALID_VALUE;
   if (pread(file, &data, sizeof data, 0) != sizeof data || !is_genuine(data)) return CUDA_ERROR_INVALID_VALUE;
   const std::scoped_lock lock(memory_mutex());
-  const Pool* const source = data.pool;  // of this process, where pools last
+  const Pool* const source = data.pool;  // of this process, where pools live for ever
   if (source->destroyed) return CUDA_ERROR_INVALID_VALUE;
   Pool* const fresh = make_pool(*source->device);
   fresh->source = source;

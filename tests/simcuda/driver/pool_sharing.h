@@ -1,5 +1,5 @@
-// Pools that another process may import, and imported ones. Here both ends are one process: what is imported lies at an
-// address of its own and shares its bytes with the original. pre of every function: memory_mutex() held.
+// Pools that another process may import, and imported pools. Here both ends are one process: what is imported lies at
+// an address of its own and shares its bytes with the original. Pre of every function: memory_mutex() is held.
 #pragma once
 
 #include "tests/simcuda/driver/allocation.h"
@@ -7,7 +7,7 @@
 
 namespace simcuda {
 
-// The pool's access has changed: its imported memory follows. pre: `pool` is an imported one.
+// Gives the pool's imported memory the pool's access, which has changed. Pre: `pool` is imported.
 void set_imported_access(const Pool& pool);
 
 }  // namespace simcuda

@@ -19,7 +19,7 @@ std::unordered_map<CUstream, std::shared_ptr<Stream>>& created() {
   return *streams;
 }
 
-// One per-thread default stream for each context; gone when the context is.
+// The calling thread's default stream in a context, which ends with the context.
 std::shared_ptr<Stream> own_stream(Context& context) {
   thread_local std::map<std::uint64_t, std::weak_ptr<Stream>> own;
   std::weak_ptr<Stream>& slot = own[context.id];
@@ -31,8 +31,8 @@ std::shared_ptr<Stream> own_stream(Context& context) {
   return stream;
 }
 
-// A destroyed stream's handle is the next one given out, even while work of the old stream is pending: the worst that
-// a driver may do.
+// A destroyed stream's handle is the next one given out, even while work of the old stream is pending. This is the
+// worst that a driver may do.
 CUstream new_handle(std::vector<CUstream>& spare) {
   static std::uintptr_t next = 0x10000;
   if (spare.empty()) return reinterpret_cast<CUstream>(next += 16);
@@ -46,12 +46,13 @@ std::vector<CUstream>& spare_handles() {
   return *handles;
 }
 
-// Forgets destroyed streams whose work is done. pre: stream_mutex() held.
+// Forgets destroyed streams whose work is done. Pre: stream_mutex() is held.
 void drop_drained(Context& context) {
   std::erase_if(context.streams, [](const auto& stream) { return stream->closed && stream->timeline->now().passed(); });
 }
 
-// Where the implicit order of the legacy stream makes new work on `stream` wait. pre: stream_mutex() held.
+// Adds the points behind which the implicit order of the legacy stream puts new work on `stream`. Pre: stream_mutex()
+// is held.
 void add_implicit_order(const Stream& stream, std::vector<Point>& after) {
   if (stream.flags == CU_STREAM_NON_BLOCKING) return;
   const Context& context = *stream.context;
@@ -153,7 +154,7 @@ std::vector<Point> close_streams(Context& context) {
     stream->timeline->close();
     stream->orphaned = true;
   }
-  // The streams of a green context are not destroyed with it, as cuGreenCtxDestroy says: their handles are known, and
+  // As cuGreenCtxDestroy says, the streams of a green context are not destroyed with it: their handles stay known, and
   // every use of them is refused.
   if (context.parent == nullptr) {
     std::erase_if(created(), [&](const auto& stream) { return stream.second->context == &context; });
@@ -191,7 +192,7 @@ CUresult stream_create_priority(CUstream* stream, unsigned flags, int priority) 
 
 CUresult stream_create(CUstream* stream, unsigned flags) { return stream_create_priority(stream, flags, 0); }
 
-// As the real one: returns at once; what is queued still runs.
+// Like the real function, returns at once; queued work still runs.
 CUresult stream_destroy(CUstream handle) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;

@@ -1,4 +1,4 @@
-// Streams: handles, the default streams and their implicit order, and how work gets onto a timeline.
+// Streams: handles, the default streams and their implicit order, and how work is put onto a timeline.
 #pragma once
 
 #include <cstdint>
@@ -25,37 +25,39 @@ struct Stream {
   std::vector<std::uint64_t> frontier;  // what it is ordered behind in its capture (capture.h); guarded likewise
 };
 
-// Guards the set of streams and makes submission one order over all streams of the process.
+// Guards the set of streams, and gives the submissions to all streams of the process one order.
 std::mutex& stream_mutex();
 
 // The stream a handle names in the calling thread: the context's legacy stream, the thread's own, or a created one.
 // Fails with the sticky error of the stream's context when it has one.
 CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>* stream);
 
-// Whether the stream still takes work: another thread may have ended it, or its context. pre: stream_mutex() held.
+// Checks that the stream still takes work: another thread may have ended it, or its context. Pre: stream_mutex() is
+// held.
 CUresult check_open(const Stream& stream);
 
-// Puts work onto the stream, or into the graph that the stream is capturing. Blocking streams and the legacy stream
-// wait for each other as CUDA says. `point`, when wanted, is the moment the work is done; empty while capturing.
+// Puts work onto the stream, or into the graph into which the stream is captured. Blocking streams and the legacy
+// stream wait for each other as CUDA says. If `point` is not null it receives the moment when the work is done, or an
+// empty point during a capture.
 CUresult submit(Stream& stream, std::function<void()> run, std::vector<Point> after = {}, Point* point = nullptr);
 
-// `submit` for a stream that is not captured; Timeline::submit says what takes no time. pre: stream_mutex() held.
+// `submit` for a stream that is not captured; for `takes_no_time` see Timeline::submit. Pre: stream_mutex() is held.
 CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point,
                        bool takes_no_time = false);
 
-// `submit` for what cannot be captured.
+// `submit` for work that cannot be captured.
 CUresult submit_eager(Stream& stream, std::function<void()> run, Point* point);
-// The same, and waits for its end: the synchronous forms of calls.
+// The same, and waits for the end of the work, for the synchronous forms of calls.
 CUresult submit_and_wait(Stream& stream, std::function<void()> run);
 
-// A stream of the context, without a handle. pre: stream_mutex() held.
+// A stream of the context, without a handle. Pre: stream_mutex() is held.
 std::shared_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
 
-// The same with a handle. pre: stream_mutex() not held.
+// The same with a handle. Pre: stream_mutex() is not held.
 CUresult create_stream(Context& context, CUstream* stream, unsigned flags, int priority);
 
-// Ends every stream of the context, with their captures; queued work still runs. Returns the ends of that.
-// pre: stream_mutex() held.
+// Ends every stream of the context, with their captures. Queued work still runs; returns its ends. Pre: stream_mutex()
+// is held.
 std::vector<Point> close_streams(Context& context);
 
 // The end of all work queued so far on the context's streams, and on those of its green contexts.

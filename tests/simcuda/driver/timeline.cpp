@@ -14,7 +14,7 @@ namespace {
 
 thread_local bool stream_thread = false;
 
-// SplitMix64 (Steele, Lea, Flood 2014): the delays of a timeline depend on the seed and its number alone.
+// SplitMix64 (Steele, Lea, Flood 2014). The delays of a timeline depend only on the seed and the timeline's number.
 std::uint64_t next_random(std::uint64_t& state) {
   std::uint64_t z = state += 0x9e3779b97f4a7c15ULL;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -58,7 +58,7 @@ bool Timeline::can_pass(const Work& work) const {
          std::all_of(work.after.begin(), work.after.end(), [](const Point& point) { return point.passed(); });
 }
 
-// What the work holds is let go before anyone hears that it is done.
+// Runs the work, and destroys what it holds before anyone can know that it is done.
 void Timeline::perform(Work& work) {
   if (work.run && error_ == CUDA_SUCCESS) work.run();
   work = {};

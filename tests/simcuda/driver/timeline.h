@@ -1,4 +1,4 @@
-// The order of work on one stream: a queue and the thread that runs it, later and one piece after the other.
+// The order of work on one stream: a queue, and the thread that later runs its work, one piece after the other.
 #pragma once
 
 #include <cuda.h>
@@ -27,8 +27,9 @@ struct Point {
 
 class Timeline : public std::enable_shared_from_this<Timeline> {
  public:
-  // Once `*error` says that the context is broken, what is queued passes by and is not run: the documentation of
-  // cuLaunchHostFunc says so of host functions, and a broken device runs no kernel either. `error` outlives the work.
+  // Once `error` says that the context is broken, queued work is passed over and not run: the documentation of
+  // cuLaunchHostFunc says so of host functions, and a broken device runs no kernel either. Pre: `error` outlives the
+  // work.
   Timeline(std::uint64_t id, const std::atomic<CUresult>& error) : id_(id), error_(error) {}
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -36,8 +37,9 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   // Queues `run` (may be empty) behind everything before it and behind the points in `after`. Returns its number,
   // from 1 on. The thread is started by the first piece.
   //
-  // What takes no time, as the record of an event does, is done at once on an idle timeline, and together with the
-  // work that it stands behind: a device passes it long before the host hears of that work's end. It must not wait.
+  // Work that takes no time, such as the record of an event, is done at once on an idle timeline, and otherwise
+  // together with the work before it: a device is past it long before the host knows that this work has ended. Such
+  // work must not wait.
   std::uint64_t submit(std::function<void()> run, std::vector<Point> after, bool takes_no_time = false);
 
   [[nodiscard]] std::uint64_t id() const { return id_; }
@@ -45,7 +47,7 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   [[nodiscard]] std::uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
   [[nodiscard]] Point now() { return {shared_from_this(), submitted()}; }
   void wait(std::uint64_t sequence);
-  // No more work will come; the thread ends when the queue is empty.
+  // Says that no more work will come: the thread ends when the queue is empty.
   void close();
 
  private:

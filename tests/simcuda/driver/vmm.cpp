@@ -50,7 +50,7 @@ bool decode_access(const CUmemAccessDesc* access, size_t count, unsigned before,
   return true;
 }
 
-// What stands behind the memory in the file of a handle that may be shared.
+// What follows the memory in the file of a handle that may be shared.
 struct Shared {
   char magic[16];
   int device;
@@ -59,7 +59,7 @@ struct Shared {
 };
 constexpr char kMagic[16] = "simcuda memory";
 
-// A file for `bytes`, with what another process must know of them; -1 when there is none.
+// Makes a file for `bytes`, with what another process must know of them; -1: it could not be made.
 int make_file(int device, std::uint64_t bytes, const CUmemAllocationProp& properties) {
   Shared shared{{}, device, bytes, properties};
   std::memcpy(shared.magic, kMagic, sizeof kMagic);
@@ -140,7 +140,7 @@ CUresult memory_export(void* shared, CUmemGenericAllocationHandle handle, CUmemA
   return CUDA_SUCCESS;
 }
 
-// The memory stays that of the process that made it.
+// Imports memory, which still counts as that of the process that made it.
 CUresult memory_import(CUmemGenericAllocationHandle* handle, void* shared, CUmemAllocationHandleType type) {
   if (const CUresult result = check_initialized()) return result;
   const int given = static_cast<int>(reinterpret_cast<std::intptr_t>(shared));

@@ -9,7 +9,8 @@ namespace {
 
 using GetProcAddress = decltype(&simcuda::get_proc_address_v2);
 
-// Each form by the version that introduced it, as the real runtime asks for the one it was built against.
+// Looks up each function with the version that introduced its form, as the real runtime asks for the form against which
+// it was built.
 bool fill(DriverTable& table, GetProcAddress find, cuuint64_t flags) {
   bool complete = true;
   const auto get = [&](const char* base, int version, auto& slot) {

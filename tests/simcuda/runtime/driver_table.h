@@ -1,5 +1,5 @@
-// The driver functions the runtime calls, found as the real runtime finds them: dlopen of libcuda.so.1, dlsym of
-// cuGetProcAddress_v2, and everything else through that.
+// The driver functions that the runtime calls, found as the real runtime finds them: it opens libcuda.so.1, looks up
+// cuGetProcAddress_v2 by dlsym, and finds everything else through that.
 #pragma once
 
 #include "tests/simcuda/driver/api.h"
@@ -17,7 +17,7 @@ struct DriverTable {
 #undef SIMCUDA_STREAM
 };
 
-// Null when there is no driver. Loaded by the first call.
+// The first call loads the driver. Null when there is none.
 const DriverTable* driver_table(bool per_thread_default_stream);
 
 }  // namespace simcuda::runtime

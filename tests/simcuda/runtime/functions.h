@@ -1,8 +1,7 @@
 // The one list of runtime entry points: simcudart.h makes declarations of it, runtime.cpp definitions.
 //
 //   SIMCUDART_PLAIN(function, parameters, call)
-//   SIMCUDART_STREAM(function, suffix, parameters, call)   also `function` + `suffix`, for the per-thread default
-//   stream
+//   SIMCUDART_STREAM(function, suffix, parameters, call)   also `function` + `suffix`, for per-thread default streams
 //
 // `call` runs with the device's context current; `driver` is the table of driver functions, in the form that belongs
 // to the entry point. No include guard: included once per expansion.
@@ -77,7 +76,7 @@ SIMCUDART_PLAIN(cudaGraphInstantiate, (cudaGraphExec_t* executable, cudaGraph_t 
 SIMCUDART_STREAM(cudaGraphLaunch, _ptsz, (cudaGraphExec_t executable, cudaStream_t stream), driver.graph_launch(executable, stream))
 SIMCUDART_PLAIN(cudaGraphDestroy, (cudaGraph_t graph), driver.graph_destroy(graph))
 SIMCUDART_PLAIN(cudaGraphExecDestroy, (cudaGraphExec_t executable), driver.graph_exec_destroy(executable))
-// Graphs have no nodes that anybody could look at.
+// A graph has no nodes that a program could look at.
 SIMCUDART_PLAIN(cudaStreamUpdateCaptureDependencies, (cudaStream_t stream, CUgraphNode* nodes, size_t count, unsigned flags), refuse(stream, nodes, count, flags))
 SIMCUDART_PLAIN(cudaGraphAddEmptyNode, (CUgraphNode* node, cudaGraph_t graph, const CUgraphNode* nodes, size_t count), refuse(node, graph, nodes, count))
 SIMCUDART_PLAIN(cudaGraphNodeGetDependencies, (CUgraphNode node, CUgraphNode* nodes, void* edges, size_t* count), refuse(node, nodes, edges, count))

@@ -36,7 +36,7 @@ CUresult set_device(const DriverTable& driver, int device) {
   return driver.context_set(context);
 }
 
-// Initialises the driver, and makes sure that the thread has a context: its own choice, or device 0's.
+// Initialises the driver, and makes sure that the thread has a current context: the one that it chose, or device 0's.
 CUresult prepare(const DriverTable& driver) {
   if (const CUresult result = driver.init(0)) return result;
   CUcontext current = nullptr;
@@ -66,7 +66,7 @@ CUresult enable_peer(const DriverTable& driver, int peer, unsigned flags) {
 
 CUdeviceptr address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
-// Nothing is allocated for 0 bytes, and that is no error.
+// Allocates nothing for 0 bytes, without an error.
 template <class Allocate>
 CUresult allocate(void** memory, size_t bytes, Allocate from_driver) {
   if (memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -105,7 +105,7 @@ CUresult copy_async(const DriverTable& driver, void* to, const void* from, size_
   }
 }
 
-// The properties begin alike in CUDA 12 and 13; no program that runs on simcuda asks for the rest.
+// The structure begins alike in CUDA 12 and 13, and no program that runs on simcuda asks for the rest.
 CUresult device_properties(const DriverTable& driver, void* properties, int device) {
   struct Beginning {
     char name[256];
@@ -119,7 +119,7 @@ CUresult device_properties(const DriverTable& driver, void* properties, int devi
   return driver.device_total_bytes(&to->total_bytes, device);
 }
 
-// Between devices that need not be peers: through the host, and at once.
+// Copies between devices that need not be peers, through the host and synchronously.
 CUresult copy_between(const DriverTable& driver, void* to, int to_device, const void* from, int from_device,
                       size_t bytes, cudaStream_t stream) {
   if (to_device == from_device) return driver.copy_any_async(address(to), address(from), bytes, stream);
@@ -142,7 +142,7 @@ CUresult refuse(const Arguments&...) {
 
 CUresult unsupported() { return CUDA_ERROR_NOT_SUPPORTED; }
 
-// What the driver lacks is there, and refuses.
+// A function that the driver lacks is found too, and refuses every call.
 CUresult entry_point(const DriverTable& driver, const char* symbol, void** function, int version,
                      unsigned long long flags, int* status) {
   const CUresult result = driver.get_proc_address_v2(symbol, function, version, flags, nullptr);

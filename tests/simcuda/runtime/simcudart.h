@@ -1,5 +1,5 @@
-// The part of the CUDA runtime that simcuda's libcudart offers, for test programs; values and layouts are CUDA's own,
-// so a program that uses only this runs on a real runtime too.
+// The part of the CUDA runtime that simcuda's libcudart offers to test programs. Values and layouts are CUDA's own, so
+// that a program that uses only this runs on a real runtime too.
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +14,8 @@ using cudaGraphExec_t = CUgraphExec;
 using cudaHostFn_t = CUhostFn;
 using cudaIpcMemHandle_t = CUipcMemHandle;
 
-// The runtime's error codes are the driver's; these are the ones simcuda's runtime returns of itself or tests name.
+// The runtime's error codes are the driver's. These are the ones that simcuda's runtime itself returns, or that tests
+// name.
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,

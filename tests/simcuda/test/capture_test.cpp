@@ -31,7 +31,7 @@ TEST_CASE("captured work runs when the graph is launched, on memory the graph ow
   CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_NONE);
   CUgraphExec executable = nullptr;
   REQUIRE(cuGraphInstantiate(&executable, graph, 0) == CUDA_SUCCESS);
-  CHECK(free_bytes() == free_before);  // a graph's memory is there from the first launch on
+  CHECK(free_bytes() == free_before);  // a graph's memory exists from the first launch on
   REQUIRE(cuGraphLaunch(executable, stream) == CUDA_SUCCESS);
   REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
   CHECK(read_word(at) == 9);
@@ -148,7 +148,7 @@ TEST_CASE("the legacy stream may not be used beside a blocking stream's capture"
 
 namespace {
 
-// In a thread of its own, in the context of this one.
+// Makes the call in a thread of its own, with this thread's context.
 template <class Call>
 CUresult in_another_thread(Call call) {
   CUcontext context = nullptr;
@@ -161,7 +161,7 @@ CUresult in_another_thread(Call call) {
   return result;
 }
 
-// Ends a capture that is whole.
+// Ends a capture that must still be valid.
 void end_whole(CUstream stream) {
   CUgraph graph = nullptr;
   REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
@@ -182,7 +182,7 @@ CUdeviceptr plain_memory() {
   return at;
 }
 
-// `to` is ordered behind `from`.
+// Orders `to` behind `from`.
 void order(CUstream from, CUstream to) {
   const CUevent event = make_event();
   REQUIRE(cuEventRecord(event, from) == CUDA_SUCCESS);
@@ -294,7 +294,7 @@ TEST_CASE("an event of one's own on a captured stream is part of the graph, and 
   } else {
     end_whole(stream);
   }
-  // It stays an event of that capture until it is recorded again.
+  // The event belongs to that capture until it is recorded again.
   CHECK(cuEventQuery(event) == CUDA_ERROR_CAPTURED_EVENT);
   CHECK(cuEventSynchronize(event) == CUDA_ERROR_CAPTURED_EVENT);
   CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_ERROR_CAPTURED_EVENT);
@@ -342,7 +342,7 @@ TEST_CASE("a capture is known by its number and its graph") {
   const Machine machine;
   const CUstream stream = make_stream();
   const CUstream pulled = make_stream();
-  // By name: cuda.h gives the plain one other parameters from one release to the next.
+  // Found by name, since the parameters in cuda.h change from one release to the next.
   using Info = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, std::size_t*);
   auto* const info = reinterpret_cast<Info*>(dlsym(RTLD_DEFAULT, "cuStreamGetCaptureInfo_v2"));
   REQUIRE(info != nullptr);

@@ -1,5 +1,6 @@
-// Threads that do everything at once, sound by themselves: simcuda neither crashes nor hangs, answers only what CUDA
-// may, loses no byte, and has all its memory back in the end. What each thread does depends on the seed alone.
+// Threads that do everything at once, each of them correct by itself. simcuda must neither crash nor hang, must answer
+// only what CUDA may, and must have all its memory back in the end, and no byte may be lost. What each thread does
+// depends only on the seed.
 #include <cstdlib>
 #include <random>
 #include <set>
@@ -11,7 +12,7 @@ using namespace simcuda_test;
 
 namespace {
 
-// Results that a sound thread may get because of other threads: captures, resets, too little memory.
+// Whether a correct thread may get this result because of other threads: captures, resets, too little memory.
 bool is_known(CUresult result) {
   static const std::set<CUresult> known{CUDA_SUCCESS,
                                         CUDA_ERROR_NOT_READY,
@@ -43,7 +44,7 @@ class Worker {
   [[nodiscard]] int wrong() const { return wrong_; }
 
  private:
-  // Filled with one word that no other block has.
+  // A block is filled with one word that no other block has.
   struct Block {
     CUdeviceptr at = 0;
     bool plain = false;
@@ -128,7 +129,7 @@ class Worker {
     end(blocks_.back());
   }
 
-  // Checked in stream order, then freed.
+  // Checks the block in stream order, then frees it.
   void end(Block block) {
     blocks_.pop_back();
     unsigned seen = 0;

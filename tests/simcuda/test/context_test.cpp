@@ -8,7 +8,7 @@ using namespace simcuda_test;
 
 namespace {
 
-// By the plain exported name, as old programs find it.
+// The function with this exported name, as old programs find it.
 template <class Function>
 Function* exported(const char* symbol) {
   void* const found = dlsym(RTLD_DEFAULT, symbol);
@@ -169,7 +169,7 @@ TEST_CASE("threads that use a context while it is reset are told, and nothing is
         note(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         if (note(cuMemAllocAsync(&pooled, 4096, CU_STREAM_PER_THREAD)) == CUDA_SUCCESS) {
           note(cuMemsetD8Async(pooled, 1, 4096, CU_STREAM_PER_THREAD));
-          // A reset does not end it: freed when there is a context again.
+          // A reset does not end this memory, so it is freed when there is a context again.
           while (note(cuMemFreeAsync(pooled, CU_STREAM_PER_THREAD)) != CUDA_SUCCESS) std::this_thread::yield();
         }
         note(cuMemFree(plain));

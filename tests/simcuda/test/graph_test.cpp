@@ -5,7 +5,7 @@ using namespace simcuda_test;
 
 namespace {
 
-// A graph that allocates `bytes` and fills the first word; freed within, or left to the program.
+// A graph that allocates `bytes` and fills the first word. The graph frees the memory, or leaves that to the program.
 struct Allocating {
   CUdeviceptr at = 0;
   CUgraph graph = nullptr;

@@ -100,7 +100,7 @@ TEST_CASE("a green context shares memory, events, kernels and waits with its pri
   CHECK(read_word(at) == 5);
   REQUIRE(cuStreamDestroy(stream) == CUDA_SUCCESS);
   REQUIRE(cuGreenCtxDestroy(green.handle) == CUDA_SUCCESS);
-  CHECK(cuMemFree(within) == CUDA_SUCCESS);  // is the primary context's
+  CHECK(cuMemFree(within) == CUDA_SUCCESS);  // belongs to the primary context
 }
 
 TEST_CASE("the end of a green context leaves the handles of its streams, which are refused") {

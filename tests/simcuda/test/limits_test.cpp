@@ -1,4 +1,4 @@
-// Sizes that no device has: refused at once, even where rounding would overflow, and without any effect.
+// Sizes that no device has are refused at once and without any effect, even where rounding would overflow.
 #include "tests/simcuda/test/machine.h"
 
 using namespace simcuda_test;

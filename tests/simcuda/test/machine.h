@@ -16,7 +16,8 @@ namespace simcuda_test {
 
 inline constexpr std::size_t kPage = 2 << 20;
 
-// The primary context of device 0, current in this thread; reset at the end, so that no test sees another's errors.
+// The primary context of device 0, current in this thread. It is reset at the end, so that no test sees another's
+// errors.
 class Machine {
  public:
   Machine();
@@ -25,7 +26,7 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 };
 
-// Work that holds a stream until it is opened.
+// Work that holds a stream until the gate is opened.
 class Gate {
  public:
   explicit Gate(CUstream stream);
@@ -43,7 +44,7 @@ class Gate {
   bool passed_ = false;
 };
 
-// By cuCtxCreate: current in this thread. (The function has other parameters in each cuda.h.)
+// A context of cuCtxCreate, current in this thread. (The function's parameters differ between versions of cuda.h.)
 CUcontext make_context(int device = 0);
 
 CUstream make_stream(unsigned flags = CU_STREAM_NON_BLOCKING);
@@ -59,7 +60,7 @@ CUmemAllocationProp properties(int device = 0);
 CUmemoryPool make_pool(CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE);
 CUdeviceptr allocate_from(CUmemoryPool pool, std::size_t bytes, CUstream stream);
 
-// A context of the second device, current while this lives; reset at the end.
+// A context of the second device, current while this object lives and reset at its end.
 class Peer {
  public:
   Peer();

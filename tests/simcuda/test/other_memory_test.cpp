@@ -1,4 +1,4 @@
-// Ways to take device memory beside cuMemAlloc and the pools: rows, arrays, managed memory.
+// Ways to take device memory other than cuMemAlloc and pools: rows, arrays, managed memory.
 #include <cstring>
 
 #include "tests/simcuda/test/machine.h"

@@ -7,7 +7,7 @@ using namespace simcuda_test;
 
 namespace {
 
-// The answer, which must be one.
+// The answer to a question that must not be refused.
 template <class Value>
 Value ask(CUpointer_attribute attribute, CUdeviceptr at) {
   Value value{};
@@ -125,7 +125,7 @@ TEST_CASE("of virtual memory the range is what was reserved, and the address ran
   REQUIRE(cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(inside)) == CUDA_SUCCESS);
   CHECK(retained == handle);
   REQUIRE(cuMemRelease(retained) == CUDA_SUCCESS);
-  // Reserved, and nothing mapped.
+  // Here addresses are reserved and nothing is mapped.
   CHECK(ask<bool>(CU_POINTER_ATTRIBUTE_MAPPED, base) == false);
   CHECK(ask<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, base + kPage) == base);
   CHECK(refusal(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, base) == CUDA_ERROR_INVALID_VALUE);

@@ -1,4 +1,4 @@
-// The runtime, linked as a program links it; it finds the driver by itself.
+// Tests of the runtime, which is linked as a program links it and finds the driver by itself.
 #include <thread>
 
 #include "catch.h"

@@ -15,7 +15,7 @@ CUdeviceptr allocate(std::size_t bytes) {
   return at;
 }
 
-// What lies there now, whatever work is queued.
+// The word that lies there now, whatever work is queued.
 unsigned peek(CUdeviceptr at) { return *reinterpret_cast<volatile unsigned*>(at); }
 
 }  // namespace
@@ -69,7 +69,7 @@ TEST_CASE("an event stands for its last record at the time of the wait") {
   REQUIRE(cuStreamWaitEvent(second, event, 0) == CUDA_SUCCESS);
   Gate gate(first);
   REQUIRE(cuEventRecord(event, first) == CUDA_SUCCESS);
-  REQUIRE(cuStreamSynchronize(second) == CUDA_SUCCESS);  // waits for the earlier record only
+  REQUIRE(cuStreamSynchronize(second) == CUDA_SUCCESS);  // waits only for the earlier record
   REQUIRE(cuEventDestroy(event) == CUDA_SUCCESS);
   CHECK(cuEventQuery(event) == CUDA_ERROR_INVALID_HANDLE);
 }
@@ -194,7 +194,7 @@ TEST_CASE("strided fills and copies touch their rows only") {
 }
 
 TEST_CASE("reuse without order across streams corrupts data, and a reader sees it") {
-  // What the whole of simcuda is for: the same range used on two streams without an event between them.
+  // simcuda must show this error above all: the same range is used on two streams without an event between them.
   const Machine machine;
   const CUstream first = make_stream();
   const CUstream second = make_stream();

@@ -17,7 +17,7 @@ TEST_CASE("a handle mapped twice has its bytes in both places") {
   CHECK(physical(second + kPage + 5).offset == kPage + 5);
   CHECK(physical(second + kPage + 5).bytes == kPage - 5);
 
-  // Released by name, the memory lives until the last mapping goes.
+  // The handle is released, but the memory lives until the last mapping goes.
   const std::uint64_t free_before = free_bytes();
   REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
   unmap(first, 2 * kPage);

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the man pages and the completions for bash from what the commands say of themselves.
+"""Writes the man pages and the completions for bash from the commands' own help.
 
   documents.py VERSION FOLDER STALLOC_PLAN...
 
-STALLOC_PLAN is the built command, behind an emulator where it needs one. FOLDER gets stalloc.1, stalloc-plan.1,
+STALLOC_PLAN is the built command, after an emulator if it needs one. FOLDER gets stalloc.1, stalloc-plan.1,
 stalloc.bash and stalloc-plan.bash.
 """
 
@@ -18,13 +18,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from stalloc import cli, planner  # noqa: E402
 
 def escaped(text):
-    """`text` as roff shows it unchanged."""
+    """`text`, escaped so that roff shows it unchanged."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return "\n".join("\\&" + line if line.startswith(".") else line for line in text.splitlines())
 
 
 def paragraphs(text):
-    """Paragraphs filled, lines that begin with spaces as they are."""
+    """`text` as lines of roff: paragraphs are filled, lines that begin with spaces stay as they are."""
     out = []
     for part in re.split(r"\n\n+", text.strip("\n")):
         lines = part.splitlines()
@@ -62,7 +62,7 @@ class Option:
 
 
 def options_of(parser):
-    """What argparse knows, without positional arguments."""
+    """A parser's options, without positional arguments."""
     found = []
     for action in parser._actions:  # the module has no public list of them
         if action.option_strings and action.help is not argparse.SUPPRESS:
@@ -77,7 +77,7 @@ def help_of(tool, *command):
 
 
 def sections_of(text):
-    """stalloc-plan's help (tools/stalloc-plan/help.cpp): for each section its entries, name and text."""
+    """The entries of each section of stalloc-plan's help (tools/stalloc-plan/help.cpp), as [name, text]."""
     sections, entries = {}, None
     for line in text.splitlines():
         if re.fullmatch(r"[A-Z][a-z]+:", line):
@@ -93,7 +93,7 @@ def sections_of(text):
 
 
 def tool_options(text):
-    """Of "-o,--output TEXT": the flags and the value."""
+    """The options in stalloc-plan's help, where an entry is "-o,--output TEXT" with a text."""
     found = []
     for name, meaning in sections_of(text).get("Options", []):
         flags, _, value = name.partition(" ")
@@ -178,7 +178,7 @@ _{function}()
 }}
 complete -o bashdefault -o default -F _{function} {name}
 """
-# Behind `--` is the program, which completes as it would without this command.
+# After `--` comes the program, which completes as it would without this command.
 PASSING = """\
       --)
         if declare -F _command_offset > /dev/null; then
@@ -190,7 +190,7 @@ PASSING = """\
 
 
 def completion(name, top, commands, passing):
-    """`top`: words before a command; `commands`: for each its options."""
+    """A completion script. `top`: the words possible before a command; `commands`: the options of each command."""
     cases = "".join(f'    {command}) words="{words}" ;;\n'
                     for command, words in commands.items())
     return COMPLETION.format(name=name, function=name.replace("-", "_"), passing=PASSING if passing else "",

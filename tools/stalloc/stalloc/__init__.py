@@ -1,4 +1,4 @@
-"""Device memory without fragmentation: the part of stalloc that programs in Python may use. None has to.
+"""Device memory without fragmentation: the part of stalloc that programs in Python may use. No program has to.
 
     stalloc.library_path()            the library to preload
     stalloc.statistics()              what stalloc has served so far in this process

@@ -1,4 +1,4 @@
-"""What programs in Python may call."""
+"""The functions that programs in Python may call."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ STATISTICS = (
 
 
 class _Statistics(ctypes.Structure):
-    """struct stalloc_statistics of interpose/stalloc.h."""
+    """The struct stalloc_statistics of interpose/stalloc.h."""
 
     _fields_ = [("struct_bytes", ctypes.c_size_t)] + [(name, ctypes.c_uint64) for name in STATISTICS]
 
@@ -30,7 +30,7 @@ class _Statistics(ctypes.Structure):
 def statistics():
     """The figures of this process so far, by CUDA device ordinal: a dictionary of the fields of struct
     stalloc_statistics (interpose/stalloc.h; bytes and counts). Empty where nothing is served: stalloc is not preloaded,
-    only records, or no memory has been asked for. Never calls CUDA; may be called on any thread."""
+    it only records, or no memory was requested yet. Never calls CUDA; may be called on any thread."""
     function = getattr(ctypes.CDLL(None), "stalloc_get_statistics", None)
     if function is None:
         return {}
@@ -44,11 +44,11 @@ def statistics():
 
 @contextlib.contextmanager
 def subprocess_environment(plan=None, trace=None, keep_settings=False):
-    """Within this context, os.environ puts every process that is started under stalloc: served from `plan` (a path),
-    recorded to `trace`, or, with neither, served without a plan. The dictionary it yields is that environment.
+    """A context in which os.environ puts every process that is started under stalloc: served from `plan` (a path),
+    recorded to `trace`, or, with neither, served without a plan. It yields that environment as a dictionary.
 
-    This process itself is not served: the loader preloads libraries only at a start. The variables are those of the
-    whole process, so other threads should start nothing meanwhile that is not meant. Raises installation.NotInstalled
+    This process itself is not served: the loader preloads libraries only when a process starts. The variables are those
+    of the whole process, so other threads should not start other processes meanwhile. Raises installation.NotInstalled
     and environment.BadPath.
     """
     mode = "trace" if trace else "alloc" if plan else "dynamic"

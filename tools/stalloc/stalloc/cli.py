@@ -1,4 +1,4 @@
-"""The command line: one module a subcommand, listed here."""
+"""The command line. Each subcommand has a module, which is listed here."""
 
 import argparse
 import importlib
@@ -8,7 +8,7 @@ import sys
 from stalloc import environment, installation, planner, process, terminal
 
 # Modules with `register(subparsers)`, which adds the module's subcommands, and `run(arguments)`, which returns the exit
-# status. Imported only if present.
+# status. A module is imported only if it exists.
 MODULES = ("run", "record", "report", "export", "snapshot", "top", "doctor", "env")
 USAGE = 2
 
@@ -24,7 +24,7 @@ EPILOG = "`stalloc COMMAND --help` explains a command. Settings: docs/environmen
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps to 80 columns, on wider terminals too."""
+    """Keeps to 80 columns even on wider terminals."""
 
     def __init__(self, prog):
         super().__init__(prog, width=terminal.WIDTH, max_help_position=24)
@@ -35,7 +35,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in the project's manner: one line that says what to do."""
+    """Reports errors as the whole project does: in one line that says what to do."""
 
     def __init__(self, **options):
         options.setdefault("formatter_class", Formatter)
@@ -56,14 +56,14 @@ def present_modules():
 
 
 def plan(name, arguments):
-    """The planner's commands. `compare` takes what PyTorch dumps, too: the module that reads it answers then."""
+    """Runs a command of the planner. `compare` also takes a snapshot of PyTorch; then the module that reads those runs it."""
     if name == "compare" and is_present("snapshot"):
         return importlib.import_module("stalloc.snapshot").compare(arguments)
     return planner.forward(name, arguments)
 
 
 def make_parser(modules):
-    """The parser, and the module of each subcommand."""
+    """Returns the parser, and the module of each subcommand."""
     parser = Parser(prog="stalloc", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"stalloc {installation.version()}")
     subparsers = parser.add_subparsers(dest="subcommand", metavar="COMMAND", title="commands", parser_class=Parser)
@@ -77,7 +77,7 @@ def make_parser(modules):
 
 
 def split_program(arguments):
-    """The arguments before the first `--`, and the program behind it."""
+    """The arguments before the first `--`, and the program after it."""
     if "--" not in arguments:
         return arguments, []
     at = arguments.index("--")
@@ -90,7 +90,7 @@ def parse(parser, arguments):
     if parsed.subcommand is None:
         parser.error("no command given")
     if hasattr(parsed, "command"):
-        # `stalloc run program -- argument`: the program began before the dashes, which are its own.
+        # In `stalloc run program -- argument` the program comes before the dashes, so they belong to it.
         parsed.command = parsed.command + (["--"] if parsed.command and "--" in arguments else []) + program
         if not parsed.command:
             parser.error(f"no program given: stalloc {parsed.subcommand} -- python train.py")
@@ -114,7 +114,7 @@ def main(arguments=None):
         terminal.say(str(error))
         return 1
     except BrokenPipeError:
-        # Whoever read the output has seen enough: end as others do.
+        # The reader of the output has closed it: end as other programs do.
         sys.stderr.close()
         return process.BY_SIGNAL + 13
     except KeyboardInterrupt:

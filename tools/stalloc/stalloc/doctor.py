@@ -1,4 +1,4 @@
-"""`stalloc doctor`: says before a run what will work."""
+"""`stalloc doctor`: reports before a run what will work."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def users_python(given):
 
 
 def library_findings():
-    """Where the parts are. The last value says whether a program can be run under the library."""
+    """Findings on where the parts of stalloc are, and whether a program can be run under the library."""
     found = []
     for topic, find in (("library", installation.library_path), ("planner", installation.tool_path)):
         try:
@@ -46,7 +46,7 @@ def library_findings():
 
 
 def run_probes(python, made, packages, wanted):
-    """Findings of the programs under stalloc; `made`: their environment."""
+    """Findings on the short programs under stalloc; `made` is their environment."""
     yield served.loads(start.start(python, "packages", made))
     if not wanted["probe"]:
         return

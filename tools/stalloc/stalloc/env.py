@@ -35,7 +35,7 @@ def as_json(variables):
 
 
 def as_kubernetes(variables):
-    # A JSON string is a YAML one.
+    # A JSON string is also a YAML string.
     return "".join(f"- name: {name}\n  value: {json.dumps(value)}\n" for name, value in variables.items())
 
 
@@ -66,7 +66,7 @@ def register(subparsers):
 
 
 def unset():
-    """Shell commands after which the shell is as without stalloc."""
+    """Shell commands that undo what stalloc set."""
     preload = environment.without_preload(os.environ.get("LD_PRELOAD", ""))
     lines = [f"export LD_PRELOAD={shlex.quote(preload)}" if preload else "unset LD_PRELOAD"]
     return "\n".join([*lines, *(f"unset {name}" for name in NAMES[1:])]) + "\n"

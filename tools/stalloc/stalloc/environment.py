@@ -6,9 +6,9 @@ import re
 from stalloc.installation import LIBRARY_NAME
 
 PYTORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# What a framework's own variable must contain for its tensors to be seen; the library sets these where the user has
-# set nothing (docs/environment.md, "What the library sets"; a test compares). PyTorch's matter only where its tensors
-# are to come by its backend cudaMallocAsync: through a door, nothing hides them.
+# What a framework's own variables must contain for its tensors to be seen. The library sets them where the user has set
+# nothing (docs/environment.md, "What the library sets"; a test compares). PyTorch's matter only if its tensors are to
+# come from its backend cudaMallocAsync: with a door, nothing hides them.
 SEEN_WITH = {
     "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
     "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
@@ -20,19 +20,19 @@ OFF = ("off", "0", "false", "no")
 
 
 class BadPath(Exception):
-    """A path that cannot be used; the text says why, and what to do."""
+    """A path cannot be used. The text says why, and what to do."""
 
 
 def preload_entries(value):
-    """The libraries that an LD_PRELOAD names: separated by colons or white space."""
+    """The libraries that an LD_PRELOAD names, separated by colons or white space."""
     return [entry for entry in re.split(r"[:\s]+", value) if entry]
 
 
 def with_preload(value, library):
     """An LD_PRELOAD that holds `library` besides what `value` holds, and whether another build of it was replaced.
 
-    What is there comes first and stays first: a sanitizer's runtime insists on it, and of two libraries that hook the
-    same function only the first sees the program's calls, which the user's own choice, such as a profiler, should.
+    The libraries in `value` stay first: a sanitizer's runtime must be first, and of two libraries that hook the same
+    function only the first sees the program's calls. That should be the user's own choice, such as a profiler.
     """
     if re.search(r"[:\s]", library):
         raise BadPath(f"LD_PRELOAD cannot name {library}: its path has a space or a colon. Link it elsewhere and name "
@@ -60,7 +60,7 @@ def hiding_settings(environment):
 
 
 def plan_path(plan):
-    """A plan as STALLOC_PLAN names it: absolute, and the plan of each rank where a folder of plans is given."""
+    """The value of STALLOC_PLAN for a plan: an absolute path, and for a folder of plans a path with the rank in it."""
     if os.path.isdir(plan):
         return os.path.join(os.path.abspath(plan), "plan.%r.fb")
     path = os.path.abspath(plan)
@@ -71,7 +71,7 @@ def plan_path(plan):
 
 
 def has_ranks(path):
-    """Whether plan.0.fb or the like lies where the library will look for it under a launcher."""
+    """Whether plan.0.fb or the like exists where the library will look for it under a launcher."""
     folder, name = os.path.split(path)
     stem, extension = os.path.splitext(name)
     pattern = re.compile(re.escape(stem) + r"\.\d+" + re.escape(extension))
@@ -79,8 +79,8 @@ def has_ranks(path):
 
 
 def stalloc_environment(environment, library, *, mode, plan=None, trace=None, keep_settings=False):
-    """`environment` (a mapping) as a new dictionary that runs programs under stalloc, and remarks, one line each, on
-    what of the user's was overridden. Raises BadPath.
+    """Returns `environment` (a mapping) as a new dictionary that runs programs under stalloc, and remarks, one line
+    each, on the user's settings that were overridden. Raises BadPath.
 
     mode: "dynamic", "alloc" (needs `plan`) or "trace"; trace: where to record to.
     """

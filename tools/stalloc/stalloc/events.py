@@ -1,4 +1,4 @@
-"""The events of a trace (`stalloc-plan show --events`) as plain tuples, and which of them are what."""
+"""The events of a trace (`stalloc-plan show --events`) as plain tuples, and their kinds."""
 
 import collections
 
@@ -10,14 +10,14 @@ Event = collections.namedtuple("Event", "time_ns address size stream thread stac
 
 
 def events_of(recorded):
-    """In the order of the trace."""
+    """The events in the order of the trace."""
     columns = recorded["events"]
     return map(Event._make, zip(*(columns[name] for name in Event._fields)))
 
 
 def paired(recorded):
-    """(event, allocation) of each allocation, with itself, and of each free of a known address, with the one that it
-    frees. Failed calls come with None; frees of unknown addresses are left out."""
+    """Pairs (event, allocation): an allocation is paired with itself, and a free of a known address with the allocation
+    that it frees. A failed call is paired with None; frees of unknown addresses are left out."""
     live = {}
     for event in events_of(recorded):
         if event.kind in ALLOCATIONS:

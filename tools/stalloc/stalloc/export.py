@@ -1,4 +1,4 @@
-"""`stalloc export`: a recorded run in formats that other tools open."""
+"""`stalloc export`: writes a recorded run in formats that other tools open."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ def run(arguments):
 
 
 def save(path, write):
-    """`write(file)` to a file that is there only when it is complete, or to standard output."""
+    """Calls `write(file)` for standard output, or for a file that exists only once it is complete."""
     if path == "-":
         write(sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -7,17 +7,18 @@ import shutil
 
 LIBRARY_NAME = "libstalloc_interpose.so"
 TOOL_NAME = "stalloc-plan"
-# Relative to a folder above this package: a wheel (the package itself) and a prefix, then a build in a source tree.
+# Places of the library below a folder that is above this package, or is the package itself, as in a wheel: first that
+# of a wheel or a prefix, then that of a build in a source tree.
 LIBRARY_PLACES = (f"lib/{LIBRARY_NAME}", f"build/release/interpose/{LIBRARY_NAME}")
-# The planner's place, seen from the library's folder.
+# Places of the planner, seen from the library's folder.
 TOOL_PLACES = (f"../bin/{TOOL_NAME}", f"../tools/stalloc-plan/{TOOL_NAME}")
-LEVELS = 5  # share/stalloc/python/stalloc is four below its prefix
+LEVELS = 5  # share/stalloc/python/stalloc lies four levels below its prefix
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 class NotInstalled(Exception):
-    """A part of stalloc is missing; the text says which, and what to do."""
+    """A part of stalloc is missing. The text says which, and what to do."""
 
 
 def folders_above():
@@ -50,7 +51,7 @@ def tool_path():
         if os.access(candidate, os.X_OK):
             return candidate
     found = shutil.which(TOOL_NAME)
-    # The wheel puts a script of this name on PATH that asks for this very function.
+    # A wheel puts a script of this name on PATH, which calls this function.
     if found and not is_script(found):
         return found
     raise NotInstalled(f"{TOOL_NAME} was not found beside the library or on PATH: build it (cmake --build --preset "
@@ -63,7 +64,7 @@ def is_script(path):
 
 
 def version():
-    """The version of the project, as CMakeLists.txt has it."""
+    """The version of the project, as in CMakeLists.txt."""
     try:
         from stalloc._version import VERSION  # written by the installation
         return VERSION

@@ -21,8 +21,9 @@ def add_options(parser):
 
 
 def statistics_folder(arguments, environment):
-    """Where the program's processes show their figures, set in `environment`; None: nobody reads them at the end,
-    because that is not wanted, somebody else does (another `stalloc run` above this one), or it cannot be."""
+    """Sets in `environment` the folder where the program's processes show their figures, and returns it. None: there is
+    no report at the end, because none is wanted, another `stalloc run` above this one makes it, or there is no
+    folder."""
     if environment.get(STATISTICS):
         if arguments.report:
             terminal.say(f"{STATISTICS} is set: who set it reads the figures, and {arguments.report} is not written")
@@ -44,8 +45,9 @@ def no_trace():
 
 
 def run_program(arguments, environment, remarks, title, traced=no_trace):
-    """Runs the program; returns its exit status. The report at its end is headed by `title`; `traced`, called then,
-    returns the trace to compare other allocators by, or None, and lines to end with. Raises process.CannotRun."""
+    """Runs the program and returns its exit status. `title` is the heading of the report at its end. `traced` is called
+    then; it returns the trace for comparing other allocators, or None, and the last lines of the report. Raises
+    process.CannotRun."""
     for remark in remarks:
         terminal.say(remark)
     process.find_program(arguments.command[0], environment)
@@ -73,5 +75,5 @@ def report(arguments, lines, figures):
                 json.dump(figures, file, indent=2)
                 file.write("\n")
     except OSError as error:
-        # The program's own end is what counts.
+        # What counts is how the program itself ended.
         print(f"stalloc: no report: {error}", file=sys.stderr)

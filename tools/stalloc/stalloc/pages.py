@@ -1,5 +1,5 @@
 """Statistics pages: the small files in which the library shows a process's figures while it runs (docs/formats.md,
-"Statistics page"). Where they lie, what they say, and which of them nobody needs any more."""
+"Statistics page"). This module finds, reads and removes them."""
 
 import contextlib
 import dataclasses
@@ -11,8 +11,8 @@ import struct
 import time
 
 SUFFIX = ".statistics"
-KEEP = "keep"  # keeps the pages of a folder when their processes end; names the process that will remove them
-RUN = "run-"  # a folder of one `stalloc run`
+KEEP = "keep"  # a file that keeps a folder's pages when their processes end, and names the process that will remove them
+RUN = "run-"  # begins the name of the folder of one `stalloc run`
 MAGIC = b"stalloc\0"
 VERSION = 1
 HEADER = struct.Struct("=8sIIIIQQQ40sqQQ16s64s832s")
@@ -26,19 +26,19 @@ FIGURES = (
 # end
 
 RUNNING = "running"
-ENDED = "ended"  # as programs do
+ENDED = "ended"  # in the usual way
 GONE = "gone"  # killed
-ELSEWHERE = "elsewhere"  # of another container: nobody here can tell whether it still runs
+ELSEWHERE = "elsewhere"  # in another container: nobody here can tell whether it still runs
 
 
 class Unsafe(Exception):
-    """A folder that others could have put files into."""
+    """Another user could have put files into the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """One process among all that ever were: its id, its start in clock ticks since the boot, and whose names these are
-    (the inode of its namespace of ids, the boot of its machine)."""
+    """A process that is named uniquely for all time: its id, its start in clock ticks since the boot, and where these
+    are valid (the inode of its PID namespace, and the boot id of its machine)."""
 
     number: int
     start: int
@@ -48,7 +48,7 @@ class Process:
     def state(self):
         here = this_process()
         if here.boot != self.boot:
-            return GONE  # of this machine's past: folders of pages lie in memory or in /tmp, which no machines share
+            return GONE  # from before a restart: folders of pages lie in memory or in /tmp, which machines do not share
         if here.namespace != self.namespace:
             return ELSEWHERE
         return RUNNING if start_of(self.number) == self.start else GONE
@@ -61,7 +61,7 @@ def start_of(number):
         fields = text[text.rindex(")") + 2:].split()
     except (OSError, ValueError):
         return None
-    # A process that has ended and is not yet reaped runs no more.
+    # A process that has ended but is not yet reaped does not run any more.
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
@@ -79,13 +79,13 @@ def this_process():
 
 @dataclasses.dataclass
 class Page:
-    """One process's figures."""
+    """The figures of one process."""
 
     path: pathlib.Path
     process: Process
     rank: int  # -1: no launcher
     began: float  # seconds since 1970
-    ended: float  # 0: not by itself
+    ended: float  # 0: it has not ended by itself
     mode: str
     host: str
     command: str
@@ -99,13 +99,13 @@ class Page:
 
 
 def text(field):
-    """A text of the file as it may be shown: what a terminal would obey is taken out."""
+    """A text of the file that is safe to show: control characters for a terminal are taken out."""
     return "".join(char if char.isprintable() else "?" for char in
                    field.split(b"\0")[0].decode("utf-8", errors="replace"))
 
 
 def parse(path, content):
-    """The page, or None: it is none, not complete yet, or of a later version."""
+    """The page; None: it is not a page, not complete yet, or of a later version."""
     if len(content) < HEADER.size:
         return None
     (magic, version, header_bytes, device_bytes, count, process, start, namespace, boot, rank, began, ended, mode, host,
@@ -126,7 +126,8 @@ def parse(path, content):
 
 @contextlib.contextmanager
 def opened(folder):
-    """The folder's descriptor. Raises Unsafe where another user could have put files there, OSError where it is not."""
+    """The descriptor and the owner of a folder. Raises Unsafe if another user could have put files there, OSError if it
+    does not exist."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         status = os.fstat(descriptor)
@@ -140,7 +141,7 @@ def opened(folder):
 
 
 def content_of(folder, name, owner):
-    """A page's bytes; empty where the file is none that the folder's owner made."""
+    """A page's bytes; empty if the folder's owner did not make this file."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
@@ -155,8 +156,8 @@ def content_of(folder, name, owner):
 
 
 def read(folder):
-    """The pages in one folder; none where it is not there. A process that became another program has several: only the
-    latest is its. Raises Unsafe."""
+    """The pages in a folder; none if it does not exist. A process that became another program has several pages; only
+    its latest is returned. Raises Unsafe."""
     latest = {}
     try:
         with opened(folder) as (descriptor, owner):
@@ -171,7 +172,7 @@ def read(folder):
 
 
 def bases():
-    """The folders in which pages are looked for, the one to make new ones in first."""
+    """The folders in which pages are looked for. New ones are made in the first."""
     found = [pathlib.Path("/tmp", f"stalloc-{os.geteuid()}")]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isabs(runtime) and os.access(runtime, os.W_OK):
@@ -197,10 +198,10 @@ def make_base():
 
 
 def make_run_folder():
-    """A folder for the pages of one run, which stay there until `let_go`. Raises Unsafe and OSError."""
+    """Makes a folder for the pages of one run, which stay there until `let_go`. Raises Unsafe and OSError."""
     here = this_process()
     base, name = make_base(), f"{RUN}{here.number}.{time.time_ns()}"
-    unnamed = base / f"new-{name}"  # nobody's run yet: without an owner it would be removed
+    unnamed = base / f"new-{name}"  # not yet named as a run's folder: without an owner it would be removed
     unnamed.mkdir(mode=0o700)
     words = (here.number, here.start, here.namespace, here.boot)
     (unnamed / KEEP).write_text(" ".join(map(str, words)), encoding="utf-8")
@@ -208,7 +209,7 @@ def make_run_folder():
 
 
 def owner_of(folder):
-    """The process that a run's folder belongs to; None: nobody's."""
+    """The process to which a run's folder belongs; None: it belongs to none."""
     try:
         number, start, namespace, boot = (folder / KEEP).read_text(encoding="utf-8").split()
         return Process(int(number), int(start), int(namespace), boot)
@@ -217,8 +218,8 @@ def owner_of(folder):
 
 
 def let_go(folder):
-    """Nobody needs the folder's pages when their processes end. It goes now, or, where some still run, at a later
-    `tidy`."""
+    """Says that nobody needs the folder's pages after their processes end. It is removed now, or, if some still run, by
+    a later `tidy`."""
     with contextlib.suppress(OSError):
         (folder / KEEP).unlink()
     tidy_folder(folder)
@@ -234,11 +235,11 @@ def tidy_folder(folder):
         if folder.name.startswith(RUN):
             folder.rmdir()
     except (Unsafe, OSError):
-        pass  # in use, or somebody else's
+        pass  # the folder is in use, or another user's
 
 
 def remove_replaced(folder):
-    """Pages of programs that became another: their processes have a later one, or are gone with it."""
+    """Removes pages of programs that became another program: their processes have a later page, or have ended with it."""
     shown = {page.path for page in read(folder)}
     with opened(folder) as (descriptor, owner):
         for name in os.listdir(descriptor):
@@ -249,7 +250,7 @@ def remove_replaced(folder):
 
 
 def tidy():
-    """Removes what killed processes left. Folders of runs that still go on are left as they are."""
+    """Removes what killed processes left. Folders of runs that still go on are not touched."""
     for base in bases():
         for folder in folders(base):
             owner = owner_of(folder)
@@ -267,5 +268,5 @@ def all_pages(places):
             except Unsafe as error:
                 remarks.append(str(error))
             except OSError:
-                pass  # gone meanwhile, or no folder
+                pass  # removed meanwhile, or not a folder
     return found, remarks

@@ -1,5 +1,5 @@
-"""Trace events in JSON, as Perfetto and Chrome read them: live bytes by device and library over time, and the requests
-that found no memory."""
+"""Trace events in JSON, for Perfetto and Chrome: live bytes by device and library over time, and the requests that
+found no memory."""
 
 import json
 

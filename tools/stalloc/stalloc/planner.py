@@ -1,10 +1,10 @@
-"""`stalloc plan`, `compare`, `show` and `check`: the planner stalloc-plan, found wherever it was installed."""
+"""`stalloc plan`, `compare`, `show` and `check`: these run the planner stalloc-plan, wherever it was installed."""
 
 import os
 
 from stalloc import installation, process
 
-# Of the command line: what stalloc-plan is called with, and what for.
+# For each command, the arguments with which stalloc-plan is called, and the command's purpose.
 COMMANDS = {
     "plan": ([], "plan the memory of a recorded run"),
     "compare": (["compare"], "say what other allocators would hold for a recorded run"),
@@ -14,7 +14,7 @@ COMMANDS = {
 
 
 def register(subparsers):
-    """For the list of commands alone: what follows them is stalloc-plan's to read."""
+    """Adds the commands to the list only: stalloc-plan itself reads their arguments."""
     for name, (_, purpose) in COMMANDS.items():
         subparsers.add_parser(name, help=purpose, add_help=False)
 

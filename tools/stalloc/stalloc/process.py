@@ -9,18 +9,18 @@ import struct
 import sys
 import time
 
-NOT_EXECUTABLE = 126  # as shells say it
+NOT_EXECUTABLE = 126  # as shells return it
 NOT_FOUND = 127
 BY_SIGNAL = 128  # added to the number of the signal that ended the program
 
-# Sent by somebody to this process, meant for the program. Not among them: what continues a job, or stops it because it is
-# in the background (the terminal sends it to the program as well), what the terminal's size does, and faults.
+# Signals that are not passed on to the program: the terminal sends those that continue a job, stop it in the
+# background, or tell of the terminal's size to the program too; and faults concern this process alone.
 KEPT = {"SIGCHLD", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH", "SIGPIPE", "SIGXFSZ", "SIGSTOP", "SIGKILL",
         "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
-STOPPING = 1.0  # seconds for the program to stop before this process does
-GRACE = 0.25  # seconds for the sentinel to tell of a signal that it got too
-STALE = 1.0  # seconds after which what it told belongs to another signal
-NEWS = struct.Struct("=Bd")  # a signal's number and the moment at which the sentinel got it
+STOPPING = 1.0  # seconds in which the program may stop before this process does
+GRACE = 0.25  # seconds in which the sentinel may report a signal that it got too
+STALE = 1.0  # seconds after which its report is about another signal
+NEWS = struct.Struct("=Bd")  # a report: a signal's number and the moment at which the sentinel got it
 
 
 class CannotRun(Exception):
@@ -32,7 +32,7 @@ class CannotRun(Exception):
 
 
 def find_program(name, environment):
-    """The program's path, looked for as a shell does. Raises CannotRun."""
+    """The program's path, found as a shell finds it. Raises CannotRun."""
     if os.path.dirname(name):
         if not os.path.exists(name):
             raise CannotRun(f"{name}: no such program", NOT_FOUND)
@@ -60,7 +60,7 @@ def execute(command, environment):
 
 
 def undo_python_signals():
-    """Python ignores these, and ignoring is inherited."""
+    """Gives signals that Python ignores their default action, since a program inherits what is ignored."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
@@ -71,11 +71,12 @@ def close_if_open(descriptor):
 
 
 class Sentinel:
-    """Tells whether a signal was meant for this process alone, and so has to be passed on to the program. A terminal, a
-    shell's jobs, mpirun, Slurm send theirs to a whole process group, or to all processes of a job: then the program has
-    it already, and twice is once too often (a handler may end a graceful end, or requeue a job again).
+    """Finds out whether a signal was meant for this process alone, and so must be passed on to the program. A terminal,
+    a shell's job control, mpirun and Slurm send signals to a whole process group, or to all processes of a job. Then
+    the program has the signal already and must not get it twice (a second one may cut a graceful end short, or requeue
+    a job again).
 
-    The sentinel is a process of this group that does nothing but report what signals it gets.
+    The sentinel is a process of this group that only reports which signals it gets.
     """
 
     def __init__(self, watched):
@@ -89,7 +90,7 @@ class Sentinel:
         self.news = []
 
     def report(self, writing, watched):
-        """In the child of fork: never returns."""
+        """Runs in the child of fork, and never returns."""
         try:
             for descriptor in map(int, os.listdir("/proc/self/fd")):
                 if descriptor != writing:
@@ -102,7 +103,7 @@ class Sentinel:
             os._exit(0)
 
     def got(self, number):
-        """Whether it got the signal too, just now."""
+        """Whether the sentinel has just got this signal too."""
         deadline = time.monotonic() + GRACE
         while True:
             self.news = [one for one in self.news if one[1] > time.monotonic() - STALE]
@@ -127,16 +128,16 @@ class Sentinel:
 def run_and_wait(command, environment):
     """Runs the program in this process group and returns its exit status, 128+n when signal n ended it.
 
-    Signals that somebody sends to this process go to the program, once; those of a terminal (Ctrl-C, Ctrl-Z) reach it
-    anyway, as every process of the foreground job. Every open descriptor that this process inherited is the program's
-    too (launchers pass some). Raises CannotRun.
+    Signals that are sent to this process reach the program once; those of a terminal (Ctrl-C, Ctrl-Z) reach it anyway,
+    like every process of the foreground job. The program inherits every open descriptor that this process inherited
+    (launchers pass some). Raises CannotRun.
     """
     find_program(command[0], environment)
     sys.stdout.flush()
     sys.stderr.flush()
     forwarded = {number for number in signal.valid_signals()
                  if not (isinstance(number, signal.Signals) and number.name in KEPT)}
-    # A caller may have us ignore ended children: then there would be no status to return.
+    # If the caller made this process ignore ended children, there would be no status to return.
     children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded | {signal.SIGCHLD})
     sentinel = Sentinel(forwarded)
@@ -151,8 +152,8 @@ def run_and_wait(command, environment):
 
 
 def let_go_of_pipes():
-    """Standard input and output belong to the program: whoever reads its output sees the end when the program closes
-    it. Standard error stays, for what is to be said at the end."""
+    """Leaves standard input and output to the program, so that a reader of its output sees the end when the program
+    closes it. Standard error stays open for the report at the end."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -161,7 +162,7 @@ def let_go_of_pipes():
 
 
 def become_program(command, environment, mask, children):
-    """In the child of fork: never returns."""
+    """Runs in the child of fork, and never returns."""
     try:
         if children is not None:
             signal.signal(signal.SIGCHLD, children)
@@ -183,21 +184,21 @@ def wait_forwarding(child, forwarded, sentinel):
                 return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             continue
         if not sentinel.got(info.si_signo):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended: the next signal says so
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, which the next signal will say
                 os.kill(child, info.si_signo)
         if info.si_signo == signal.SIGTSTP:
             stop_behind(child)
 
 
 def stop_behind(child):
-    """Stops as the shell expects it of its job, once the program has stopped: else the program could still read what is
-    typed for the shell. A program that goes on all the same is waited for only a moment."""
+    """Stops this process, as the shell expects of its job, once the program has stopped; otherwise the program could
+    still read what is typed for the shell. A program that does not stop is waited for only a moment."""
     deadline = time.monotonic() + STOPPING
     while os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if time.monotonic() > deadline:
             break
         time.sleep(0.005)
-    # Its default action takes effect while it is not blocked, and the next line is behind the continuation.
+    # The signal stops this process while it is unblocked; the line after that runs when the process continues.
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})

@@ -27,7 +27,7 @@ def labels(page, device, more):
 
 
 def text(pages):
-    """All figures of the pages. Each metric is described even where no process has it."""
+    """All figures of the pages. Each metric is described even if no process has it."""
     lines = []
     for name, kind, meaning, figures in METRICS:
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]

@@ -1,10 +1,10 @@
-"""From PyTorch's memory snapshot (torch.cuda.memory._snapshot()) to requests with lifetimes.
+"""Turns PyTorch's memory snapshot (torch.cuda.memory._snapshot()) into requests with lifetimes.
 
     {"segments": [{"device", "address", "total_size", "stream", "blocks": [{"address", "size", "requested_size", "state",
                    "frames"}, ...]}, ...],
      "device_traces": [[{"action", "addr", "size", "stream", "frames": [{"filename", "line", "name"}, ...]}, ...], ...]}
 
-The pieces are those of a stranger's file: every one that is used is looked at first.
+The file may be a stranger's, so every piece of it is checked before it is used.
 """
 
 import bisect
@@ -12,21 +12,21 @@ import dataclasses
 
 from stalloc.safe_pickle import BadPickle
 
-LARGEST = 1 << 47  # of sizes, bytes
+LARGEST = 1 << 47  # bytes, the largest size that is accepted
 IN_USE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 NO_HISTORY = ("it holds no history of allocations: record one from the start of the program, by "
               "torch.cuda.memory._record_memory_history(max_entries=1000000)")
 FOREIGN = "it is a pickle, but no memory snapshot of PyTorch ({})"
-UNIT = 512  # PyTorch rounds requests up to it
+UNIT = 512  # bytes to which PyTorch rounds requests up
 MOST_FRAMES = 64
 
 
 @dataclasses.dataclass
 class Request:
     size: int
-    lower: int  # number of the entry that made it
-    upper: int  # of the one that freed it
-    stream: int  # by first appearance, the default stream is 0
+    lower: int  # number of the history entry that made it
+    upper: int  # number of the entry that freed it
+    stream: int  # numbered by first appearance; the default stream is 0
     stack: int  # index into History.stacks; 0: none
 
 
@@ -36,7 +36,7 @@ class History:
     def __init__(self):
         self.requests = []
         self.entries = 0
-        self.older_blocks = 0  # were there before the history began
+        self.older_blocks = 0  # blocks that existed before the history began
         self.lost_frees = 0  # addresses handed out again whose free is not in the history
         self.failures = 0  # out-of-memory events
         self.stacks = [()]
@@ -51,7 +51,7 @@ class History:
         return len({request.stream for request in self.requests})
 
     def recorded(self):
-        """PyTorch's own figures; None for what is held, where the history has no segments."""
+        """PyTorch's own figures. What is held is None if the history has no segments."""
         return {"live_bytes": self.live_peak, "held_bytes": self.held_peak if self.segment_entries else None}
 
     def stream(self, number):
@@ -78,7 +78,8 @@ def text(value):
 
 
 def number(value, otherwise=None):
-    """A whole number from 0 on, as addresses and sizes are. Raises BadPickle, unless there is another to take."""
+    """A whole number from 0 on, such as an address or a size. For anything else returns `otherwise`, or raises
+    BadPickle without it."""
     if isinstance(value, int) and 0 <= value < 1 << 64:
         return value
     if otherwise is None:
@@ -106,7 +107,7 @@ def listed(value, what):
 
 
 def histories(snapshot):
-    """By device: the histories that are not empty. Raises BadPickle."""
+    """The histories that are not empty, by device. Raises BadPickle."""
     if not isinstance(snapshot, dict):
         raise BadPickle(FOREIGN.format("its top level is no dictionary"))
     segments = listed(snapshot.get("segments"), "segments")
@@ -125,7 +126,7 @@ def histories(snapshot):
 
 
 class Reading:
-    """Of one device's entries, in order; `segments` is what there was at the end of them."""
+    """Reads one device's entries in their order. `segments` are those that existed after the last entry."""
 
     def __init__(self, entries, segments):
         self.history = History()
@@ -133,12 +134,12 @@ class Reading:
         self.live = {}  # address: the request
         self.live_bytes = 0
         self.held = 0
-        self.held_before = 0  # by segments that are older than the history
+        self.held_before = 0  # in segments that are older than the history
         self.live_before = 0
         self.open_segments = {}
-        self.waiting = {}  # address: its free was asked for, and other streams still use it
+        self.waiting = {}  # by address: requests whose free was asked for while other streams still use them
         for at, entry in enumerate(entries):
-            # The times of blocks that are older than the history are before all others: entries count from 1.
+            # Entries count from 1, so that blocks that are older than the history come before all others.
             self.take(entry, at + 1)
         self.end(segments, len(entries) + 1)
 
@@ -171,7 +172,7 @@ class Reading:
         self.history.live_peak = max(self.history.live_peak, self.live_bytes)
 
     def ask_to_free(self, entry):
-        """From here on the bytes are not the program's any more, though they may not be used yet."""
+        """From now on the bytes are not the program's any more, although nobody else may use them yet."""
         address = number(entry.get("addr"))
         request = self.live.get(address) or self.older(address, size_of(entry.get("size")), entry)
         if address not in self.waiting:
@@ -191,12 +192,12 @@ class Reading:
             self.live_bytes -= rounded(request.size)
 
     def older(self, address, size, entry):
-        """A block that was there before the history began."""
+        """Adds a block that existed before the history began."""
         request = Request(size, 0, 0, self.history.stream(number(entry.get("stream"), 0)), 0)
         self.history.older_blocks += 1
         self.history.requests.append(request)
         self.live[address] = request
-        # It has been counted at no time so far, and was there at all of them.
+        # So far it was never counted, although it existed all the time.
         self.live_bytes += rounded(size)
         self.live_before += rounded(size)
         return request
@@ -226,8 +227,8 @@ class Reading:
         self.history.held_peak += self.held_before
 
     def end_segment(self, segment, pieces):
-        """Finds what is older than the history and was still there at its end. `pieces`: where the segments begin that the
-        history has made, and of expandable ones the pieces by which they grew."""
+        """Finds what is older than the history and still existed at its end. `pieces` are the beginnings of segments
+        that were made in the history, and of the pieces by which expandable segments grew."""
         start, total = number(segment.get("address")), size_of(segment.get("total_size"))
         if bisect.bisect_left(pieces, start) == bisect.bisect_left(pieces, start + total):
             self.held_before += total

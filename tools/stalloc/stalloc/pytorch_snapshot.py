@@ -1,15 +1,15 @@
-"""A memory snapshot as PyTorch dumps it (torch.cuda.memory._dump_snapshot), in pickle protocol 4.
+"""Writes a memory snapshot as PyTorch dumps it (torch.cuda.memory._dump_snapshot), in pickle protocol 4.
 
-A trace knows requests, not segments of a caching allocator: each request is a segment of its own, which comes and goes
-with it, for PyTorch's viewer looks for the segment of every block.
+A trace has requests but no segments of a caching allocator. PyTorch's viewer looks for the segment of every block, so
+each request gets a segment of its own, which comes and goes with it.
 """
 
 import pickle
 
 from stalloc import events
 
-PROTOCOL = 4  # pytorch.org/memory_viz reads no newer one
-UNIT = 512  # what PyTorch rounds blocks up to
+PROTOCOL = 4  # the newest that pytorch.org/memory_viz reads
+UNIT = 512  # bytes to which PyTorch rounds blocks up
 
 
 def write(recorded, names, stacks, file):
@@ -17,7 +17,7 @@ def write(recorded, names, stacks, file):
 
 
 def frames_of(names, stacks):
-    """By stack, innermost first. The same list is used wherever a stack occurs, so that it is written once."""
+    """The frames of each stack, innermost first. The same list is used wherever a stack occurs, so that it is written once."""
     frames = []
     for name in names:
         library, separator, function = name.partition(": ")

@@ -1,4 +1,4 @@
-"""`stalloc record`: the user's program, with what it allocates written to a trace."""
+"""`stalloc record`: runs the user's program and writes what it allocates to a trace."""
 
 import os
 import re
@@ -44,8 +44,8 @@ def run(arguments):
 
 
 def versions(template):
-    """The traces that processes may have written, by path: the ranks' have theirs before the extension. With each what
-    changes when it is written again."""
+    """The traces that processes may have written, by path; the name of a rank's trace has the rank before the
+    extension. The value of each changes when the trace is written again."""
     folder, name = os.path.split(template)
     words = {"%r": r"\d+", "%p": r"\d+", "%h": re.escape(socket.gethostname()), "%%": "%"}
     stem, extension = os.path.splitext(name)
@@ -59,7 +59,7 @@ def versions(template):
 
 
 def traced(template, before):
-    """A trace to compare allocators by, and what to do with all that were written since `before`."""
+    """A trace for comparing allocators, and lines that say what to do with all traces that were written since `before`."""
     traces = [path for path, version in versions(template).items() if before.get(path) != version]
     if not traces:
         return None, []

@@ -1,4 +1,4 @@
-"""What stalloc-plan says of a recorded run, and names for the places in the program that its call stacks show."""
+"""Reads what stalloc-plan prints about a recorded run, and finds names for the frames of its call stacks."""
 
 import json
 import os
@@ -8,18 +8,19 @@ import subprocess
 from stalloc import installation, symbols, terminal
 
 MOST_NAME = 160  # characters of a function's name
-# Functions that are in every stack: of allocators and the libraries beneath, and those that only make an empty tensor.
+# Functions that are in every stack and say nothing: those of allocators and the libraries beneath, and those that only
+# make an empty tensor.
 DULL = re.compile(r"(libc10|libcudart|libstalloc|libcuda\.so|libc\.so|libpthread|ld-linux)|"
                   r".*: .*(\bempty|_empty|[Aa]llocat|[Mm]alloc|_ops::|c10::|Dispatch|wrap_kernel|redispatch)")
 
 
 class BadInput(Exception):
-    """A file that cannot be used; the text is one line."""
+    """A file cannot be used. The text is one line."""
 
 
 def complain(error, output):
-    """Says in one line why a command failed that writes `output`; its exit status. A reader that is gone is no failure to
-    speak of: that error goes on."""
+    """Says in one line why a command that writes `output` failed, and returns its exit status. When the reader of the
+    output has closed it, nothing is said and the error is raised again."""
     if isinstance(error, BrokenPipeError):
         raise error
     terminal.say(str(error) if isinstance(error, BadInput) else f"{error.filename or output}: {error.strerror}")
@@ -27,7 +28,7 @@ def complain(error, output):
 
 
 def ask(*arguments):
-    """The JSON that stalloc-plan prints. It shows no progress of its own: whoever asks does. Raises BadInput."""
+    """The JSON that stalloc-plan prints. The caller shows the progress, not stalloc-plan. Raises BadInput."""
     done = subprocess.run([installation.tool_path(), *arguments], stdin=subprocess.DEVNULL, capture_output=True,
                           check=False)
     if done.returncode != 0:
@@ -45,15 +46,15 @@ def is_dull(frame):
 
 
 def telling(frames):
-    """The frames that say where in the program this is; all where none does."""
+    """The frames that say where in the program this is; all frames if none does."""
     frames = list(frames)
     return [frame for frame in frames if not is_dull(frame)] or frames
 
 
 def name_frames(described):
-    """Names for the frames of all stacks of an answer with `modules` and `stacks`: a list of names, and for each stack's
-    id the indices of its names, innermost first. A frame whose library is not on this machine, or has no symbol there,
-    is the library's name and the offset."""
+    """Names for the frames of all stacks in an answer with `modules` and `stacks`: a list of names, and for each
+    stack's id the indices of its names, innermost first. A frame whose library is not on this machine, or has no symbol
+    for it, is named by the library and the offset."""
     paths = {module["id"]: module["path"] for module in described["modules"]}
     wanted = {tuple(frame) for stack in described["stacks"] for frame in stack["frames"]}
     names = symbols.names_of({(paths.get(module, ""), offset) for module, offset in wanted})

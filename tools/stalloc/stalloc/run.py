@@ -1,4 +1,4 @@
-"""`stalloc run`: the user's program with its device memory served by stalloc."""
+"""`stalloc run`: runs the user's program with its device memory served by stalloc."""
 
 import os
 import tempfile
@@ -53,5 +53,5 @@ def run_compared(arguments, plan):
 
 
 def largest(folder):
-    """The trace of the process that asked for most; None: there is none."""
+    """The largest trace, which is that of the process that made most requests; None: there is none."""
     return max((entry.path for entry in os.scandir(folder)), key=os.path.getsize, default=None)

@@ -1,4 +1,4 @@
-"""Reading pickles of strangers: plain data alone, nothing in the file can make this process run or import anything."""
+"""Reads pickles of strangers. Only plain data is read, so nothing in the file can make this process run or import anything."""
 
 import contextlib
 import io
@@ -7,18 +7,18 @@ import pickle
 import resource
 
 MOST_BYTES = 8 << 30  # of a file
-# A memory snapshot needs some 40 bytes a byte of its file at most; a hostile file asks for more than any.
+# A memory snapshot needs at most some 40 bytes for each byte of its file; a hostile file may ask for far more.
 MOST_GROWTH = 64
 SPARE = 256 << 20
 
 
 class BadPickle(Exception):
-    """The text is one line."""
+    """The pickle cannot be used. The text is one line."""
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Knows dictionaries, lists, tuples, sets, text, bytes, numbers, None. Whatever a pickle could call has to be named
-    first, and no name is found."""
+    """Knows dictionaries, lists, tuples, sets, text, bytes, numbers, None. A pickle must name whatever it wants to
+    call, and here no name is found."""
 
     def find_class(self, module, name):
         raise BadPickle(f"it names {module[:60]!r}.{name[:60]!r}: only plain data is read, nothing is run")
@@ -29,7 +29,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 @contextlib.contextmanager
 def address_space(most):
-    """Within, this process may have no more than `most` bytes beyond what it has: allocations fail instead."""
+    """A context in which this process can take at most `most` bytes beyond what it has; further allocations fail."""
     with open("/proc/self/statm", encoding="ascii") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -43,7 +43,7 @@ def address_space(most):
 
 
 def is_pickle(path):
-    """Whether a file begins as a pickle of protocol 2 or newer does, and is no trace of ours."""
+    """Whether a file begins like a pickle of protocol 2 or newer, and is not a trace of stalloc's."""
     try:
         with open(path, "rb") as file:
             start = file.read(12)

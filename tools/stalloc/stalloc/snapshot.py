@@ -1,5 +1,5 @@
-"""`stalloc snapshot`: what a memory snapshot of PyTorch says, and its requests for the planner. `stalloc compare` reads
-snapshots by this module too."""
+"""`stalloc snapshot`: describes a memory snapshot of PyTorch, and writes its requests for the planner. `stalloc
+compare` too reads snapshots with this module."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def read(path):
 
 
 def shown_name(path):
-    """The file's name, as it can be printed whatever bytes are in it."""
+    """The file's name in a form that can be printed, whatever bytes are in it."""
     return os.path.basename(path).encode("utf-8", "replace").decode()
 
 
@@ -78,7 +78,7 @@ def as_text(description):
 
 
 def busiest(found, wanted=None):
-    """The device with most requests, or the one that is wanted. Raises BadPickle."""
+    """The wanted device, or the one with most requests if none is given. Raises BadPickle."""
     if wanted is not None and wanted not in found:
         raise safe_pickle.BadPickle(f"it has no history of device {wanted}")
     return max(found, key=lambda device: len(found[device].requests)) if wanted is None else wanted
@@ -107,7 +107,7 @@ def run(arguments):
 
 
 def compare(arguments):
-    """`stalloc compare`, of a trace, a CSV or a snapshot; `arguments` are those behind the word."""
+    """Runs `stalloc compare` for a trace, a CSV or a snapshot. `arguments` are those after the word `compare`."""
     snapshots = [word for word in arguments if not word.startswith("-") and safe_pickle.is_pickle(word)]
     if not snapshots:
         return planner.forward("compare", arguments)

@@ -1,4 +1,4 @@
-"""What `stalloc run` and `stalloc record` say when the program has ended."""
+"""The report that `stalloc run` and `stalloc record` print when the program has ended."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def table(found):
 
 
 def remarks(found):
-    """What a reader of the table should know, each with what to do."""
+    """Remarks that a reader of the table should know, each with advice."""
     misses = sum(row["misses"] for row in found)
     if misses:
         yield (f"{misses} request{'s' * (misses > 1)} found no memory: the program needs more than the card has. What "
@@ -58,7 +58,7 @@ def remarks(found):
 
 
 def nothing_seen(status):
-    """For a run in which no process asked stalloc for anything."""
+    """The remark on a run in which no process asked stalloc for anything."""
     if status:
         return "the program ended before it used CUDA"
     return "the program used no CUDA memory that stalloc could see; `stalloc doctor` says what may be in the way"
@@ -71,7 +71,7 @@ def ending(status):
 
 
 def comparison(trace):
-    """`stalloc-plan compare --json` of a trace, or None."""
+    """The answer of `stalloc-plan compare --json` for a trace, or None."""
     try:
         done = subprocess.run([installation.tool_path(), "compare", "--json", trace], stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=COMPARE_SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""Names of functions from the symbol tables of libraries (ELF, 64 bits, little-endian), as far as they are here."""
+"""Reads names of functions from the symbol tables of libraries on this machine (ELF, 64 bits, little-endian)."""
 
 import bisect
 import mmap
@@ -15,11 +15,11 @@ DEMANGLE_SECONDS = 20
 
 
 class Unreadable(Exception):
-    """No library with symbols that this module understands."""
+    """The file is not a library with symbols that this module understands."""
 
 
 class Library:
-    """The functions of one file, by their addresses relative to where it is loaded."""
+    """The functions of one file, by their addresses relative to where the file is loaded."""
 
     def __init__(self, path):
         try:
@@ -30,7 +30,7 @@ class Library:
         self.starts = [start for start, _, _ in self.functions]
 
     def name(self, offset):
-        """Of the function that a return address lies in, or None. The call is just before the address."""
+        """The name of the function in which a return address lies, or None. The call is just before the address."""
         at = bisect.bisect_left(self.starts, offset) - 1
         if at < 0:
             return None
@@ -49,7 +49,7 @@ def sections(content):
 
 
 def functions(content):
-    """(address, bytes, name) of each."""
+    """The functions in the symbol tables, each as (address, bytes, name)."""
     headers = sections(content)
     for _, kind, _, _, offset, size, link, _, _, _ in headers:
         if kind not in SYMBOL_TABLES or link >= len(headers):
@@ -64,7 +64,7 @@ def functions(content):
 
 
 def demangled(names):
-    """By name: as C++ writes it, where c++filt is here; else as it is."""
+    """For each name its form in C++ if c++filt is installed, else the name itself."""
     tool = shutil.which("c++filt")
     listed = [name for name in sorted(names) if name.startswith("_Z") and "\n" not in name]
     result = {name: name for name in names}
@@ -82,7 +82,7 @@ def demangled(names):
 
 
 def names_of(places):
-    """For each (path, offset) that a symbol is known for: its function's name. Relative paths name no file."""
+    """The function's name for each (path, offset) for which a symbol is known. Relative paths are left out."""
     found = {}
     for path in {path for path, _ in places if os.path.isabs(path) and os.path.isfile(path)}:
         try:

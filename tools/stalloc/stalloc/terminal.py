@@ -1,4 +1,4 @@
-"""How the command speaks: in plain lines of at most 80 columns, with colours only where a person reads them."""
+"""How the command prints: in plain lines of at most 80 columns, with colours only where a person reads them."""
 
 import os
 import sys
@@ -11,7 +11,8 @@ CODES = {"good": "32", "note": "36", "warning": "33", "bad": "31", "strong": "1"
 
 
 def colours(stream):
-    """Whether `stream` shows colours: a terminal that is not dumb, and nobody set NO_COLOR (https://no-color.org)."""
+    """Whether colours may be written to `stream`: it is a terminal that is not dumb, and NO_COLOR is not set
+    (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb") and stream.isatty()
 
 
@@ -20,18 +21,18 @@ def painted(text, kind, stream):
 
 
 def wrapped(text, indent=""):
-    """`text` in lines of at most 80 columns, the second and later ones behind `indent`. Long words stay whole."""
+    """`text` in lines of at most 80 columns; the second and later ones begin with `indent`. Long words stay whole."""
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def say(text):
-    """One remark on standard error; one line where no person reads it."""
+    """Prints a remark to standard error, in one line if no person reads it."""
     line = "stalloc: " + text
     print(wrapped(line, "         ") if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
 
 def size(count):
-    """"17.82 GiB", "640 B", as stalloc-plan writes sizes."""
+    """A size as stalloc-plan writes it: "17.82 GiB", "640 B"."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -41,8 +42,8 @@ def size(count):
 
 
 class Progress:
-    """One line on standard error that says what the command is at, where that takes longer than a second and a person
-    reads it. A context; `begin` may be called again within."""
+    """A context that shows on standard error, in one line, what the command is doing, if that takes longer than a
+    second and a person reads it. `begin` may be called within it."""
 
     PATIENCE = 1.0
     PAUSE = 0.2

@@ -1,4 +1,4 @@
-"""`stalloc top`: the processes that stalloc serves now, with what they hold."""
+"""`stalloc top`: shows the processes that stalloc serves now, with what they hold."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def as_json(found):
 
 
 def write_whole(path, content):
-    """Replaces the file, so that whoever reads it sees one version. Readable for others, as its readers are."""
+    """Replaces the file in one step, so that a reader sees either version whole. Other users can read it."""
     folder, name = os.path.split(os.path.abspath(path))
     descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:
@@ -79,7 +79,7 @@ def write_whole(path, content):
 
 
 def look(arguments, places):
-    """What is to be shown now."""
+    """The pages that are shown now."""
     found, remarks = pages.all_pages(places)
     for remark in remarks:
         terminal.say(remark)

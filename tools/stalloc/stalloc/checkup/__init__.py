@@ -1,1 +1,1 @@
-"""What `stalloc doctor` looks at: each module finds one kind of thing and says it in findings."""
+"""What `stalloc doctor` looks at: each module checks one kind of thing and returns findings."""

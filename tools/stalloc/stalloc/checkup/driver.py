@@ -1,4 +1,4 @@
-"""The NVIDIA driver and its devices: is all there that serving needs?"""
+"""Whether the NVIDIA driver and its devices have all that serving needs."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
 OLDEST = 12000  # a driver before CUDA 12.0 lacks functions that the library needs
 CONTAINER = "In a container, start it with the GPUs: docker run --gpus all ..., or ask Slurm or Kubernetes for one"
-# What cuInit returns, and what to do about it.
+# The codes that cuInit returns: what each means, and what to do about it.
 INIT_ERRORS = {
     34: ("the libcuda.so.1 that is found is the toolkit's stub", "Take the folder of stubs out of LD_LIBRARY_PATH"),
     100: ("the driver sees no device", "Check CUDA_VISIBLE_DEVICES and nvidia-smi. " + CONTAINER),
@@ -22,7 +22,7 @@ MPS_ERRORS = range(805, 811)
 
 
 def findings(answer, variables, root=""):
-    """`answer` is of the probe `devices`; `root`: in whose place / is, without a slash at its end."""
+    """`answer` is that of the probe `devices`; `root` is a folder that stands for /, without a slash at its end."""
     if "error" in answer:
         yield of_error(answer["error"])
         return
@@ -55,7 +55,7 @@ def of_error(error):
 
 
 def kernel_module(root):
-    """" (580.95.05)": the version of the kernel's driver; empty where there is none."""
+    """The version of the kernel's driver, as " (580.95.05)"; empty where there is none."""
     try:
         words = pathlib.Path(root + "/proc/driver/nvidia/version").read_text(encoding="utf-8").split()
     except OSError:

@@ -1,16 +1,16 @@
-"""What the doctor says of one thing."""
+"""A finding of the doctor."""
 
 import dataclasses
 
 GOOD = "ok"
 NOTE = "note"  # worth knowing; nothing to do
-WARNING = "warn"  # may work, or may not do all that is hoped for
-PROBLEM = "fail"  # stalloc will not work until this is mended
+WARNING = "warn"  # may not work, or not do all that the user expects
+PROBLEM = "fail"  # stalloc will not work until this is fixed
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    topic: str  # one word: which part of the machine
+    topic: str  # one word that names a part of the machine
     level: str
     text: str
     advice: str = ""  # what to do next; empty: nothing

@@ -1,4 +1,4 @@
-"""Which frameworks are installed for the user's Python, and by which road their tensors reach stalloc."""
+"""Which frameworks are installed for the user's Python, and in which way their tensors reach stalloc."""
 
 import re
 
@@ -6,12 +6,12 @@ from stalloc import environment
 from stalloc.checkup.finding import GOOD, NOTE, WARNING, Finding
 
 NAMES = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "rmm": "RMM"}
-OLDEST_PYTORCH = (1, 12)  # with backend:cudaMallocAsync
-WITH_DOOR = (2, 6)  # the oldest that a door can be built for
+OLDEST_PYTORCH = (1, 12)  # the oldest with backend:cudaMallocAsync
+WITH_DOOR = (2, 6)  # the oldest for which a door can be built
 
 
 def findings(answer, variables):
-    """`answer` is of the probe `packages`; `variables`: the environment that the user's program would get."""
+    """`answer` is that of the probe `packages`; `variables` is the environment that the user's program would get."""
     if "error" in answer:
         yield Finding("python", WARNING, f"the program's Python could not be asked: {answer['error']['why']}",
                       "Name it: stalloc doctor --python /path/to/python")

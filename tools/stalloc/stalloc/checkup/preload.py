@@ -6,7 +6,7 @@ from stalloc import environment
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
 EVERYWHERE = "/etc/ld.so.preload"
-# By the beginning of the file's name: what is known of it.
+# Known libraries, by the beginning of the file's name.
 SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan", "libmsan", "libhwasan", "libclang_rt.")
 HOST_ALLOCATORS = ("libjemalloc", "libtcmalloc", "libmimalloc", "libhoard", "libsnmalloc")
 HOOKS_OF_CUDA = {
@@ -20,7 +20,7 @@ TELLTALES = (b"cuMemAlloc_v2\0", b"cudaMalloc\0", b"cuGetProcAddress\0")
 
 
 def findings(variables, root=""):
-    """`variables`: the user's environment; `root`: in whose place / is, without a slash at its end."""
+    """`variables` is the user's environment; `root` is a folder that stands for /, without a slash at its end."""
     entries = environment.preload_entries(variables.get("LD_PRELOAD", ""))
     for position, entry in enumerate(entries):
         yield from of_entry(entry, position == 0)
@@ -65,7 +65,7 @@ def of_entry(entry, first, shown=None):
 
 
 def names_cuda(path):
-    """Whether the library at `path` names the functions that stalloc stands in for."""
+    """Whether the library at `path` names functions that stalloc hooks."""
     try:
         with open(path, "rb") as file:
             content = file.read(64 << 20)

@@ -1,5 +1,5 @@
-"""Programs that the doctor runs in processes of their own, for a driver may crash, hang or be missing. Each prints one
-line of JSON. Started by path with any Python 3.6 or newer, so nothing of the package is imported.
+"""Programs that the doctor runs in processes of their own, since a driver may crash, hang or be missing. Each prints
+one line of JSON. This file is started by its path with any Python 3.6 or newer, so it imports nothing of the package.
 
   probe.py packages           which frameworks are installed for this Python
   probe.py devices            the driver and its devices; no context is made
@@ -78,7 +78,7 @@ class Statistics(ctypes.Structure):
 
 
 def statistics():
-    """What stalloc says of device 0; None: it is not in this process; zeros: it serves nothing."""
+    """stalloc's figures for device 0; None: stalloc is not in this process; zeros: it serves nothing."""
     function = getattr(ctypes.CDLL(None), "stalloc_get_statistics", None)
     if function is None:
         return None
@@ -88,7 +88,7 @@ def statistics():
 
 
 def request(allocate, release, stream):
-    """Allocates REQUESTS times, looks, and releases. `stream`: what the functions take behind the rest."""
+    """Allocates REQUESTS times, reads the statistics, and releases. `stream` has the functions' last arguments."""
     addresses = [ctypes.c_uint64() for _ in range(REQUESTS)]
     for address in addresses:
         check(allocate(ctypes.byref(address), ctypes.c_size_t(BYTES), *stream), allocate.__name__)
@@ -145,7 +145,7 @@ def main():
         answer = PROBES[sys.argv[1]]()
     except Failed as failed:
         answer = {"error": json.loads(str(failed))}
-    except Exception as error:  # whatever a framework raises is what the doctor has to say
+    except Exception as error:  # the doctor reports whatever a framework raises
         answer = {"error": {"why": "%s: %s" % (type(error).__name__, error)}}
     print(json.dumps(answer), flush=True)
 

@@ -1,4 +1,4 @@
-"""The short programs under stalloc: were their requests seen, and served?"""
+"""Whether the requests of the short programs that were run under stalloc were seen and served."""
 
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 from stalloc.checkup.start import reason
@@ -8,7 +8,7 @@ LOADER = ("cannot be preloaded", "ERROR: ld.so")
 
 
 def loads(answer):
-    """`answer` is of the probe `packages`, run under stalloc: is the library loaded into programs at all?"""
+    """Whether the library is loaded into programs at all; `answer` is that of the probe `packages` under stalloc."""
     complaints = [line for line in answer["stderr"].splitlines() if any(word in line for word in LOADER)]
     if complaints:
         return Finding("library", PROBLEM, f"it is not loaded: {complaints[0]}",
@@ -17,7 +17,7 @@ def loads(answer):
 
 
 def findings(what, answer):
-    """`what` is the probe, `answer` what it said under stalloc."""
+    """`what` is the probe, `answer` its answer under stalloc."""
     title = TITLES[what]
     if "error" in answer:
         yield of_error(what, answer["error"])

@@ -1,4 +1,4 @@
-"""Starting a probe (probe.py) and reading its answer."""
+"""Starts a probe (probe.py) and reads its answer."""
 
 import json
 import pathlib
@@ -10,8 +10,8 @@ SECONDS = 120  # a driver without persistence takes a while to start
 
 
 def start(python, what, environment):
-    """The answer of `probe.py WHAT`: a dictionary, with "error" in it where it could not be given. What the process
-    wrote to standard error is in "stderr"."""
+    """The answer of `probe.py WHAT`, a dictionary. It has "error" if there was no other answer; "stderr" is what the
+    process wrote to standard error."""
     try:
         done = subprocess.run([python, str(PROBE), what], env=environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -32,7 +32,7 @@ def start(python, what, environment):
 
 
 def reason(error):
-    """One of probe.py's errors in words."""
+    """An error of probe.py's in words."""
     if "code" in error:
         return f"{error['call']} returned {error['code']}"
     return error.get("why") or f"{error['missing']} is not found"

@@ -1,4 +1,4 @@
-"""Limits, disk space, call stacks, GPUDirect RDMA: what a run meets outside CUDA."""
+"""What matters to a run outside CUDA: limits, disk space, call stacks, GPUDirect RDMA."""
 
 import ctypes
 import os
@@ -8,11 +8,11 @@ import stat
 from stalloc import terminal
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
-LITTLE_DISK = 2 << 30  # a long training run's trace, with room
+LITTLE_DISK = 2 << 30  # more than the trace of a long training run needs
 
 
 def findings(trace, program, variables, root=""):
-    """`trace`: where one would be recorded to; `program`: the user's Python; `root`: in whose place / is."""
+    """`trace`: where a run would be recorded; `program`: the user's Python; `root`: a folder that stands for /."""
     yield from limits()
     yield disk(trace)
     yield from privileges(program)
@@ -50,7 +50,7 @@ def disk(trace):
 
 
 def privileges(program):
-    """Programs that the loader preloads nothing into."""
+    """Whether the loader would preload nothing into the program."""
     path = os.path.realpath(program)
     try:
         raised = os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID) != 0
@@ -83,7 +83,7 @@ def entries(folder):
 
 
 def rdma_users(root):
-    """What could use GPUDirect RDMA here, as interpose/base/rdma.cpp looks for it."""
+    """What could use GPUDirect RDMA here; interpose/base/rdma.cpp looks for the same."""
     users = [f"/dev/infiniband/{name}" for name in entries(root + "/dev/infiniband") or ()
              if name.startswith("uverbs")]
     users += [f"/dev/{name}" for name in entries(root + "/dev") or () if name.startswith(("gdrdrv", "nvidia-fs"))]

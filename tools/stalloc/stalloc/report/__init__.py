@@ -26,14 +26,14 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def card_bytes(word):
-    """Of "80g"; for argparse, which says what is wrong."""
+    """A type for argparse: the bytes of a size such as "80g"."""
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", word.lower())
     if not match:
         raise ValueError(word)
     return int(float(match[1]) * UNITS[match[2]])
 
 
-card_bytes.__name__ = "size"  # argparse: "invalid size value"
+card_bytes.__name__ = "size"  # so that argparse says "invalid size value"
 
 
 def register(subparsers):
@@ -71,7 +71,7 @@ def run(arguments):
 
 
 def made(arguments, progress):
-    """Everything that the page and the text show."""
+    """Collects everything that the page and the text show."""
     options = ["--accept-truncated"] if arguments.accept_truncated else []
     options += [arguments.plan] if arguments.plan else []
     if safe_pickle.is_pickle(arguments.trace):
@@ -88,7 +88,7 @@ def made(arguments, progress):
 
 
 def of_snapshot(path, options):
-    """Of the device with most requests."""
+    """The report of a snapshot's device with most requests."""
     found = snapshot.read(path)
     device = snapshot.busiest(found)
     with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:

@@ -1,4 +1,4 @@
-"""The long columns of a report: lists of numbers in its JSON, compressed bytes in its page."""
+"""The long columns of a report. They are lists of numbers in its JSON, and compressed bytes in its page."""
 
 import array
 import base64
@@ -8,7 +8,7 @@ KINDS = (("B", "u1", 1 << 8), ("H", "u2", 1 << 16), ("I", "u4", 1 << 32), ("d", 
 
 
 def differences(values, step):
-    """What is left of numbers that grow: most are small, and compress well."""
+    """Replaces growing numbers by small differences, which compress well."""
     left, before = [], 0
     for value in values:
         left.append(value - before if step is None else value - step)
@@ -18,7 +18,7 @@ def differences(values, step):
 
 
 def column(name, values):
-    """(kind, how to get the numbers back, bytes)."""
+    """Encodes a column as (kind of number, how to get the numbers back, bytes)."""
     way = "plain"
     if name == "until" and values:
         way, values = "ordinal", differences(values, 0)
@@ -34,7 +34,8 @@ def column(name, values):
 
 
 def packed(columns):
-    """An object of columns as the page has it: where each lies in the bytes of all, which JavaScript unpacks."""
+    """The columns as the page has them: the compressed bytes of all, and where each column lies in them. JavaScript
+    unpacks them."""
     content, places = bytearray(), {}
     for name, values in columns.items():
         kind, way, numbers = column(name, values)

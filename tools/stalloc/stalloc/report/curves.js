@@ -17,7 +17,7 @@ class CurvesView extends View {
     this.requests = requests;
   }
 
-  // Points from which on and up to which anything is visible.
+  // The range of points of which anything is visible.
   visible() {
     const first = this.curves.first;
     let low = 0, high = first.length;

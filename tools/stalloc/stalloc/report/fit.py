@@ -1,9 +1,9 @@
-"""Does a run fit a card, and with how much room? The page asks the same of other cards (fit.js)."""
+"""Whether a run fits a card, and with how much room. The page answers the same for other cards (fitTable in tables.js)."""
 
 
 def rows(device, card=None):
-    """For each allocator: what is left of a card when it holds what it does, and what passes it by has its memory too.
-    Empty where no card is known."""
+    """For each allocator, how much of a card is left beside what it holds and what requests that bypass it take. Empty
+    if no card is known."""
     card = card or device["total_bytes"]
     if not card:
         return []

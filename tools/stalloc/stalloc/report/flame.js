@@ -1,4 +1,4 @@
-// Who holds the memory at the peak, as a flame graph: the program's entry on top, the width is bytes.
+// Who holds the memory at the peak, as a flame graph: the program's entry is on top, and the width shows bytes.
 
 const ROW = 18;
 
@@ -53,7 +53,7 @@ class FlameView extends View {
 
 const DARK_TEXT = new Set(['#e69f00', '#56b4e9', '#f0e442', '#cc79a7', GREY]);
 
-// Nodes have the bytes of all below them; siblings lie side by side, the largest first.
+// Makes the tree. A node has the bytes of all nodes below it; siblings lie side by side, the largest first.
 function flameTree(report, holders) {
   const root = newNode('all', 0);
   const libraries = new Map();

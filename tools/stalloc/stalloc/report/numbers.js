@@ -10,7 +10,7 @@ function sizeText(bytes) {
 
 function percentText(share) { return `${(100 * share).toFixed(1)} %`; }
 
-// A step of 1, 2 or 5 times a power of `base` of which at most `most` fit in `range`.
+// A round step of which at most `most` fit in `range`: 1, 2 or 5 times a power of ten, or for base 2 a power of two.
 function niceStep(range, most, base) {
   let power = base ** Math.floor(Math.log(range / most) / Math.log(base));
   for (;; power *= base) {
@@ -22,7 +22,7 @@ function niceStep(range, most, base) {
 
 const ARRAYS = {u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f8: Float64Array};
 
-// Numbers as columns.py has packed them. Returns a typed array for each column's name.
+// Unpacks numbers that columns.py packed. Returns a typed array for each column's name.
 async function unpackColumns(packed) {
   const text = atob(packed.deflate);
   const compressed = new Uint8Array(text.length);

@@ -1,7 +1,7 @@
 // Puts the views and tables of a device on the page.
 
 const report = JSON.parse(document.getElementById('data').textContent);
-// For tests and benchmarks: the views of the device that is shown, and when they are.
+// For tests and benchmarks: the views of the device that is shown, and a promise that they are ready.
 const stallocReport = {report, views: {}, ready: null};
 window.stallocReport = stallocReport;
 
@@ -79,7 +79,7 @@ async function begin() {
   return null;
 }
 
-// An old browser lacks what the page needs: then it says so.
+// If an old browser lacks what the page needs, the page says so.
 stallocReport.ready = begin().catch((error) => {
   const old = typeof DecompressionStream === 'undefined';
   document.querySelector('main').prepend(element('p', {className: 'short', textContent: old ?

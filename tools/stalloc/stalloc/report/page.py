@@ -7,12 +7,12 @@ from stalloc import installation, recording
 from stalloc.report import columns, ticket
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-# In the order in which they need each other.
+# Each script needs only those before it.
 SCRIPTS = ("numbers.js", "pens.js", "view.js", "curves.js", "plan.js", "flame.js", "tables.js", "page.js")
 
 
 def for_scripts(value):
-    """JSON that may stand in a script element, whatever texts are in it."""
+    """JSON that can stand in a script element, whatever texts are in it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 

@@ -1,4 +1,4 @@
-// Drawing once for the screen and for files: a view draws with a pen, on a canvas or into an SVG.
+// Pens, with which a view draws on a canvas or into an SVG file by the same code.
 
 const FONT = 'system-ui, "DejaVu Sans", sans-serif';
 

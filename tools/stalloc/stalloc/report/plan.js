@@ -1,9 +1,10 @@
-// The plan as time by address. Half a million requests are painted pixel by pixel into an image for each frame; where
-// more are visible than that takes, an image of the whole run, painted once, is shown instead.
+// The plan as time by address. The visible requests are painted pixel by pixel into an image for each frame; if too
+// many are
+// visible for that, an image of the whole run, which is painted once, is shown instead.
 
 const MOST_PAINTED = 60000;
 const WHOLE = {width: 8192, height: 768};
-const BLOCKS = 128;  // for each the requests that are live at its start are listed
+const BLOCKS = 128;  // parts of the run; for each, the requests that are live at its start are listed
 const UNIT = 512;
 
 class PlanView extends View {
@@ -27,7 +28,8 @@ class PlanView extends View {
     this.setColours(this.colourBy);
   }
 
-  // Where the bytes of each slot lie: piece p of slot s, for p from pieceFrom[s], is [low[p], high[p]).
+  // Finds where the bytes of each slot lie: the pieces of slot s are [low[p], high[p]) for p from pieceFrom[s] up to
+  // pieceFrom[s + 1].
   layPieces() {
     const {handles, views} = this.plan, {view, offset, size} = this.slots;
     const starts = [0];
@@ -41,7 +43,7 @@ class PlanView extends View {
     const low = [], high = [];
     for (let slot = 0; slot < view.length; ++slot) {
       this.pieceFrom[slot] = low.length;
-      if (this.slots.kind[slot] === 3 || !views[view[slot]]) continue;  // passed through: no bytes
+      if (this.slots.kind[slot] === 3 || !views[view[slot]]) continue;  // passed through: it has no bytes
       const ends = inViews[view[slot]], shown = views[view[slot]];
       let at = offset[slot], left = Math.ceil(size[slot] / UNIT) * UNIT, first = 0, behind = shown.length;
       while (behind - first > 1) {
@@ -149,7 +151,7 @@ class PlanView extends View {
     }
   }
 
-  // Paints what is live in the spans onto `canvas`, which it returns.
+  // Paints what is live in the spans onto `canvas`, and returns it.
   painted(width, height, x, y, canvas) {
     canvas.width = width;
     canvas.height = height;
@@ -179,7 +181,7 @@ class PlanView extends View {
           }
           pixels.fill(colour, at + left, at + right);
           if (framed) pixels[at + left] = pixels[at + right - 1] = edge;
-          // Stitched: stripes, so that it shows without colours.
+          // Stitched slots have stripes, which show without colours too.
           if (!stitched || !framed) continue;
           for (let column = left + (left + row) % 5; column < right; column += 5) pixels[at + column] = back;
         }

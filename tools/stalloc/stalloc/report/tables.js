@@ -1,6 +1,6 @@
-// What is said in words and numbers: allocators, fit, holders, holes, the text for a ticket.
+// The parts of the page in words and numbers: allocators, fit, holders, holes, the text for a ticket.
 
-// The names of the frames that say where in the program this is; all where none does.
+// The names of the frames that say where in the program this is; all frames if none does.
 function tellingFrames(report, stack) {
   report.dull ??= new Set(report.dull_frames);
   const frames = report.stacks[stack] || [];
@@ -30,7 +30,7 @@ function allocatorTable(device) {
   return made;
 }
 
-// Memory of cards as their maker names it.
+// The memory of cards as their makers state it.
 const CARDS = [['T4', 16], ['RTX 4090, L4', 24], ['V100', 32], ['A100 40 GB', 40], ['L40S', 48], ['A100 80 GB, H100', 80],
                ['H100 NVL', 94], ['H200', 141], ['B200', 180]];
 
@@ -57,7 +57,7 @@ function fitPanel(host, device) {
   show();
 }
 
-// As fit.py does it.
+// The same as fit.py computes.
 function fitTable(device, card, kept) {
   const rows = device.allocators.map((row) => {
     const room = card - kept - row.held_bytes - device.outside_peak_bytes;
@@ -84,7 +84,7 @@ function libraryTable(report, device) {
   return made;
 }
 
-// A frame, and all of them behind it.
+// One frame, which unfolds to the whole stack.
 function stackCell(report, site) {
   const frames = (report.stacks[site.stack] || []).map((index) => report.frames[index]);
   if (!frames.length) return 'no call stack';
@@ -121,7 +121,7 @@ function ticketPanel(host, report) {
   const copy = element('button', {type: 'button', textContent: 'Copy', onclick: async () => {
     try {
       await navigator.clipboard.writeText(report.ticket);
-    } catch {  // a page from a file may not
+    } catch {  // a page that was opened from a file may not write to the clipboard
       getSelection().selectAllChildren(text);
       document.execCommand('copy');
     }

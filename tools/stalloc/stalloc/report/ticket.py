@@ -1,4 +1,4 @@
-"""A report in plain text of at most 80 columns, to be pasted in a ticket."""
+"""A report in plain text of at most 80 columns, for pasting into a ticket."""
 
 from stalloc import recording
 from stalloc.terminal import WIDTH, size, wrapped
@@ -7,7 +7,7 @@ NAMES = {"native": "PyTorch native", "expandable": "PyTorch expandable segments"
          "planned": "stalloc with a plan"}
 SETTINGS = (("expandable", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), ("online", "stalloc run -- ..."),
             ("planned", "stalloc run --plan plan.fb -- ..."))
-# Why bytes are free: what they lie in, and what that means.
+# Why bytes are free: the key in the report, what they lie in, and what that means.
 FREE = (("whole_segment", "segment", "with nothing in use: given back when the card is full, at the cost of waiting for "
          "it, or by torch.cuda.empty_cache()"),
         ("too_small", "hole", "of the stream that asked: none is as large as what was asked for"),
@@ -111,7 +111,7 @@ def library_of(report, holder):
 
 
 def stack_lines(report, site):
-    """The innermost frames that say something."""
+    """The innermost frames that say where in the program this is."""
     telling = recording.telling(report["frames"][index] for index in report["stacks"].get(str(site["stack"]), []))
     if not telling:
         yield " " * 18 + f"(no call stack; {library_of(report, site)})"

@@ -1,11 +1,11 @@
 // What all drawn views share: a canvas that can be zoomed and panned by mouse, touch and keyboard, and saved.
 
-// Okabe and Ito's palette, which people with any kind of colour vision can tell apart; then grey.
+// Okabe and Ito's palette, which people with any kind of colour vision can tell apart, and grey for the rest.
 const PALETTE = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#d55e00', '#f0e442'];
 const GREY = '#8a939b';
 
 const MARGIN = {left: 78, right: 46, top: 10, bottom: 26};
-const LEAST_SPAN = 8;  // requests or bytes that fill a view when zoomed in as far as it goes
+const LEAST_SPAN = 8;  // how many requests or bytes are shown at least, when zoomed in completely
 const HINT = 'Click it, then: wheel or + and - zoom, drag or arrows pan, 0 shows all.';
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -15,12 +15,12 @@ const element = (tag, properties = {}, ...children) => {
   return made;
 };
 
-// A range of numbers within which a part is shown.
+// A range of numbers, of which a part is shown.
 class Span {
   constructor(low, high) { Object.assign(this, {low, high, from: low, to: Math.max(high, low + 1)}); this.high = this.to; }
   get size() { return this.to - this.from; }
   get all() { return this.size >= this.high - this.low; }
-  // Around `at`, which stays where it is; `factor` below 1 shows less.
+  // Zooms around `at`, which stays where it is; a `factor` below 1 shows less.
   zoom(at, factor) {
     const size = Math.min(Math.max(this.size * factor, LEAST_SPAN), this.high - this.low);
     this.show(at - (at - this.from) / this.size * size, size);
@@ -34,7 +34,7 @@ class Span {
 }
 
 class View {
-  // `name`: of saved files. A subclass draws (draw), and says what lies at a point (describe).
+  // `name` names the saved files. A subclass draws (draw), and describes what lies at a point (describe).
   constructor(host, name, label, height, x, y) {
     Object.assign(this, {name, height, x, y, margin: MARGIN, frames: 0});
     this.canvas = element('canvas', {tabIndex: 0});
@@ -84,7 +84,7 @@ class View {
   listen() {
     const canvas = this.canvas;
     canvas.addEventListener('wheel', (event) => {
-      // Who only scrolls by the page is not held up.
+      // Scrolling the page is not held up.
       if (document.activeElement !== canvas && !event.ctrlKey) return;
       event.preventDefault();
       const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
@@ -124,7 +124,7 @@ class View {
     this.schedule();
   }
 
-  // Whether the key means something here.
+  // Does what a key means. Returns whether it means anything here.
   key(key) {
     const step = this.x.size / 10, up = this.zoomsY ? this.y.size / 10 : 0;
     const acts = {ArrowLeft: () => this.x.pan(-step), ArrowRight: () => this.x.pan(step),
@@ -149,7 +149,7 @@ class View {
     this.schedule();
   }
 
-  // Shows a text beside the pointer, or, without an event, below the view only.
+  // Shows a text beside the pointer and below the view, or without an event only below the view.
   tell(text, event) {
     const tip = document.getElementById('tip');
     tip.hidden = !text || !event;
@@ -161,7 +161,7 @@ class View {
     tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - height - 8))}px`;
   }
 
-  // Lines and numbers of both axes; `binary`: of bytes.
+  // Draws the lines and numbers of both axes.
   axes(pen) {
     const {left, top, width, height} = this.inner, line = style('--line'), faint = style('--faint');
     const stepY = niceStep(this.y.size, 5, 2);
