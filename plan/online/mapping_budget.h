@@ -2,15 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "plan/online/online_policy.h"
 
 namespace stalloc::plan {
 
-// In nanoseconds; neither ever goes down.
+// In nanoseconds; none ever goes down.
 struct MappingTime {
-  std::uint64_t elapsed = 0;  // since some moment
-  std::uint64_t mapping = 0;  // spent in creating, mapping, unmapping and giving back, since the same moment
+  std::uint64_t elapsed = 0;    // since any moment
+  std::uint64_t mapping = 0;    // spent in creating, mapping, unmapping and giving back, since the same moment
+  std::uint64_t stitching = 0;  // spent in mapping stitched views; a part of `mapping`
 };
 
 // What a program may do to map less, at the price of memory. The defaults are those of a budget that is not overdrawn.
@@ -20,27 +22,34 @@ struct Overdraft {
   std::uint64_t slack = 0;
 };
 
-// A leaky bucket. It begins with the policy's allowance, gains a share of the time that passes, and pays for mapping.
-// What it is overdrawn by says what may be done to map less. First new handles become larger: mapping costs per handle,
-// so this costs only the memory in handles that are partly used. When half of the allowance is owed and that was not
-// enough, more and more memory may be free before a request stitches, until the program finds holes that fit. So a
-// program that stitching does not suit pays for mapping at most twice the allowance and the share of its time, as long
-// as the device has memory. Neither credit nor debt exceeds the allowance: a long time without mapping does not pay for
-// a long time with nothing else, nor does one costly minute make handles large for ever. Pure; not thread-safe.
+// Two leaky buckets: one for all mapping, one for stitching alone. Each begins with the policy's allowance, gains a
+// share of the time that passes, and pays for what is done. Neither credit nor debt exceeds the allowance: a long time
+// without mapping does not pay for a long time of nothing but mapping, nor does one costly minute count for ever.
+//
+// What is owed for all mapping makes new handles larger: mapping costs per handle, so this costs only the memory in
+// handles that are partly used. What is owed for stitching lets more and more memory be free before a request stitches,
+// until the program finds holes that fit. So a program that stitching does not suit spends at most twice the allowance
+// and the share of its time on it, as long as the device has memory; and a program that gives its memory back and needs
+// it again, which slack would not help, is spared the slack. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
 
-  // `now`: as of this moment. Both of its times are at least those of the last call.
+  // `now`: as of this moment. None of its times is less than it was at the last call.
   Overdraft overdraft(const MappingTime& now) noexcept;
 
  private:
+  // How many eighths of the allowance the bucket owes, at most 8; nothing when it is not overdrawn.
+  [[nodiscard]] std::optional<std::int64_t> eighths_owed(std::int64_t balance) const noexcept;
+  void settle(std::uint64_t elapsed, std::uint64_t paid, std::int64_t* balance) const noexcept;
+
   const std::uint64_t share_;     // mapping may take 1 / this of the time that passes
   const std::int64_t allowance_;  // ns
   const std::uint64_t coarsest_;
   const std::uint64_t widest_slack_;
   MappingTime last_;
-  std::int64_t balance_;  // ns
+  std::int64_t balance_;            // ns
+  std::int64_t stitching_balance_;  // ns
 };
 
 }  // namespace stalloc::plan

@@ -120,7 +120,8 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // True only when every free up to that number is known to be complete.
   { backend.is_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
-  // How long all calls of `create`, `destroy`, `map` and `unmap` have taken, and how much time has passed.
+  // How long all calls of `create`, `destroy`, `map` and `unmap` have taken, and how much time has passed; nothing of
+  // stitching, which the allocator measures itself.
   { std::as_const(backend).mapping_time() }
   noexcept->std::same_as<MappingTime>;
   // Where a block lies; `address` is the beginning of its view, if that is a stitched one.
@@ -291,6 +292,12 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   }
   void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number);
 
+  [[nodiscard]] MappingTime mapping_time() const noexcept {
+    MappingTime now = backend_.mapping_time();
+    now.stitching = stitching_ns_;
+    return now;
+  }
+
   // Carrying out a proposal, and undoing it.
   bool grow(const Proposal& proposal, StreamIndex stream);
   void shrink(const Proposal& proposal);
@@ -318,6 +325,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   HandlePlacement placement_;
   const CrossStream cross_stream_;
   MappingBudget budget_;
+  std::uint64_t stitching_ns_ = 0;  // spent in mapping views
   FreeSpace view_addresses_;
   Range at_home_;               // what `ranges` returned last, of a place at home
   std::vector<Range> in_view_;  // the same, of a place in a stitched view
@@ -334,7 +342,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  placement_.set_overdraft(last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time()));
+  placement_.set_overdraft(last_resort ? Overdraft{} : budget_.overdraft(mapping_time()));
   const Request request{bytes, stream, !placement_.should_grow()};
   if (shares) place = make(request, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
@@ -502,7 +510,9 @@ void OnlineAllocator<Backend>::shrink(const Proposal& proposal) {
 // Makes a view, or lengthens one.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::stitch(const Proposal& proposal) {
+  const std::uint64_t before = backend_.mapping_time().mapping;
   const std::optional<std::uint32_t> view = proposal.view == 0 ? make_view(proposal) : lengthen_view(proposal);
+  stitching_ns_ += backend_.mapping_time().mapping - before;
   if (!view) return std::nullopt;
   ++(proposal.view == 0 ? counts_.views : counts_.lengthened);
   counts_.mapped += handles_.size();

@@ -108,6 +108,7 @@ class Suite:
         log = self.folder / f"{tag}{mode}-{file.replace('/', '-')}-{share}.jsonl"
         output = self.options.out / f"{tag}{mode}-{file.replace('/', '-')}-{share}.txt"
         known = -1
+        status = None
         while time.monotonic() < self.deadline and len(read_log(log)) > known:
             known = len(read_log(log))
             words = [sys.executable, __file__, "--serve", file, "--tests", str(self.options.tests), "--log", str(log),
