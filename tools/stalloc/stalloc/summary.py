@@ -26,14 +26,14 @@ def rows(pages):
 
 
 def table(found):
-    """The rows as lines of at most 80 columns."""
+    """The rows as lines of at most 80 columns, of the memory that was served here: what CUDA served is a remark."""
     ranks = any(row["rank"] is not None for row in found)
     lines = [f"  {'rank' if ranks else 'process':>8}{'device':>8}{'live peak':>13}{'physical':>13}{'lost':>9}"
              f"{'mapping calls':>16}{'misses':>9}"]
     for row in found[:MOST_ROWS]:
         name = row["rank"] if ranks and row["rank"] is not None else row["process"]
         calls = row["mapping_calls_at_start"] + row["mapping_calls_after_start"]
-        lines.append(f"  {name:>8}{row['device']:>8}{terminal.size(row['live_peak']):>13}"
+        lines.append(f"  {name:>8}{row['device']:>8}{terminal.size(row['served_live_peak']):>13}"
                      f"{terminal.size(row['physical_peak']):>13}{100 * row['lost_share']:>7.1f} %{calls:>16}"
                      f"{row['misses']:>9}")
     if len(found) > MOST_ROWS:
