@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ MODES = {
     "again": None,
     **MODES,
     # Hardly any view is kept, and handles have one page.
-    "tight": {"STALLOC_MODE": "dynamic", "STALLOC_POLICY": "kept_views=2,handle_pages=1,first_pages=0"},
+    "tight": {"STALLOC_MODE": "dynamic", "STALLOC_POLICY": "kept_views=2,handle_pages=1"},
     # The driver creates some handles, and then no more.
     "failing": {"STALLOC_MODE": "dynamic", "SIMCUDA_FAIL_CREATE": "30+"},
 }
@@ -88,7 +89,7 @@ def settings_of(arguments, mode, folder):
     if mode == "again":
         settings["SIMCUDA_SEED"] = "2"
     if MODES.get(mode) is not None:
-        settings.update({"STALLOC_LOG_LEVEL": "error", "STALLOC_TRACE": str(folder / f"{mode}.trace.fb"),
+        settings.update({"STALLOC_LOG_LEVEL": "warn", "STALLOC_TRACE": str(folder / f"{mode}.trace.fb"),
                          "STALLOC_PLAN": str(folder / "plan.fb"), **MODES[mode]})
         if arguments.library:
             settings["LD_PRELOAD"] = str(arguments.library)
@@ -105,6 +106,9 @@ def run(arguments, mode, first, count, folder):
     done = subprocess.run(command_of(arguments, mode, first, count), env=environment, cwd=folder, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     lines = done.stdout.splitlines()
+    refused = re.search(r".*\bdefaults? (is|are) used", done.stderr)
+    if refused:
+        return lines, f"the library does not know a setting: {refused.group()}"
     if done.returncode == 0:
         return lines, None
     return lines, f"status {done.returncode}: {done.stderr.strip()[-4000:] or (lines or ['nothing'])[-1]}"

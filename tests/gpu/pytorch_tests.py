@@ -100,7 +100,7 @@ class Suite:
         if mode == "segments":
             variables |= torch_battery.SEGMENTS
         if torch_battery.MODES[mode] is not None:
-            variables |= {"LD_PRELOAD": str(self.options.library), "STALLOC_LOG_LEVEL": "warning"} | torch_battery.MODES[mode]
+            variables |= {"LD_PRELOAD": str(self.options.library), "STALLOC_LOG_LEVEL": "warn"} | torch_battery.MODES[mode]
         return variables
 
     def share(self, mode, file, share, of, select, tag=""):
