@@ -259,8 +259,10 @@ def write(raw, out, order, allocators, ladders):
     environments = {json.dumps({key: value for key, value in one.items() if key not in ("time", "memory")}): one["time"]
                     for one in read(raw / "environment")}
     text = "## Environment\n\n" + "\n".join(f"- {one} (last {when})" for one, when in environments.items()) + "\n"
-    text += "\n## What fits\n\n" + fit_table(fits, allocators)
-    text += "\n## The fastest that fits\n\n" + ladder_table(fits, allocators, ladders)
-    text += "\n## Memory and time\n\n" + "\n".join(cost_table(result, allocators) for result in costs)
+    if fits:
+        text += "\n## What fits\n\n" + fit_table(fits, allocators)
+        text += "\n## The fastest that fits\n\n" + ladder_table(fits, allocators, ladders)
+    if costs:
+        text += "\n## Memory and time\n\n" + "\n".join(cost_table(result, allocators) for result in costs)
     (out / "tables.md").write_text(text, encoding="utf-8")
     return text + "\n" + plot(costs, fits, allocators, out)
