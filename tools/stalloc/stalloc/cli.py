@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 
 from stalloc import environment, installation, planner, process, terminal
@@ -114,8 +115,11 @@ def main(arguments=None):
         terminal.say(str(error))
         return 1
     except BrokenPipeError:
-        # The reader of the output has closed it: end as other programs do.
-        sys.stderr.close()
+        # The reader of the output has closed it: end as other programs do. What is still in the buffer goes nowhere, or
+        # Python would complain of it at its end, with a status of its own.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
         return process.BY_SIGNAL + 13
     except KeyboardInterrupt:
         return process.BY_SIGNAL + 2
