@@ -20,15 +20,15 @@ struct Bytes {
 struct Holder {
   std::uint64_t last;  // exclusive end of the range
   std::size_t slot;
-  std::uint32_t free_order;
+  std::uint32_t free_stream;
 };
 
 // One request to be played: which slot, and after how many requests it is freed.
 struct Step {
   std::size_t slot;
   std::uint64_t until;
-  std::uint32_t alloc_order;
-  std::uint32_t free_order;
+  std::uint32_t allocation_stream;
+  std::uint32_t free_stream;
 };
 
 class Checker {
@@ -58,7 +58,7 @@ class Checker {
     std::vector<Step> recorded;
     for (std::size_t i = 0; i < problem_.requests.size(); ++i) {
       const Request& request = problem_.requests[i];
-      recorded.push_back({slots_[i], request.until, request.alloc_order, request.free_order});
+      recorded.push_back({slots_[i], request.until, request.allocation_stream, request.free_stream});
     }
     if (std::string error = play(recorded); !error.empty()) return error;
     if (plan_.body == 0) return {};
@@ -99,12 +99,12 @@ class Checker {
 
   // Prologue, three repetitions of the body, by the plan's own lifetimes.
   [[nodiscard]] std::vector<Step> repeated() const {
-    std::vector<std::uint32_t> alloc_order(plan_.slots.size());
-    std::vector<std::uint32_t> free_order(plan_.slots.size());
+    std::vector<std::uint32_t> allocation_stream(plan_.slots.size());
+    std::vector<std::uint32_t> free_stream(plan_.slots.size());
     for (std::size_t i = problem_.requests.size(); i-- > 0;) {  // the first repetition wins
       if (slots_[i] == kNoSlot) continue;
-      alloc_order[slots_[i]] = problem_.requests[i].alloc_order;
-      free_order[slots_[i]] = problem_.requests[i].free_order;
+      allocation_stream[slots_[i]] = problem_.requests[i].allocation_stream;
+      free_stream[slots_[i]] = problem_.requests[i].free_stream;
     }
     std::vector<Step> steps;
     const std::size_t body_end = plan_.prologue + plan_.body;
@@ -112,7 +112,7 @@ class Checker {
       for (std::size_t s = repetition == 0 ? 0 : plan_.prologue; s < body_end; ++s) {
         const bool stays = s < plan_.prologue && plan_.slots[s].upper >= body_end;
         const std::uint64_t until = stays ? kNever : plan_.slots[s].upper + repetition * plan_.body;
-        steps.push_back({s, until, alloc_order[s], free_order[s]});
+        steps.push_back({s, until, allocation_stream[s], free_stream[s]});
       }
     }
     return steps;
@@ -177,17 +177,18 @@ class Checker {
       }
       if (std::string error = check_order(step, holder); !error.empty()) return name(step.slot) + error;
       at = freed_.erase(at);
-      if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.free_order};
+      if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.free_stream};
       if (old.last > bytes.last) freed_[bytes.last] = holder;
     }
-    live_[bytes.first] = {bytes.last, step.slot, step.free_order};
+    live_[bytes.first] = {bytes.last, step.slot, step.free_stream};
     return {};
   }
 
   [[nodiscard]] std::string check_order(const Step& step, const Holder& holder) const {
-    if (holder.free_order == kEveryStream || holder.free_order == step.alloc_order) return {};
+    if (holder.free_stream == kEveryStream || holder.free_stream == step.allocation_stream) return {};
     const std::string whose = "bytes of request " + std::to_string(plan_.slots[holder.slot].id);
-    if (step.alloc_order == kEveryStream) return " may be used on any stream and takes " + whose + ", freed on one";
+    if (step.allocation_stream == kEveryStream)
+      return " may be used on any stream and takes " + whose + ", freed on one";
     if (!waits_.contains({step.slot, holder.slot}))
       return " takes " + whose + ", freed on another stream, without a wait";
     if (!plan_.slots[holder.slot].event_on_free) return " waits for " + whose + ", whose free records no event";
@@ -197,7 +198,7 @@ class Checker {
   void release(const Step& step) {
     for (const Bytes& bytes : physical(step.slot)) {
       live_.erase(bytes.first);
-      freed_[bytes.first] = {bytes.last, step.slot, step.free_order};
+      freed_[bytes.first] = {bytes.last, step.slot, step.free_stream};
     }
   }
 

@@ -78,8 +78,8 @@ class Pairing {
     request.id = request.lower = ordinal;
     request.size = event.size();
     request.stream = event.stream();
-    request.alloc_order = event.kind() == EventKind::Alloc ? kEveryStream : event.stream();
-    request.free_order = request.alloc_order;
+    request.allocation_stream = event.kind() == EventKind::Alloc ? kEveryStream : event.stream();
+    request.free_stream = request.allocation_stream;
     request.thread = event.thread();
     request.stack = event.stack();
     request.module = event.module_();
@@ -119,10 +119,10 @@ class Pairing {
     if (event.address() - at->first < request.size) request.pass = PassReason::Exported;
   }
 
-  void end(const Live& live, std::uint32_t free_order) {
+  void end(const Live& live, std::uint32_t free_stream) {
     Request& request = request_of(live);
     request.until = problems_[live.device].requests.size();
-    request.free_order = free_order;
+    request.free_stream = free_stream;
   }
 
   // Frameworks probe for free memory: they ask for all of it, halve the size until it works, and free it at once. A

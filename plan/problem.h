@@ -35,9 +35,9 @@ struct Request {
   std::uint64_t upper = 0;  // exclusive, in the same unit
   // Index into Problem::requests of the first request made after this one was freed; kNever: not freed.
   std::uint64_t until = kNever;
-  std::uint32_t stream = 0;       // ordinal of the stream named by the call
-  std::uint32_t alloc_order = 0;  // `stream`, or kEveryStream
-  std::uint32_t free_order = 0;   // stream of the free, or kEveryStream; as alloc_order when not freed
+  std::uint32_t stream = 0;             // ordinal of the stream named by the call
+  std::uint32_t allocation_stream = 0;  // `stream`, or kEveryStream
+  std::uint32_t free_stream = 0;        // stream of the free, or kEveryStream; as allocation_stream when not freed
   std::uint32_t thread = 0;  // ordinal in the trace, of the first of those that take each other's place (successors.h)
   std::uint32_t stack = 0;   // ids as in the trace
   std::uint32_t module = 0;

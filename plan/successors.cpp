@@ -13,7 +13,7 @@ using Requests = std::vector<std::size_t>;
 
 auto key_of(const Request& request) {
   const std::uint64_t what = request.stack != 0 ? request.stack : round_up(request.size, kUnitBytes);
-  return std::tuple(request.stack != 0, request.module, what, request.stream, request.alloc_order);
+  return std::tuple(request.stack != 0, request.module, what, request.stream, request.allocation_stream);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ std::uint64_t content_hash(const Problem& problem) {
                                     request.upper,
                                     request.until,
                                     request.stream,
-                                    request.alloc_order,
-                                    request.free_order,
+                                    request.allocation_stream,
+                                    request.free_stream,
                                     site,
                                     thread,
                                     static_cast<std::uint64_t>(request.pass)};

@@ -97,7 +97,7 @@ std::string parse_row(std::string_view line, const Header& header, Request& requ
   request.lower = values[kLower];
   request.upper = values[kUpper];
   request.size = values[kSize];
-  request.stream = request.alloc_order = request.free_order = static_cast<std::uint32_t>(values[kStream]);
+  request.stream = request.allocation_stream = request.free_stream = static_cast<std::uint32_t>(values[kStream]);
   request.stack = static_cast<std::uint32_t>(values[kStack]);
   return {};
 }

@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "plan/packing/buffers.h"
 #include "plan/packing/search.h"
-#include "plan/packing/tenants.h"
 #include "plan/plan.h"
 
 namespace stalloc::plan {
@@ -18,26 +18,26 @@ namespace {
 
 using Order = std::vector<std::size_t>;
 
-double life(const Tenant& tenant) {
+double life(const Buffer& buffer) {
   double sum = 0;
-  for (const auto& [lower, upper] : tenant.spans) sum += static_cast<double>(upper - lower);
+  for (const auto& [lower, upper] : buffer.spans) sum += static_cast<double>(upper - lower);
   return sum;
 }
 
 class Packer {
  public:
-  Packer(std::span<const Tenant> tenants, const ContiguousOptions& options)
-      : tenants_(tenants), options_(options), greedy_(tenants) {
-    bound_ = round_up(peak_bytes(tenants), options.granularity);
+  Packer(std::span<const Buffer> buffers, const ContiguousOptions& options)
+      : buffers_(buffers), options_(options), greedy_(buffers) {
+    bound_ = round_up(peak_bytes(buffers), options.granularity);
     goal_ = std::max(bound_, options.capacity / options.granularity * options.granularity);
   }
 
   Packing run() {
     try_rules();
     const bool single =
-        std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) { return tenant.spans.size() == 1; });
+        std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& buffer) { return buffer.spans.size() == 1; });
     if (!options_.stop || done()) return std::move(best_);
-    if (single && tenants_.size() <= kMostSearched) {
+    if (single && buffers_.size() <= kMostSearched) {
       search();
     } else {
       promote();
@@ -51,19 +51,19 @@ class Packer {
 
   template <class Key>
   Order sorted(Key key) const {
-    Order order(tenants_.size());
+    Order order(buffers_.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return key(tenants_[a]) > key(tenants_[b]); });
+                     [&](std::size_t a, std::size_t b) { return key(buffers_[a]) > key(buffers_[b]); });
     return order;
   }
 
   void try_rules() {
     const std::array<Order, 4> orders = {
-        sorted([](const Tenant& tenant) { return static_cast<double>(tenant.bytes) * life(tenant); }),
-        sorted([](const Tenant& tenant) { return static_cast<double>(tenant.bytes); }),
-        sorted([](const Tenant& tenant) { return life(tenant); }),
-        sorted([](const Tenant& tenant) { return -static_cast<double>(tenant.spans.front().first); })};
+        sorted([](const Buffer& buffer) { return static_cast<double>(buffer.bytes) * life(buffer); }),
+        sorted([](const Buffer& buffer) { return static_cast<double>(buffer.bytes); }),
+        sorted([](const Buffer& buffer) { return life(buffer); }),
+        sorted([](const Buffer& buffer) { return -static_cast<double>(buffer.spans.front().first); })};
     for (const Order& order : orders) {
       for (const auto gap : {GreedyPacker::Gap::First, GreedyPacker::Gap::Best}) {
         if (!order_.empty() && (done() || stopped())) return;
@@ -85,9 +85,9 @@ class Packer {
   void promote() {
     while (!done() && !stopped()) {
       const std::uint64_t high = best_.bytes - (best_.bytes - bound_) / 2;
-      std::vector<bool> first(tenants_.size());
-      for (std::size_t i = 0; i < tenants_.size(); ++i) {
-        first[i] = best_.offsets[i] + tenants_[i].bytes > high && random_() % 2 == 0;
+      std::vector<bool> first(buffers_.size());
+      for (std::size_t i = 0; i < buffers_.size(); ++i) {
+        first[i] = best_.offsets[i] + buffers_[i].bytes > high && random_() % 2 == 0;
       }
       Order order = order_;
       std::stable_partition(order.begin(), order.end(), [&first](std::size_t i) { return first[i]; });
@@ -97,11 +97,11 @@ class Packer {
 
   // Restarts with other priorities and growing limits: such searches either end soon or hardly ever.
   void search() {
-    std::vector<Buffer> buffers;
-    for (const Tenant& tenant : tenants_) {
-      buffers.push_back({tenant.spans.front().first, tenant.spans.front().second, tenant.bytes});
+    std::vector<Rectangle> rectangles;
+    for (const Buffer& buffer : buffers_) {
+      rectangles.push_back({buffer.spans.front().first, buffer.spans.front().second, buffer.bytes});
     }
-    ContiguousSearch search(buffers);
+    ContiguousSearch search(rectangles);
     const std::vector<std::uint64_t> contention = search.contention();
     std::uint64_t low = goal_;  // nothing below is looked for
     for (std::uint64_t round = 0; !done() && !stopped(); ++round) {
@@ -119,7 +119,7 @@ class Packer {
   void take(const std::vector<std::uint64_t>& offsets) {
     best_ = {.offsets = offsets, .bytes = 0};
     for (std::size_t i = 0; i < offsets.size(); ++i)
-      best_.bytes = std::max(best_.bytes, offsets[i] + tenants_[i].bytes);
+      best_.bytes = std::max(best_.bytes, offsets[i] + buffers_[i].bytes);
   }
 
   // The first rounds order by lifetime, contention, or area; later ones add noise to that, and what was
@@ -131,9 +131,9 @@ class Packer {
     constexpr std::array<double, 3> kWeights = {0.0, 0.1, 0.5};
     const double weight = round == 0 ? 0.0 : kWeights[random_() % kWeights.size()];
     std::vector<double> priority;
-    for (std::size_t i = 0; i < tenants_.size(); ++i) {
-      const double width = std::log(life(tenants_[i]));
-      const double height = std::log(static_cast<double>(tenants_[i].bytes));
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      const double width = std::log(life(buffers_[i]));
+      const double height = std::log(static_cast<double>(buffers_[i].bytes));
       const double crowd = std::log(static_cast<double>(contention[i]));
       const double dice =
           noise * (static_cast<double>(random_() % 10000) / 10000 - 0.5) + weight * std::log1p(search.weights()[i]);
@@ -148,7 +148,7 @@ class Packer {
   static constexpr std::uint64_t kNodes = 1000;
   static constexpr std::size_t kRules = 4;
 
-  std::span<const Tenant> tenants_;
+  std::span<const Buffer> buffers_;
   const ContiguousOptions& options_;
   GreedyPacker greedy_;
   std::uint64_t bound_ = 0;
@@ -161,20 +161,20 @@ class Packer {
 
 }  // namespace
 
-Packing pack_contiguous(std::span<const Tenant> tenants, const ContiguousOptions& options) {
-  if (tenants.empty()) return {};
-  return Packer(tenants, options).run();
+Packing pack_contiguous(std::span<const Buffer> buffers, const ContiguousOptions& options) {
+  if (buffers.empty()) return {};
+  return Packer(buffers, options).run();
 }
 
 Layout make_contiguous_layout(const Sequence& sequence, const ContiguousOptions& options) {
   Layout layout;
   layout.places.resize(sequence.items.size());
   std::uint64_t end = 0;
-  const std::map<std::uint32_t, TenantGroup> groups = make_tenants(sequence, options.streams);
+  const std::map<std::uint32_t, BufferGroup> groups = make_buffers(sequence, options.streams);
   ContiguousOptions each = options;
   if (groups.size() > 1) each.capacity = 0;  // how to divide it is not known
   for (const auto& [stream, group] : groups) {
-    const Packing packing = pack_contiguous(group.tenants, each);
+    const Packing packing = pack_contiguous(group.buffers, each);
     for (std::size_t i = 0; i < group.slots.size(); ++i) {
       for (const std::size_t slot : group.slots[i]) layout.places[slot] = {0, end + packing.offsets[i]};
     }

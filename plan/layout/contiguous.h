@@ -24,7 +24,7 @@ struct ContiguousOptions {
 // the capacity, or at the peak of live bytes rounded up to the granularity; `stop` ends it inside a packing too, but
 // for the first, so that there is always an answer. Deterministic as long as `stop` is. Pure.
 inline constexpr std::size_t kMostSearched = 2048;
-Packing pack_contiguous(std::span<const Tenant> tenants, const ContiguousOptions& options);
+Packing pack_contiguous(std::span<const Buffer> buffers, const ContiguousOptions& options);
 
 // The same for the slots of a plan: what make_layout (layout.h) promises holds here too, and every place is in the home
 // view. Memory of synchronous calls shares no bytes.

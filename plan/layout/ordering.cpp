@@ -20,7 +20,7 @@ std::vector<Use> recorded_uses(const Problem& problem, const std::vector<std::si
   uses.reserve(problem.requests.size());
   for (std::size_t i = 0; i < problem.requests.size(); ++i) {
     const Request& request = problem.requests[i];
-    uses.push_back({slots[i], static_cast<std::size_t>(request.until), request.alloc_order, request.free_order});
+    uses.push_back({slots[i], static_cast<std::size_t>(request.until), request.allocation_stream, request.free_stream});
   }
   return uses;
 }

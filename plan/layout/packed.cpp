@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "plan/packing/tenants.h"
+#include "plan/packing/buffers.h"
 
 namespace stalloc::plan {
 namespace {
@@ -23,34 +23,34 @@ bool one_stream(const Sequence& sequence) {
   return true;
 }
 
-std::uint64_t life(const Tenant& tenant) {
+std::uint64_t life(const Buffer& buffer) {
   std::uint64_t sum = 0;
-  for (const auto& [lower, upper] : tenant.spans) sum += upper - lower;
+  for (const auto& [lower, upper] : buffer.spans) sum += upper - lower;
   return sum;
 }
 
-std::vector<std::size_t> make_order(const std::vector<Tenant>& tenants, std::uint64_t page, PackFirst first) {
+std::vector<std::size_t> make_order(const std::vector<Buffer>& buffers, std::uint64_t page, PackFirst first) {
   std::vector<std::pair<bool, std::uint64_t>> keys;
-  for (const Tenant& tenant : tenants) {
-    const std::uint64_t key = first == PackFirst::Longest ? life(tenant)
-                              : first == PackFirst::Last  ? tenant.spans.back().second
-                                                          : tenant.bytes;
-    keys.emplace_back(tenant.bytes >= page, key);
+  for (const Buffer& buffer : buffers) {
+    const std::uint64_t key = first == PackFirst::Longest ? life(buffer)
+                              : first == PackFirst::Last  ? buffer.spans.back().second
+                                                          : buffer.bytes;
+    keys.emplace_back(buffer.bytes >= page, key);
   }
-  std::vector<std::size_t> order(tenants.size());
+  std::vector<std::size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&keys](std::size_t a, std::size_t b) { return keys[a] > keys[b]; });
   return order;
 }
 
 // Those that live long.
-TenantGroup choose(const Sequence& sequence) {
-  TenantGroup chosen;
-  for (auto& [stream, group] : make_tenants(sequence, StreamMode::Order)) {
+BufferGroup choose(const Sequence& sequence) {
+  BufferGroup chosen;
+  for (auto& [stream, group] : make_buffers(sequence, StreamMode::Order)) {
     if (stream == kEveryStream) continue;
-    for (std::size_t i = 0; i < group.tenants.size(); ++i) {
-      if (group.tenants[i].spans.size() == 1 && life(group.tenants[i]) < kLongLife) continue;
-      chosen.tenants.push_back(std::move(group.tenants[i]));
+    for (std::size_t i = 0; i < group.buffers.size(); ++i) {
+      if (group.buffers[i].spans.size() == 1 && life(group.buffers[i]) < kLongLife) continue;
+      chosen.buffers.push_back(std::move(group.buffers[i]));
       chosen.slots.push_back(std::move(group.slots[i]));
     }
   }
@@ -61,20 +61,20 @@ TenantGroup choose(const Sequence& sequence) {
 
 std::optional<Packed> pack_long_lived(const Sequence& sequence, Range room, std::uint64_t page, PackFirst first) {
   if (!one_stream(sequence)) return std::nullopt;
-  const TenantGroup group = choose(sequence);
-  const std::vector<Tenant>& tenants = group.tenants;
-  if (tenants.empty() || tenants.size() > kMostPacked) return std::nullopt;
-  const std::vector<std::size_t> order = make_order(tenants, page, first);
-  const std::optional<Packing> packing = GreedyPacker(tenants).pack(order, GreedyPacker::Gap::First, nullptr);
+  const BufferGroup group = choose(sequence);
+  const std::vector<Buffer>& buffers = group.buffers;
+  if (buffers.empty() || buffers.size() > kMostPacked) return std::nullopt;
+  const std::vector<std::size_t> order = make_order(buffers, page, first);
+  const std::optional<Packing> packing = GreedyPacker(buffers).pack(order, GreedyPacker::Gap::First, nullptr);
   if (!packing || packing->bytes > room.bytes()) return std::nullopt;
 
   Packed packed;
   packed.offsets.assign(sequence.items.size(), kNotPacked);
-  for (std::size_t i = 0; i < tenants.size(); ++i) {
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
     const std::uint64_t begin = room.begin + packing->offsets[i];
     for (const std::size_t slot : group.slots[i]) packed.offsets[slot] = begin;
-    for (const auto& [lower, upper] : tenants[i].spans) {
-      packed.lives.emplace_back(lower, Range{begin, begin + tenants[i].bytes});
+    for (const auto& [lower, upper] : buffers[i].spans) {
+      packed.lives.emplace_back(lower, Range{begin, begin + buffers[i].bytes});
     }
   }
   std::sort(packed.lives.begin(), packed.lives.end(), [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -49,7 +49,7 @@ StreamIndex Sweep::owner_of(std::size_t slot) const {
   const Item& item = sequence_.items[slot];
   if (item.stream == kEveryStream) return kSynchronous;
   if (options_.streams == StreamMode::Isolate) return stream_of(slot);
-  if (item.owner == kEveryStream) return kNoStream;
+  if (item.owner == kEveryStream) return kNoOwner;
   const auto at = std::lower_bound(streams_.begin(), streams_.end(), item.owner);
   return static_cast<StreamIndex>(at - streams_.begin());
 }

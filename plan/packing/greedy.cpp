@@ -6,16 +6,16 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::uint32_t kTenantsBetweenStops = 64;
+constexpr std::uint32_t kBuffersBetweenStops = 64;
 
 }  // namespace
 
-std::uint64_t peak_bytes(std::span<const Tenant> tenants) {
+std::uint64_t peak_bytes(std::span<const Buffer> buffers) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> changes;  // modulo 2^64
-  for (const Tenant& tenant : tenants) {
-    for (const auto& [lower, upper] : tenant.spans) {
-      changes.emplace_back(lower, tenant.bytes);
-      changes.emplace_back(upper, -tenant.bytes);
+  for (const Buffer& buffer : buffers) {
+    for (const auto& [lower, upper] : buffer.spans) {
+      changes.emplace_back(lower, buffer.bytes);
+      changes.emplace_back(upper, -buffer.bytes);
     }
   }
   std::sort(changes.begin(), changes.end());
@@ -28,19 +28,19 @@ std::uint64_t peak_bytes(std::span<const Tenant> tenants) {
   return peak;
 }
 
-GreedyPacker::GreedyPacker(std::span<const Tenant> tenants) : tenants_(tenants), seen_(tenants.size()) {
+GreedyPacker::GreedyPacker(std::span<const Buffer> buffers) : buffers_(buffers), seen_(buffers.size()) {
   std::vector<std::uint64_t> times;
-  for (const Tenant& tenant : tenants) {
-    for (const auto& [lower, upper] : tenant.spans) times.insert(times.end(), {lower, upper});
+  for (const Buffer& buffer : buffers) {
+    for (const auto& [lower, upper] : buffer.spans) times.insert(times.end(), {lower, upper});
   }
   std::sort(times.begin(), times.end());
   times.erase(std::unique(times.begin(), times.end()), times.end());
   const auto rank = [&times](std::uint64_t time) {
     return static_cast<std::size_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
   };
-  spans_.resize(tenants.size());
-  for (std::size_t i = 0; i < tenants.size(); ++i) {
-    for (const auto& [lower, upper] : tenants[i].spans) spans_[i].emplace_back(rank(lower), rank(upper));
+  spans_.resize(buffers.size());
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    for (const auto& [lower, upper] : buffers[i].spans) spans_[i].emplace_back(rank(lower), rank(upper));
   }
   times_ = std::max<std::size_t>(times.size(), 2) - 1;
 }
@@ -50,15 +50,15 @@ std::optional<Packing> GreedyPacker::pack(std::span<const std::size_t> order, Ga
   nodes_.assign(4 * times_, {});
   std::fill(seen_.begin(), seen_.end(), 0);
   query_ = 0;
-  packing_ = {.offsets = std::vector<std::uint64_t>(tenants_.size()), .bytes = 0};
+  packing_ = {.offsets = std::vector<std::uint64_t>(buffers_.size()), .bytes = 0};
   for (const std::size_t index : order) {
-    if (++query_ % kTenantsBetweenStops == 0 && stop && stop()) return std::nullopt;
+    if (++query_ % kBuffersBetweenStops == 0 && stop && stop()) return std::nullopt;
     taken_.clear();
     for (const auto& [lower, upper] : spans_[index]) collect(1, 0, times_, lower, upper);
     std::sort(taken_.begin(), taken_.end());
-    const std::uint64_t at = find_gap(tenants_[index].bytes, gap);
+    const std::uint64_t at = find_gap(buffers_[index].bytes, gap);
     packing_.offsets[index] = at;
-    packing_.bytes = std::max(packing_.bytes, at + tenants_[index].bytes);
+    packing_.bytes = std::max(packing_.bytes, at + buffers_[index].bytes);
     for (const auto& [lower, upper] : spans_[index]) {
       insert(1, 0, times_, lower, upper, static_cast<std::uint32_t>(index));
     }
@@ -71,7 +71,7 @@ void GreedyPacker::collect(std::size_t node, std::size_t begin, std::size_t end,
   for (const std::uint32_t index : nodes_[node].placed) {
     if (seen_[index] == query_) continue;
     seen_[index] = query_;
-    taken_.emplace_back(packing_.offsets[index], packing_.offsets[index] + tenants_[index].bytes);
+    taken_.emplace_back(packing_.offsets[index], packing_.offsets[index] + buffers_[index].bytes);
   }
   if (!nodes_[node].below) return;
   const std::size_t middle = begin + (end - begin) / 2;
@@ -80,16 +80,16 @@ void GreedyPacker::collect(std::size_t node, std::size_t begin, std::size_t end,
 }
 
 void GreedyPacker::insert(std::size_t node, std::size_t begin, std::size_t end, std::size_t lower, std::size_t upper,
-                          std::uint32_t tenant) {
+                          std::uint32_t buffer) {
   if (upper <= begin || end <= lower) return;
   if (lower <= begin && end <= upper) {
-    nodes_[node].placed.push_back(tenant);
+    nodes_[node].placed.push_back(buffer);
     return;
   }
   nodes_[node].below = true;
   const std::size_t middle = begin + (end - begin) / 2;
-  insert(2 * node, begin, middle, lower, upper, tenant);
-  insert(2 * node + 1, middle, end, lower, upper, tenant);
+  insert(2 * node, begin, middle, lower, upper, buffer);
+  insert(2 * node + 1, middle, end, lower, upper, buffer);
 }
 
 // Between what is taken, sorted; behind it all when no gap is long enough.

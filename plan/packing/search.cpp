@@ -13,8 +13,8 @@ constexpr double kShare = 0.2;  // of the weight, for each of many items
 
 }  // namespace
 
-ContiguousSearch::ContiguousSearch(std::span<const Buffer> buffers) {
-  make_sections(buffers);
+ContiguousSearch::ContiguousSearch(std::span<const Rectangle> rectangles) {
+  make_sections(rectangles);
   weights_.resize(items_.size());
   for (Index a = 0; a < items_.size(); ++a) {
     for (Index b = 0; b < a; ++b) {
@@ -26,7 +26,7 @@ ContiguousSearch::ContiguousSearch(std::span<const Buffer> buffers) {
 }
 
 // Walks through time. A section closes when something ends behind a beginning: it holds all that live then.
-void ContiguousSearch::make_sections(std::span<const Buffer> buffers) {
+void ContiguousSearch::make_sections(std::span<const Rectangle> rectangles) {
   struct Moment {
     std::uint64_t time;
     bool begins;
@@ -36,11 +36,11 @@ void ContiguousSearch::make_sections(std::span<const Buffer> buffers) {
     }
   };
   std::vector<Moment> moments;
-  items_.resize(buffers.size());
-  for (Index i = 0; i < buffers.size(); ++i) {
-    items_[i].bytes = buffers[i].bytes;
-    moments.push_back({buffers[i].lower, true, i});
-    moments.push_back({buffers[i].upper, false, i});
+  items_.resize(rectangles.size());
+  for (Index i = 0; i < rectangles.size(); ++i) {
+    items_[i].bytes = rectangles[i].bytes;
+    moments.push_back({rectangles[i].lower, true, i});
+    moments.push_back({rectangles[i].upper, false, i});
   }
   std::sort(moments.begin(), moments.end());
   bool grown = false;

@@ -24,8 +24,9 @@
 
 namespace stalloc::plan {
 
-// Half-open in time; `bytes` > 0, `lower` < `upper`.
-struct Buffer {
+// A buffer that lives in one stretch of time, [lower, upper): a rectangle in time and address. `bytes` > 0,
+// `lower` < `upper`.
+struct Rectangle {
   std::uint64_t lower = 0;
   std::uint64_t upper = 0;
   std::uint64_t bytes = 0;
@@ -36,7 +37,7 @@ class ContiguousSearch {
  public:
   enum class Answer : std::uint8_t { Found, Impossible, GaveUp };
 
-  explicit ContiguousSearch(std::span<const Buffer> buffers);
+  explicit ContiguousSearch(std::span<const Rectangle> rectangles);
 
   // Looks for offsets within `capacity` bytes, where among equal chances the buffers with the higher `priority` (one
   // for each) go first. Gives up after `nodes` placements, or when `stop` says so. `offsets()` holds what was found.
@@ -78,7 +79,7 @@ class ContiguousSearch {
     std::size_t raised;
   };
 
-  void make_sections(std::span<const Buffer> buffers);
+  void make_sections(std::span<const Rectangle> rectangles);
   bool solve(const Piece& piece);
   bool solve_apart(const Piece& piece);
   bool place(Index index, const Piece& piece);

@@ -105,7 +105,7 @@ void PagePlacement::add(std::span<const Range> ranges, StreamIndex owner) {
     } else {
       free_.add(range);
       for (StreamIndex s = 0; s < options_.streams; ++s) {
-        if (owner == kNoStream || owner == s) usable_[s].add(range);
+        if (owner == kNoOwner || owner == s) usable_[s].add(range);
       }
     }
   }

@@ -26,8 +26,8 @@
 namespace stalloc::plan {
 
 // Beside the streams 0 ... Options::streams - 1:
-inline constexpr StreamIndex kSynchronous = ~StreamIndex{0};   // memory of synchronous calls
-inline constexpr StreamIndex kNoStream = ~StreamIndex{0} - 1;  // as an owner: nothing is pending on these bytes
+inline constexpr StreamIndex kSynchronous = ~StreamIndex{0};  // memory of synchronous calls
+inline constexpr StreamIndex kNoOwner = ~StreamIndex{0} - 1;  // as an owner: nothing is pending on these bytes
 
 // Which of the free ranges that are large enough a request takes, and which end of it.
 enum class Fit : std::uint8_t { BestLow, BestHigh, Lowest, Highest };
@@ -59,7 +59,7 @@ class PagePlacement {
   // Takes exactly this place if `ask.stream` may have all its bytes. `ask.fit` means nothing here.
   bool take_at(const Ask& ask, Place place);
   // Gives the bytes of a place back. `owner`: the stream the free is ordered on, kSynchronous for memory that was asked
-  // for as such, or kNoStream.
+  // for as such, or kNoOwner.
   void give(Place place, std::uint64_t bytes, StreamIndex owner);
 
   // Appends the physical ranges of a place.

@@ -41,8 +41,8 @@ class Builder {
     Item& item = sequence_.items[slot];
     const Request& from = requests_[request];
     item.request = request;
-    item.stream = from.alloc_order;
-    item.owner = from.free_order;
+    item.stream = from.allocation_stream;
+    item.owner = from.free_stream;
     item.pass = from.pass;
     if (item.pass == PassReason::None && unordered(from)) item.pass = PassReason::Unordered;
     item.bytes = item.pass == PassReason::None ? from.bytes() : 0;
@@ -50,8 +50,8 @@ class Builder {
   }
 
   [[nodiscard]] bool unordered(const Request& request) const {
-    if (request.free_order == request.alloc_order || request.free_order == kEveryStream) return false;
-    return request.alloc_order == kEveryStream || streams_ == StreamMode::Isolate;
+    if (request.free_stream == request.allocation_stream || request.free_stream == kEveryStream) return false;
+    return request.allocation_stream == kEveryStream || streams_ == StreamMode::Isolate;
   }
 
   // A time of the problem that lies in the last repetition or behind it, or is kNever.

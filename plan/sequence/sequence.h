@@ -29,7 +29,7 @@ struct Item {
   std::size_t upper = 0;
   // Of the body: what outlives the last repetition is freed before this slot of the epilogue; else 0.
   std::size_t tail = 0;
-  std::uint32_t stream = 0;  // Request::alloc_order and free_order of the first repetition
+  std::uint32_t stream = 0;  // Request::allocation_stream and free_stream of the first repetition
   std::uint32_t owner = 0;
   // A slot whose place this one takes; kNone for most.
   //   Body: lives across the body's end. When the body begins the first time, the twin in the prologue lives there in

@@ -61,10 +61,10 @@ Problem framework_requests(Problem problem) {
     return request.pass == PassReason::None || request.pass == PassReason::Exported;
   };
   const bool ordered = std::any_of(problem.requests.begin(), problem.requests.end(), [&takes](const Request& request) {
-    return takes(request) && request.alloc_order != kEveryStream;
+    return takes(request) && request.allocation_stream != kEveryStream;
   });
   for (Request& request : problem.requests) {
-    const bool asked = takes(request) && (!ordered || request.alloc_order != kEveryStream);
+    const bool asked = takes(request) && (!ordered || request.allocation_stream != kEveryStream);
     if (asked) request.pass = PassReason::None;
     if (!asked && request.pass == PassReason::None) request.pass = PassReason::Communication;
   }

@@ -154,12 +154,12 @@ std::size_t shortest(std::size_t requests) { return std::max<std::size_t>(2, (re
 std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Sameness sameness) {
   if (sameness == Sameness::Size) {
     return number(requests, [](const Request& request) {
-      return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.alloc_order);
+      return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.allocation_stream);
     });
   }
   if (!has_call_sites(requests)) return {};
   return number(requests, [](const Request& request) {
-    return std::tuple(request.module, request.stack, request.stream, request.alloc_order);
+    return std::tuple(request.module, request.stack, request.stream, request.allocation_stream);
   });
 }
 

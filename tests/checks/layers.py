@@ -33,7 +33,7 @@ MAY_INCLUDE = {
     "interpose/serve/planned": {*serve("planned", "streams", "driver"), "plan/placement", *TERMS},
     "interpose/serve/dynamic": {*serve("dynamic", "planned", "streams", "driver"), "plan/online", "plan/placement", *TERMS},
     "interpose/serve/heap": {*serve("heap", "dynamic", "planned", "streams", "driver"), "plan/placement", *TERMS},
-    "interpose/record": {"interpose/record", "interpose/base", *serve("streams"), "plan/files"},
+    "interpose/record": {"interpose/record", "interpose/base", "interpose/serve/streams/stream_key.h", "plan/files"},
     "interpose/session": {"interpose/session", "interpose/record", *serve("heap", "dynamic", "streams", "driver"),
                           "interpose/base", "interpose", "plan/files", *TERMS},
     "interpose/torch": {"interpose/torch", "interpose/session", *serve("heap", "streams", "driver"), "interpose/base",

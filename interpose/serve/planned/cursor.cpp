@@ -102,7 +102,7 @@ void Cursor::remember(std::uint32_t units) noexcept {
 void Cursor::count(bool matched) noexcept {
   misses_ = matched ? 0 : misses_ + 1;
   recent_misses_ = static_cast<std::uint16_t>(recent_misses_ << 1 | (matched ? 0 : 1));
-  fit_.count(matched);
+  match_.count(matched);
 }
 
 // The slot expected now: the next one; a later one when only requests that go to the original allocator lie between

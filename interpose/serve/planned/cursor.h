@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "interpose/serve/planned/fit.h"
+#include "interpose/serve/planned/plan_match.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -59,7 +59,7 @@ class Cursor {
   [[nodiscard]] bool lost() const noexcept;
 
   // False from the moment on when it is clear that the plan is of another program.
-  [[nodiscard]] bool fits() const noexcept { return fit_.fits(); }
+  [[nodiscard]] bool fits() const noexcept { return match_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept { return resynchronisations_; }
   // Nothing as long as every request was as planned.
   [[nodiscard]] const std::optional<Difference>& first_difference() const noexcept { return first_difference_; }
@@ -106,7 +106,7 @@ class Cursor {
   std::array<std::uint32_t, kHistory> history_{};
   std::uint32_t misses_ = 0;         // since the latest request that found a slot
   std::uint16_t recent_misses_ = 0;  // a bit for each of the latest 16 requests
-  Fit fit_;
+  PlanMatch match_;
   std::uint64_t resynchronisations_ = 0;
   std::optional<Difference> first_difference_;
 };

@@ -48,11 +48,11 @@ Cursor::Step Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
     }
   }
   if (lane == nullptr) {
-    fit_.count(false);
+    match_.count(false);
     return {};
   }
   Cursor::Step step = lane->cursor.next(bytes);
-  fit_.count(!lane->cursor.missed());
+  match_.count(!lane->cursor.missed());
   if (step.answer == Cursor::Answer::Serve) step.slot = lane->slots[step.slot];
   return step;
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "interpose/serve/planned/cursor.h"
-#include "interpose/serve/planned/fit.h"
+#include "interpose/serve/planned/plan_match.h"
 #include "interpose/serve/streams/thread_id.h"
 #include "plan/plan.h"
 
@@ -28,7 +28,7 @@ class Cursors {
     return lanes_.empty() ? all_.next(bytes) : next_of(this_thread(), bytes);
   }
   void pass_through(std::uint64_t bytes) noexcept;
-  [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : fit_.fits(); }
+  [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : match_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept;
   // As of Cursor; where there are lanes of the first that has one, which counts its own requests only.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept;
@@ -48,7 +48,7 @@ class Cursors {
 
   Cursor all_;
   std::vector<Lane> lanes_;
-  Fit fit_;
+  PlanMatch match_;
   Gone is_gone_;
 };
 

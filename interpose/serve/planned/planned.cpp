@@ -19,7 +19,7 @@ Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
   places_.reserve(plan.slots.size());
   ranges_.reserve(plan.slots.size());
   for (const plan::Slot& slot : plan.slots) {
-    Place place;
+    SlotPlace place;
     place.first_range = static_cast<std::uint32_t>(ranges_.size());
     if (slot.kind != plan::SlotKind::PassThrough) {
       place.address = arena_->address(slot.view, slot.offset);

@@ -122,7 +122,7 @@ class Planned {
 
  private:
   // Where a slot is.
-  struct Place {
+  struct SlotPlace {
     CUdeviceptr address = 0;
     std::uint32_t first_range = 0;
     std::uint32_t range_count = 0;
@@ -134,7 +134,7 @@ class Planned {
   PlanState state_ = PlanState::None;
   std::uint64_t page_ = 0;
   std::unique_ptr<Arena> arena_;  // this and the two optional ones: none without a plan
-  std::vector<Place> places_;
+  std::vector<SlotPlace> places_;
   std::vector<PhysicalRange> ranges_;
   std::optional<Cursors> cursors_;
   std::optional<Occupancy> occupancy_;

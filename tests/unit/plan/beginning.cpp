@@ -30,7 +30,7 @@ Problem irregular(std::uint32_t seed, std::size_t weights, std::size_t steps) {
     const bool stays = i < 3 * weights && i % 3 == 0;
     const std::uint64_t until = i + 1 + random() % 10;
     if (!stays && until < count) request.until = until;
-    if (i >= 3 * weights) request.stream = request.alloc_order = request.free_order = random() % 2;
+    if (i >= 3 * weights) request.stream = request.allocation_stream = request.free_stream = random() % 2;
     request.upper = std::min<std::uint64_t>(request.until, count);
   }
   return problem;

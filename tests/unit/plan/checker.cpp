@@ -35,7 +35,7 @@ struct Example {
     request.id = request.lower = problem.requests.size();
     request.size = size;
     request.until = request.upper = until;
-    request.stream = request.alloc_order = request.free_order = stream;
+    request.stream = request.allocation_stream = request.free_stream = stream;
     problem.requests.push_back(request);
   }
 
@@ -125,13 +125,13 @@ TEST_CASE("reuse across streams needs a wait and an event") {
 TEST_CASE("reuse behind cudaFree needs none") {
   Example example;
   example.plan.waits.clear();
-  example.problem.requests[0].free_order = kEveryStream;
+  example.problem.requests[0].free_stream = kEveryStream;
   CHECK(example.fault().empty());
 }
 
 TEST_CASE("cudaMalloc'd memory takes no bytes with a pending free") {
   Example example;
-  example.problem.requests[1].alloc_order = kEveryStream;
+  example.problem.requests[1].allocation_stream = kEveryStream;
   CHECK(contains(example.fault(), "may be used on any stream"));
 }
 
@@ -193,8 +193,8 @@ TEST_CASE("waits between repetitions are demanded") {
   example.plan.slots[1].offset = 0;
   for (std::size_t i = 1; i < 6; i += 2) example.problem.requests[i].until = i + 1;
   for (std::size_t i = 1; i < 6; i += 2) {
-    example.problem.requests[i].stream = example.problem.requests[i].alloc_order =
-        example.problem.requests[i].free_order = 7;
+    example.problem.requests[i].stream = example.problem.requests[i].allocation_stream =
+        example.problem.requests[i].free_stream = 7;
   }
   example.plan.slots[1].stream = 7;
   example.plan.slots[1].upper = 2;

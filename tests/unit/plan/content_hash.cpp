@@ -37,8 +37,8 @@ TEST_CASE("whatever a plan depends on changes the hash") {
   CHECK(differs([](plan::Problem& p) { p.requests[1].size = 1; }));
   CHECK(differs([](plan::Problem& p) { p.requests[1].until = 2; }));
   CHECK(differs([](plan::Problem& p) { p.requests[1].stream = 2; }));
-  CHECK(differs([](plan::Problem& p) { p.requests[1].alloc_order = plan::kEveryStream; }));
-  CHECK(differs([](plan::Problem& p) { p.requests[1].free_order = 2; }));
+  CHECK(differs([](plan::Problem& p) { p.requests[1].allocation_stream = plan::kEveryStream; }));
+  CHECK(differs([](plan::Problem& p) { p.requests[1].free_stream = 2; }));
   CHECK(differs([](plan::Problem& p) { p.requests[1].pass = plan::PassReason::Exported; }));
   CHECK(differs([](plan::Problem& p) { p.requests[1].stack = 9; }));
   CHECK_FALSE(differs([](plan::Problem& p) { p.device = 1; }));

@@ -19,7 +19,7 @@ namespace {
 
 using Answer = ContiguousSearch::Answer;
 
-bool overlap(const Tenant& a, const Tenant& b) {
+bool overlap(const Buffer& a, const Buffer& b) {
   for (const auto& [lower, upper] : a.spans) {
     for (const auto& [other_lower, other_upper] : b.spans) {
       if (lower < other_upper && other_lower < upper) return true;
@@ -28,45 +28,45 @@ bool overlap(const Tenant& a, const Tenant& b) {
   return false;
 }
 
-bool sound(const std::vector<Tenant>& tenants, const Packing& packing) {
-  for (std::size_t a = 0; a < tenants.size(); ++a) {
-    if (packing.offsets[a] + tenants[a].bytes > packing.bytes) return false;
+bool sound(const std::vector<Buffer>& buffers, const Packing& packing) {
+  for (std::size_t a = 0; a < buffers.size(); ++a) {
+    if (packing.offsets[a] + buffers[a].bytes > packing.bytes) return false;
     for (std::size_t b = 0; b < a; ++b) {
-      const bool apart = packing.offsets[a] + tenants[a].bytes <= packing.offsets[b] ||
-                         packing.offsets[b] + tenants[b].bytes <= packing.offsets[a];
-      if (!apart && overlap(tenants[a], tenants[b])) return false;
+      const bool apart = packing.offsets[a] + buffers[a].bytes <= packing.offsets[b] ||
+                         packing.offsets[b] + buffers[b].bytes <= packing.offsets[a];
+      if (!apart && overlap(buffers[a], buffers[b])) return false;
     }
   }
   return true;
 }
 
-std::vector<Tenant> random_tenants(std::mt19937& random, std::size_t count, std::size_t most_spans) {
-  std::vector<Tenant> tenants(count);
-  for (Tenant& tenant : tenants) {
+std::vector<Buffer> random_buffers(std::mt19937& random, std::size_t count, std::size_t most_spans) {
+  std::vector<Buffer> buffers(count);
+  for (Buffer& buffer : buffers) {
     std::uint64_t at = random() % 30;
     for (std::size_t span = 1 + random() % most_spans; span > 0; --span) {
       const std::uint64_t lower = at + random() % 10;
       at = lower + 1 + random() % 20;
-      tenant.spans.emplace_back(lower, at);
+      buffer.spans.emplace_back(lower, at);
     }
-    tenant.bytes = 1 + random() % 50;
-  }
-  return tenants;
-}
-
-std::vector<Buffer> buffers_of(const std::vector<Tenant>& tenants) {
-  std::vector<Buffer> buffers;
-  for (const Tenant& tenant : tenants) {
-    buffers.push_back({tenant.spans.front().first, tenant.spans.front().second, tenant.bytes});
+    buffer.bytes = 1 + random() % 50;
   }
   return buffers;
 }
 
+std::vector<Rectangle> rectangles_of(const std::vector<Buffer>& buffers) {
+  std::vector<Rectangle> rectangles;
+  for (const Buffer& buffer : buffers) {
+    rectangles.push_back({buffer.spans.front().first, buffer.spans.front().second, buffer.bytes});
+  }
+  return rectangles;
+}
+
 // The smallest result of first fit over all orders; some order gives the optimum.
-std::uint64_t least_bytes(const std::vector<Tenant>& tenants) {
-  std::vector<std::size_t> order(tenants.size());
+std::uint64_t least_bytes(const std::vector<Buffer>& buffers) {
+  std::vector<std::size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  GreedyPacker packer(tenants);
+  GreedyPacker packer(buffers);
   std::uint64_t least = ~std::uint64_t{0};
   do {
     least = std::min(least, packer.pack(order, GreedyPacker::Gap::First, nullptr)->bytes);
@@ -76,7 +76,7 @@ std::uint64_t least_bytes(const std::vector<Tenant>& tenants) {
 
 // Cuts a square of `bytes` by `time` into rectangles: a packing without a hole exists.
 void cut(std::mt19937& random, std::uint64_t lower, std::uint64_t upper, std::uint64_t bytes, int depth,
-         std::vector<Tenant>& out) {
+         std::vector<Buffer>& out) {
   if (depth == 0 || upper - lower < 2 || bytes < 2) {
     out.push_back({.spans = {{lower, upper}}, .bytes = bytes});
   } else if (random() % 2 == 0) {
@@ -100,15 +100,15 @@ std::function<bool()> patience(int questions) {
 TEST_CASE("greedy packing is sound, for buffers that come back too") {
   std::mt19937 random(1);
   for (int round = 0; round < 100; ++round) {
-    const std::vector<Tenant> tenants = random_tenants(random, 1 + random() % 60, 3);
-    std::vector<std::size_t> order(tenants.size());
+    const std::vector<Buffer> buffers = random_buffers(random, 1 + random() % 60, 3);
+    std::vector<std::size_t> order(buffers.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::shuffle(order.begin(), order.end(), random);
-    GreedyPacker packer(tenants);
+    GreedyPacker packer(buffers);
     for (const auto gap : {GreedyPacker::Gap::First, GreedyPacker::Gap::Best}) {
       const Packing packing = *packer.pack(order, gap, nullptr);
-      REQUIRE(sound(tenants, packing));
-      REQUIRE(packing.bytes >= peak_bytes(tenants));
+      REQUIRE(sound(buffers, packing));
+      REQUIRE(packing.bytes >= peak_bytes(buffers));
     }
   }
 }
@@ -116,26 +116,26 @@ TEST_CASE("greedy packing is sound, for buffers that come back too") {
 TEST_CASE("the search finds what there is, and says when there is nothing") {
   std::mt19937 random(2);
   for (int round = 0; round < 60; ++round) {
-    const std::vector<Tenant> tenants = random_tenants(random, 2 + random() % 6, 1);
-    const std::uint64_t least = least_bytes(tenants);
-    ContiguousSearch search(buffers_of(tenants));
+    const std::vector<Buffer> buffers = random_buffers(random, 2 + random() % 6, 1);
+    const std::uint64_t least = least_bytes(buffers);
+    ContiguousSearch search(rectangles_of(buffers));
     for (int rule = 0; rule < 4; ++rule) {
-      std::vector<double> priority(tenants.size());
+      std::vector<double> priority(buffers.size());
       for (double& value : priority) value = static_cast<double>(random());
       const auto never = [] { return false; };
       REQUIRE(search.run(least - 1, priority, 1'000'000, never) == Answer::Impossible);
       REQUIRE(search.run(least, priority, 1'000'000, never) == Answer::Found);
-      REQUIRE(sound(tenants, {.offsets = search.offsets(), .bytes = least}));
+      REQUIRE(sound(buffers, {.offsets = search.offsets(), .bytes = least}));
     }
   }
 }
 
 TEST_CASE("the search gives up when it is told to") {
   std::mt19937 random(3);
-  std::vector<Tenant> tenants;
-  cut(random, 0, 1 << 20, 1 << 20, 8, tenants);
-  ContiguousSearch search(buffers_of(tenants));
-  const std::vector<double> priority(tenants.size(), 0.0);
+  std::vector<Buffer> buffers;
+  cut(random, 0, 1 << 20, 1 << 20, 8, buffers);
+  ContiguousSearch search(rectangles_of(buffers));
+  const std::vector<double> priority(buffers.size(), 0.0);
   REQUIRE(search.run(1 << 20, priority, 5, [] { return false; }) == Answer::GaveUp);
   REQUIRE(search.run(1 << 20, priority, 1 << 20, [] { return true; }) == Answer::GaveUp);
 }
@@ -143,11 +143,11 @@ TEST_CASE("the search gives up when it is told to") {
 TEST_CASE("packings without a hole are found") {
   std::mt19937 random(4);
   for (int round = 0; round < 10; ++round) {
-    std::vector<Tenant> tenants;
-    cut(random, 0, 1000, 1000, 6, tenants);
+    std::vector<Buffer> buffers;
+    cut(random, 0, 1000, 1000, 6, buffers);
     const Packing packing =
-        pack_contiguous(tenants, {.granularity = 1, .capacity = 0, .streams = {}, .stop = patience(20000)});
-    REQUIRE(sound(tenants, packing));
+        pack_contiguous(buffers, {.granularity = 1, .capacity = 0, .streams = {}, .stop = patience(20000)});
+    REQUIRE(sound(buffers, packing));
     REQUIRE(packing.bytes == 1000);
   }
 }
@@ -155,16 +155,16 @@ TEST_CASE("packings without a hole are found") {
 TEST_CASE("improvement never makes a packing worse, and a capacity is enough") {
   std::mt19937 random(5);
   for (int round = 0; round < 10; ++round) {
-    const std::vector<Tenant> tenants = random_tenants(random, 80, round % 2 == 0 ? 1 : 2);
-    const Packing rules = pack_contiguous(tenants, {.granularity = 1, .capacity = 0, .streams = {}, .stop = nullptr});
+    const std::vector<Buffer> buffers = random_buffers(random, 80, round % 2 == 0 ? 1 : 2);
+    const Packing rules = pack_contiguous(buffers, {.granularity = 1, .capacity = 0, .streams = {}, .stop = nullptr});
     const Packing better =
-        pack_contiguous(tenants, {.granularity = 1, .capacity = 0, .streams = {}, .stop = patience(200)});
-    REQUIRE(sound(tenants, rules));
-    REQUIRE(sound(tenants, better));
+        pack_contiguous(buffers, {.granularity = 1, .capacity = 0, .streams = {}, .stop = patience(200)});
+    REQUIRE(sound(buffers, rules));
+    REQUIRE(sound(buffers, better));
     REQUIRE(better.bytes <= rules.bytes);
-    REQUIRE(better.bytes >= peak_bytes(tenants));
+    REQUIRE(better.bytes >= peak_bytes(buffers));
     const Packing enough =
-        pack_contiguous(tenants, {.granularity = 1, .capacity = rules.bytes, .streams = {}, .stop = patience(200)});
+        pack_contiguous(buffers, {.granularity = 1, .capacity = rules.bytes, .streams = {}, .stop = patience(200)});
     REQUIRE(enough.bytes <= rules.bytes);
   }
   REQUIRE(pack_contiguous({}, {.granularity = 1, .capacity = 0, .streams = {}, .stop = nullptr}).bytes == 0);
@@ -192,19 +192,19 @@ TEST_CASE("contiguous plans of training runs are sound, in one handle and one vi
 }
 
 TEST_CASE("the time limit ends a packing too; the first one is always packed") {
-  std::vector<Tenant> tenants;
+  std::vector<Buffer> buffers;
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < 3000; ++i) {
-    tenants.push_back({.spans = {{i, i + 50}}, .bytes = 1 + i * 7919 % 1000});
+    buffers.push_back({.spans = {{i, i + 50}}, .bytes = 1 + i * 7919 % 1000});
     order.push_back(i);
   }
-  GreedyPacker packer(tenants);
+  GreedyPacker packer(buffers);
   int asked = 0;
   CHECK_FALSE(packer.pack(order, GreedyPacker::Gap::First, [&asked] { return ++asked == 3; }));
   CHECK(asked == 3);
   asked = 0;
-  const Packing packing = pack_contiguous(tenants, {.granularity = 512, .stop = [&asked] { return ++asked > 0; }});
-  CHECK(packing.offsets.size() == tenants.size());
-  CHECK(packing.bytes >= peak_bytes(tenants));
+  const Packing packing = pack_contiguous(buffers, {.granularity = 512, .stop = [&asked] { return ++asked > 0; }});
+  CHECK(packing.offsets.size() == buffers.size());
+  CHECK(packing.bytes >= peak_bytes(buffers));
   CHECK(asked <= 2);
 }

@@ -62,8 +62,8 @@ TEST_CASE("a CSV may name the streams and the call stacks of its requests") {
   REQUIRE(problem.ok());
   REQUIRE(problem.value.requests[0].stream == 0);
   REQUIRE(problem.value.requests[1].stream == 7);
-  REQUIRE(problem.value.requests[1].alloc_order == 7);
-  REQUIRE(problem.value.requests[1].free_order == 7);
+  REQUIRE(problem.value.requests[1].allocation_stream == 7);
+  REQUIRE(problem.value.requests[1].free_stream == 7);
   REQUIRE(problem.value.requests[1].stack == 4);
   REQUIRE_FALSE(stalloc::plan::parse_csv("id,lower,upper,size,stream\n0,0,2,512,70000\n").ok());
   REQUIRE_FALSE(stalloc::plan::parse_csv("id,lower,upper,size,stream\n0,0,2,512,x\n").ok());

@@ -170,7 +170,7 @@ TEST_CASE("random loops with varying sizes are planned soundly") {
     for (Request& request : problem.requests) {
       if (request.until > problem.requests.size()) request.until = kNever;
       request.upper = std::min<std::uint64_t>(request.until, problem.requests.size());
-      request.stream = request.alloc_order = request.free_order = request.stack % (1 + seed % 3);
+      request.stream = request.allocation_stream = request.free_stream = request.stack % (1 + seed % 3);
     }
     const PlanOptions options{.granularity = 64 * 1024,
                               .streams = seed % 2 == 0 ? StreamMode::Order : StreamMode::Isolate};

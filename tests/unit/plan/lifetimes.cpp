@@ -35,12 +35,12 @@ TEST_CASE("allocations and frees are paired by address") {
   REQUIRE(requests.size() == 4);
   CHECK(requests[0].until == 2);
   CHECK(requests[0].upper == 2);
-  CHECK(requests[0].alloc_order == 1);
-  CHECK(requests[0].free_order == 2);  // freed on another stream than it was made on
+  CHECK(requests[0].allocation_stream == 1);
+  CHECK(requests[0].free_stream == 2);  // freed on another stream than it was made on
   CHECK(requests[1].until == 4);
   CHECK(requests[2].until == 3);
-  CHECK(requests[2].alloc_order == kEveryStream);
-  CHECK(requests[2].free_order == kEveryStream);
+  CHECK(requests[2].allocation_stream == kEveryStream);
+  CHECK(requests[2].free_stream == kEveryStream);
   CHECK(requests[3].until == kNever);
   CHECK(requests[3].upper == 4);
   for (const plan::Request& request : requests) CHECK(request.pass == PassReason::None);

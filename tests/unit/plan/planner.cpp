@@ -32,10 +32,10 @@ Problem random_problem(std::uint32_t seed, std::size_t count, std::uint32_t stre
     const std::uint64_t life = 1 + random() % (random() % 8 == 0 ? count : 12);
     request.until = i + life < count ? i + life : kNever;
     request.upper = std::min<std::uint64_t>(request.until, count);
-    request.stream = request.alloc_order = request.free_order = random() % streams;
-    if (random() % 6 == 0) request.free_order = random() % streams;
-    if (synchronous && random() % 4 == 0) request.alloc_order = kEveryStream;
-    if (synchronous && random() % 4 == 0) request.free_order = kEveryStream;
+    request.stream = request.allocation_stream = request.free_stream = random() % streams;
+    if (random() % 6 == 0) request.free_stream = random() % streams;
+    if (synchronous && random() % 4 == 0) request.allocation_stream = kEveryStream;
+    if (synchronous && random() % 4 == 0) request.free_stream = kEveryStream;
     if (random() % 50 == 0) request.pass = PassReason::Exported;
   }
   return problem;
@@ -53,8 +53,8 @@ Problem random_loop(std::uint32_t seed, std::uint32_t streams) {
   for (std::size_t i = 0; i < period; ++i) {
     Request& request = body.emplace_back();
     request.size = 1 + random() % 200'000;
-    request.stream = request.alloc_order = request.free_order = random() % streams;
-    if (random() % 8 == 0) request.free_order = random() % streams;
+    request.stream = request.allocation_stream = request.free_stream = random() % streams;
+    if (random() % 8 == 0) request.free_stream = random() % streams;
     request.until = 1 + random() % (random() % 6 == 0 ? period + random() % 2 * period : period / 2 + 1);
   }
   Problem problem;
@@ -68,7 +68,7 @@ Problem random_loop(std::uint32_t seed, std::uint32_t streams) {
     } else {
       request.size = 1 + random() % 200'000;
       request.until = i + 1 + random() % count;
-      request.stream = request.alloc_order = request.free_order = random() % streams;
+      request.stream = request.allocation_stream = request.free_stream = random() % streams;
     }
     request.id = request.lower = i;
     if (request.until >= count) request.until = random() % 2 == 0 ? count : kNever;

@@ -189,7 +189,7 @@ TEST_CASE("what passes a framework's allocator by is the rest, without probes") 
   for (std::uint32_t i = 0; i < 4; ++i) {
     Request& request = problem.requests.emplace_back();
     request.size = (i + 1) * kMiB;
-    request.alloc_order = i < 2 ? kEveryStream : 0;
+    request.allocation_stream = i < 2 ? kEveryStream : 0;
   }
   problem.requests[3].pass = PassReason::Probe;
   const Problem outside = outside_requests(problem);

@@ -11,15 +11,15 @@
 
 namespace stalloc::plan {
 
-// Slots that may share bytes, as tenants, and which slots each is.
-struct TenantGroup {
-  std::vector<Tenant> tenants;
+// The buffers that may share bytes, and which slots of the sequence each is.
+struct BufferGroup {
+  std::vector<Buffer> buffers;
   std::vector<std::vector<std::size_t>> slots;
 };
 
 // By stream: kEveryStream for memory of synchronous calls, which shares with nothing else, and with StreamMode::Order 0
 // for all other. A slot of the body that lives across its end lives at its beginning too, in the place of the
-// repetition before: there its twin of the prologue lives the first time, so both are one tenant.
-std::map<std::uint32_t, TenantGroup> make_tenants(const Sequence& sequence, StreamMode streams);
+// repetition before: there its twin of the prologue lives the first time, so both are one buffer.
+std::map<std::uint32_t, BufferGroup> make_buffers(const Sequence& sequence, StreamMode streams);
 
 }  // namespace stalloc::plan

@@ -1,10 +1,10 @@
-#include "plan/packing/tenants.h"
+#include "plan/packing/buffers.h"
 
 #include <algorithm>
 
 namespace stalloc::plan {
 
-std::map<std::uint32_t, TenantGroup> make_tenants(const Sequence& sequence, StreamMode streams) {
+std::map<std::uint32_t, BufferGroup> make_buffers(const Sequence& sequence, StreamMode streams) {
   const std::size_t slots = sequence.items.size();
   std::vector<bool> twin(slots);
   const auto in_body = [&sequence](std::size_t slot) {
@@ -14,24 +14,24 @@ std::map<std::uint32_t, TenantGroup> make_tenants(const Sequence& sequence, Stre
     const Item& item = sequence.items[slot];
     if (item.bytes > 0 && item.twin != kNone) twin[item.twin] = true;
   }
-  std::map<std::uint32_t, TenantGroup> groups;
+  std::map<std::uint32_t, BufferGroup> groups;
   for (std::size_t slot = 0; slot < slots; ++slot) {
     const Item& item = sequence.items[slot];
     if (item.bytes == 0 || twin[slot]) continue;
     const bool alone = item.stream == kEveryStream || streams == StreamMode::Isolate;
-    TenantGroup& group = groups[alone ? item.stream : 0];
-    Tenant tenant{.spans = {}, .bytes = item.bytes};
+    BufferGroup& group = groups[alone ? item.stream : 0];
+    Buffer buffer{.spans = {}, .bytes = item.bytes};
     std::vector<std::size_t> own{slot};
     const std::size_t upper = in_body(slot) ? std::max(item.upper, item.tail) : item.upper;
     if (in_body(slot) && item.twin != kNone) {
       own.push_back(item.twin);
-      tenant.spans.emplace_back(item.twin, sequence.items[item.twin].upper);
+      buffer.spans.emplace_back(item.twin, sequence.items[item.twin].upper);
     } else if (in_body(slot) && item.upper > sequence.body_end()) {
-      tenant.spans.emplace_back(sequence.prologue, item.upper - sequence.body);
+      buffer.spans.emplace_back(sequence.prologue, item.upper - sequence.body);
     }
-    tenant.spans.emplace_back(slot, std::min(upper, slots));
-    std::erase_if(tenant.spans, [](const auto& span) { return span.first >= span.second; });
-    group.tenants.push_back(std::move(tenant));
+    buffer.spans.emplace_back(slot, std::min(upper, slots));
+    std::erase_if(buffer.spans, [](const auto& span) { return span.first >= span.second; });
+    group.buffers.push_back(std::move(buffer));
     group.slots.push_back(std::move(own));
   }
   return groups;

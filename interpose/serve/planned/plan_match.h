@@ -6,7 +6,7 @@
 namespace stalloc::serve {
 
 // False once fewer than a tenth of the first thousand requests, or of any later hundred thousand, found a slot.
-class Fit {
+class PlanMatch {
  public:
   void count(bool matched) noexcept {
     matched_ += matched;
