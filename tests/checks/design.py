@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/design.md agrees with the code: its words, and its layers in the order of layers.py. Usage: design.py SOURCE_FOLDER"""
+"""docs/design.md agrees with the code: its words, its layers, and the policy's numbers. Usage: design.py SOURCE_FOLDER"""
 
 import pathlib
 import re
@@ -45,10 +45,35 @@ def of_layers(text):
             yield f"the layers of {folder} are {known} in layers.py and {named} in docs/design.md"
 
 
+def numbers(source):
+    """The policy's numbers without a plan, by name."""
+    text = (source / "plan/online/online_policy.def").read_text(encoding="utf-8")
+    for name, value in re.findall(r"^STALLOC_POLICY\((\w+), ([^,]+),", text, re.MULTILINE):
+        factor, _, shift = value.replace("std::uint64_t{", "").replace("}", "").partition(" << ")
+        yield name, int(factor) << int(shift or 0)
+
+
+def of_numbers(source, text):
+    flat = " ".join(text.split())
+    n = dict(numbers(source))
+    words = {2: "twice", 4: "four"}
+    said = [f"{2 * n['handle_pages']} MiB or, if more, 1/{n['held_per_handle']} of what is held",
+            f"Requests below {n['small_bytes'] >> 20} MiB keep to single-page handles",
+            f"{100 // n['elapsed_per_mapping']} % of the time that passes",
+            f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held",
+            f"as no more than 1/{n['held_per_slack']} of what is held is free",
+            f"owed, up to {n['widest_slack']}/{n['held_per_slack']}.",
+            f"addresses for {words.get(n['view_room'])} what it showed",
+            f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
+            f"up to {words.get(n['spared_pages'])} pages a stream are created",
+            f"a block of up to {n['last_free_bytes'] >> 20} MiB"]
+    yield from (f"docs/design.md does not say: {phrase}" for phrase in said if phrase not in flat)
+
+
 def main():
     source = pathlib.Path(sys.argv[1])
     text = (source / "docs/design.md").read_text(encoding="utf-8")
-    found = [*of_words(source, text), *of_former_words(source), *of_layers(text)]
+    found = [*of_words(source, text), *of_former_words(source), *of_layers(text), *of_numbers(source, text)]
     print("\n".join(found))
     return 1 if found else 0
 
