@@ -28,9 +28,9 @@ struct Overdraft {
 //
 // What is owed for all mapping makes new handles larger: mapping costs per handle, so this costs only the memory in
 // handles that are partly used. What is owed for stitching lets more and more memory be free before a request stitches,
-// until the program finds holes that fit. So a program that stitching does not suit spends at most twice the allowance
-// and the share of its time on it, as long as the device has memory; and a program that gives its memory back and needs
-// it again, which slack would not help, is spared the slack. Pure; not thread-safe.
+// until the program finds holes that fit. A request stitches beyond that only where more is free than the widest slack
+// and no hole fits, or where the device has no more memory. A program that gives its memory back and needs it again,
+// which slack would not help, is spared the slack. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
