@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/slot_match.h"
+#include "plan/sequence/slot_match.h"
 
 namespace stalloc::plan {
 namespace {
@@ -24,7 +24,7 @@ struct Holder {
 };
 
 // One request to be played: which slot, and after how many requests it is freed.
-struct Step {
+struct PlayedRequest {
   std::size_t slot;
   std::uint64_t until;
   std::uint32_t allocation_stream;
@@ -55,7 +55,7 @@ class Checker {
     if (!matched.ok()) return matched.error;
     slots_ = std::move(matched.value);
     if (std::string error = compare_slots(); !error.empty()) return error;
-    std::vector<Step> recorded;
+    std::vector<PlayedRequest> recorded;
     for (std::size_t i = 0; i < problem_.requests.size(); ++i) {
       const Request& request = problem_.requests[i];
       recorded.push_back({slots_[i], request.until, request.allocation_stream, request.free_stream});
@@ -98,7 +98,7 @@ class Checker {
   }
 
   // Prologue, three repetitions of the body, by the plan's own lifetimes.
-  [[nodiscard]] std::vector<Step> repeated() const {
+  [[nodiscard]] std::vector<PlayedRequest> repeated() const {
     std::vector<std::uint32_t> allocation_stream(plan_.slots.size());
     std::vector<std::uint32_t> free_stream(plan_.slots.size());
     for (std::size_t i = problem_.requests.size(); i-- > 0;) {  // the first repetition wins
@@ -106,16 +106,16 @@ class Checker {
       allocation_stream[slots_[i]] = problem_.requests[i].allocation_stream;
       free_stream[slots_[i]] = problem_.requests[i].free_stream;
     }
-    std::vector<Step> steps;
+    std::vector<PlayedRequest> requests;
     const std::size_t body_end = plan_.prologue + plan_.body;
     for (std::size_t repetition = 0; repetition < 3; ++repetition) {
       for (std::size_t s = repetition == 0 ? 0 : plan_.prologue; s < body_end; ++s) {
         const bool stays = s < plan_.prologue && plan_.slots[s].upper >= body_end;
         const std::uint64_t until = stays ? kNever : plan_.slots[s].upper + repetition * plan_.body;
-        steps.push_back({s, until, allocation_stream[s], free_stream[s]});
+        requests.push_back({s, until, allocation_stream[s], free_stream[s]});
       }
     }
-    return steps;
+    return requests;
   }
 
   // The physical bytes of a slot, rounded up to 512, by the handles of its view; joined where they touch.
@@ -142,27 +142,28 @@ class Checker {
     return result;
   }
 
-  std::string play(const std::vector<Step>& steps) {
+  std::string play(const std::vector<PlayedRequest>& requests) {
     live_.clear();
     freed_.clear();
-    std::multimap<std::uint64_t, std::size_t> ends;  // until -> step
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin())) release(steps[ends.begin()->second]);
-      for (const Bytes& bytes : physical(steps[i].slot)) {
-        if (std::string error = take(bytes, steps[i]); !error.empty()) return error;
+    std::multimap<std::uint64_t, std::size_t> ends;  // until -> request
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin()))
+        release(requests[ends.begin()->second]);
+      for (const Bytes& bytes : physical(requests[i].slot)) {
+        if (std::string error = take(bytes, requests[i]); !error.empty()) return error;
       }
-      ends.emplace(steps[i].until, i);
+      ends.emplace(requests[i].until, i);
     }
     return {};
   }
 
-  std::string take(const Bytes& bytes, const Step& step) {
+  std::string take(const Bytes& bytes, const PlayedRequest& request) {
     const auto name = [this](std::size_t slot) { return "request " + std::to_string(plan_.slots[slot].id); };
     const auto after = live_.lower_bound(bytes.first);
     for (auto at = after == live_.begin() ? after : std::prev(after); at != live_.end() && at->first < bytes.last;
          ++at) {
       if (at->second.last > bytes.first) {
-        return name(step.slot) + " takes bytes that " + name(at->second.slot) + " still holds (physical offset " +
+        return name(request.slot) + " takes bytes that " + name(at->second.slot) + " still holds (physical offset " +
                std::to_string(std::max(bytes.first, at->first)) + ")";
       }
     }
@@ -175,30 +176,30 @@ class Checker {
         ++at;
         continue;
       }
-      if (std::string error = check_order(step, holder); !error.empty()) return name(step.slot) + error;
+      if (std::string error = check_order(request, holder); !error.empty()) return name(request.slot) + error;
       at = freed_.erase(at);
       if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.free_stream};
       if (old.last > bytes.last) freed_[bytes.last] = holder;
     }
-    live_[bytes.first] = {bytes.last, step.slot, step.free_stream};
+    live_[bytes.first] = {bytes.last, request.slot, request.free_stream};
     return {};
   }
 
-  [[nodiscard]] std::string check_order(const Step& step, const Holder& holder) const {
-    if (holder.free_stream == kEveryStream || holder.free_stream == step.allocation_stream) return {};
+  [[nodiscard]] std::string check_order(const PlayedRequest& request, const Holder& holder) const {
+    if (holder.free_stream == kEveryStream || holder.free_stream == request.allocation_stream) return {};
     const std::string whose = "bytes of request " + std::to_string(plan_.slots[holder.slot].id);
-    if (step.allocation_stream == kEveryStream)
+    if (request.allocation_stream == kEveryStream)
       return " may be used on any stream and takes " + whose + ", freed on one";
-    if (!waits_.contains({step.slot, holder.slot}))
+    if (!waits_.contains({request.slot, holder.slot}))
       return " takes " + whose + ", freed on another stream, without a wait";
     if (!plan_.slots[holder.slot].event_on_free) return " waits for " + whose + ", whose free records no event";
     return {};
   }
 
-  void release(const Step& step) {
-    for (const Bytes& bytes : physical(step.slot)) {
+  void release(const PlayedRequest& request) {
+    for (const Bytes& bytes : physical(request.slot)) {
       live_.erase(bytes.first);
-      freed_[bytes.first] = {bytes.last, step.slot, step.free_stream};
+      freed_[bytes.first] = {bytes.last, request.slot, request.free_stream};
     }
   }
 

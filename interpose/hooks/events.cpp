@@ -1,6 +1,6 @@
 // Events, and other calls that order the work of streams or show that it is complete (serve/streams/event_order.h).
 #include "interpose/hooks/actions.h"
-#include "interpose/hooks/request.h"
+#include "interpose/hooks/allocation.h"
 #include "interpose/session/program_order.h"
 
 namespace stalloc::hooks::events {

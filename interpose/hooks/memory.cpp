@@ -4,7 +4,7 @@
 
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
-#include "interpose/hooks/request.h"
+#include "interpose/hooks/allocation.h"
 #include "interpose/torch/road.h"
 #include "plan/communication.h"
 
@@ -18,8 +18,8 @@ using trace::EventKind;
 // cuMemAlloc and cuMemFree are ordered with all streams and belong to none; they are recorded on the legacy stream.
 StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
 
-record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
-  record::Call event;
+record::TracedCall event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
+  record::TracedCall event;
   event.kind = kind;
   event.device = std::max(Session::cuda().current_device(), 0);
   event.address = address;
@@ -32,10 +32,10 @@ record::Call event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, co
 // True for a request larger than all free memory. It is refused at once, since CUDA's pool takes a tenth of a second to
 // find that out. Where the program made pools of its own, CUDA decides: a pool that grows can take what other pools
 // keep idle.
-bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Request& request) {
-  if (!heap.is_large(request.bytes) || heaps.has_created_pools()) return false;
+bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Allocation& allocation) {
+  if (!heap.is_large(allocation.bytes) || heaps.has_created_pools()) return false;
   const CUmemoryPool pool = Session::cuda().default_pool(Session::cuda().current_device());
-  return request.bytes > heap.available_bytes() + Session::cuda().idle_pool_bytes(pool);
+  return allocation.bytes > heap.available_bytes() + Session::cuda().idle_pool_bytes(pool);
 }
 
 // For STALLOC_PLAN_STRICT, when the plan cannot be used.
@@ -46,22 +46,22 @@ CUresult refuse(CUdeviceptr* out) {
 
 // Asks the original allocator; when it is out of memory and we hold idle memory, gives that back and asks once more.
 template <class Original>
-CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request& request, CUdeviceptr* out,
+CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Allocation& allocation, CUdeviceptr* out,
                             Original original) {
   if (heap.refuses()) return refuse(out);
   // A graph needs its memory only when it is launched.
-  const bool captured = request.kind != EventKind::Alloc && Session::captures().holds(request.stream.handle);
-  if (!captured && cannot_be_had(heaps, heap, request)) {
+  const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
+  if (!captured && cannot_be_had(heaps, heap, allocation)) {
     *out = 0;  // as CUDA does
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   CUresult result = original();
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap.make_room(request.bytes) > 0) result = original();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap.make_room(allocation.bytes) > 0) result = original();
   if (result != CUDA_SUCCESS) return result;
-  if (request.kind == EventKind::Alloc) {
-    heap.note_unplanned_sync(*out, request.bytes);
+  if (allocation.kind == EventKind::Alloc) {
+    heap.note_unplanned_sync(*out, allocation.bytes);
   } else if (!captured) {  // memory of a graph belongs to no pool
-    heap.note_unplanned(*out, request.bytes, request.pool);
+    heap.note_unplanned(*out, allocation.bytes, allocation.pool);
   }
   return result;
 }
@@ -71,8 +71,8 @@ CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Request
 // communication libraries always get CUDA's memory. Without a plan nothing tells what will be exported: in a PyTorch
 // program whose tensors come through the door, only buffers of libraries are left, few and often made to be exported
 // (custom all-reduces).
-bool is_left_to_cuda(const Request& request) {
-  if (request.kind != EventKind::Alloc) return false;
+bool is_left_to_cuda(const Allocation& allocation) {
+  if (allocation.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
   if (Session::get().recorder() != nullptr) return true;
   if (torch::is_open() && Session::get().options().mode == Mode::Dynamic) return true;
@@ -82,34 +82,34 @@ bool is_left_to_cuda(const Request& request) {
 }
 
 // Sets the request's pool to the one that the heap knows; false when requests from that pool are not served.
-bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Request* request) {
-  if (request->kind == EventKind::AllocAsync) return heaps.resolve_current_pool(heap, &request->pool);
-  return request->kind == EventKind::Alloc || heaps.resolve_pool(heap, &request->pool);
+bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Allocation* allocation) {
+  if (allocation->kind == EventKind::AllocAsync) return heaps.resolve_current_pool(heap, &allocation->pool);
+  return allocation->kind == EventKind::Alloc || heaps.resolve_pool(heap, &allocation->pool);
 }
 
 template <class Original>
-CUresult allocate_served(Heaps* heaps, CUcontext context, Request request, CUdeviceptr* out, Original original) {
+CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation, CUdeviceptr* out, Original original) {
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
   if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
-  if (heap == nullptr || !resolve_pool(*heaps, *heap, &request)) return original();
-  const bool declined = Declined::by_heap() || is_left_to_cuda(request);
-  const auto address = declined ? std::nullopt : serve_request(*heap, request);
+  if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) return original();
+  const bool declined = Declined::by_heap() || is_left_to_cuda(allocation);
+  const auto address = declined ? std::nullopt : serve_allocation(*heap, allocation);
   if (address) {
     *out = *address;
     return CUDA_SUCCESS;
   }
-  return allocate_elsewhere(*heaps, *heap, request, out, original);
+  return allocate_elsewhere(*heaps, *heap, allocation, out, original);
 }
 
 template <class Original>
-CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
+CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original original) {
   Session& session = Session::get();
-  if (out == nullptr || request.bytes == 0) return original();
+  if (out == nullptr || allocation.bytes == 0) return original();
   if (!session.active()) return Session::refuses() ? refuse(out) : original();
   // Without a context the driver refuses, and the runtime then creates one and calls again.
   const CUcontext context = Session::cuda().current_context();
   if (context == nullptr || Session::cuda().has_failed()) return original();
-  const bool captured = request.kind != EventKind::Alloc && Session::captures().holds(request.stream.handle);
+  const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
@@ -117,10 +117,10 @@ CUresult allocate(const Request& request, CUdeviceptr* out, Original original) {
   Recorder* recorder = session.recorder();
   // PyTorch's own allocator requests segments; the tensors in them are recorded one by one.
   if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost()))
-    return allocate_served(session.heaps(), context, request, out, original);
-  record::Call event = event_of(request.kind, 0, request.bytes, request.stream);
+    return allocate_served(session.heaps(), context, allocation, out, original);
+  record::TracedCall event = event_of(allocation.kind, 0, allocation.bytes, allocation.stream);
   event.captured = captured;
-  const CUresult result = allocate_served(session.heaps(), context, request, out, original);
+  const CUresult result = allocate_served(session.heaps(), context, allocation, out, original);
   event.failed = result != CUDA_SUCCESS;
   event.address = event.failed ? 0 : *out;
   recorder->record(event);

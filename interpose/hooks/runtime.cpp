@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "interpose/hooks/actions.h"
-#include "interpose/hooks/request.h"
+#include "interpose/hooks/allocation.h"
 
 namespace stalloc::hooks::runtime {
 namespace {

@@ -62,7 +62,7 @@ Recorder::Recorder(const Options& options, trace::Device (*describe)(int device)
   events_.reserve(chunk_events_);
 }
 
-void Recorder::record(const Call& call) noexcept {
+void Recorder::record(const TracedCall& call) noexcept {
   if (stopped_.load(std::memory_order_relaxed)) return;
   try {
     append_event(call);
@@ -71,7 +71,7 @@ void Recorder::record(const Call& call) noexcept {
   }
 }
 
-void Recorder::append_event(const Call& call) {
+void Recorder::append_event(const TracedCall& call) {
   std::array<void*, kDeepestStack> frames;
   // The address of a free tells which allocation it ends; its call stack would add nothing.
   const bool allocates = call.kind != EventKind::Free && call.kind != EventKind::FreeAsync;

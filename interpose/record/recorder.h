@@ -18,7 +18,7 @@
 namespace stalloc::record {
 
 // One call, as a hook saw it. Sizes in bytes.
-struct Call {
+struct TracedCall {
   trace::EventKind kind{};
   bool captured = false;
   bool failed = false;
@@ -37,7 +37,7 @@ class Recorder {
   // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning, and so
   // does a file that has reached its largest size, which can be planned then. Allocations are recorded after the
   // original returned, frees before it is called, so that an address is never seen twice at once.
-  void record(const Call& call) noexcept;
+  void record(const TracedCall& call) noexcept;
 
   // The handle may be given to a new stream after this.
   void stream_destroyed(CUstream stream) noexcept;
@@ -53,7 +53,7 @@ class Recorder {
     }
   };
 
-  void append_event(const Call& call);
+  void append_event(const TracedCall& call);
   void note_device(int device);
   void write_chunk(bool last);
   bool append(const trace::ChunkView& chunk);  // false: recording has stopped

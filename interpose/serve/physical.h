@@ -1,4 +1,5 @@
-// Physical memory of an arena as one line of bytes: the plan's handles one behind the other, in home order.
+// Physical offsets name the bytes of a heap's physical memory: the plan's handles lie one behind the other from 0 on,
+// in home order, and those of the dynamic sub-allocator behind them. Where a handle ends another may begin, or nothing.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace stalloc::serve {
 
-// Both ends are multiples of plan::kUnitBytes.
+// Physical offsets. Both ends are multiples of plan::kUnitBytes.
 using PhysicalRange = plan::Range;
 using PhysicalRanges = std::span<const PhysicalRange>;
 

@@ -1,5 +1,5 @@
 /* The C interface between the preloaded library and a door: the shared object, built for one minor version of PyTorch,
- * that puts stalloc's heaps behind PyTorch's own allocator (docs/design.md, "PyTorch's door").
+ * that puts stalloc's heaps behind PyTorch's own allocator (docs/pytorch.md).
  *
  * The library loads the door and calls `stalloc_door_open`, once, handing it the functions below. All of them are
  * thread-safe, throw nothing, and never wait for the device unless they say so. Sizes are in bytes; a device is CUDA's

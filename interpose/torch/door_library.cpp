@@ -28,7 +28,7 @@ void record(EventKind kind, int device, std::size_t bytes, void* stream, const v
             bool failed = false) noexcept {
   record::Recorder* recorder = Session::get().recorder();
   if (recorder == nullptr) return;
-  record::Call event;
+  record::TracedCall event;
   event.kind = kind;
   event.failed = failed;
   event.device = device;

@@ -1,5 +1,5 @@
 // Cutting physical memory into handles. A cuMemCreate handle can only be mapped whole, and mapping costs per handle,
-// hardly per byte (docs/design.md): so few large ones, cut only where a stitched view needs it.
+// hardly per byte (docs/planning.md): so few large ones, cut only where a stitched view needs it.
 #pragma once
 
 #include <cstdint>

@@ -95,7 +95,7 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   handles_.erase(found);
 }
 
-void HandlePlacement::lend_line(Range range) {
+void HandlePlacement::lend_addresses(Range range) {
   unmapped_.large.subtract(range);
   lent_bytes_ += range.bytes();
 }

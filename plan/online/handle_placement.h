@@ -1,15 +1,18 @@
 // Placement at run time, where the future is unknown: in handles, which exist already and can be mapped only whole.
 //
-// Physical memory is a line of bytes. Handles lie on it at fixed places, each mapped there once, in the home view, so
-// that a byte's place on the line is its address too. A request takes, in this order of preference,
-//   1. a contiguous free range of the line: among the best-fitting ones the place that strands fewest bytes. The plan's
+// A physical offset names a byte of physical memory. Each handle has its offsets for as long as it exists, and is
+// mapped at them in the home view, so a physical offset is also where the home view shows that byte. A request takes,
+// in this order of preference,
+//   1. a contiguous free range of the home view: among the best-fitting ones the place that strands fewest bytes. The
+//   plan's
 //      handles come last, since their slots will be wanted, and of them the lowest range that fits: it lies where the
 //      plan has what lives through the run, so it meets few slots that come and go,
 //   2. the shortest free stretch of a stitched view made before,
 //   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view that is
 //      free at its end, lengthened by the rest, or a new one.
 // Mapping costs per handle, hardly per byte, so the size of new handles grows with what is held (growth.h). Small
-// requests keep to small handles of their own, in another part of the line, so that they do not pin large ones.
+// requests keep to small handles of their own, in a part of the home view for themselves, so that they do not pin large
+// ones.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +40,8 @@ class HandlePlacement {
   struct Options {
     std::uint64_t page = 0;          // the device's granularity: a power of two
     std::uint64_t device_bytes = 0;  // all of its memory; 0: no request is a large part of it
-    Range large;                     // the part of the line for handles of large requests; before it lies the plan's
-    Range small;                     // the part for handles of small requests
+    Range large;                     // physical offsets for handles of large requests; before them are the plan's
+    Range small;                     // those for handles of small requests
     OnlinePolicy policy;
   };
 
@@ -47,16 +50,16 @@ class HandlePlacement {
     std::uint64_t id = 0;  // the driver's
     bool planned = false;  // belongs to the plan's arena
   };
-  using Handles = std::map<std::uint64_t, Handle>;  // by place on the line
+  using Handles = std::map<std::uint64_t, Handle>;  // by physical offset
 
   // How to serve a request for which no free range is long enough.
   struct Proposal {
     std::vector<Range> pieces;        // for a view, new handles included; empty: extend the home view instead
     std::uint32_t view = 0;           // to be lengthened by the pieces; 0: they make a new one
-    std::uint64_t offset = 0;         // of the request, in the view or on the line
+    std::uint64_t offset = 0;         // of the request, in the view or the home view
     std::vector<std::uint64_t> grow;  // bytes of handles to create first, one behind the other from `grow_at`
     std::uint64_t grow_at = 0;
-    Range lent;  // the part of the line before `grow_at` in which a new view shows its old handles (`join`)
+    Range lent;  // home addresses before `grow_at` in which a new view shows its old handles (`join`)
     [[nodiscard]] std::span<const Range> mapped() const {  // the pieces that are to be mapped for the view
       return lent.bytes() > 0 ? std::span(pieces).first(pieces.size() - 1) : std::span(pieces);
     }
@@ -75,7 +78,7 @@ class HandlePlacement {
 
   // Finds a place and does not take it. `bytes` is a multiple of plan::kUnitBytes, and not 0.
   [[nodiscard]] std::optional<Place> find_home(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
-    const std::uint64_t at = find_on_line(bytes, stream, reach);
+    const std::uint64_t at = find_contiguous(bytes, stream, reach);
     return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
   }
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
@@ -98,13 +101,13 @@ class HandlePlacement {
     return overdraft_.slack > 0 && free_bytes() / overdraft_.slack <= physical_bytes_ / options_.policy.held_per_slack;
   }
 
-  // Appends the ranges of the line behind a place, joined where they touch.
+  // Appends the physical ranges behind a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
   // Pre: the ranges are free.
   void take(std::span<const Range> ranges, StreamIndex stream, Reach reach);
   void give(std::span<const Range> ranges, StreamIndex stream);
 
-  // New handles, mapped at their places on the line, free for `stream`.
+  // New handles, mapped at their places in the home view, free for `stream`.
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
   // Pre: the handle is wholly free and in no view.
   void remove_handle(std::uint64_t at);
@@ -117,9 +120,9 @@ class HandlePlacement {
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
 
-  // Lends a part of the line that has no handles to a view, and takes it back.
-  void lend_line(Range range);
-  void return_line(Range range) { unmapped_.large.add(range); }
+  // Lends home addresses that have no handles to a view, and takes it back.
+  void lend_addresses(Range range);
+  void return_addresses(Range range) { unmapped_.large.add(range); }
 
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
@@ -149,9 +152,9 @@ class HandlePlacement {
   Spaces& own(StreamIndex stream);
   void know(StreamIndex stream);
 
-  // These return a place on the line, or kNowhere: a plain number is returned faster than an optional.
+  // These return a physical offset, or kNowhere: a plain number is returned faster than an optional.
   static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
-  [[nodiscard]] std::uint64_t find_on_line(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
+  [[nodiscard]] std::uint64_t find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   [[nodiscard]] std::uint64_t gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   // Pre: `at` lies in a handle.
@@ -175,12 +178,12 @@ class HandlePlacement {
 
   Options options_;
   Handles handles_;
-  LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the line
+  LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
   Overdraft overdraft_;
-  std::uint64_t lent_bytes_ = 0;  // bytes of the line lent so far
-  Spaces unmapped_;               // parts of the line where handles can go
+  std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
+  Spaces unmapped_;               // physical offsets without handles
   Spaces all_;                    // free bytes of all streams
   // As long as only one stream has had bytes, `all_` holds what is its own.
   StreamIndex first_ = 0;

@@ -1,4 +1,4 @@
-// Finding a place in memory that is there: contiguous on the line, or in a stitched view made before.
+// Finding a place in memory that is there: contiguous in the home view, or in a stitched view made before.
 #include "plan/online/handle_placement.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ constexpr std::size_t kMostCompared = 16;  // ranges
 
 }  // namespace
 
-std::uint64_t HandlePlacement::find_on_line(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
+std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
   const bool small = bytes < options_.policy.small_bytes;
   std::uint64_t at = gentlest_fit(small ? spaces.small : spaces.large, bytes);

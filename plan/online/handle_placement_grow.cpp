@@ -30,8 +30,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   return grown(*extended) <= grown(*stitched) ? extended : stitched;
 }
 
-// Proposes new handles behind the last one; free bytes right before them become part of the request. Where the line has
-// no room there, the new handles go to the smallest stretch without handles that is long enough.
+// Proposes new handles behind the last one; free bytes right before them become part of the request. Where the home
+// view has no room there, the new handles go to the smallest stretch without handles that is long enough.
 std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
   const bool small = bytes < options_.policy.small_bytes;
   const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
@@ -73,14 +73,14 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   Proposal proposal;
   std::uint64_t most = round_up(bytes / options_.policy.request_per_free_end, kUnitBytes);
   for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
-    const ViewCache::View& candidate = views_[number];
+    const ViewCache::CachedView& candidate = views_[number];
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
     if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
     most = free;
     proposal.view = number;
   }
   if (proposal.view == 0) return std::nullopt;
-  const ViewCache::View& found = views_[proposal.view];
+  const ViewCache::CachedView& found = views_[proposal.view];
   FreeSpace in_view;
   for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
   const Stitcher stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of());
@@ -91,8 +91,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   return found.bytes() + proposal.shown() <= found.room ? std::optional(proposal) : std::nullopt;
 }
 
-// Adds new handles for what is missing behind the pieces of a proposal. False when that is not allowed, or the line has
-// no place for them.
+// Adds new handles for what is missing behind the pieces of a proposal. False when that is not allowed, or the home
+// view has no place for them.
 bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow,
                                   Proposal* proposal) const {
   if (missing == 0) return true;
@@ -106,11 +106,11 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
   return true;
 }
 
-// The new handles of a new view are mapped at home anyway. Where the line has room, the old ones are mapped a second
-// time right before them, so that the new ones are mapped only once. Small views are left out: they gain more by
+// The new handles of a new view are mapped at home anyway. Where the home view has room, the old ones are mapped a
+// second time right before them, so that the new ones are mapped only once. Small views are left out: they gain more by
 // addresses in which they can be lengthened later.
 //
-//     line   |aa......|bbbb....| ... |  lent  |........|
+//     home   |aa......|bbbb....| ... |  lent  |........|
 //                [1]                  [1 again]   [new]
 //                                        |..... ........|   the view
 void HandlePlacement::join(Proposal* proposal) const {
@@ -118,7 +118,7 @@ void HandlePlacement::join(Proposal* proposal) const {
   const std::uint64_t grown = proposal->pieces.back().bytes();
   const std::uint64_t old = proposal->shown() - grown;
   if (old + grown < physical_bytes_ / options_.policy.held_per_joined_view) return;
-  if (lent_bytes_ + old > options_.large.bytes() / options_.policy.line_per_lent) return;
+  if (lent_bytes_ + old > options_.large.bytes() / options_.policy.home_per_lent) return;
   const auto room = unmapped_.large.best_fit(old + grown);
   if (!room) return;
   proposal->lent = {room->begin, room->begin + old};

@@ -11,38 +11,42 @@ constexpr std::uint64_t kNanosecondsAMillisecond = 1'000'000;
 constexpr std::uint64_t kMostAllowance = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr std::int64_t kEighths = 8;
 
+LeakyBucket full_bucket(const OnlinePolicy& policy) {
+  const std::uint64_t allowance =
+      std::min(policy.mapping_allowance, kMostAllowance / kNanosecondsAMillisecond) * kNanosecondsAMillisecond;
+  return {std::max<std::uint64_t>(policy.elapsed_per_mapping, 1), static_cast<std::int64_t>(allowance)};
+}
+
 }  // namespace
 
-MappingBudget::MappingBudget(const OnlinePolicy& policy)
-    : share_(std::max<std::uint64_t>(policy.elapsed_per_mapping, 1)),
-      allowance_(static_cast<std::int64_t>(
-          std::min(policy.mapping_allowance, kMostAllowance / kNanosecondsAMillisecond) * kNanosecondsAMillisecond)),
-      coarsest_(std::bit_floor(std::max<std::uint64_t>(policy.coarsest, 1))),
-      widest_slack_(std::max<std::uint64_t>(policy.widest_slack, 1)),
-      balance_(allowance_),
-      stitching_balance_(allowance_) {}
+void LeakyBucket::settle(std::uint64_t elapsed, std::uint64_t paid) noexcept {
+  const auto gained = static_cast<std::int64_t>(std::min(elapsed / share_, kMostAllowance));
+  balance_ += gained - static_cast<std::int64_t>(std::min(paid, kMostAllowance));
+  balance_ = std::clamp(balance_, -allowance_, allowance_);
+}
 
-Overdraft MappingBudget::overdraft(const MappingTime& now) noexcept {
+std::optional<std::int64_t> LeakyBucket::eighths_owed() const noexcept {
+  if (balance_ >= 0) return std::nullopt;
+  return std::min(-balance_ / std::max<std::int64_t>(allowance_ / kEighths, 1), kEighths);
+}
+
+MappingBudget::MappingBudget(const OnlinePolicy& policy)
+    : coarsest_(std::bit_floor(std::max<std::uint64_t>(policy.coarsest, 1))),
+      widest_slack_(std::max<std::uint64_t>(policy.widest_slack, 1)),
+      mapping_(full_bucket(policy)),
+      stitching_(full_bucket(policy)) {}
+
+Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitching) noexcept {
   const std::uint64_t elapsed = now.elapsed - last_.elapsed;
-  settle(elapsed, now.mapping - last_.mapping, &balance_);
-  settle(elapsed, now.stitching - last_.stitching, &stitching_balance_);
+  mapping_.settle(elapsed, now.mapping - last_.mapping);
+  stitching_.settle(elapsed, stitching - last_stitching_);
   last_ = now;
-  const auto owed = eighths_owed(balance_);
+  last_stitching_ = stitching;
+  const auto owed = mapping_.eighths_owed();
   if (!owed) return {};
-  const auto wider = eighths_owed(stitching_balance_).value_or(0);
+  const auto wider = stitching_.eighths_owed().value_or(0);
   return {.coarseness = std::min(std::uint64_t{2} << *owed, coarsest_),
           .slack = std::min(std::uint64_t{1} << wider, widest_slack_)};
-}
-
-std::optional<std::int64_t> MappingBudget::eighths_owed(std::int64_t balance) const noexcept {
-  if (balance >= 0) return std::nullopt;
-  return std::min(-balance / std::max<std::int64_t>(allowance_ / kEighths, 1), kEighths);
-}
-
-void MappingBudget::settle(std::uint64_t elapsed, std::uint64_t paid, std::int64_t* balance) const noexcept {
-  const auto gained = static_cast<std::int64_t>(std::min(elapsed / share_, kMostAllowance));
-  *balance += gained - static_cast<std::int64_t>(std::min(paid, kMostAllowance));
-  *balance = std::clamp(*balance, -allowance_, allowance_);
 }
 
 }  // namespace stalloc::plan

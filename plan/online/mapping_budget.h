@@ -10,9 +10,28 @@ namespace stalloc::plan {
 
 // In nanoseconds; none ever goes down.
 struct MappingTime {
-  std::uint64_t elapsed = 0;    // since any moment
-  std::uint64_t mapping = 0;    // spent in creating, mapping, unmapping and giving back, since the same moment
-  std::uint64_t stitching = 0;  // spent in mapping stitched views; a part of `mapping`
+  std::uint64_t elapsed = 0;  // since any moment
+  std::uint64_t mapping = 0;  // spent in creating, mapping, unmapping and giving back, since the same moment
+};
+
+// A leaky bucket of time. It begins with an allowance, gains a share of the time that passes, and pays for what is
+// done. Neither credit nor debt exceeds the allowance: a long time without mapping does not pay for a long time of
+// nothing but mapping, nor does one costly minute count for ever. Pure; not thread-safe.
+class LeakyBucket {
+ public:
+  // It gains 1 / `share` of the time that passes. The allowance is in nanoseconds.
+  LeakyBucket(std::uint64_t share, std::int64_t allowance)
+      : share_(share), allowance_(allowance), balance_(allowance) {}
+
+  // In nanoseconds since the last call: the time that passed, and what is paid.
+  void settle(std::uint64_t elapsed, std::uint64_t paid) noexcept;
+  // How many eighths of the allowance are owed, at most 8; nothing when the bucket is not overdrawn.
+  [[nodiscard]] std::optional<std::int64_t> eighths_owed() const noexcept;
+
+ private:
+  std::uint64_t share_;
+  std::int64_t allowance_;
+  std::int64_t balance_;
 };
 
 // What a program may do to map less, at the price of memory. The defaults are those of a budget that is not overdrawn.
@@ -22,9 +41,7 @@ struct Overdraft {
   std::uint64_t slack = 0;
 };
 
-// Two leaky buckets: one for all mapping, one for stitching alone. Each begins with the policy's allowance, gains a
-// share of the time that passes, and pays for what is done. Neither credit nor debt exceeds the allowance: a long time
-// without mapping does not pay for a long time of nothing but mapping, nor does one costly minute count for ever.
+// Two leaky buckets: one pays for all mapping, one for stitching alone.
 //
 // What is owed for all mapping makes new handles larger: mapping costs per handle, so this costs only the memory in
 // handles that are partly used. What is owed for stitching lets more and more memory be free before a request stitches,
@@ -35,21 +52,17 @@ class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
 
-  // `now`: as of this moment. None of its times is less than it was at the last call.
-  Overdraft overdraft(const MappingTime& now) noexcept;
+  // Both as of this moment, and `stitching` the part of now.mapping spent in mapping stitched views, in nanoseconds.
+  // None is less than it was at the last call.
+  Overdraft overdraft(const MappingTime& now, std::uint64_t stitching) noexcept;
 
  private:
-  // How many eighths of the allowance the bucket owes, at most 8; nothing when it is not overdrawn.
-  [[nodiscard]] std::optional<std::int64_t> eighths_owed(std::int64_t balance) const noexcept;
-  void settle(std::uint64_t elapsed, std::uint64_t paid, std::int64_t* balance) const noexcept;
-
-  const std::uint64_t share_;     // mapping may take 1 / this of the time that passes
-  const std::int64_t allowance_;  // ns
-  const std::uint64_t coarsest_;
-  const std::uint64_t widest_slack_;
+  std::uint64_t coarsest_;
+  std::uint64_t widest_slack_;
+  LeakyBucket mapping_;
+  LeakyBucket stitching_;
   MappingTime last_;
-  std::int64_t balance_;            // ns
-  std::int64_t stitching_balance_;  // ns
+  std::uint64_t last_stitching_ = 0;
 };
 
 }  // namespace stalloc::plan

@@ -62,16 +62,16 @@ namespace stalloc::plan {
 // streams of a program have other numbers, small ones.
 inline constexpr StreamIndex kAnyStream = 0;
 
-// An address that a backend reserved: in the line, where each handle is mapped once (the home view), or in the range
+// An address that a backend reserved: in the home view, where each handle is mapped once, or in the range
 // for stitched views. `offset` counts bytes from the beginning of either.
 struct VirtualAddress {
-  enum class Space : std::uint8_t { Line, Views };
-  Space space = Space::Line;
+  enum class Space : std::uint8_t { Home, Views };
+  Space space = Space::Home;
   std::uint64_t offset = 0;
 };
 
 // What the allocator is built on: physical memory, mappings, and the order between streams. A backend that refuses a
-// call has changed nothing, but for `unmap`: its addresses are then not used again. Ranges are ranges of the line,
+// call has changed nothing, but for `unmap`: its addresses are then not used again. Ranges are of physical offsets,
 // their ends multiples of kUnitBytes. No function throws; none waits on the host.
 template <class B>
 concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t free_number, VirtualAddress address,
@@ -86,10 +86,10 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   { block.view } -> std::convertible_to<std::uint32_t>;
 
   // Creates physical memory for each of the handles (`bytes` is given, `id` is set) and maps them one behind the other
-  // on the line from `at` on. Nothing is pending on their bytes.
+  // in the home view from `at` on. Nothing is pending on their bytes.
   { backend.create(at, new_handles) }
   noexcept->std::same_as<bool>;
-  // Unmaps a handle from its place on the line and gives its memory back. Pre: no work is pending on its bytes.
+  // Unmaps a handle from its place in the home view and gives its memory back. Pre: no work is pending on its bytes.
   { backend.destroy(at, handle) }
   noexcept->std::same_as<bool>;
   // Maps existing handles one behind the other from `address` on.
@@ -156,7 +156,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   };
 
   explicit OnlineAllocator(const Options& options, Backend backend = {})
-      : most_deferred_bytes_(options.placement.policy.last_free_bytes),
+      : most_deferred_bytes_(options.placement.policy.deferred_free_bytes),
         backend_(std::move(backend)),
         placement_(options.placement),
         cross_stream_(options.cross_stream),
@@ -177,7 +177,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   void free(Block block, std::uint64_t bytes, StreamIndex stream) {
     free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream));
   }
-  // As `free`, but the free is deferred if the block is no larger than the policy's `last_free_bytes`. Simulations
+  // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
   // defer every free, the library those of the stream that was used last (heap.cpp). Completes the free that was
   // deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
   // std::bad_alloc; either block may then never be used again.
@@ -217,10 +217,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     return backend_.place(block, block.view == 0 ? VirtualAddress{} : begin_of(placement_.views()[block.view]));
   }
   [[nodiscard]] VirtualAddress address(Place place) const noexcept {
-    if (place.view == 0) return {VirtualAddress::Space::Line, place.offset};
+    if (place.view == 0) return {VirtualAddress::Space::Home, place.offset};
     return behind(begin_of(placement_.views()[place.view]), place.offset);
   }
-  // The ranges of the line that a place shows. Valid until the next call. Throws std::bad_alloc.
+  // The physical ranges that a place shows. Valid until the next call. Throws std::bad_alloc.
   [[nodiscard]] Ranges ranges(Place place, std::uint64_t bytes) {
     if (place.view != 0) return ranges_of_view(place, bytes);
     at_home_ = {place.offset, place.offset + bytes};
@@ -229,9 +229,9 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // --- Stitched views, by number, for callers that give memory back ---
 
-  [[nodiscard]] static VirtualAddress begin_of(const ViewCache::View& view) noexcept {
-    const bool on_line = view.lent.bytes() > 0;
-    return on_line ? VirtualAddress{VirtualAddress::Space::Line, view.lent.begin}
+  [[nodiscard]] static VirtualAddress begin_of(const ViewCache::CachedView& view) noexcept {
+    const bool at_home = view.lent.bytes() > 0;
+    return at_home ? VirtualAddress{VirtualAddress::Space::Home, view.lent.begin}
                    : VirtualAddress{VirtualAddress::Space::Views, view.at};
   }
   // True when nothing lives in the view, and the device is known to be done with what lived there. What uses its bytes
@@ -256,7 +256,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   using Proposal = HandlePlacement::Proposal;
 
   // A request that found nothing in its own mapped bytes.
-  struct Request {
+  struct UnplacedRequest {
     std::uint64_t bytes = 0;
     StreamIndex stream = kAnyStream;
     bool may_stitch = true;
@@ -274,10 +274,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
-  std::optional<Place> take_complete(const Request& request);
-  std::optional<Place> grow_spared(const Request& request);
-  std::optional<Place> take_ordered(const Request& request);
-  std::optional<Place> make(const Request& request, Reach reach, bool may_grow);
+  std::optional<Place> take_complete(const UnplacedRequest& request);
+  std::optional<Place> grow_spared(const UnplacedRequest& request);
+  std::optional<Place> take_ordered(const UnplacedRequest& request);
+  std::optional<Place> make(const UnplacedRequest& request, Reach reach, bool may_grow);
 
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
@@ -291,12 +291,6 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number);
   }
   void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number);
-
-  [[nodiscard]] MappingTime mapping_time() const noexcept {
-    MappingTime now = backend_.mapping_time();
-    now.stitching = stitching_ns_;
-    return now;
-  }
 
   // Carrying out a proposal, and undoing it.
   bool grow(const Proposal& proposal, StreamIndex stream);
@@ -342,8 +336,8 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  placement_.set_overdraft(last_resort ? Overdraft{} : budget_.overdraft(mapping_time()));
-  const Request request{bytes, stream, !placement_.should_grow()};
+  placement_.set_overdraft(last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time(), stitching_ns_));
+  const UnplacedRequest request{bytes, stream, !placement_.should_grow()};
   if (shares) place = make(request, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
   if (!place && several) place = take_complete(request);
@@ -375,7 +369,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
 
 // Takes bytes of any stream whose last use is over.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_complete(const Request& request) {
+std::optional<Place> OnlineAllocator<Backend>::take_complete(const UnplacedRequest& request) {
   std::array<Range, kForeignRangesAsked> candidates;
   const std::size_t count = placement_.candidates(request.bytes, candidates);
   for (std::size_t i = 0; i < count; ++i) {
@@ -389,7 +383,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_complete(const Request& requ
 
 // Creates memory for a small request, so that it need not wait for another stream.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::grow_spared(const Request& request) {
+std::optional<Place> OnlineAllocator<Backend>::grow_spared(const UnplacedRequest& request) {
   if (request.bytes > placement_.page()) return std::nullopt;
   if (spared_pages_.size() <= request.stream) spared_pages_.resize(std::size_t{request.stream} + 1);
   if (spared_pages_[request.stream] >= placement_.policy().spared_pages) return std::nullopt;
@@ -401,14 +395,14 @@ std::optional<Place> OnlineAllocator<Backend>::grow_spared(const Request& reques
 // Takes bytes of any stream, behind waits for those that freed them; for any stream at once, only bytes whose frees are
 // complete.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_ordered(const Request& request) {
+std::optional<Place> OnlineAllocator<Backend>::take_ordered(const UnplacedRequest& request) {
   const auto place = take_mapped(request.bytes, request.stream, Reach::All);
   return place ? place : make(request, Reach::All, true);
 }
 
 // Makes room out of free handles and, where they are not enough and it may grow, new ones.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::make(const Request& request, Reach reach, bool may_grow) {
+std::optional<Place> OnlineAllocator<Backend>::make(const UnplacedRequest& request, Reach reach, bool may_grow) {
   const auto& [bytes, stream, stitches] = request;
   const bool may_stitch = stitches && placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
@@ -451,7 +445,7 @@ bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamInde
   if (reach == Reach::All && backend_.is_foreign(wanted, stream)) ++counts_.borrows;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
-    ViewCache::View& view = placement_.views()[place.view];
+    ViewCache::CachedView& view = placement_.views()[place.view];
     ++view.live;
     view.used_at = ++clock_;
   }
@@ -476,7 +470,7 @@ void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, S
   backend_.freed(freed, stream, number);
   placement_.give(freed, stream);
   if (left.view == 0) return;
-  ViewCache::View& view = placement_.views()[left.view];
+  ViewCache::CachedView& view = placement_.views()[left.view];
   --view.live;
   if (stream != kAnyStream) view.freed_at = backend_.latest_free();
 }
@@ -525,7 +519,7 @@ std::optional<std::uint32_t> OnlineAllocator<Backend>::make_view(const Proposal&
   std::uint64_t at = 0;
   handles_of(proposal.mapped());
   if (proposal.lent.bytes() > 0) {
-    placement_.lend_line(proposal.lent);
+    placement_.lend_addresses(proposal.lent);
   } else {
     room = std::min(placement_.policy().view_room * room, view_addresses_.largest());
     if (room < proposal.shown()) return std::nullopt;
@@ -541,7 +535,7 @@ std::optional<std::uint32_t> OnlineAllocator<Backend>::make_view(const Proposal&
 // A view that cannot be lengthened is not tried again: the same refusal would meet every request.
 template <OnlineBackend Backend>
 std::optional<std::uint32_t> OnlineAllocator<Backend>::lengthen_view(const Proposal& proposal) {
-  ViewCache::View& view = placement_.views()[proposal.view];
+  ViewCache::CachedView& view = placement_.views()[proposal.view];
   const VirtualAddress end = behind(begin_of(view), view.bytes());
   handles_of(proposal.pieces);
   placement_.views().lengthen(proposal.view, proposal.pieces);
@@ -583,14 +577,14 @@ bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
 
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::is_idle(std::uint32_t view) noexcept {
-  const ViewCache::View& asked = placement_.views()[view];
+  const ViewCache::CachedView& asked = placement_.views()[view];
   return asked.bytes() > 0 && asked.live == 0 && backend_.is_complete_up_to(asked.freed_at);
 }
 
 // The addresses of a view that is still mapped in part are not used again.
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::drop_view(std::uint32_t view) {
-  const ViewCache::View& dropped = placement_.views()[view];
+  const ViewCache::CachedView& dropped = placement_.views()[view];
   const bool unmapped = backend_.unmap(begin_of(dropped), handles_of(dropped.mapped()));
   if (unmapped) {
     forget_view(view);
@@ -602,7 +596,7 @@ bool OnlineAllocator<Backend>::drop_view(std::uint32_t view) {
 
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::shorten_view(std::uint32_t view, std::size_t pieces) {
-  ViewCache::View& shortened = placement_.views()[view];
+  ViewCache::CachedView& shortened = placement_.views()[view];
   handles_of(shortened.mapped().last(pieces));
   placement_.views().shorten(view, pieces);
   const bool unmapped = backend_.unmap(behind(begin_of(shortened), shortened.bytes()), handles_);
@@ -613,12 +607,12 @@ bool OnlineAllocator<Backend>::shorten_view(std::uint32_t view, std::size_t piec
 // Removes a view whose addresses can be used again. Pre: nothing is mapped for it.
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::forget_view(std::uint32_t view) {
-  const ViewCache::View& forgotten = placement_.views()[view];
+  const ViewCache::CachedView& forgotten = placement_.views()[view];
   const Range lent = forgotten.lent;
   const Range addresses{forgotten.at, forgotten.at + forgotten.room};
   placement_.views().remove(view);
   if (lent.bytes() > 0) {
-    placement_.return_line(lent);
+    placement_.return_addresses(lent);
   } else {
     view_addresses_.add(addresses);
   }

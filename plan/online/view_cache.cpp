@@ -29,7 +29,7 @@ void ViewCache::shorten(std::uint32_t number, std::size_t pieces) {
 }
 
 void ViewCache::change(std::uint32_t number, auto change) {
-  View& view = (*this)[number];
+  CachedView& view = (*this)[number];
   const auto entry = entry_of(number);
   change(view.stitched);
   auto node = by_bytes_.extract(entry);  // nothing throws from here on
@@ -44,7 +44,7 @@ ViewCache::ByBytes::const_iterator ViewCache::entry_of(std::uint32_t number) con
 
 void ViewCache::remove(std::uint32_t number) {
   unused_.push_back(number);
-  View& gone = (*this)[number];
+  CachedView& gone = (*this)[number];
   by_bytes_.erase(entry_of(number));
   gone = {};
 }
@@ -52,7 +52,7 @@ void ViewCache::remove(std::uint32_t number) {
 std::uint32_t ViewCache::least_recent() const {
   std::uint32_t oldest = 0;
   for (const auto& [bytes, number] : by_bytes_) {
-    const View& candidate = (*this)[number];
+    const CachedView& candidate = (*this)[number];
     if (candidate.live > 0) continue;
     if (oldest == 0 || candidate.used_at < (*this)[oldest].used_at) oldest = number;
   }

@@ -15,11 +15,11 @@ namespace stalloc::plan {
 // Pure; not thread-safe. Throws std::bad_alloc, with nothing changed.
 class ViewCache {
  public:
-  struct View {
+  struct CachedView {
     StitchedView stitched;       // empty: the number is not in use
     std::uint64_t at = 0;        // place in the range of addresses for views, bytes
     std::uint64_t room = 0;      // bytes that it may show there
-    Range lent;                  // part of the line: it lies there instead, its last piece behind that, at home
+    Range lent;                  // home addresses: it lies there instead, its last piece behind that, at home
     std::uint64_t live = 0;      // requests that live in it
     std::uint64_t used_at = 0;   // for finding the least recently used
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
@@ -39,8 +39,8 @@ class ViewCache {
   void shorten(std::uint32_t number, std::size_t pieces);
   void remove(std::uint32_t number);
 
-  [[nodiscard]] View& operator[](std::uint32_t number) { return views_[number - 1]; }
-  [[nodiscard]] const View& operator[](std::uint32_t number) const { return views_[number - 1]; }
+  [[nodiscard]] CachedView& operator[](std::uint32_t number) { return views_[number - 1]; }
+  [[nodiscard]] const CachedView& operator[](std::uint32_t number) const { return views_[number - 1]; }
   [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }  // the highest
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
   [[nodiscard]] const ByBytes& by_bytes() const { return by_bytes_; }
@@ -51,7 +51,7 @@ class ViewCache {
   void change(std::uint32_t number, auto change);
   [[nodiscard]] ByBytes::const_iterator entry_of(std::uint32_t number) const;
 
-  std::vector<View> views_;
+  std::vector<CachedView> views_;
   std::vector<std::uint32_t> unused_;  // numbers
   ByBytes by_bytes_;                   // the views in use
 };

@@ -5,7 +5,7 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::uint64_t kLine = 4;         // the line, in multiples of what lives at once, for each kind of handles
+constexpr std::uint64_t kOffsets = 4;  // physical offsets for each kind of handles, in multiples of what lives at once
 constexpr std::uint64_t kSparePages = 64;  // and beside that
 constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 62;
 
@@ -18,7 +18,7 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
   options.view_bytes = kUnlimited;
   HandlePlacement::Options& placement = options.placement;
   placement.page = std::bit_ceil(page);
-  const std::uint64_t part = round_up(kLine * live_bytes, placement.page) + kSparePages * placement.page;
+  const std::uint64_t part = round_up(kOffsets * live_bytes, placement.page) + kSparePages * placement.page;
   placement.large = {0, part};
   placement.small = {part + placement.page, 2 * part + placement.page};
   placement.policy = policy;

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "plan/sequence/slot_match.h"
 #include "plan/simulate/null_backend.h"
 #include "plan/simulate/simulate_caching.h"
-#include "plan/slot_match.h"
 
 namespace stalloc::plan {
 namespace {

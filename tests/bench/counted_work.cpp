@@ -196,7 +196,7 @@ Result record_run(const plan::Problem& problem, bool stacks) {
   });
   Result result;
   const auto record = [&](std::size_t i, trace::EventKind kind) {
-    record::Call call;
+    record::TracedCall call;
     call.kind = kind;
     call.address = (i + 1) << 20;
     call.size = problem.requests[i].size;

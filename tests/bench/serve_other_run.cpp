@@ -1,11 +1,12 @@
 // Serves one recorded run by a plan made from another run of the same program, without a device: what the heap would
 // hold, and how many mapping calls it would make. Prints one line, and is not a test.
 //
-//     serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N] [every=N] [handle=MIB]
+//     serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [every=N] [handle=MIB]
 //
-// dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call sites had been recorded. drop: the
-// served run leaves out one request in N, chosen at random. every: print a line for each N requests too. handle: the
-// size of the plan's largest handles. Where the plan has lanes, the requests come from threads as recorded.
+// Both are traces, or CSVs of requests. dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call
+// sites had been recorded. drop: the served run leaves out one request in N, chosen at random. every: print a line for
+// each N requests too. handle: the size of the plan's largest handles. Where the plan has lanes, the requests come from
+// threads as recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -15,9 +16,13 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "interpose/serve/heap/heap.h"
+#include "plan/files/csv.h"
+#include "plan/files/file_io.h"
 #include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
@@ -31,15 +36,27 @@ namespace {
 constexpr std::size_t kPage = std::size_t{2} << 20;
 constexpr std::size_t kWorkDone = 4096;  // after so many requests the device has done all its work
 
-plan::Problem read(const char* path, bool stacks) {
-  const auto trace = trace::read_trace(path);
-  if (!trace.ok()) {
-    std::fprintf(stderr, "%s\n", trace.error.c_str());
-    return {};
+// Of the first device. Empty, and says why, if the file cannot be read.
+plan::Problem read_run(const char* path) {
+  const auto refuse = [path](const std::string& error) {
+    std::fprintf(stderr, "%s: %s\n", path, error.c_str());
+    return plan::Problem();
+  };
+  const auto bytes = plan::read_file(path);
+  if (!bytes.ok()) return refuse(bytes.error);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
+  if (plan::is_csv(text)) {
+    auto problem = plan::parse_csv(text);
+    return problem.ok() ? std::move(problem.value) : refuse(problem.error);
   }
+  const auto trace = trace::read_trace(path);
+  if (!trace.ok()) return refuse(trace.error);
   plan::Lifetimes lifetimes = plan::find_lifetimes(trace.value);
-  if (lifetimes.devices.empty()) return {};
-  plan::Problem problem = std::move(lifetimes.devices.front());
+  return lifetimes.devices.empty() ? refuse("no requests") : std::move(lifetimes.devices.front());
+}
+
+plan::Problem read(const char* path, bool stacks) {
+  plan::Problem problem = read_run(path);
   for (plan::Request& request : problem.requests) request.stack = stacks ? request.stack : 0;
   return problem;
 }
@@ -128,10 +145,9 @@ class Player {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    return std::fprintf(
-               stderr,
-               "usage: serve_other_run PLANNED-TRACE SERVED-TRACE [dynamic | whole | no-stacks] [drop=N] [every=N] "
-               "[handle=MIB]\n"),
+    return std::fprintf(stderr,
+                        "usage: serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [every=N] "
+                        "[handle=MIB]\n"),
            2;
   }
   std::string mode;

@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""docs/design.md agrees with the code: its words, its layers, and the policy's numbers. Usage: design.py SOURCE_FOLDER"""
+"""docs/design.md agrees with the code: its words and the policy's numbers (layers.py checks its layers), and what it and its
+two companions name exists. Usage: design.py SOURCE_FOLDER"""
 
 import pathlib
 import re
 import sys
 
-sys.dont_write_bytecode = True
-from layers import MAY_INCLUDE  # noqa: E402
-
 WORD = re.compile(r"^\| ([^|`]+) \| [^|]+(?:`[^|`]+`[^|]+)* \| `(\w+)` in `([\w/.]+)` \|$", re.MULTILINE)
 # Words that others replaced, and that shall not come back.
-FORMER = re.compile(r"tenant|alloc_order|by the books", re.IGNORECASE)
-# Sentences that name the layers, and the folder that these lie in.
-LAYERS = {"plan": re.compile(r"Its folders follow the data.*?\.py`\): (.*?)\.\n", re.DOTALL),
-          "interpose": re.compile(r"each knowing only those above\s+it: (.*?)\.\s", re.DOTALL)}
+FORMER = re.compile(r"tenant|alloc_order|by the books|\b[io]n the line\b|\bline's bytes", re.IGNORECASE)
+PAGES = ("docs/design.md", "docs/planning.md", "docs/pytorch.md")
+NAMED = re.compile(r"`(?:\w+::)+(\w+)`")
+FILE = re.compile(r"`([\w/.-]+\.(?:h|cpp|py|fbs|def|md))`")
 
 
 def of_words(source, text):
@@ -36,13 +34,20 @@ def of_former_words(source):
                 yield f"{file.relative_to(source)} says {FORMER.search(file.read_text(encoding='utf-8')).group()}"
 
 
-def of_layers(text):
-    for folder, sentence in LAYERS.items():
-        found = sentence.search(text)
-        named = re.findall(r"(?:^|[,;] )`(\w+)`", " ".join(found[1].split())) if found else []
-        known = list(dict.fromkeys(path.split("/")[1] for path in MAY_INCLUDE if path.startswith(folder + "/")))
-        if known != named:
-            yield f"the layers of {folder} are {known} in layers.py and {named} in docs/design.md"
+def of_names(source):
+    """Functions and values that the pages name as `Class::name`, and files that they name by the end of their path."""
+    files = [path for folder in ("interpose", "plan", "tools", "tests", "schemas", "docs") for path in (source / folder).rglob("*")
+             if path.suffix in (".h", ".cpp", ".py", ".fbs", ".def", ".md")]
+    paths = [f"/{path.relative_to(source)}" for path in files]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files if path.suffix in (".h", ".cpp"))
+    for page in PAGES:
+        text = (source / page).read_text(encoding="utf-8")
+        for name in NAMED.findall(text):
+            if not re.search(rf"\b{name}\b", code):
+                yield f"{page} names {name}, which is nowhere in the code"
+        for name in FILE.findall(text):
+            if not any(path.endswith(f"/{name}") for path in paths):
+                yield f"{page} names {name}, which is no file"
 
 
 def numbers(source):
@@ -66,14 +71,14 @@ def of_numbers(source, text):
             f"addresses for {words.get(n['view_room'])} what it showed",
             f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
             f"up to {words.get(n['spared_pages'])} pages a stream are created",
-            f"a block of up to {n['last_free_bytes'] >> 20} MiB"]
+            f"a block of up to {n['deferred_free_bytes'] >> 20} MiB"]
     yield from (f"docs/design.md does not say: {phrase}" for phrase in said if phrase not in flat)
 
 
 def main():
     source = pathlib.Path(sys.argv[1])
     text = (source / "docs/design.md").read_text(encoding="utf-8")
-    found = [*of_words(source, text), *of_former_words(source), *of_layers(text), *of_numbers(source, text)]
+    found = [*of_words(source, text), *of_names(source), *of_former_words(source), *of_numbers(source, text)]
     print("\n".join(found))
     return 1 if found else 0
 

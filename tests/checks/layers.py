@@ -1,56 +1,54 @@
 #!/usr/bin/env python3
-"""Each folder of the sources includes only those that it may know (docs/design.md). Usage: layers.py SOURCE_FOLDER"""
+"""The sources include each other as the table of layers in docs/design.md says. Usage: layers.py SOURCE_FOLDER"""
 
 import pathlib
 import re
 import sys
 
-# What all of the planner speaks of.
-TERMS = {"plan/outcome.h", "plan/plan.h", "plan/problem.h"}
-
-
-def serve(*rooms):
-    """Rooms of the serving half, and the term that they share."""
-    return {"interpose/serve/physical.h", *(f"interpose/serve/{room}" for room in rooms)}
-
-
-# Folder: the folders and files that it may include.
-MAY_INCLUDE = {
-    "plan/placement": {"plan/placement"},
-    "plan/online": {"plan/online", "plan/placement"},
-    "plan/files": {"plan/files", *TERMS},
-    "plan/steps": {"plan/steps", *TERMS},
-    "plan/sequence": {"plan/sequence", "plan/steps", "plan/placement", *TERMS},
-    "plan/packing": {"plan/packing", "plan/sequence", "plan/placement", *TERMS},
-    "plan/layout": {"plan/layout", "plan/packing", "plan/sequence", "plan/steps", "plan/placement", *TERMS},
-    "plan/simulate": {"plan/simulate", "plan/slot_match.h", "plan/online", "plan/placement", *TERMS},
-    "plan": {"plan", "plan/layout", "plan/sequence", "plan/steps", "plan/files", "plan/placement"},
-    "tools/stalloc-plan": {"tools/stalloc-plan", "plan", "plan/layout", "plan/simulate", "plan/steps", "plan/files"},
-    "interpose/base": {"interpose/base"},
-    "interpose/serve": {"plan/placement"},
-    "interpose/serve/driver": {"interpose/serve/driver"},
-    "interpose/serve/streams": {*serve("streams", "driver"), "plan/placement"},
-    "interpose/serve/planned": {*serve("planned", "streams", "driver"), "plan/placement", *TERMS},
-    "interpose/serve/dynamic": {*serve("dynamic", "planned", "streams", "driver"), "plan/online", "plan/placement", *TERMS},
-    "interpose/serve/heap": {*serve("heap", "dynamic", "planned", "streams", "driver"), "plan/placement", *TERMS},
-    "interpose/record": {"interpose/record", "interpose/base", "interpose/serve/streams/stream_key.h", "plan/files"},
-    "interpose/session": {"interpose/session", "interpose/record", *serve("heap", "dynamic", "streams", "driver"),
-                          "interpose/base", "interpose", "plan/files", *TERMS},
-    "interpose/torch": {"interpose/torch", "interpose/session", *serve("heap", "streams", "driver"), "interpose/base",
-                        "interpose/record", "plan/files"},
-    "interpose/torch/door": {"interpose/torch/door", "interpose/torch/door.h"},
-    "interpose/hooks": {"interpose/hooks", "interpose/torch/road.h", "interpose/session",
-                        *serve("heap", "streams", "driver"), "interpose/base", "plan/communication.h", "plan/files"},
-}
+ROOTS = ("plan", "interpose", "tools/stalloc-plan")
+COMMON = re.compile(r"All may include (`[^`]+` and `[^`]+`), and those of the planner\s+(`[^`]+` and `[^`]+`) too\.")
+ROW = re.compile(r"^\| `([\w/-]+)` \| [^|]+ \| ([^|]*)\|$", re.MULTILINE)
+QUOTED = re.compile(r"`([\w/.-]+)`")
 INCLUDE = re.compile(r'^#include "((?:plan|tools|interpose|tests)/[^"]+)"', re.MULTILINE)
 
 
-def offences(source):
-    for folder, allowed in MAY_INCLUDE.items():
-        files = [path for path in (source / folder).glob("*") if path.suffix in (".h", ".cpp")]
-        if not files:
+def layers(text):
+    """By folder what it may include, as docs/design.md has it, without what all may include; and with that."""
+    section = text[text.index("\n## Layers\n"):]
+    section = section[:section.index("\n## ", 1)]
+    rows = {folder: QUOTED.findall(names) for folder, names in ROW.findall(section)}
+    if len(rows) != section.count("\n| `"):
+        raise ValueError("a row of the table is not understood")
+    common, of_planner = (set(QUOTED.findall(names)) for names in COMMON.search(section).groups())
+    allowed = {folder: {folder, *names, *common, *(set() if folder.startswith("interpose") else of_planner)}
+               for folder, names in rows.items()}
+    return rows, allowed
+
+
+def sources(folder):
+    return [path for path in folder.glob("*") if path.suffix in (".h", ".cpp")]
+
+
+def of_table(source, rows):
+    """Every folder of sources has a row, and a row names only what lies above it."""
+    for root in ROOTS:
+        for folder in [source / root, *(source / root).rglob("*")]:
+            if folder.is_dir() and sources(folder) and str(folder.relative_to(source)) not in rows:
+                yield f"{folder.relative_to(source)} has no row in docs/design.md"
+    above = set()
+    for folder, names in rows.items():
+        if not sources(source / folder):
             yield f"{folder}: no source files"
-        for path in files:
+        for name in names:
+            is_above = name in above or str(pathlib.PurePosixPath(name).parent) in above
+            if not is_above or not (source / name).exists():
+                yield f"{folder} names {name}, which is no layer above it"
+        above.add(folder)
+
+
+def of_includes(source, may_include):
+    for folder, allowed in may_include.items():
+        for path in sources(source / folder):
             for included in INCLUDE.findall(path.read_text(encoding="utf-8")):
                 if not {included, str(pathlib.PurePosixPath(included).parent)} & allowed:
                     yield f"{path.relative_to(source)} includes {included}"
@@ -58,7 +56,8 @@ def offences(source):
 
 def main():
     source = pathlib.Path(sys.argv[1])
-    found = list(offences(source))
+    rows, allowed = layers((source / "docs/design.md").read_text(encoding="utf-8"))
+    found = [*of_table(source, rows), *of_includes(source, allowed)]
     print("\n".join(found))
     return 1 if found else 0
 

@@ -38,13 +38,13 @@ struct Unread {
   CUmemoryPool pool = nullptr;
 };
 
-struct Call {
+struct NamedCall {
   const char* name;
   std::function<CUresult()> make;
   bool names_handle = false;  // names a stream or an event of the context
 };
 
-std::vector<Call> calls(const Driver& cuda, const Before& before, Unread& to) {
+std::vector<NamedCall> calls(const Driver& cuda, const Before& before, Unread& to) {
   return {
       {"cuMemAllocAsync", [&] { return cuda.cuMemAllocAsync(&to.at, kBytes, before.stream); }, true},
       {"cuMemAllocAsync on the legacy stream", [&] { return cuda.cuMemAllocAsync(&to.at, kBytes, CU_STREAM_LEGACY); }},
@@ -109,7 +109,7 @@ std::vector<Call> calls(const Driver& cuda, const Before& before, Unread& to) {
 void say_all(const Machine& machine, Report& report, const Before& before, const std::string& when,
              bool names_handles) {
   Unread unread;
-  for (const Call& call : calls(machine.cuda, before, unread)) {
+  for (const NamedCall& call : calls(machine.cuda, before, unread)) {
     if (names_handles || !call.names_handle) report.fact(when + ", " + call.name, machine.name(call.make()));
   }
 }

@@ -73,7 +73,7 @@ class Scene {
   std::vector<CUdeviceptr> extra;
 };
 
-struct Call {
+struct NamedCall {
   const char* name;
   std::function<void(Scene&, Answers&)> make;
   int held_ms = kHeldMs;
@@ -94,7 +94,7 @@ std::vector<Setting> settings() {
   };
 }
 
-std::vector<Call> calls() {
+std::vector<NamedCall> calls() {
   return {
       {"cuMemAlloc of 20 kB", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kSmall)); }},
       {"cuMemAlloc of 16 MiB", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kBig)); }},
@@ -156,7 +156,7 @@ std::vector<Call> calls() {
   };
 }
 
-std::vector<Call> calls_of_pools_and_streams() {
+std::vector<NamedCall> calls_of_pools_and_streams() {
   return {
       {"cuMemPoolTrimTo", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); }},
       {"cuMemPoolCreate, a request, its free and cuMemPoolDestroy",
@@ -224,9 +224,9 @@ std::string answers_beside_gate(const Machine& machine, CUstream held, const std
   return answers.text() + (gate.timed_out() ? ", after waiting" : ", without waiting");
 }
 
-void try_all(const Machine& machine, Report& report, const std::vector<Call>& all) {
+void try_all(const Machine& machine, Report& report, const std::vector<NamedCall>& all) {
   for (const Setting& setting : settings()) {
-    for (const Call& call : all) {
+    for (const NamedCall& call : all) {
       Scene scene(machine);
       if (setting.before) setting.before(scene);
       const std::function<void()> behind = [&] {

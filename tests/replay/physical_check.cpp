@@ -10,13 +10,13 @@ PhysicalCheck::PhysicalCheck(const Api& api)
 
 std::optional<std::uint64_t> PhysicalCheck::add(std::uint64_t tensor, CUdeviceptr address, std::uint64_t bytes) {
   std::optional<std::uint64_t> sharer;
-  std::vector<Place>& places = places_[tensor];
+  std::vector<HandleByte>& places = places_[tensor];
   const CUdeviceptr end = address + bytes;
   for (CUdeviceptr at = address; at < end;) {
     SimcudaPhysical where{};
     if (physical_range_(at, &where) == 0) return tensor;  // not memory at all
     const std::uint64_t length = std::min<std::uint64_t>(where.bytes, end - at);
-    const Place place{where.handle, where.offset};
+    const HandleByte place{where.handle, where.offset};
     const auto next = taken_.lower_bound(place);
     const bool meets_next =
         next != taken_.end() && next->first.first == where.handle && next->first.second < where.offset + length;
@@ -37,7 +37,7 @@ std::optional<std::uint64_t> PhysicalCheck::add(std::uint64_t tensor, CUdevicept
 void PhysicalCheck::remove(std::uint64_t tensor) {
   const auto places = places_.find(tensor);
   if (places == places_.end()) return;
-  for (const Place& place : places->second) taken_.erase(place);
+  for (const HandleByte& place : places->second) taken_.erase(place);
   places_.erase(places);
 }
 

@@ -26,15 +26,15 @@ class PhysicalCheck {
   void remove(std::uint64_t tensor);
 
  private:
-  using Place = std::pair<std::uint64_t, std::uint64_t>;  // handle, offset
+  using HandleByte = std::pair<std::uint64_t, std::uint64_t>;  // handle, offset
   struct Range {
     std::uint64_t end = 0;  // offset
     std::uint64_t tensor = 0;
   };
 
   decltype(&::simcuda_physical_range) physical_range_ = nullptr;
-  std::map<Place, Range> taken_;
-  std::map<std::uint64_t, std::vector<Place>> places_;  // by tensor
+  std::map<HandleByte, Range> taken_;
+  std::map<std::uint64_t, std::vector<HandleByte>> places_;  // by tensor
 };
 
 }  // namespace stalloc::replay

@@ -39,7 +39,7 @@ class Player {
 
   // False: it failed, and result().error says how.
   bool prepare();
-  bool play(const Call& call);
+  bool play(const ScheduledCall& call);
   bool finish();
   Result take() { return std::move(result_); }
 
@@ -56,8 +56,8 @@ class Player {
   bool expect(CUresult result, const char* what, const Tensor& tensor);
   bool use(std::uint32_t device);
   bool prepare_device(std::uint32_t ordinal);
-  bool allocate(const Call& call);
-  bool release(const Call& call);
+  bool allocate(const ScheduledCall& call);
+  bool release(const ScheduledCall& call);
   bool look_at_memory(Device& device);
   void complain(std::string line);
 
@@ -131,12 +131,12 @@ bool Player::prepare_device(std::uint32_t ordinal) {
   return ready;
 }
 
-bool Player::play(const Call& call) {
+bool Player::play(const ScheduledCall& call) {
   const bool is_free = call.kind == EventKind::Free || call.kind == EventKind::FreeAsync;
   return use(schedule_.tensors[call.tensor].device) && (is_free ? release(call) : allocate(call));
 }
 
-bool Player::allocate(const Call& call) {
+bool Player::allocate(const ScheduledCall& call) {
   const Tensor& tensor = schedule_.tensors[call.tensor];
   Device& device = devices_[tensor.device];
   const CUstream stream = device.streams[call.stream];
@@ -166,7 +166,7 @@ bool Player::allocate(const Call& call) {
 }
 
 // Work on the tensor ends with the check; a free on another stream is ordered behind it, as a sound program does.
-bool Player::release(const Call& call) {
+bool Player::release(const ScheduledCall& call) {
   const Driver& driver = api_.driver();
   const Tensor& tensor = schedule_.tensors[call.tensor];
   Device& device = devices_[tensor.device];
@@ -232,7 +232,7 @@ Result replay(const Api& api, const Schedule& schedule, const Options& options) 
   bool ok = player.prepare();
   if (ok && options.threads) {
     std::vector<std::uint32_t> threads;
-    for (const Call& call : schedule.calls) threads.push_back(call.thread);
+    for (const ScheduledCall& call : schedule.calls) threads.push_back(call.thread);
     ok = take_turns(threads, schedule.threads, play);
   } else {
     for (std::size_t index = 0; ok && index < schedule.calls.size(); ++index) ok = play(index);

@@ -17,7 +17,7 @@ struct Tensor {
   bool plain = false;        // by cuMemAlloc
 };
 
-struct Call {
+struct ScheduledCall {
   trace::EventKind kind = trace::EventKind::Alloc;
   std::uint32_t tensor = 0;  // index into Schedule::tensors
   std::uint32_t stream = 0;
@@ -26,7 +26,7 @@ struct Call {
 
 struct Schedule {
   std::vector<Tensor> tensors;
-  std::vector<Call> calls;
+  std::vector<ScheduledCall> calls;
   std::uint32_t devices = 0;  // one more than the highest ordinal; so too streams and threads
   std::uint32_t streams = 0;
   std::uint32_t threads = 0;

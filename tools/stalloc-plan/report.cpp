@@ -5,7 +5,7 @@
 #include <utility>
 #include <variant>
 
-#include "plan/slot_match.h"
+#include "plan/sequence/slot_match.h"
 #include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/planning.h"
 #include "tools/stalloc-plan/progress.h"

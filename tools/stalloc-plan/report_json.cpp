@@ -3,7 +3,7 @@
 #include <map>
 #include <tuple>
 
-#include "plan/slot_match.h"
+#include "plan/sequence/slot_match.h"
 #include "tools/stalloc-plan/columns.h"
 #include "tools/stalloc-plan/report.h"
 #include "tools/stalloc-plan/summary.h"

@@ -20,9 +20,9 @@ class Arena;
 
 static_assert(kNoStream == plan::kAnyStream);
 
-// An OnlineBackend (plan/online/online_allocator.h says what its functions do) over the driver. The bytes of the line
-// before `line_begin` belong to the plan's arena, those behind are created here. Not thread-safe: the heap's lock
-// covers it, but for `contains`. Only `adopt` and the functions of the arena know the plan.
+// An OnlineBackend (plan/online/online_allocator.h says what its functions do) over the driver. Physical
+// offsets before `own_begin` are those of the plan's arena, what lies behind is created here. Not thread-safe: the
+// heap's lock covers it, but for `contains`. Only `adopt` and the functions of the arena know the plan.
 class DeviceBackend {
  public:
   using Handle = MappedHandle;
@@ -34,13 +34,13 @@ class DeviceBackend {
 
   static constexpr std::uint64_t kNoEvents = ~std::uint64_t{0};
 
-  // `driver` and `order` must outlive it; `order` knows the whole line, whose pages have `page` bytes. A free of
+  // `driver` and `order` must outlive it; `order` knows all physical offsets, in pages of `page` bytes. A free of
   // `event_bytes` or more records an event where several streams use memory (kNoEvents: none does).
-  DeviceBackend(Driver& driver, StreamOrder& order, std::unique_ptr<Mapper> mapper, std::uint64_t line_begin,
+  DeviceBackend(Driver& driver, StreamOrder& order, std::unique_ptr<Mapper> mapper, std::uint64_t own_begin,
                 std::uint64_t page, std::uint64_t event_bytes)
       : order_(&order),
         mapper_(std::move(mapper)),
-        line_begin_(line_begin),
+        own_begin_(own_begin),
         page_(page),
         event_bytes_(event_bytes),
         driver_(&driver) {}
@@ -79,24 +79,24 @@ class DeviceBackend {
   }
   [[nodiscard]] plan::Place place(const Block& block, plan::VirtualAddress begin) const noexcept {
     if (block.view != 0) return {block.view, block.address - address(begin)};
-    if (contains(block.address)) return {0, block.address - mapper_->home(0) + line_begin_};
+    if (contains(block.address)) return {0, block.address - mapper_->home(0) + own_begin_};
     return {0, block.address - planned_address(0)};
   }
 
   // Pre, for bytes of the plan: they were adopted.
   [[nodiscard]] CUdeviceptr address(plan::VirtualAddress place) const noexcept {
     if (place.space == plan::VirtualAddress::Space::Views) return mapper_->view(place.offset);
-    return place.offset < line_begin_ ? planned_address(place.offset) : mapper_->home(place.offset - line_begin_);
+    return place.offset < own_begin_ ? planned_address(place.offset) : mapper_->home(place.offset - own_begin_);
   }
-  // Of a byte of the line.
+  // Where the home view shows a physical offset.
   [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept {
-    return address({plan::VirtualAddress::Space::Line, at});
+    return address({plan::VirtualAddress::Space::Home, at});
   }
   // True for its own addresses, whatever is mapped there; those of the arena are not. Lock-free.
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
-  [[nodiscard]] bool is_of_plan(std::uint64_t at) const noexcept { return at < line_begin_; }
+  [[nodiscard]] bool is_of_plan(std::uint64_t at) const noexcept { return at < own_begin_; }
 
-  // From now on the line's bytes before its own are those of the plan's arena, which must outlive it.
+  // From now on the physical offsets before its own are those of the plan's arena, which must outlive it.
   void adopt(Arena* arena) noexcept { arena_ = arena; }
   // Gives a handle of the arena back to the driver; false when that refused. Pre: as for `destroy`.
   bool destroy_planned(std::uint64_t at) noexcept;
@@ -130,7 +130,7 @@ class DeviceBackend {
 
   StreamOrder* order_;
   std::unique_ptr<Mapper> mapper_;
-  std::uint64_t line_begin_;
+  std::uint64_t own_begin_;
   std::uint64_t page_;
   std::uint64_t event_bytes_;
   Driver* driver_;

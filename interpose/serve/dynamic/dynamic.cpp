@@ -17,29 +17,29 @@ using plan::FreeSpace;
 using plan::Range;
 using plan::ViewCache;
 
-constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the line
+constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the home view's
 
-// Three quarters of the line are for handles of large requests, the rest for those of small ones.
-plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range line, std::uint64_t page,
+// Three quarters of the physical offsets are for handles of large requests, the rest for those of small ones.
+plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range offsets, std::uint64_t page,
                                                  std::uint64_t device_bytes) {
   plan::HandlePlacement::Options placement;
-  const std::uint64_t middle = line.begin + line.bytes() / 4 / page * page * 3;
+  const std::uint64_t middle = offsets.begin + offsets.bytes() / 4 / page * page * 3;
   placement.page = page;
   placement.device_bytes = device_bytes;
-  placement.large = {line.begin, middle};
-  placement.small = {middle + page, line.end};
+  placement.large = {offsets.begin, middle};
+  placement.small = {middle + page, offsets.end};
   placement.policy = options.policy;
   return placement;
 }
 
 }  // namespace
 
-std::uint64_t Dynamic::line_bytes(std::uint64_t device_bytes, std::uint64_t page) {
+std::uint64_t Dynamic::offset_bytes(std::uint64_t device_bytes, std::uint64_t page) {
   return plan::round_up(device_bytes * 2, page) + 8 * page;
 }
 
 std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapOptions& options,
-                                         std::uint64_t line_begin, std::uint64_t page, StreamOrder* order,
+                                         std::uint64_t own_begin, std::uint64_t page, StreamOrder* order,
                                          std::string* why) {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -47,17 +47,17 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
     *why = "the driver does not say how much memory the device has";
     return nullptr;
   }
-  const std::uint64_t bytes = line_bytes(total, page);
+  const std::uint64_t bytes = offset_bytes(total, page);
   const std::uint64_t view_bytes = bytes * kViewAddressesADevice;
   std::unique_ptr<Mapper> mapper = Mapper::create(driver, device, bytes, view_bytes, why);
   if (!mapper) return nullptr;
-  const Range line{line_begin, line_begin + bytes};
+  const Range offsets{own_begin, own_begin + bytes};
   // Where streams share large blocks, a wait should cover the free and not the stream's later work.
   const std::uint64_t event_bytes =
       options.cross_stream == CrossStream::Share ? options.policy.small_bytes : DeviceBackend::kNoEvents;
   return std::unique_ptr<Dynamic>(
-      new Dynamic({placement_options(options, line, page, total), options.cross_stream, view_bytes},
-                  DeviceBackend(driver, *order, std::move(mapper), line_begin, page, event_bytes)));
+      new Dynamic({placement_options(options, offsets, page, total), options.cross_stream, view_bytes},
+                  DeviceBackend(driver, *order, std::move(mapper), own_begin, page, event_bytes)));
 }
 
 void Dynamic::close() noexcept {
@@ -92,8 +92,8 @@ void Dynamic::drop_idle_views() {
   }
 }
 
-// A live block in a view keeps only what lies before its end. The end of a view on the line does not belong to the
-// view.
+// A live block in a view keeps only what lies before its end. The end of a view in the home view's addresses does not
+// belong to the view.
 void Dynamic::shorten_idle(std::uint32_t view) {
   if (placement().views()[view].lent.bytes() > 0) return;
   const std::vector<Range>& pieces = placement().views()[view].stitched.pieces();
@@ -180,11 +180,11 @@ CUresult Dynamic::grant_access(int peer) noexcept {
   if (!backend().remember_peer(peer)) return CUDA_ERROR_OUT_OF_MEMORY;
   for (const auto& [at, handle] : placement().handles()) {
     if (handle.planned) continue;
-    const CUresult result = backend().renew_access({plan::VirtualAddress::Space::Line, at}, handle.bytes);
+    const CUresult result = backend().renew_access({plan::VirtualAddress::Space::Home, at}, handle.bytes);
     if (result != CUDA_SUCCESS) return result;
   }
   for (std::uint32_t number = 1; number <= placement().views().numbers(); ++number) {
-    const ViewCache::View& view = placement().views()[number];
+    const ViewCache::CachedView& view = placement().views()[number];
     if (view.bytes() == 0) continue;
     const CUresult result = backend().renew_access(begin_of(view), view.bytes());
     if (result != CUDA_SUCCESS) return result;

@@ -21,14 +21,15 @@ namespace stalloc::serve {
 using plan::Place;
 
 // The online allocator, which decides how requests are served, over a device's memory, and what only the run time does:
-// giving idle memory back, serving from the plan's arena, letting peers in. Physical bytes are named by their place on
-// the heap's line: [0, planned_bytes) belongs to the plan's arena, what lies behind to this class. Not thread-safe: the
-// heap's lock covers it, but for `contains`. Throws std::bad_alloc.
+// giving idle memory back, serving from the plan's arena, letting peers in. Of the heap's
+// physical offsets (physical.h) [0, planned_bytes) belong to the plan's arena, those behind to this class. Not
+// thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
 class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
  public:
-  // `order` must outlive it and know the whole line. Nothing on failure, and `why` says in one line what was refused.
+  // `order` must outlive it and know all physical offsets. Nothing on failure, and `why` says in one line what was
+  // refused.
   static std::unique_ptr<Dynamic> create(Driver& driver, int device, const HeapOptions& options,
-                                         std::uint64_t line_begin, std::uint64_t page, StreamOrder* order,
+                                         std::uint64_t own_begin, std::uint64_t page, StreamOrder* order,
                                          std::string* why);
   // As `close`.
   ~Dynamic() { close(); }
@@ -39,13 +40,13 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   // afterwards. Pre: no work is pending that may touch it.
   void close() noexcept;
 
-  // The part of the line that a device with `device_bytes` of memory needs, in bytes.
-  static std::uint64_t line_bytes(std::uint64_t device_bytes, std::uint64_t page);
+  // How many physical offsets a device with `device_bytes` of memory needs.
+  static std::uint64_t offset_bytes(std::uint64_t device_bytes, std::uint64_t page);
 
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return backend().contains(address); }
   // The address of a place.
   [[nodiscard]] CUdeviceptr address_of(Place place) const noexcept { return backend().address(address(place)); }
-  // The home address of a byte of the line. Pre: it is not the plan's, or those were adopted.
+  // The home address of a physical offset. Pre: it is not the plan's, or those were adopted.
   [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept { return backend().home(at); }
   // True for a place on adopted bytes of the plan.
   [[nodiscard]] bool is_of_plan(Place place) const noexcept {
@@ -75,7 +76,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   // From now on no memory is created beyond `bytes` held in total.
   void set_limit(std::uint64_t bytes) noexcept { backend().set_limit(bytes); }
 
-  // The handles at home, by place on the line: the plan's too once they were adopted.
+  // The handles at home, by physical offset: the plan's too once they were adopted.
   [[nodiscard]] const plan::HandlePlacement::Handles& handles() const noexcept { return placement().handles(); }
   // Of its own, without the plan's; the others with those, once they were adopted. In bytes.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return backend().created_bytes(); }

@@ -47,8 +47,8 @@
 
 namespace stalloc::serve {
 
-// How the heap's physical bytes are numbered: the plan's first, the dynamic sub-allocator's behind them.
-struct Heap::Line {
+// How the heap's physical offsets (physical.h) are divided: the plan's first, the dynamic sub-allocator's behind them.
+struct Heap::Offsets {
   std::uint64_t page = 0;
   std::uint64_t dynamic_page = 0;
   std::uint64_t dynamic_begin = 0;
@@ -78,15 +78,15 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
     const bool places_any = plan != nullptr && plan->physical_bytes > 0;
     std::optional<Planned> planned = places_any ? Planned::create(driver, *plan, why) : Planned();
     if (!planned) return nullptr;
-    const std::optional<Line> line = draw_line(driver, device, *planned, options.dynamic);
-    if (!line) {
+    const std::optional<Offsets> offsets = divide_offsets(driver, device, *planned, options.dynamic);
+    if (!offsets) {
       *why = "the driver does not describe the device's memory";
       return nullptr;
     }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *line, notice));
+    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, notice));
     if (options.dynamic) {
       heap->dynamic_ =
-          Dynamic::create(driver, device, options, line->dynamic_begin, line->dynamic_page, &heap->order_, why);
+          Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);
       if (!heap->dynamic_) return nullptr;
     }
     heap->mapping_calls_at_start_ = heap->mapping_calls();
@@ -99,37 +99,37 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
   }
 }
 
-std::optional<Heap::Line> Heap::draw_line(Driver& driver, int device, const Planned& planned, bool dynamic) {
-  Line line;
-  line.page = planned.page();
-  line.bytes = planned.line_bytes();
+std::optional<Heap::Offsets> Heap::divide_offsets(Driver& driver, int device, const Planned& planned, bool dynamic) {
+  Offsets offsets;
+  offsets.page = planned.page();
+  offsets.bytes = planned.planned_bytes();
   std::size_t free = 0;
   std::size_t total = 0;
   if (driver.memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
-  line.device_bytes = total;
-  if (!dynamic) return line;
+  offsets.device_bytes = total;
+  if (!dynamic) return offsets;
   std::size_t page = 0;
   if (driver.granularity(device, &page) != CUDA_SUCCESS || page < plan::kUnitBytes || (page & (page - 1)) != 0) {
     return std::nullopt;
   }
-  line.page = std::max<std::uint64_t>(line.page, page);
-  line.dynamic_page = page;
-  line.dynamic_begin = plan::round_up(line.bytes, line.page) + line.page;  // no range spans the boundary
-  line.bytes = plan::round_up(line.dynamic_begin + Dynamic::line_bytes(total, page), line.page);
-  return line;
+  offsets.page = std::max<std::uint64_t>(offsets.page, page);
+  offsets.dynamic_page = page;
+  offsets.dynamic_begin = plan::round_up(offsets.bytes, offsets.page) + offsets.page;  // no range spans the boundary
+  offsets.bytes = plan::round_up(offsets.dynamic_begin + Dynamic::offset_bytes(total, page), offsets.page);
+  return offsets;
 }
 
-Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned, const Line& line,
-           Notice notice)
+Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
+           const Offsets& offsets, Notice notice)
     : driver_(driver),
-      device_bytes_(line.device_bytes),
+      device_bytes_(offsets.device_bytes),
       device_(device),
       context_(context),
       notice_(notice),
       planned_(std::move(planned)),
       options_(options),
       fence_(driver, context),
-      order_(driver, context, line.bytes, line.page, options.events) {}
+      order_(driver, context, offsets.bytes, offsets.page, options.events) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
@@ -222,7 +222,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   CUdeviceptr served = 0;
   Ask ask;
   bool admitted = false;
-  const Cursor::Step step = planned_.next(bytes);
+  const Cursor::Next step = planned_.next(bytes);
   if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
   if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
   const bool dropped_now = planned_.drop_if_unfit();

@@ -205,7 +205,7 @@ class Heap {
     std::lock_guard<HeapMutex> guard_;
   };
   using Look = std::lock_guard<HeapMutex>;
-  struct Line;
+  struct Offsets;
 
   // A request whose stream and pool are known to the heap.
   struct Ask {
@@ -221,9 +221,9 @@ class Heap {
     CUevent event = nullptr;
   };
 
-  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned, const Line& line,
-       Notice notice);
-  static std::optional<Line> draw_line(Driver& driver, int device, const Planned& planned, bool dynamic);
+  Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
+       const Offsets& offsets, Notice notice);
+  static std::optional<Offsets> divide_offsets(Driver& driver, int device, const Planned& planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
   void end_service() noexcept;

@@ -10,7 +10,7 @@ namespace stalloc::serve {
 
 // The home address of a physical byte, where its block is shown.
 CUdeviceptr Heap::home_address(std::uint64_t at) const {
-  return at < planned_.line_bytes() ? planned_.arena()->address(0, at) : dynamic_->home(at);
+  return at < planned_.planned_bytes() ? planned_.arena()->address(0, at) : dynamic_->home(at);
 }
 
 void Heap::describe(Visitor& visitor) noexcept {
@@ -60,7 +60,7 @@ std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
 }
 
 std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) const {
-  if (at < planned_.line_bytes()) {
+  if (at < planned_.planned_bytes()) {
     const Arena& arena = *planned_.arena();
     const std::size_t handle = arena.handle_at(at);
     const PhysicalRange range = arena.handle_range(handle);

@@ -47,7 +47,7 @@ void Arena::lay_out(const plan::DevicePlan& plan) {
     physical += bytes;
   }
   for (const plan::View& planned : plan.views) {
-    View view;
+    MappedView view;
     view.base = total_bytes_;
     view.handles = planned.handles;
     std::uint64_t start = 0;
@@ -71,7 +71,7 @@ bool Arena::acquire(std::string* why) {
     return false;
   }
   reserved_ = total_bytes_;
-  for (View& view : views_) view.base += base_;
+  for (MappedView& view : views_) view.base += base_;
   for (Mapping& mapping : mappings_) mapping.at += base_;
   return create_handles(why) && map_views(why);
 }
@@ -145,7 +145,7 @@ void Arena::close() noexcept {
 
 void Arena::append_ranges(std::uint32_t view_index, std::uint64_t offset, std::uint64_t bytes,
                           std::vector<PhysicalRange>* out) const {
-  const View& view = views_[view_index];
+  const MappedView& view = views_[view_index];
   const std::size_t first_out = out->size();
   const std::uint64_t end = offset + bytes;
   auto piece =

@@ -67,7 +67,7 @@ class Arena {
     PhysicalRange range;
     bool held = false;
   };
-  struct View {
+  struct MappedView {
     CUdeviceptr base = 0;
     std::vector<std::uint64_t> starts;   // of each mapped handle, in bytes from base, ascending
     std::vector<std::uint32_t> handles;  // at starts
@@ -98,7 +98,7 @@ class Arena {
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t mapping_calls_ = 0;
   std::vector<Handle> handles_;
-  std::vector<View> views_;        // bases relative to the reservation until there is one
+  std::vector<MappedView> views_;  // bases relative to the reservation until there is one
   std::vector<Mapping> mappings_;  // by address, without gaps
   std::vector<int> granted_;
   bool closed_ = false;

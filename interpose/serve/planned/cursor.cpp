@@ -33,7 +33,7 @@ Cursor::Cursor(const plan::DevicePlan& plan) : body_begin_(plan.prologue), body_
   index_grams();
 }
 
-Cursor::Step Cursor::next(std::uint64_t bytes) noexcept {
+Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
   const std::uint32_t units = to_units(bytes);
   remember(units);
   Position found = find_here(units);

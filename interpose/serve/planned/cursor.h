@@ -29,7 +29,7 @@ class Cursor {
     Original,   // the plan leaves this request to the original allocator
     Unplanned,  // nothing in the plan fits here
   };
-  struct Step {
+  struct Next {
     Answer answer = Answer::Unplanned;
     std::uint32_t slot = 0;  // of Serve
   };
@@ -44,7 +44,7 @@ class Cursor {
   explicit Cursor(const plan::DevicePlan& plan);
 
   // The program requests `bytes` > 0.
-  Step next(std::uint64_t bytes) noexcept;
+  Next next(std::uint64_t bytes) noexcept;
   // The program requests `bytes` under stream capture: passed through whatever the plan says. Takes the slot that
   // foresaw it, if that is the next one; no deviation otherwise.
   void pass_through(std::uint64_t bytes) noexcept;

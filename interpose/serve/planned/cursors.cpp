@@ -38,10 +38,10 @@ Cursors::Cursors(const plan::DevicePlan& plan, Gone is_gone)
   }
 }
 
-Cursor::Step Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
-  Lane* lane = lane_of(thread);
+Cursor::Next Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
+  LaneCursor* lane = lane_of(thread);
   if (lane == nullptr || (lane->cursor.lost() && !lane->cursor.awaits(bytes))) {
-    if (Lane* const other = find_lane(bytes, lane)) {
+    if (LaneCursor* const other = find_lane(bytes, lane)) {
       if (lane != nullptr) lane->thread = 0;
       other->thread = thread;
       lane = other;
@@ -51,7 +51,7 @@ Cursor::Step Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
     match_.count(false);
     return {};
   }
-  Cursor::Step step = lane->cursor.next(bytes);
+  Cursor::Next step = lane->cursor.next(bytes);
   match_.count(!lane->cursor.missed());
   if (step.answer == Cursor::Answer::Serve) step.slot = lane->slots[step.slot];
   return step;
@@ -59,29 +59,30 @@ Cursor::Step Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
 
 void Cursors::pass_through(std::uint64_t bytes) noexcept {
   if (lanes_.empty()) return all_.pass_through(bytes);
-  if (Lane* const lane = lane_of(this_thread())) lane->cursor.pass_through(bytes);
+  if (LaneCursor* const lane = lane_of(this_thread())) lane->cursor.pass_through(bytes);
 }
 
 std::uint64_t Cursors::resynchronisations() const noexcept {
   std::uint64_t sum = all_.resynchronisations();
-  for (const Lane& lane : lanes_) sum += lane.cursor.resynchronisations();
+  for (const LaneCursor& lane : lanes_) sum += lane.cursor.resynchronisations();
   return sum;
 }
 
 std::optional<Cursor::Difference> Cursors::first_difference() const noexcept {
-  const auto differs = [](const Lane& lane) { return lane.cursor.first_difference().has_value(); };
+  const auto differs = [](const LaneCursor& lane) { return lane.cursor.first_difference().has_value(); };
   const auto lane = std::find_if(lanes_.begin(), lanes_.end(), differs);
   return lane == lanes_.end() ? all_.first_difference() : lane->cursor.first_difference();
 }
 
-Cursors::Lane* Cursors::lane_of(ThreadId thread) noexcept {
-  const auto at = std::find_if(lanes_.begin(), lanes_.end(), [=](const Lane& lane) { return lane.thread == thread; });
+Cursors::LaneCursor* Cursors::lane_of(ThreadId thread) noexcept {
+  const auto at =
+      std::find_if(lanes_.begin(), lanes_.end(), [=](const LaneCursor& lane) { return lane.thread == thread; });
   return at == lanes_.end() ? nullptr : &*at;
 }
 
 // Another lane than `own` that can be taken and awaits the request.
-Cursors::Lane* Cursors::find_lane(std::uint64_t bytes, const Lane* own) noexcept {
-  for (Lane& lane : lanes_) {
+Cursors::LaneCursor* Cursors::find_lane(std::uint64_t bytes, const LaneCursor* own) noexcept {
+  for (LaneCursor& lane : lanes_) {
     if (&lane == own) continue;
     const bool next = lane.cursor.awaits(bytes);
     if (!next && !lane.cursor.body_begins_with(bytes)) continue;

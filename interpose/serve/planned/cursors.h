@@ -24,7 +24,7 @@ class Cursors {
   explicit Cursors(const plan::DevicePlan& plan, Gone is_gone = serve::is_gone);
 
   // As of Cursor, for a request of the calling thread.
-  Cursor::Step next(std::uint64_t bytes) noexcept {
+  Cursor::Next next(std::uint64_t bytes) noexcept {
     return lanes_.empty() ? all_.next(bytes) : next_of(this_thread(), bytes);
   }
   void pass_through(std::uint64_t bytes) noexcept;
@@ -34,20 +34,20 @@ class Cursors {
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept;
 
   // Where there are lanes.
-  Cursor::Step next_of(ThreadId thread, std::uint64_t bytes) noexcept;
+  Cursor::Next next_of(ThreadId thread, std::uint64_t bytes) noexcept;
 
  private:
-  struct Lane {
+  struct LaneCursor {
     Cursor cursor;
     std::vector<std::uint32_t> slots;  // of the plan, by the cursor's
     ThreadId thread = 0;               // the thread that has the lane; 0: none
   };
 
-  Lane* lane_of(ThreadId thread) noexcept;
-  Lane* find_lane(std::uint64_t bytes, const Lane* own) noexcept;
+  LaneCursor* lane_of(ThreadId thread) noexcept;
+  LaneCursor* find_lane(std::uint64_t bytes, const LaneCursor* own) noexcept;
 
   Cursor all_;
-  std::vector<Lane> lanes_;
+  std::vector<LaneCursor> lanes_;
   PlanMatch match_;
   Gone is_gone_;
 };

@@ -34,7 +34,7 @@ enum class PlanState : std::uint8_t {
 };
 
 // Not thread-safe: the heap's lock covers it, but for `contains`. Only `create` and `hand_over` throw. Slots are named
-// by their index in the plan, bytes by their place on the heap's line, which begins with the plan's (physical.h).
+// by their index in the plan, bytes by their physical offsets (physical.h).
 class Planned {
  public:
   // No plan: it holds nothing, and no function may be asked for a slot.
@@ -58,7 +58,7 @@ class Planned {
   }
 
   // As of Cursors; a plan that is not followed answers Unplanned.
-  Cursor::Step next(std::uint64_t bytes) noexcept { return is_followed() ? cursors_->next(bytes) : Cursor::Step(); }
+  Cursor::Next next(std::uint64_t bytes) noexcept { return is_followed() ? cursors_->next(bytes) : Cursor::Next(); }
   void pass_through(std::uint64_t bytes) noexcept {
     if (is_followed()) cursors_->pass_through(bytes);
   }
@@ -111,8 +111,8 @@ class Planned {
   // The memory of all slots; null: there is no plan.
   [[nodiscard]] Arena* arena() noexcept { return arena_.get(); }
   [[nodiscard]] const Arena* arena() const noexcept { return arena_.get(); }
-  // Its part of the line, [0, line_bytes()), and the size of a page there, in bytes; both 0 without a plan.
-  [[nodiscard]] std::uint64_t line_bytes() const noexcept { return arena_ ? arena_->planned_bytes() : 0; }
+  // Its physical offsets are [0, planned_bytes()), in pages of page() bytes; both are 0 without a plan.
+  [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return arena_ ? arena_->planned_bytes() : 0; }
   [[nodiscard]] std::uint64_t page() const noexcept { return page_; }
   // An address of the plan's reservation, whatever lives there. From any thread.
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return arena_ && arena_->contains(address); }

@@ -2,7 +2,7 @@
 #include <cuda.h>
 
 #include "catch.h"
-#include "interpose/hooks/request.h"
+#include "interpose/hooks/allocation.h"
 #include "machine.h"
 #include "tests/folder.h"
 

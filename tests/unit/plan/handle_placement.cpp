@@ -108,7 +108,7 @@ TEST_CASE("mapping may take a share of the time, and an allowance; what is owed 
   const auto after = [&](std::uint64_t elapsed, std::uint64_t mapping) {
     time.elapsed += elapsed * kMillisecond;
     time.mapping += mapping * kMillisecond;
-    const Overdraft overdraft = budget.overdraft(time);
+    const Overdraft overdraft = budget.overdraft(time, 0);
     REQUIRE(overdraft.slack == (overdraft.coarseness > 1 ? 1 : 0));
     return overdraft.coarseness;
   };
@@ -125,7 +125,7 @@ TEST_CASE("mapping may take a share of the time, and an allowance; what is owed 
 
   policy.elapsed_per_mapping = 1;  // off
   MappingBudget unlimited(policy);
-  REQUIRE(unlimited.overdraft({100 * kMillisecond, 100 * kMillisecond, 100 * kMillisecond}).coarseness == 1);
+  REQUIRE(unlimited.overdraft({100 * kMillisecond, 100 * kMillisecond}, 100 * kMillisecond).coarseness == 1);
 }
 
 TEST_CASE("what is owed for stitching lets more be free before a request stitches") {
@@ -137,11 +137,12 @@ TEST_CASE("what is owed for stitching lets more be free before a request stitche
   const auto widest = [&](std::uint64_t factor) { return std::min(factor, policy.widest_slack); };
   MappingBudget budget(policy);
   MappingTime time;
+  std::uint64_t stitched = 0;
   const auto after = [&](std::uint64_t elapsed, std::uint64_t stitching) {
     time.elapsed += elapsed * kMillisecond;
     time.mapping += stitching * kMillisecond;
-    time.stitching += stitching * kMillisecond;
-    return budget.overdraft(time).slack;
+    stitched += stitching * kMillisecond;
+    return budget.overdraft(time, stitched).slack;
   };
   time.mapping = 100 * kMillisecond;  // something else, beyond the allowance
   REQUIRE(after(0, 80) == 1);
@@ -263,7 +264,7 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   }
 }
 
-TEST_CASE("a line that is full serves nothing") {
+TEST_CASE("a home view that is full serves nothing") {
   SimulatedAllocator::Options options = simulation_options(kPage, 0);
   SimulatedAllocator allocator(options);
   REQUIRE(allocator.allocate(options.placement.large.bytes() + kUnitBytes, 1) == std::nullopt);

@@ -26,16 +26,17 @@ class Interleaved {
   // Each thread allocates on a stream of its own.
   [[nodiscard]] trace::Trace trace() const {
     std::vector<double> latest;
-    std::vector<Call> calls = calls_;
-    for (Call& call : calls) {
+    std::vector<TimedCall> calls = calls_;
+    for (TimedCall& call : calls) {
       latest.resize(std::max<std::size_t>(latest.size(), call.thread + 1), 0);
       call.time = latest[call.thread] = std::max(latest[call.thread], call.time);
     }
-    std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.time < b.time; });
+    std::stable_sort(calls.begin(), calls.end(),
+                     [](const TimedCall& a, const TimedCall& b) { return a.time < b.time; });
     TraceBuilder builder;
     std::vector<TraceBuilder::Id> made(ids_);
     std::vector<std::uint32_t> streams(ids_);
-    for (const Call& call : calls) {
+    for (const TimedCall& call : calls) {
       builder.thread = call.thread;
       builder.stream = call.alloc ? call.thread + 1 : streams[call.id];
       if (call.alloc) {
@@ -51,14 +52,14 @@ class Interleaved {
   [[nodiscard]] plan::Problem problem() const { return plan::find_lifetimes(trace()).devices.at(0); }
 
  private:
-  struct Call {
+  struct TimedCall {
     double time;
     std::uint32_t thread;
     std::uint64_t size;
     Id id;
     bool alloc;
   };
-  std::vector<Call> calls_;
+  std::vector<TimedCall> calls_;
   Id ids_ = 0;
 };
 

@@ -12,8 +12,8 @@
 #include "catch.h"
 #include "folder.h"
 
-using stalloc::record::Call;
 using stalloc::record::Recorder;
+using stalloc::record::TracedCall;
 using stalloc::test::Folder;
 using stalloc::trace::EventKind;
 namespace fs = std::filesystem;
@@ -34,8 +34,8 @@ struct Settings {
   }
 };
 
-Call alloc(std::uint64_t address, std::uint64_t size, CUstream stream = nullptr) {
-  Call call;
+TracedCall alloc(std::uint64_t address, std::uint64_t size, CUstream stream = nullptr) {
+  TracedCall call;
   call.kind = EventKind::AllocAsync;
   call.address = address;
   call.size = size;
@@ -53,7 +53,7 @@ TEST_CASE("events come back as they were recorded") {
   const Settings settings(folder.path() / "trace.fb");
   Recorder recorder(settings.options, describe);
   for (std::uint64_t i = 1; i <= 10; ++i) recorder.record(alloc(i << 20, i * 100, stream_handle(i % 3 * 0x1000)));
-  Call failed = alloc(0, 7);
+  TracedCall failed = alloc(0, 7);
   failed.failed = true;
   failed.device = 3;
   recorder.record(failed);

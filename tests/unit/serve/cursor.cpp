@@ -27,7 +27,7 @@ constexpr int kNone = -1;
 
 // The slot for a request of so many units; kNone when it goes elsewhere.
 int ask(Cursor& cursor, std::uint64_t units) {
-  const Cursor::Step step = cursor.next(units * plan::kUnitBytes);
+  const Cursor::Next step = cursor.next(units * plan::kUnitBytes);
   return step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone;
 }
 
@@ -299,7 +299,7 @@ TEST_CASE("a plan of the beginning only lets everything behind it pass, and stay
   REQUIRE(ask(cursor, 555) == kNone);  // one more than was recorded
   REQUIRE(ask(cursor, 30) == 3);
   for (const std::uint64_t units : random_units(300'000, 40, 4)) {
-    const Cursor::Step step = cursor.next(units * plan::kUnitBytes);
+    const Cursor::Next step = cursor.next(units * plan::kUnitBytes);
     if (step.answer != Answer::Unplanned) FAIL("not left to the dynamic sub-allocator");
   }
   REQUIRE(cursor.fits());

@@ -40,7 +40,7 @@ std::set<ThreadId> gone;
 bool is_gone(ThreadId thread) noexcept { return gone.count(thread) != 0; }
 
 int ask(Cursors& cursors, ThreadId thread, std::uint64_t units) {
-  const Cursor::Step step = cursors.next_of(thread, units * plan::kUnitBytes);
+  const Cursor::Next step = cursors.next_of(thread, units * plan::kUnitBytes);
   return step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone;
 }
 
@@ -220,7 +220,7 @@ TEST_CASE("without lanes all threads move one cursor", "[serve][cursors]") {
   std::vector<int> slots;
   for (const std::uint64_t units : {10, 1, 7}) {
     std::thread([&] {
-      const Cursor::Step step = cursors.next(units * plan::kUnitBytes);
+      const Cursor::Next step = cursors.next(units * plan::kUnitBytes);
       slots.push_back(step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone);
     }).join();
   }

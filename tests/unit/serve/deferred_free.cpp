@@ -171,7 +171,7 @@ TEST_CASE("large blocks are placed anew each time", "[serve][deferred_free]") {
   const StreamKey stream{driver.new_stream(), 0};
   std::string why;
   const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), {}, &why);
-  constexpr std::uint64_t kLarge = plan::OnlinePolicy{}.last_free_bytes + (std::uint64_t{2} << 20);
+  constexpr std::uint64_t kLarge = plan::OnlinePolicy{}.deferred_free_bytes + (std::uint64_t{2} << 20);
   std::vector<CUdeviceptr> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(heap->allocate(kLarge, stream, nullptr).value_or(0));
   REQUIRE(heap->free_async(blocks[0], stream) == CUDA_SUCCESS);

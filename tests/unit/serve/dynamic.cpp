@@ -311,7 +311,7 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
 TEST_CASE("shared memory: who waits for a large free waits for nothing behind it", "[serve][dynamic]") {
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
-  options.policy.last_free_bytes = 0;
+  options.policy.deferred_free_bytes = 0;
   options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
   fixture.take_on(fixture.other, 1);

@@ -34,7 +34,7 @@ struct Setting {
   FakeDriver driver{kPage, std::uint64_t{1} << 30};
   plan::DevicePlan plan;
   std::unique_ptr<Heap> heap;
-  std::vector<Request> requests;
+  std::vector<ProgramRequest> requests;
   Random random;
 
   Setting(std::uint64_t seed, bool with_plan, const HeapOptions& options, std::size_t count = 150) : random(seed) {
@@ -128,7 +128,7 @@ TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   Random random(seed);
-  const std::vector<Request> requests = random_requests(100, random);
+  const std::vector<ProgramRequest> requests = random_requests(100, random);
   const plan::DevicePlan plan = plan_for(requests, random);
   FakeDriver driver(kPage, plan.physical_bytes + 8 * kPage);
   std::string why;

@@ -60,7 +60,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   options.cross_stream = cross_stream;
   if (seed % 3 == 0) options.policy.kept_views = 12;
   FakeDriver driver(kPage, kMemory);
-  StreamOrder order(driver, FakeDriver::context(), Dynamic::line_bytes(kMemory, kPage), kPage);
+  StreamOrder order(driver, FakeDriver::context(), Dynamic::offset_bytes(kMemory, kPage), kPage);
   std::string why;
   const auto dynamic = Dynamic::create(driver, 0, options, 0, kPage, &order, &why);
   REQUIRE(dynamic);

@@ -62,7 +62,7 @@ TEST_CASE("without a plan nothing is held, foreseen or kept", "[serve][planned]"
   REQUIRE(none.physical_bytes() == 0);
   REQUIRE(none.unmerged_bytes() == 0);
   REQUIRE(none.unmerged_idle_bytes(0) == 0);
-  REQUIRE(none.line_bytes() == 0);
+  REQUIRE(none.planned_bytes() == 0);
   REQUIRE(none.arena() == nullptr);
   REQUIRE_FALSE(none.contains(0));
   REQUIRE(none.grant_access(1) == CUDA_SUCCESS);

@@ -21,22 +21,22 @@ using serve::StreamKey;
 
 using Random = std::mt19937_64;
 
-struct Request {
+struct ProgramRequest {
   std::uint64_t bytes = 0;
   std::uint32_t lifetime = 0;  // in requests
   std::size_t stream = 0;
 };
 
-inline std::vector<Request> random_requests(std::size_t count, Random& random) {
-  std::vector<Request> requests(count);
-  for (Request& request : requests) {
+inline std::vector<ProgramRequest> random_requests(std::size_t count, Random& random) {
+  std::vector<ProgramRequest> requests(count);
+  for (ProgramRequest& request : requests) {
     const std::uint64_t largest = random() % 4 == 0 ? 4 * kPage : random() % 2 == 0 ? kPage / 2 : 4096;
     request = {random() % largest + 1, static_cast<std::uint32_t>(random() % 12 + 1), random() % 4};
   }
   return requests;
 }
 
-inline plan::DevicePlan plan_for(const std::vector<Request>& requests, Random& random) {
+inline plan::DevicePlan plan_for(const std::vector<ProgramRequest>& requests, Random& random) {
   std::vector<std::uint64_t> handles(16);
   for (std::uint64_t& pages : handles) pages = random() % 3 + 1;
   plan::DevicePlan plan = plan_of_handles(handles);
@@ -64,7 +64,7 @@ class Program {
   Program(FakeDriver* driver, Heap* heap, Shadow* shadow, std::vector<StreamKey> streams, std::uint64_t seed)
       : driver_(driver), heap_(heap), shadow_(shadow), streams_(std::move(streams)), random_(seed) {}
 
-  void request(const Request& wanted) {
+  void request(const ProgramRequest& wanted) {
     ++now_;
     give_back_the_dead();
     if (random_() % 20 == 0) return;  // a planned request that is not made
@@ -88,7 +88,7 @@ class Program {
   void drop_some() { drops_ = true; }
 
  private:
-  void serve(const Request& wanted) {
+  void serve(const ProgramRequest& wanted) {
     const StreamKey stream = random_() % 10 == 0 ? any_stream() : streams_[wanted.stream % streams_.size()];
     const bool for_all = synchronous_ && random_() % 16 == 0;
     const auto address = for_all ? heap_->allocate_sync(wanted.bytes) : heap_->allocate(wanted.bytes, stream, nullptr);
@@ -101,7 +101,7 @@ class Program {
     driver_->work(stream);
   }
 
-  void drop_and_ask_again(Request wanted) {
+  void drop_and_ask_again(ProgramRequest wanted) {
     if (live_.empty() || !give_back(live_.back())) return;
     wanted.bytes = live_.back().bytes;
     if (random_() % 2 == 0) wanted.stream = random_();
@@ -173,7 +173,7 @@ inline std::vector<StreamKey> new_streams(FakeDriver& driver, std::size_t count)
 
 // Runs the plan's own requests with small deviations, the body several times.
 template <class EachStep>
-void run(Program& program, const std::vector<Request>& requests, const plan::DevicePlan& plan, int repetitions,
+void run(Program& program, const std::vector<ProgramRequest>& requests, const plan::DevicePlan& plan, int repetitions,
          EachStep each_step) {
   for (std::size_t i = 0; i < plan.prologue; ++i) program.request(requests[i]), each_step();
   for (int repetition = 0; repetition < repetitions; ++repetition) {

@@ -23,7 +23,7 @@ namespace {
 // Random requests, a plan for them, and a heap that serves by it only.
 struct Setting {
   Random random;
-  std::vector<Request> requests;
+  std::vector<ProgramRequest> requests;
   plan::DevicePlan plan;
   FakeDriver driver{kPage};
   std::unique_ptr<Heap> heap;
@@ -140,7 +140,7 @@ TEST_CASE("random programs on several threads, each with a lane of its own", "[s
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   CAPTURE(seed);
   Random random(seed);
-  const std::vector<Request> requests = random_requests(240, random);
+  const std::vector<ProgramRequest> requests = random_requests(240, random);
   plan::DevicePlan plan = plan_for(requests, random);
   constexpr std::uint8_t kLanes = 3;
   for (std::size_t slot = 0; slot < plan.slots.size(); ++slot) {

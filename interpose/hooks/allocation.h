@@ -1,4 +1,4 @@
-// A request as the hooks hand it to a heap.
+// A hooked call for memory, as the hooks hand it to a heap.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace stalloc::hooks {
 
-struct Request {
+struct Allocation {
   trace::EventKind kind;
   std::size_t bytes;
   serve::StreamKey stream;
@@ -21,9 +21,9 @@ inline serve::StreamKey key_of(CUstream stream, Default zero) noexcept {
   return serve::make_stream_key(stream, zero == Default::PerThread);
 }
 
-inline std::optional<CUdeviceptr> serve_request(serve::Heap& heap, const Request& request) noexcept {
-  if (request.kind == trace::EventKind::Alloc) return heap.allocate_sync(request.bytes);
-  return heap.allocate(request.bytes, request.stream, request.pool);
+inline std::optional<CUdeviceptr> serve_allocation(serve::Heap& heap, const Allocation& allocation) noexcept {
+  if (allocation.kind == trace::EventKind::Alloc) return heap.allocate_sync(allocation.bytes);
+  return heap.allocate(allocation.bytes, allocation.stream, allocation.pool);
 }
 
 // While it lives, the heap has declined this thread's request: the driver's hook, which the runtime calls next, does

@@ -1,4 +1,4 @@
-#include "plan/slot_match.h"
+#include "plan/sequence/slot_match.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -9,13 +9,13 @@ namespace {
 
 using Indices = std::vector<std::size_t>;
 
-struct Lane {
+struct LaneRequests {
   Indices slots;
   Indices requests;
 };
 
-std::vector<Lane> split_lanes(const Problem& problem, const DevicePlan& plan) {
-  std::vector<Lane> lanes(1);
+std::vector<LaneRequests> split_lanes(const Problem& problem, const DevicePlan& plan) {
+  std::vector<LaneRequests> lanes(1);
   std::unordered_map<std::uint64_t, std::size_t> begins;  // id of a lane's first slot -> lane
   for (std::size_t slot = 0; slot < plan.slots.size(); ++slot) {
     const std::size_t lane = plan.lanes.empty() ? 0 : plan.lanes[slot];
@@ -38,7 +38,7 @@ std::vector<Lane> split_lanes(const Problem& problem, const DevicePlan& plan) {
   return lanes;
 }
 
-std::string match_lane(const Lane& lane, const DevicePlan& plan, Indices& slot_of) {
+std::string match_lane(const LaneRequests& lane, const DevicePlan& plan, Indices& slot_of) {
   const auto slots_before = [&](std::size_t end) {
     return static_cast<std::size_t>(std::lower_bound(lane.slots.begin(), lane.slots.end(), end) - lane.slots.begin());
   };
@@ -68,7 +68,7 @@ std::string match_lane(const Lane& lane, const DevicePlan& plan, Indices& slot_o
 Outcome<Indices> match_slots(const Problem& problem, const DevicePlan& plan) {
   Outcome<Indices> result;
   result.value.assign(problem.requests.size(), kNoSlot);
-  for (const Lane& lane : split_lanes(problem, plan)) {
+  for (const LaneRequests& lane : split_lanes(problem, plan)) {
     if (std::string error = match_lane(lane, plan, result.value); !error.empty()) {
       return Outcome<Indices>::failure(std::move(error));
     }
