@@ -13,12 +13,12 @@ namespace stalloc::hooks {
 struct Allocation {
   trace::EventKind kind;
   std::size_t bytes;
-  serve::StreamKey stream;
+  StreamKey stream;
   CUmemoryPool pool = nullptr;  // that it names; once resolved, as the heap knows it
 };
 
-inline serve::StreamKey key_of(CUstream stream, Default zero) noexcept {
-  return serve::make_stream_key(stream, zero == Default::PerThread);
+inline StreamKey key_of(CUstream stream, Default zero) noexcept {
+  return make_stream_key(stream, zero == Default::PerThread);
 }
 
 inline std::optional<CUdeviceptr> serve_allocation(serve::Heap& heap, const Allocation& allocation) noexcept {

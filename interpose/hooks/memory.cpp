@@ -12,7 +12,6 @@ namespace stalloc::hooks::memory {
 namespace {
 
 using record::Recorder;
-using serve::StreamKey;
 using trace::EventKind;
 
 // cuMemAlloc and cuMemFree are ordered with all streams and belong to none; they are recorded on the legacy stream.

@@ -40,7 +40,7 @@ template <class... Arguments>
 
 // `resolve` sets the pool as the heap knows it, and returns false when requests from it are not served.
 template <class Resolve, class... Arguments>
-RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const serve::StreamKey& stream,
+RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const StreamKey& stream,
                        Resolve resolve, void** out, size_t bytes,
                        std::type_identity_t<Arguments>... arguments) noexcept {
   const Serving by = out == nullptr || bytes == 0 ? Serving{} : serving();

@@ -95,8 +95,8 @@ void Recorder::note_device(int device) {
   new_devices_.push_back(describe_(device));
 }
 
-std::uint32_t Recorder::stream_ordinal(const serve::StreamKey& stream) {
-  if (stream == serve::make_stream_key(nullptr, /*per_thread=*/false)) return 0;
+std::uint32_t Recorder::stream_ordinal(const StreamKey& stream) {
+  if (stream == make_stream_key(nullptr, /*per_thread=*/false)) return 0;
   const auto [entry, inserted] = streams_.try_emplace(stream, next_stream_);
   if (inserted) ++next_stream_;
   return entry->second;
@@ -105,7 +105,7 @@ std::uint32_t Recorder::stream_ordinal(const serve::StreamKey& stream) {
 void Recorder::stream_destroyed(CUstream stream) noexcept {
   if (stopped_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
-  streams_.erase(serve::StreamKey{stream, 0});
+  streams_.erase(StreamKey{stream, 0});
 }
 
 void Recorder::write_chunk(bool last) {

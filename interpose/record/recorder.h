@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "interpose/base/options.h"
+#include "interpose/base/stream_key.h"
 #include "interpose/record/interning.h"
 #include "interpose/record/trace_output.h"
-#include "interpose/serve/streams/stream_key.h"
 #include "plan/files/trace_file.h"
 
 namespace stalloc::record {
@@ -25,7 +25,7 @@ struct TracedCall {
   int device = 0;
   std::uint64_t address = 0;
   std::uint64_t size = 0;
-  serve::StreamKey stream;
+  StreamKey stream;
   const void* caller = nullptr;  // return address in the program
 };
 
@@ -48,7 +48,7 @@ class Recorder {
 
  private:
   struct StreamHash {
-    std::size_t operator()(const serve::StreamKey& key) const noexcept {
+    std::size_t operator()(const StreamKey& key) const noexcept {
       return std::hash<const void*>{}(key.handle) * 31 + std::hash<std::uint64_t>{}(key.thread);
     }
   };
@@ -60,7 +60,7 @@ class Recorder {
   [[nodiscard]] bool fits(std::size_t bytes, bool last) const;
   void close_full_trace();
   void stop(const std::string& why) noexcept;
-  std::uint32_t stream_ordinal(const serve::StreamKey& stream);
+  std::uint32_t stream_ordinal(const StreamKey& stream);
 
   const bool stacks_;
   const std::size_t stack_depth_;
@@ -74,7 +74,7 @@ class Recorder {
   TraceOutput output_;
   Interning interning_;
   trace::Process process_;
-  std::unordered_map<serve::StreamKey, std::uint32_t, StreamHash> streams_;
+  std::unordered_map<StreamKey, std::uint32_t, StreamHash> streams_;
   std::uint32_t next_stream_ = 1;  // 0 is the legacy default stream
   std::vector<int> known_devices_;
   std::vector<trace::Device> new_devices_;

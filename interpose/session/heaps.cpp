@@ -277,14 +277,13 @@ void Heaps::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexce
 
 void Heaps::stream_destroyed(CUstream stream) noexcept {
   each_heap([&](int, serve::Heap& heap) { heap.stream_destroyed(stream); });
-  const serve::StreamKey key{stream, 0};
+  const StreamKey key{stream, 0};
   std::uint64_t hash = hash_of(key, nullptr);
   stream_places_[place_of(key, nullptr)].without.compare_exchange_strong(hash, 0);
 }
 
 // `context` is that of a default stream; for a created stream the driver is asked.
-serve::StreamClock* Heaps::find_stream_clock(const serve::StreamKey& stream, CUcontext context,
-                                             StreamPlace& place) noexcept {
+serve::StreamClock* Heaps::find_stream_clock(const StreamKey& stream, CUcontext context, StreamPlace& place) noexcept {
   const std::uint64_t hash = hash_of(stream, context);
   if (place.without.load(std::memory_order_relaxed) == hash) return nullptr;
   CUcontext owner = context;

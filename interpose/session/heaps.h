@@ -111,7 +111,7 @@ class Heaps {
   void stream_destroyed(CUstream stream) noexcept;
   // The clock of the calling thread's stream with that name, created at first use. Null when the stream's context has
   // no heap or too many streams. Valid until the stream is destroyed. Lock-free but for the first time.
-  serve::StreamClock* stream_clock(const serve::StreamKey& stream) noexcept {
+  serve::StreamClock* stream_clock(const StreamKey& stream) noexcept {
     const CUcontext context = stream.is_default() ? cuda_.current_context() : nullptr;
     StreamPlace& place = stream_places_[place_of(stream, context)];
     serve::StreamClock* clock = place.clock.load(std::memory_order_acquire);
@@ -161,15 +161,15 @@ class Heaps {
     std::atomic<std::uint64_t> without{0};  // a stream that has no clock, by its hash; 0: none
   };
   static constexpr unsigned kStreamPlaceBits = 10;
-  static std::uint64_t hash_of(const serve::StreamKey& stream, CUcontext context) noexcept {
+  static std::uint64_t hash_of(const StreamKey& stream, CUcontext context) noexcept {
     const auto handle = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(stream.handle));
     const auto owner = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(context));
     return ((handle * 31 + stream.thread) * 31 + owner) * 0x9e3779b97f4a7c15ULL | 1;
   }
-  static std::size_t place_of(const serve::StreamKey& stream, CUcontext context) noexcept {
+  static std::size_t place_of(const StreamKey& stream, CUcontext context) noexcept {
     return hash_of(stream, context) >> (64 - kStreamPlaceBits);
   }
-  serve::StreamClock* find_stream_clock(const serve::StreamKey& stream, CUcontext context, StreamPlace& place) noexcept;
+  serve::StreamClock* find_stream_clock(const StreamKey& stream, CUcontext context, StreamPlace& place) noexcept;
 
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   std::optional<Pools::Known> forget_pool(CUmemoryPool pool) noexcept;

@@ -14,14 +14,13 @@
 namespace stalloc::torch {
 namespace {
 
-using serve::StreamKey;
 using trace::EventKind;
 using Answer = stalloc_door_answer;
 
 constexpr std::size_t kDevices = 64;
 
 // PyTorch is built for the legacy default stream.
-StreamKey key_of(void* stream) noexcept { return serve::make_stream_key(static_cast<CUstream>(stream), false); }
+StreamKey key_of(void* stream) noexcept { return make_stream_key(static_cast<CUstream>(stream), false); }
 CUdeviceptr as_address(const void* at) noexcept { return reinterpret_cast<CUdeviceptr>(at); }
 
 void record(EventKind kind, int device, std::size_t bytes, void* stream, const void* caller, const void* at,

@@ -47,7 +47,7 @@ using namespace stalloc;
 namespace {
 
 constexpr std::size_t kLeftOut = 500;  // in matching, one request in so many is left out
-const serve::StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
+const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
 
 template <class Work>
 void count(Work work) {

@@ -86,9 +86,9 @@ class Player {
   }
 
  private:
-  serve::StreamKey stream(std::uint32_t ordinal) {
+  StreamKey stream(std::uint32_t ordinal) {
     auto at = streams_.find(ordinal);
-    if (at == streams_.end()) at = streams_.emplace(ordinal, serve::StreamKey{driver_.new_stream()}).first;
+    if (at == streams_.end()) at = streams_.emplace(ordinal, StreamKey{driver_.new_stream()}).first;
     return at->second;
   }
 
@@ -134,7 +134,7 @@ class Player {
   const std::uint64_t every_;
   serve::Statistics shown_;
   std::mt19937_64 random_{1};
-  std::map<std::uint32_t, serve::StreamKey> streams_;
+  std::map<std::uint32_t, StreamKey> streams_;
   std::vector<std::vector<std::size_t>> ends_;
   std::vector<CUdeviceptr> addresses_;
   std::uint64_t live_ = 0;

@@ -23,7 +23,7 @@
 using namespace stalloc;
 using bench::NothingDriver;
 using serve::Heap;
-using serve::StreamKey;
+using stalloc::StreamKey;
 
 namespace {
 

@@ -46,18 +46,22 @@ def of_table(source, rows):
         above.add(folder)
 
 
-def of_includes(source, may_include):
+def of_includes(source, rows, may_include):
     for folder, allowed in may_include.items():
+        used = set()
         for path in sources(source / folder):
             for included in INCLUDE.findall(path.read_text(encoding="utf-8")):
-                if not {included, str(pathlib.PurePosixPath(included).parent)} & allowed:
+                names = {included, str(pathlib.PurePosixPath(included).parent)}
+                used |= names
+                if not names & allowed:
                     yield f"{path.relative_to(source)} includes {included}"
+        yield from (f"{folder} includes nothing of {name}" for name in rows[folder] if name not in used)
 
 
 def main():
     source = pathlib.Path(sys.argv[1])
     rows, allowed = layers((source / "docs/design.md").read_text(encoding="utf-8"))
-    found = [*of_table(source, rows), *of_includes(source, allowed)]
+    found = [*of_table(source, rows), *of_includes(source, rows, allowed)]
     print("\n".join(found))
     return 1 if found else 0
 

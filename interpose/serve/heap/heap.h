@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
 #include "interpose/serve/dynamic/dynamic.h"
 #include "interpose/serve/dynamic/heap_options.h"
@@ -23,7 +24,6 @@
 #include "interpose/serve/heap/shown_figures.h"
 #include "interpose/serve/planned/planned.h"
 #include "interpose/serve/streams/free_fence.h"
-#include "interpose/serve/streams/stream_key.h"
 #include "interpose/serve/streams/stream_order.h"
 #include "plan/plan.h"
 

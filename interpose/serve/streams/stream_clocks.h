@@ -18,8 +18,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/streams/free_marks.h"
-#include "interpose/serve/streams/stream_key.h"
 
 namespace stalloc::serve {
 

@@ -8,11 +8,11 @@
 #include <cstdint>
 #include <memory>
 
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
 #include "interpose/serve/streams/event_order.h"
 #include "interpose/serve/streams/free_marks.h"
 #include "interpose/serve/streams/stream_clocks.h"
-#include "interpose/serve/streams/stream_key.h"
 
 namespace stalloc::serve {
 

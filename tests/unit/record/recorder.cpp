@@ -39,7 +39,7 @@ TracedCall alloc(std::uint64_t address, std::uint64_t size, CUstream stream = nu
   call.kind = EventKind::AllocAsync;
   call.address = address;
   call.size = size;
-  call.stream = stalloc::serve::make_stream_key(stream, false);
+  call.stream = stalloc::make_stream_key(stream, false);
   call.caller = reinterpret_cast<const void*>(&describe);
   return call;
 }

@@ -15,7 +15,7 @@
 using namespace stalloc;
 using namespace stalloc::test;
 using serve::Heap;
-using serve::StreamKey;
+using stalloc::StreamKey;
 
 namespace {
 

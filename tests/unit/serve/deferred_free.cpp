@@ -14,8 +14,8 @@ using namespace stalloc;
 using namespace stalloc::test;
 using serve::Heap;
 using serve::kMaxStreams;
-using serve::make_stream_key;
-using serve::StreamKey;
+using stalloc::make_stream_key;
+using stalloc::StreamKey;
 
 namespace {
 

@@ -19,7 +19,7 @@ using namespace stalloc::test;
 using serve::CrossStream;
 using serve::Heap;
 using serve::HeapOptions;
-using serve::StreamKey;
+using stalloc::StreamKey;
 
 namespace {
 

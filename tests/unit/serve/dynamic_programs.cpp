@@ -19,7 +19,7 @@ using namespace stalloc;
 using namespace stalloc::test;
 using serve::CrossStream;
 using serve::HeapOptions;
-using serve::make_stream_key;
+using stalloc::make_stream_key;
 
 namespace {
 

@@ -7,7 +7,7 @@ namespace stalloc::test {
 namespace {
 
 using Lock = std::lock_guard<std::recursive_mutex>;
-using serve::StreamKey;
+using stalloc::StreamKey;
 
 thread_local std::vector<CUcontext> context_stack{FakeDriver::context()};
 
@@ -15,7 +15,7 @@ void require(bool held, const char* rule) {
   if (!held) throw FakeDriver::Misuse(rule);
 }
 
-StreamKey key_of(CUstream handle) { return serve::make_stream_key(handle, false); }
+StreamKey key_of(CUstream handle) { return make_stream_key(handle, false); }
 
 }  // namespace
 

@@ -16,8 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
-#include "interpose/serve/streams/stream_key.h"
 
 namespace stalloc::test {
 
@@ -44,14 +44,14 @@ class FakeDriver final : public serve::Driver {
   void set_capturing(CUstream stream, bool capturing);
 
   // Work of the program on a stream; the moment it ends.
-  Moment work(serve::StreamKey stream);
+  Moment work(StreamKey stream);
   // All work up to now of every stream is complete from now on.
   void finish_all_work();
   // The same of what the stream, or the event, is behind.
-  void finish_work_of(serve::StreamKey stream);
+  void finish_work_of(StreamKey stream);
   void finish_work_before(CUevent event);
   // True when work given to `stream` from now on starts only after `moment`, whatever the device does.
-  bool is_ordered(serve::StreamKey stream, Moment moment);
+  bool is_ordered(StreamKey stream, Moment moment);
 
   // Physical bytes behind an address, as handle number << 40 | offset; each must be mapped and accessible.
   std::uint64_t physical(CUdeviceptr address, int device = 0);
@@ -103,7 +103,7 @@ class FakeDriver final : public serve::Driver {
   // steps[T]: ordered behind T's work up to that step.
   using Clock = std::vector<std::uint64_t>;
   struct Stream {
-    serve::StreamKey key;
+    StreamKey key;
     CUcontext context = nullptr;
     bool alive = true;
     bool capturing = false;
@@ -127,7 +127,7 @@ class FakeDriver final : public serve::Driver {
   };
 
   bool fails();  // counts the call
-  std::size_t index(serve::StreamKey key, CUcontext context);
+  std::size_t index(StreamKey key, CUcontext context);
   std::size_t index(CUstream handle);
   Stream& usable(CUstream handle);
   Event& known(CUevent event);

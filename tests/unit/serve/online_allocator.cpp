@@ -17,8 +17,8 @@ using namespace stalloc;
 using namespace stalloc::test;
 using serve::CrossStream;
 using serve::Dynamic;
-using serve::StreamKey;
 using serve::StreamOrder;
+using stalloc::StreamKey;
 
 namespace {
 

@@ -56,7 +56,7 @@ class OrderModel {
   Context contexts[2];
 
   struct Stream {
-    serve::StreamKey key;
+    StreamKey key;
     std::size_t context = 0;
   };
 

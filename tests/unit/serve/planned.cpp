@@ -85,7 +85,7 @@ TEST_CASE("a plan that is followed keeps its own free bytes", "[serve][planned]"
 
 TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][planned]") {
   Fixture f;
-  const serve::StreamKey stream{f.driver.new_stream(), 0};
+  const StreamKey stream{f.driver.new_stream(), 0};
   const serve::StreamOrdinal ordinal = f.order.ordinal(stream);
   REQUIRE(f.take(0));
   f.driver.work(stream);

@@ -17,7 +17,7 @@
 namespace stalloc::test {
 
 using serve::Heap;
-using serve::StreamKey;
+using stalloc::StreamKey;
 
 using Random = std::mt19937_64;
 

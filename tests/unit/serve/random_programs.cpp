@@ -16,7 +16,7 @@
 
 using namespace stalloc;
 using namespace stalloc::test;
-using serve::make_stream_key;
+using stalloc::make_stream_key;
 
 namespace {
 

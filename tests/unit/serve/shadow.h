@@ -33,14 +33,14 @@ class Shadow {
   Shadow& operator=(const Shadow&) = delete;
 
   // The program was served `bytes` at `address`, for use on each of `streams`.
-  void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<serve::StreamKey>& streams) {
+  void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<StreamKey>& streams) {
     add_use({address, address + bytes, nullptr});
     for_each_cell(address, bytes, [&](Cell& cell) {
       if (cell.live.exchange(true)) throw Broken("a byte was served twice");
       const Moments* freed_behind = cell.freed_behind;
       if (freed_behind == nullptr) return;
       for (const Moment& moment : *freed_behind) {
-        for (const serve::StreamKey& stream : streams) {
+        for (const StreamKey& stream : streams) {
           if (!driver_->is_ordered(stream, moment)) throw Broken("a byte was served before its last use was over");
         }
       }

@@ -13,7 +13,7 @@ using namespace stalloc;
 using namespace stalloc::test;
 using serve::Heap;
 using serve::ShownFigures;
-using serve::StreamKey;
+using stalloc::StreamKey;
 
 namespace {
 

@@ -7,11 +7,11 @@
 #include "fake_driver.h"
 
 using namespace stalloc::test;
+using stalloc::make_stream_key;
+using stalloc::StreamKey;
 using stalloc::serve::kMaxStreams;
 using stalloc::serve::kNoStream;
-using stalloc::serve::make_stream_key;
 using stalloc::serve::PhysicalRange;
-using stalloc::serve::StreamKey;
 using stalloc::serve::StreamOrder;
 using stalloc::serve::StreamOrdinal;
 

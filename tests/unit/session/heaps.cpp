@@ -135,11 +135,11 @@ TEST_CASE("threads allocate and free while another resets their device", "[sessi
           const bool plain = number == 0;
           const auto at = heap == nullptr ? std::nullopt
                           : plain         ? heap->allocate_sync(bytes)
-                                  : heap->allocate(bytes, serve::make_stream_key(nullptr, number == 2), nullptr);
+                                          : heap->allocate(bytes, make_stream_key(nullptr, number == 2), nullptr);
           if (!at) continue;
           serve::Heap* owner = machine.heaps->owning(*at);
           if (owner != nullptr) (void)owner->find_live(*at + 100);
-          if (owner != nullptr && !plain) (void)owner->free_async(*at, serve::make_stream_key(nullptr, number == 2));
+          if (owner != nullptr && !plain) (void)owner->free_async(*at, make_stream_key(nullptr, number == 2));
           if (owner != nullptr && plain) (void)owner->free_sync(*at);
           ++served;
         }
@@ -160,7 +160,7 @@ TEST_CASE("threads allocate and free while another resets their device", "[sessi
 TEST_CASE("a stream's clock is found by its name, for as long as the stream lives", "[session][heaps][events]") {
   Machine machine;
   const CUcontext primary = machine.enter();
-  const auto key = [](CUstream stream) { return serve::make_stream_key(stream, false); };
+  const auto key = [](CUstream stream) { return make_stream_key(stream, false); };
   CUstream stream = nullptr;
   REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
   REQUIRE(machine.heaps->stream_clock(key(stream)) == nullptr);  // no heap yet
@@ -175,11 +175,11 @@ TEST_CASE("a stream's clock is found by its name, for as long as the stream live
   serve::StreamClock* legacy = machine.heaps->stream_clock(key(nullptr));
   REQUIRE(legacy != nullptr);
   REQUIRE(legacy != clock);
-  serve::StreamClock* mine = machine.heaps->stream_clock(serve::make_stream_key(nullptr, true));
+  serve::StreamClock* mine = machine.heaps->stream_clock(make_stream_key(nullptr, true));
   serve::StreamClock* others = nullptr;
   std::thread([&] {
     REQUIRE(cuCtxSetCurrent(primary) == CUDA_SUCCESS);
-    others = machine.heaps->stream_clock(serve::make_stream_key(nullptr, true));
+    others = machine.heaps->stream_clock(make_stream_key(nullptr, true));
   }).join();
   REQUIRE(others != nullptr);
   REQUIRE(mine != others);

@@ -138,9 +138,9 @@ TEST_CASE("a heap has what the program's own pools keep idle", "[session][pools]
   REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
   REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);
   REQUIRE(machine.free_bytes() < machine.total_bytes() / 2);
-  const auto served = heap->allocate(machine.total_bytes() / 2, serve::make_stream_key(nullptr, false), nullptr);
+  const auto served = heap->allocate(machine.total_bytes() / 2, make_stream_key(nullptr, false), nullptr);
   REQUIRE(served);
-  REQUIRE(heap->free_async(*served, serve::make_stream_key(nullptr, false)) == CUDA_SUCCESS);
+  REQUIRE(heap->free_async(*served, make_stream_key(nullptr, false)) == CUDA_SUCCESS);
   destroy(machine, pool);
 }
 

@@ -1,8 +1,8 @@
-#include "interpose/serve/streams/stream_key.h"
+#include "interpose/base/stream_key.h"
 
 #include <atomic>
 
-namespace stalloc::serve {
+namespace stalloc {
 
 std::uint64_t this_thread_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
@@ -17,4 +17,4 @@ StreamKey make_stream_key(CUstream stream, bool per_thread) noexcept {
   return {stream == nullptr ? CU_STREAM_LEGACY : stream, 0};
 }
 
-}  // namespace stalloc::serve
+}  // namespace stalloc

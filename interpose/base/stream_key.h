@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace stalloc::serve {
+namespace stalloc {
 
 // A stream as the program named it, made unambiguous: the legacy stream is {CU_STREAM_LEGACY, 0}, a per-thread
 // default stream {CU_STREAM_PER_THREAD, number of its thread}, any other {handle, 0}.
@@ -25,4 +25,4 @@ StreamKey make_stream_key(CUstream stream, bool per_thread) noexcept;
 // A number of the calling thread: never 0, and never given to another thread, unlike thread ids of the system.
 std::uint64_t this_thread_number() noexcept;
 
-}  // namespace stalloc::serve
+}  // namespace stalloc
