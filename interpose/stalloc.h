@@ -71,6 +71,8 @@ struct stalloc_statistics {
   uint64_t mapping_ns_at_start;
   /* ns: time spent in those after start */
   uint64_t mapping_ns_after_start;
+  /* count: of planned_requests: at a place that the plan keeps for a later request, never freed */
+  uint64_t spare_slots;
   /* end */
 };
 

@@ -36,6 +36,18 @@ namespace {
 constexpr std::size_t kPage = std::size_t{2} << 20;
 constexpr std::size_t kWorkDone = 4096;  // after so many requests the device has done all its work
 
+// A CSV's requests as a trace has them: of a run whose steps may repeat; what lives to the end is never freed.
+plan::Problem as_recorded(plan::Problem problem) {
+  problem.repeats = true;
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    plan::Request& request = problem.requests[i];
+    if (request.until >= problem.requests.size()) request.until = plan::kNever;
+    request.lower = i;
+    request.upper = request.until;
+  }
+  return problem;
+}
+
 // Of the first device. Empty, and says why, if the file cannot be read.
 plan::Problem read_run(const char* path) {
   const auto refuse = [path](const std::string& error) {
@@ -47,7 +59,7 @@ plan::Problem read_run(const char* path) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
   if (plan::is_csv(text)) {
     auto problem = plan::parse_csv(text);
-    return problem.ok() ? std::move(problem.value) : refuse(problem.error);
+    return problem.ok() ? as_recorded(std::move(problem.value)) : refuse(problem.error);
   }
   const auto trace = trace::read_trace(path);
   if (!trace.ok()) return refuse(trace.error);

@@ -64,6 +64,7 @@ class Figures {
   void unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
   void unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
   void slot_refused() noexcept { ++counts_.refused_slots; }
+  void spare_slot_taken() noexcept { ++counts_.spare_slots; }
   void borrowed() noexcept { ++counts_.borrows; }
   void missed() noexcept {
     ++counts_.misses;

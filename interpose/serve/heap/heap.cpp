@@ -225,6 +225,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   const Cursor::Next step = planned_.next(bytes);
   if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
   if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
+  if (admitted && served == 0) served = serve_spare(ask);
   const bool dropped_now = planned_.drop_if_unfit();
   if (dropped_now && options_.plan_is_strict) refuses_.store(true);
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
@@ -268,13 +269,27 @@ bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, 
 }
 
 CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
+  const CUdeviceptr address = take_slot(slot, ask);
+  if (address == 0) figures_.slot_refused();
+  return address;
+}
+
+CUdeviceptr Heap::serve_spare(const Ask& ask) {
+  CUdeviceptr address = 0;
+  const bool served = planned_.offer_spare(ask.bytes, [&](std::uint32_t slot) {
+    address = take_slot(slot, ask);
+    return address != 0;
+  });
+  if (served) figures_.spare_slot_taken();
+  return address;
+}
+
+// 0: its bytes are taken, or cannot be ordered on the request's stream.
+CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
   const PhysicalRanges wanted = planned_.ranges(slot);
   const bool taken = planned_.keeps_free_bytes() ? planned_.take(wanted, order_, ask.stream)
                                                  : dynamic_->take_exactly(wanted, ask.stream);
-  if (!taken) {
-    figures_.slot_refused();
-    return 0;
-  }
+  if (!taken) return 0;
   const CUdeviceptr address = planned_.address(slot);
   live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
   figures_.planned(ask.bytes, ask.pool);

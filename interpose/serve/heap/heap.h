@@ -237,6 +237,8 @@ class Heap {
                     bool capturing, bool* exhausted);
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
   CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
+  CUdeviceptr serve_spare(const Ask& ask);
+  CUdeviceptr take_slot(std::uint32_t slot, const Ask& ask);
   void tell_misfit() const noexcept;
   CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
   [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <utility>
 
 namespace stalloc::serve {
 namespace {
@@ -11,6 +12,7 @@ using plan::SlotKind;
 
 constexpr int kLookAround = 64;             // slots searched ahead and behind for the end of a deviation
 constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps
+constexpr std::size_t kFirmAgreement = 4;   // so many may be followed though others since the deviation disagree
 constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
 constexpr int kCandidates = 64;             // places compared when it is
 
@@ -55,7 +57,7 @@ Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
     const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
     first_difference_ = {seen_, bytes, expected};
   }
-  const Position found = find_after_deviation();
+  const Position found = find_after_deviation(std::exchange(keeps_place_, false));
   if (found != kNowhere) ++resynchronisations_;
   return found;
 }
@@ -117,21 +119,23 @@ Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   return body_may_be_over && matches(body_end_, units) ? body_end_ : kNowhere;
 }
 
-Cursor::Position Cursor::find_after_deviation() const noexcept {
+Cursor::Position Cursor::find_after_deviation(bool stays) const noexcept {
   // One mismatch proves nothing yet: after an extra request, a jump would lose the place.
   const Position near = misses_ != 0 ? find_near() : kNowhere;
-  if (near != kNowhere) return near;
-  return lost() ? find_anywhere() : kNowhere;
+  if (near != kNowhere || stays) return near;
+  if (misses_ + 1 >= kGram) return find_anywhere(kGram);
+  return lost() ? find_anywhere(kManyRecentMisses) : kNowhere;
 }
 
 // The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals.
-// Earlier requests found their slots, so they do not tell how many are missing now.
+// Earlier requests found their slots, so they do not tell how many are missing now. All of them must agree, or many: a
+// microbatch more begins with a request that no place near has, and goes on with some that many have.
 Cursor::Position Cursor::find_near() const noexcept {
   Position best = kNowhere;
   std::size_t best_agreement = kLeastAgreement - 1;
   const auto look = [&](Position at) {
     const std::size_t agreed = std::min<std::size_t>(agreement(at), misses_ + 1);
-    if (agreed <= best_agreement) return;
+    if (agreed <= best_agreement || (agreed <= misses_ && agreed < kFirmAgreement)) return;
     best = at;
     best_agreement = agreed;
   };
@@ -151,7 +155,7 @@ Cursor::Position Cursor::find_near() const noexcept {
 }
 
 // The place in the whole plan that the latest requests agree with best; of equals the next one after the cursor.
-Cursor::Position Cursor::find_anywhere() const noexcept {
+Cursor::Position Cursor::find_anywhere(std::size_t least_agreement) const noexcept {
   if (seen_ < kGram || grams_.empty()) return kNowhere;
   std::uint64_t hash = kSeed;
   for (std::size_t back = kGram; back-- > 0;) hash = mix(hash, past(back));
@@ -160,7 +164,7 @@ Cursor::Position Cursor::find_anywhere() const noexcept {
   if (first == last) return kNowhere;
   auto gram = std::lower_bound(first, last, Gram{hash, at_});
   Position best = kNowhere;
-  std::size_t best_agreement = kGram - 1;
+  std::size_t best_agreement = least_agreement - 1;
   const auto candidates = std::min<std::ptrdiff_t>(last - first, kCandidates);
   for (std::ptrdiff_t i = 0; i < candidates; ++i, ++gram) {
     if (gram == last) gram = first;

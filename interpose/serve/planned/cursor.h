@@ -19,9 +19,9 @@ namespace stalloc::serve {
 //
 // A slot whose size varies takes the next request whatever its size, so that what follows keeps its place; a request
 // larger than the slot goes unplanned. After a deviation it keeps its place and lets the request go unplanned (an extra
-// request), until two requests agree with slots a little ahead (missing requests) or behind (an earlier wrong jump), or
-// the latest requests agree with another part of the plan (K-grams of sizes). O(1) for a request that matches. Not
-// thread-safe.
+// request), until all requests since the deviation, two or more, agree with slots a little ahead (missing requests) or
+// behind (an earlier wrong jump), or the latest four agree with any part of the plan. O(1) for a request that matches.
+// Not thread-safe.
 class Cursor {
  public:
   enum class Answer : std::uint8_t {
@@ -48,6 +48,11 @@ class Cursor {
   // The program requests `bytes` under stream capture: passed through whatever the plan says. Takes the slot that
   // foresaw it, if that is the next one; no deviation otherwise.
   void pass_through(std::uint64_t bytes) noexcept;
+  // The latest request, which found no slot here, has one that is not in order: it says nothing about the place, and
+  // the next request, if it finds no slot either, is not looked for in the whole plan.
+  void keep_place() noexcept { keeps_place_ = true; }
+  // The body has not begun, and there is one.
+  [[nodiscard]] bool is_before_body() const noexcept { return at_ < body_begin_ && body_begin_ < body_end_; }
 
   // The next slot is for a request like this one.
   [[nodiscard]] bool awaits(std::uint64_t bytes) const noexcept;
@@ -86,14 +91,14 @@ class Cursor {
   void count(bool matched) noexcept;
   [[nodiscard]] Position find_here(std::uint32_t units) const noexcept;
   Position deviate(std::uint64_t bytes) noexcept;  // the request is not as planned: the slot that it takes, or kNowhere
-  [[nodiscard]] Position find_after_deviation() const noexcept;
+  [[nodiscard]] Position find_after_deviation(bool stays) const noexcept;
   [[nodiscard]] Position find_near() const noexcept;
-  [[nodiscard]] Position find_anywhere() const noexcept;
+  [[nodiscard]] Position find_anywhere(std::size_t least_agreement) const noexcept;
   [[nodiscard]] std::size_t agreement(Position at) const noexcept;
   void index_grams();
 
   static constexpr std::size_t kHistory = 64;  // requests remembered
-  static constexpr std::size_t kGram = 8;
+  static constexpr std::size_t kGram = 4;
   static constexpr Position kNowhere = ~Position{0};
 
   std::vector<Wanted> slots_;
@@ -104,6 +109,7 @@ class Cursor {
   Position at_ = 0;  // the next slot; slots_.size() when the plan has ended
   std::uint64_t seen_ = 0;
   std::array<std::uint32_t, kHistory> history_{};
+  bool keeps_place_ = false;
   std::uint32_t misses_ = 0;         // since the latest request that found a slot
   std::uint16_t recent_misses_ = 0;  // a bit for each of the latest 16 requests
   PlanMatch match_;

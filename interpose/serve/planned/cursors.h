@@ -28,6 +28,9 @@ class Cursors {
     return lanes_.empty() ? all_.next(bytes) : next_of(this_thread(), bytes);
   }
   void pass_through(std::uint64_t bytes) noexcept;
+  // As of Cursor. Where there are lanes the first does nothing, and the second is false.
+  void keep_place() noexcept { all_.keep_place(); }
+  [[nodiscard]] bool is_before_body() const noexcept { return lanes_.empty() && all_.is_before_body(); }
   [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : match_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept;
   // As of Cursor; where there are lanes of the first that has one, which counts its own requests only.

@@ -15,6 +15,7 @@ Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
       page_(plan.granularity),
       arena_(std::move(arena)),
       cursors_(plan),
+      spare_slots_(plan),
       occupancy_(std::in_place, arena_->planned_bytes(), plan.granularity) {
   places_.reserve(plan.slots.size());
   ranges_.reserve(plan.slots.size());

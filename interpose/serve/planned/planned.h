@@ -13,6 +13,7 @@
 #include "interpose/serve/planned/arena.h"
 #include "interpose/serve/planned/cursors.h"
 #include "interpose/serve/planned/occupancy.h"
+#include "interpose/serve/planned/spare_slots.h"
 #include "interpose/serve/streams/stream_order.h"
 #include "plan/plan.h"
 
@@ -61,6 +62,14 @@ class Planned {
   Cursor::Next next(std::uint64_t bytes) noexcept { return is_followed() ? cursors_->next(bytes) : Cursor::Next(); }
   void pass_through(std::uint64_t bytes) noexcept {
     if (is_followed()) cursors_->pass_through(bytes);
+  }
+  // For a request that has no slot, or whose slot is taken: calls take(slot) with spare slots of its size (SpareSlots)
+  // until it returns true. False: it never did, or the body of the plan has begun.
+  template <class Take>
+  bool offer_spare(std::uint64_t bytes, Take take) {
+    if (!is_followed() || !cursors_->is_before_body() || !spare_slots_->offer(bytes, take)) return false;
+    cursors_->keep_place();
+    return true;
   }
   // Drops the plan if the requests so far show that it is of another program. True when it was dropped just now.
   bool drop_if_unfit() noexcept {
@@ -137,6 +146,7 @@ class Planned {
   std::vector<SlotPlace> places_;
   std::vector<PhysicalRange> ranges_;
   std::optional<Cursors> cursors_;
+  std::optional<SpareSlots> spare_slots_;
   std::optional<Occupancy> occupancy_;
 };
 

@@ -1,5 +1,6 @@
 #include "interpose/serve/planned/cursor.h"
 
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -191,6 +192,29 @@ TEST_CASE("a cursor that was led astray comes back", "[serve][cursor]") {
   REQUIRE(ask(cursor, 2) == kNone);
   REQUIRE(ask(cursor, 3) == 2);
   REQUIRE(ask(cursor, 4) == 3);
+}
+
+TEST_CASE("what follows an unknown request moves the cursor when four agree, not when two do", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({7, 8, 1, 2, 3, 4, 5, 6}, 0, 8));
+  REQUIRE(ask(cursor, 7) == 0);
+  for (const std::uint64_t units : {99, 3, 4, 5}) REQUIRE(ask(cursor, units) == kNone);
+  REQUIRE(ask(cursor, 6) == 7);
+}
+
+TEST_CASE("four requests that agree are found anywhere, unless the cursor is to keep its place", "[serve][cursor]") {
+  std::vector<std::uint64_t> units(200);
+  std::iota(units.begin(), units.end(), 1);
+  const bool keeps = GENERATE(false, true);
+  Cursor cursor(plan_of_units(units, 100, 100));
+  REQUIRE(cursor.is_before_body());
+  REQUIRE(ask(cursor, 1) == 0);
+  for (const std::uint64_t size : {150, 151, 152}) {
+    REQUIRE(ask(cursor, size) == kNone);
+    if (keeps) cursor.keep_place();
+  }
+  REQUIRE(ask(cursor, 153) == (keeps ? kNone : 152));
+  REQUIRE(ask(cursor, 154) == 153);
+  REQUIRE_FALSE(cursor.is_before_body());
 }
 
 TEST_CASE("a gap before requests that are larger than was seen is noticed, one before others is not",
