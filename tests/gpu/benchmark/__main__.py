@@ -97,10 +97,14 @@ class Raw:
     def file(self, kind, *names):
         return self.folder.joinpath(kind, *(re.sub(r"[^\w.-]+", "-", name) for name in names)).with_suffix(".json")
 
-    def has(self, path):
+    def has(self, path, settings):
+        """Whether the file is there, of a workload with these settings."""
         if not path.exists():
             return False
-        return not (self.retry and json.loads(path.read_text(encoding="utf-8")).get("failed"))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        options = result.get("options", settings)
+        return not (self.retry and result.get("failed")) and all(
+            options.get(name) == value for name, value in settings.items())
 
     def write(self, path, result):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +220,7 @@ def main():
         clock = Clock(arguments.seconds)
         raw.write(raw.file("environment", str(time.time_ns())), measures.describe_environment(setup))
         pending = [(kind, names, path, make) for kind, names, make in measurements(kinds, arguments.workloads, setup)
-                   for path in [raw.file(kind, *names)] if not raw.has(path)]
+                   for path in [raw.file(kind, *names)] if not raw.has(path, WORKLOADS[names[0]].settings)]
         following = prepared(next(iter(pending), None))
         for number, measurement in enumerate(pending):
             kind, names, path, _ = measurement

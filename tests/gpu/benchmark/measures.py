@@ -220,7 +220,7 @@ class Fit:
         self.limit = setup.limit if allocators.ALLOCATORS[allocator].limitable else 0
         self.capacity = setup.limit or setup.memory
         self.options = workload.options(self.capacity)
-        self.result = {"workload": name, "allocator": allocator, "searched": workload.searched, "limit": setup.limit,
+        self.result = {"workload": name, "allocator": allocator, "limit": setup.limit,
                        "options": dataclasses.asdict(self.options), "attempts": [], "shown": []}
         self.processes = []
 

@@ -2,8 +2,8 @@
 
 
 def resolution(size):
-    """How near two sizes must be for the search between them to end: 2 %, or one."""
-    return max(1, size // 50)
+    """How near two sizes must be for the search between them to end: 1 %, or one."""
+    return max(1, size // 100)
 
 
 class Search:

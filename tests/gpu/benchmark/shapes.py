@@ -22,6 +22,11 @@ class Shape:
     chosen: int = 0  # experts a token goes through
     head: int = 0  # size of a head; 0: hidden / heads
 
+    @property
+    def longest(self):
+        """Tokens in the longest sequence; for each there is a weight where positions are learned."""
+        return 8192 if self.kind in ("gpt2", "opt") else 131072
+
     def parameters_of_layer(self):
         head = self.head or self.hidden // self.heads
         attention = self.hidden * head * (2 * self.heads + 2 * self.kv_heads)

@@ -3,7 +3,7 @@
 import json
 import statistics
 
-from workloads import LANGUAGE_MODELS, UNIT
+from workloads import LANGUAGE_MODELS
 
 GIB = 1 << 30
 WARM_UP = 2  # as in measures.py: turns that are left out of all figures of time
@@ -87,6 +87,14 @@ def cost_row(result, allocator, title):
             f"{mapping:.2f} |")
 
 
+def micro_batch(options, size):
+    """A size, as sequences by tokens."""
+    if options.get("grows") == "seq":  # as older raw files have it
+        return f"1×{256 * size}"
+    sequences = options.get("sequences", 0)
+    return f"{sequences}×{options['unit'] * size}" if sequences else f"{size}×{options['seq']}"
+
+
 def settings_of(program, options):
     """The settings in words."""
     if program not in LANGUAGE_MODELS:
@@ -97,8 +105,7 @@ def settings_of(program, options):
     words += [options["optimizer"]] if options["optimizer"] != "adamw" else []
     words += [f"{options['in_flight']} in flight"] if options["in_flight"] > 1 else []
     words += [f"experts {options['experts_by']}"] if options["experts_by"] != "eager" else []
-    size = f"1×{options['size'] * UNIT}" if options["grows"] == "seq" else f"{options['size']}×{options['seq']}"
-    return ", ".join(words) + f"; {size} tokens, accumulation {options['accumulate']}"
+    return ", ".join(words) + f"; {micro_batch(options, options['size'])} tokens, accumulation {options['accumulate']}"
 
 
 def cost_table(result, allocators):
@@ -144,9 +151,7 @@ def grouped(results):
 
 
 def size_of(result):
-    """The largest size, as sequences by tokens."""
-    largest = result["largest"]
-    return f"1×{largest * UNIT}" if result["searched"] == "seq" else f"{largest}×{result['options']['seq']}"
+    return micro_batch(result["options"], result["largest"])
 
 
 def card_of(limit):

@@ -14,9 +14,6 @@ import shapes
 from shapes import GIB, SHAPES
 
 
-UNIT = 256  # tokens
-
-
 class TooLarge(Exception):
     """The card cannot hold the smallest model of this shape."""
 
@@ -25,7 +22,7 @@ class TooLarge(Exception):
 class Workload:
     program: str  # a name in PROGRAMS
     settings: dict = dataclasses.field(default_factory=dict)
-    searched: str = ""  # what the size means in the search for the largest: "batch" or "seq"; empty: there is no search
+    searched: bool = False  # whether there is a search for the largest size
     framework: str = "torch"
     group: str = "training"
     needs: float = 0  # GiB that a program of fixed size needs; 0: a training, whose size follows from the card
@@ -45,9 +42,10 @@ class Options:
 
     shape: str = "llama-1b"
     layers: int = 0
-    seq: int = 2048
-    size: int = 0  # sequences in a micro-batch; if `grows` is "seq", there is one sequence of so many times UNIT tokens
-    grows: str = "batch"
+    seq: int = 2048  # tokens in a sequence
+    size: int = 0  # sequences in a micro-batch; with `sequences`, each of these has so many times `unit` tokens
+    sequences: int = 0  # in a micro-batch whose sequences grow with the size, in finer steps; 0: their number grows
+    unit: int = 64
     recompute: str = "none"  # none, selective (every second layer), full
     lora: bool = False
     optimizer: str = "adamw"  # adamw (bf16 states) or sgd (none)
@@ -59,6 +57,10 @@ class Options:
     float8: bool = False
     offload: bool = False  # the optimizer's states and step are on the host
     seed: int = 1
+
+    def micro_batch(self, size):
+        """The number of sequences in a micro-batch of a size, and the tokens in each."""
+        return (self.sequences, self.unit * size) if self.sequences else (size, self.seq)
 
     def state_bytes(self):
         """Bytes for a parameter: weight, gradient, and the optimizer's two states."""
@@ -74,7 +76,8 @@ class Options:
             raise TooLarge(f"{self.shape}: one layer and its optimizer need more than {device_bytes / GIB:.1f} GiB")
         room = 0.9 * device_bytes - self.state_bytes() * shape.parameters(layers)
         tokens = room / shape.activation_bytes(layers, self.recompute) / self.in_flight
-        unit = UNIT if self.grows == "seq" else self.seq
+        sequences, length = self.micro_batch(1)
+        unit = sequences * length
         size = self.size or max(1, int(tokens // unit))
         least = self.state_bytes() * shape.parameters(layers) + size * unit * self.in_flight * shape.activation_bytes(
             layers, self.recompute)
@@ -91,7 +94,7 @@ class Training:
         self.torch, self.options, self.device = torch, options, device
         shape = SHAPES[options.shape]
         self.vocabulary = shape.vocabulary
-        longest = 131072 if options.grows == "seq" else options.seq
+        longest = shape.longest if options.sequences else options.seq
         config = shapes.make_config(shape, options.layers, longest, options.experts_by)
         self.model = shapes.make_model(torch, config, device).train()
         if options.recompute != "none":
@@ -129,7 +132,7 @@ class Training:
 
     def microbatch(self, size):
         """The tokens of a micro-batch; with varlen its length is drawn at random, as after bucketing."""
-        batch, length = (1, UNIT * size) if self.options.grows == "seq" else (size, self.options.seq)
+        batch, length = self.options.micro_batch(size)
         if self.options.varlen:
             length = self.draw.randrange(length // 4, length + 1)
         return self.torch.randint(0, self.vocabulary, (batch, length), device=self.device)
@@ -417,37 +420,41 @@ PROGRAMS = {"train": Training, "generate": Generation, "generate-and-train": Gen
 LANGUAGE_MODELS = ("train", "generate", "generate-and-train", "trainer")
 
 
-def llama(**settings):
-    return {"shape": "llama-3.1-8b", "accumulate": 1, **settings}
+def training(group="training", **settings):
+    """A training whose largest size is searched for."""
+    return Workload("train", settings, searched=True, group=group)
+
+
+def llama_8b(**settings):
+    return training(**{"shape": "llama-3.1-8b", "accumulate": 1, **settings})
 
 
 WORKLOADS = {
     # Models of Llama-3.1-8B's shape.
-    "llama-8b": Workload("train", llama(grows="seq"), "seq"),
-    "llama-8b-recompute": Workload("train", llama(recompute="full", grows="seq"), "seq"),
-    "llama-8b-selective": Workload("train", llama(recompute="selective", grows="seq"), "seq"),
-    "llama-8b-lora": Workload("train", llama(recompute="full", lora=True), "batch"),
-    "llama-8b-sgd": Workload("train", llama(recompute="full", optimizer="sgd"), "batch"),
-    "llama-8b-varlen": Workload("train", llama(recompute="full", lora=True, varlen=True, accumulate=4), "batch"),
-    "llama-8b-long": Workload("train", llama(recompute="full", lora=True, grows="seq"), "seq"),
+    "llama-8b": llama_8b(sequences=1),
+    "llama-8b-recompute": llama_8b(recompute="full", sequences=1),
+    "llama-8b-selective": llama_8b(recompute="selective", sequences=1),
+    "llama-8b-lora": llama_8b(recompute="full", lora=True),
+    "llama-8b-sgd": llama_8b(recompute="full", optimizer="sgd"),
+    "llama-8b-varlen": llama_8b(recompute="full", lora=True, varlen=True, accumulate=4),
+    "llama-8b-long": llama_8b(recompute="full", lora=True, sequences=1),
     # Smaller models, for cards of 16 GiB or more, and for making many searches.
-    "llama-1b": Workload("train", dict(layers=16, seq=512), "batch"),
-    "llama-1b-recompute": Workload("train", dict(layers=16, seq=512, recompute="full"), "batch"),
-    "llama-1b-selective": Workload("train", dict(layers=16, seq=512, recompute="selective"), "batch"),
-    "llama-1b-lora": Workload("train", dict(layers=16, recompute="full", lora=True), "batch"),
-    "llama-1b-varlen": Workload("train", dict(layers=16, varlen=True, accumulate=4), "batch"),
-    "llama-1b-in-flight": Workload("train", dict(layers=16, recompute="full", accumulate=4, in_flight=4), "batch"),
+    "llama-1b": training(layers=16, sequences=4),
+    "llama-1b-recompute": training(layers=16, sequences=4, recompute="full"),
+    "llama-1b-selective": training(layers=16, sequences=4, recompute="selective"),
+    "llama-1b-lora": training(layers=16, recompute="full", lora=True),
+    "llama-1b-varlen": training(layers=16, sequences=4, varlen=True, accumulate=4),
+    "llama-1b-in-flight": training(layers=16, sequences=4, recompute="full", accumulate=4, in_flight=4),
     # Mixtures of experts.
-    "qwen3-moe-eager": Workload("train", dict(shape="qwen3-30b-a3b", optimizer="sgd"), "batch"),
-    "qwen3-moe-grouped": Workload("train", dict(shape="qwen3-30b-a3b", optimizer="sgd", experts_by="grouped_mm"), "batch"),
-    "mixtral-eager": Workload("train", dict(shape="mixtral-8x7b", recompute="full", lora=True), "batch"),
-    "mixtral-grouped": Workload("train", dict(shape="mixtral-8x7b", recompute="full", lora=True, experts_by="grouped_mm"),
-                                "batch"),
+    "qwen3-moe-eager": training(shape="qwen3-30b-a3b", optimizer="sgd"),
+    "qwen3-moe-grouped": training(shape="qwen3-30b-a3b", optimizer="sgd", experts_by="grouped_mm"),
+    "mixtral-eager": training(shape="mixtral-8x7b", sequences=2, recompute="full", lora=True),
+    "mixtral-grouped": training(shape="mixtral-8x7b", sequences=2, recompute="full", lora=True, experts_by="grouped_mm"),
     # Odd sizes: 25 heads, a vocabulary and sequences that no power of two divides.
-    "gpt2-odd": Workload("train", dict(shape="gpt2-xl", seq=1021), "batch"),
+    "gpt2-odd": training(shape="gpt2-xl", sequences=3, unit=21),
     # Compiled, as torchtitan trains.
-    "compiled": Workload("train", dict(layers=16, compiled=True), "batch"),
-    "compiled-float8": Workload("train", dict(layers=16, compiled=True, float8=True), "batch"),
+    "compiled": training(layers=16, compiled=True),
+    "compiled-float8": training(layers=16, compiled=True, float8=True),
     # Programs whose steps are not all alike.
     "trainer": Workload("trainer", dict(layers=2, recompute="full", size=4), group="programs", needs=6),
     "generate-and-train": Workload("generate-and-train", dict(layers=16, size=2, varlen=True), group="programs",
@@ -458,17 +465,17 @@ WORKLOADS = {
     "jax": Workload("jax", dict(size=8), framework="jax", group="frameworks", needs=4),
     "cupy": Workload("cupy", dict(size=8), framework="cupy", group="frameworks", needs=2),
     # STAlloc's workloads: N is plain, R recompute.
-    "GPT2-345M N": Workload("train", dict(shape="gpt2-345m", layers=24, seq=1024), "batch", group="STAlloc's"),
-    "Llama2-7B N": Workload("train", dict(shape="llama2-7b"), "batch", group="STAlloc's"),
-    "Llama2-7B R": Workload("train", dict(shape="llama2-7b", recompute="full"), "batch", group="STAlloc's"),
-    "Qwen2.5-14B R": Workload("train", dict(shape="qwen2.5-14b", recompute="full"), "batch", group="STAlloc's"),
-    "Qwen1.5-MoE-A2.7B N": Workload("train", dict(shape="qwen1.5-moe-a2.7b"), "batch", group="STAlloc's"),
+    "GPT2-345M N": training("STAlloc's", shape="gpt2-345m", layers=24, seq=1024),
+    "Llama2-7B N": training("STAlloc's", shape="llama2-7b"),
+    "Llama2-7B R": training("STAlloc's", shape="llama2-7b", recompute="full"),
+    "Qwen2.5-14B R": training("STAlloc's", shape="qwen2.5-14b", recompute="full"),
+    "Qwen1.5-MoE-A2.7B N": training("STAlloc's", shape="qwen1.5-moe-a2.7b"),
     # GMLake's workloads: L is LoRA, R recompute, O offload.
-    "OPT-1.3B R": Workload("train", dict(shape="opt-1.3b", layers=24, recompute="full"), "batch", group="GMLake's"),
-    "OPT-13B LR": Workload("train", dict(shape="opt-13b", lora=True, recompute="full"), "batch", group="GMLake's"),
-    "OPT-13B RO": Workload("train", dict(shape="opt-13b", layers=2, recompute="full", offload=True), "batch",
-                           group="GMLake's"),  # on the host each process takes 16 bytes for a parameter
-    "GPT-NeoX-20B LR": Workload("train", dict(shape="gpt-neox-20b", lora=True, recompute="full"), "batch", group="GMLake's"),
+    "OPT-1.3B R": training("GMLake's", shape="opt-1.3b", layers=24, recompute="full"),
+    "OPT-13B LR": training("GMLake's", shape="opt-13b", lora=True, recompute="full"),
+    "OPT-13B RO": training("GMLake's", shape="opt-13b", layers=2, recompute="full",
+                           offload=True),  # on the host each process takes 16 bytes for a parameter
+    "GPT-NeoX-20B LR": training("GMLake's", shape="gpt-neox-20b", lora=True, recompute="full"),
 }
 # The same training with more and more recomputed, to find the fastest that fits.
 LADDERS = {"llama-8b": ("llama-8b", "llama-8b-selective", "llama-8b-recompute"),
