@@ -118,6 +118,29 @@ StepChange out_of_memory(Host&, Training& training) {
   return {};
 }
 
+// Asks for blocks until there is no more memory, frees all of them, and asks once more.
+StepChange exhaustion(Host&, Training& training) {
+  constexpr std::size_t kBlock = 64 << 20;
+  std::size_t free = 0;
+  std::size_t total = 0;
+  require(cudaMemGetInfo(&free, &total) == cudaSuccess, "the device does not say what is free");
+  std::vector<void*> blocks;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && blocks.size() <= total / kBlock) {
+    void* block = nullptr;
+    error = cudaMallocAsync(&block, kBlock, training.main_stream());
+    if (error == cudaSuccess) blocks.push_back(block);
+  }
+  print_error("no more", error);
+  print_error("remembered", cudaGetLastError());
+  require(blocks.size() + 2 >= free / kBlock, "less was to be had than was free");
+  for (void* block : blocks) require(cudaFreeAsync(block, training.main_stream()) == cudaSuccess, "a free failed");
+  void* block = nullptr;
+  print_error("once more", cudaMallocAsync(&block, kBlock, training.main_stream()));
+  print_error("freed", cudaFreeAsync(block, training.main_stream()));
+  return {};
+}
+
 // Children that only exit, become another program, or try in vain to use CUDA.
 StepChange fork_children(Host&, Training&) {
   for (int kind = 0; kind < 3; ++kind) {
@@ -359,6 +382,7 @@ constexpr std::array kEvents{
     Named{"missing", missing},
     Named{"nothing", nothing},
     Named{"out-of-memory", out_of_memory},
+    Named{"exhaustion", exhaustion},
     Named{"own-context", own_context},
     Named{"ownership", ownership},
     Named{"peer", peer},

@@ -331,14 +331,16 @@ def misuse(bench):
 
 @scenario
 def out_of_memory(bench):
-    options = ["--event", "out-of-memory"]
-    alone = expect_sound(bench.alone(*options))
-    recorded = expect_sound(bench.record(*options))
-    bench.plan()
-    served = expect_sound(bench.serve(*options))
-    expect(len(alone.other_lines) == 3, "the scenario tests nothing", alone)
-    expect(alone.other_lines == recorded.other_lines == served.other_lines, "running out of memory looks different",
-           alone, recorded, served)
+    """A request that no device could serve, and a device that is filled, look as they do without the library."""
+    for event, lines in (("out-of-memory", 3), ("exhaustion", 4)):
+        options = ["--event", event]
+        alone = expect_sound(bench.alone(*options))
+        runs = [expect_sound(bench.record(*options))]
+        bench.plan()
+        runs += [expect_sound(bench.serve(*options)), expect_sound(bench.dynamic(*options))]
+        expect(len(alone.other_lines) == lines, "the scenario tests nothing", alone)
+        for run in runs:
+            expect(run.other_lines == alone.other_lines, "running out of memory looks different", alone, run)
 
 
 def expect_dropped(bench, served):
