@@ -110,7 +110,7 @@ class Heaps {
 
   void stream_destroyed(CUstream stream) noexcept;
   // The clock of the calling thread's stream with that name, created at first use. Null when the stream's context has
-  // no heap or too many streams. Valid until the stream is destroyed. Lock-free but for the first time.
+  // no heap or too many streams. Valid until the stream is destroyed. Lock-free except for the first time.
   serve::StreamClock* stream_clock(const StreamKey& stream) noexcept {
     const CUcontext context = stream.is_default() ? cuda_.current_context() : nullptr;
     StreamPlace& place = stream_places_[place_of(stream, context)];

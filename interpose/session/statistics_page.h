@@ -46,7 +46,7 @@ class StatisticsPage {
   // May throw std::bad_alloc.
   static std::unique_ptr<StatisticsPage> create(std::string_view folder, std::string_view mode, std::string* why);
 
-  // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid for ever.
+  // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid forever.
   serve::ShownFigures* device(int device) noexcept;
 
   // The process ends: says so in the file, and removes it unless it is to be kept. Call once.

@@ -7,9 +7,10 @@
 
 namespace stalloc::plan {
 
-// Equal for problems that have the same plan but for its device's ordinal: covers sizes, lifetimes, streams, call sites
-// and threads (numbered by first appearance) and what is passed through, not the device's ordinal. Addresses and times
-// are no part of a problem. Not cryptographic: a caller that relies on it checks the plan (find_unsoundness). Pure.
+// Equal for problems that have the same plan except for its device's ordinal: covers sizes, lifetimes, streams, call
+// sites and threads (numbered by first appearance) and what is passed through, not the device's ordinal. Addresses and
+// times are no part of a problem. Not cryptographic: a caller that relies on it checks the plan (find_unsoundness).
+// Pure.
 std::uint64_t content_hash(const Problem& problem);
 
 }  // namespace stalloc::plan

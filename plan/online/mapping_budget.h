@@ -16,7 +16,7 @@ struct MappingTime {
 
 // A leaky bucket of time. It begins with an allowance, gains a share of the time that passes, and pays for what is
 // done. Neither credit nor debt exceeds the allowance: a long time without mapping does not pay for a long time of
-// nothing but mapping, nor does one costly minute count for ever. Pure; not thread-safe.
+// nothing but mapping, nor does one costly minute count forever. Pure; not thread-safe.
 class LeakyBucket {
  public:
   // It gains 1 / `share` of the time that passes. The allowance is in nanoseconds.

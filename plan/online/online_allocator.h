@@ -71,7 +71,7 @@ struct VirtualAddress {
 };
 
 // What the allocator is built on: physical memory, mappings, and the order between streams. A backend that refuses a
-// call has changed nothing, but for `unmap`: its addresses are then not used again. Ranges are of physical offsets,
+// call has changed nothing, except for `unmap`: its addresses are then not used again. Ranges are of physical offsets,
 // their ends multiples of kUnitBytes. No function throws; none waits on the host.
 template <class B>
 concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t free_number, VirtualAddress address,

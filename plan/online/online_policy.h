@@ -15,7 +15,7 @@ enum class CrossStream : std::uint8_t {
                   // memory
   GrowThenOrder,  // create memory, wait only when there is no more: least waiting
   Never,          // never wait for another stream
-  Share,          // take the best place, whoever freed it, and wait for that free, but for small requests: least
+  Share,          // take the best place, whoever freed it, and wait for that free, except for small requests: least
                   // mapping, since a program that repeats itself soon finds its places again
 };
 inline constexpr CrossStream kDefaultCrossStream = CrossStream::Share;

@@ -89,8 +89,8 @@ class Stitcher {
     result->missing = need;
   }
 
-  // The free ranges that hold a block's beginning and bytes behind it, but for `head`. No piece ends in the block that
-  // `head` begins in: a view maps no block twice.
+  // The free ranges that hold a block's beginning and bytes behind it, except for `head`. No piece ends in the block
+  // that `head` begins in: a view maps no block twice.
   [[nodiscard]] std::vector<Piece> pieces_without(Range head) const {
     std::vector<Piece> pieces;
     for (const FreeSpace* space : spaces_) {

@@ -92,7 +92,7 @@ std::size_t steps_needed(const std::vector<Request>& requests, const Run& run, c
   return leaked > bytes / 16 ? 0 : steps;
 }
 
-// Bytes live across the boundary before each phase, when the phases repeat for ever.
+// Bytes live across the boundary before each phase, when the phases repeat forever.
 std::vector<std::uint64_t> crossing_bytes(const std::vector<Request>& requests, const Run& run,
                                           const std::vector<std::uint64_t>& lives, const std::vector<Sizes>& sizes) {
   const std::size_t period = lives.size();

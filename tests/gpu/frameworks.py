@@ -117,7 +117,7 @@ def installed(module):
 def environment_of(mode, arguments, name):
     trace, plan = arguments.out / f"{name}.trace.fb", arguments.out / f"{name}.plan.fb"
     environment = bench_train.environment_for("native" if mode == "alone" else mode, arguments.library, trace, plan)
-    # Alone, JAX is set as under stalloc but for the allocator; otherwise it would take most of the card.
+    # Alone, JAX is set as under stalloc except for the allocator; otherwise it would take most of the card.
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     environment["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
     return environment

@@ -4,6 +4,7 @@
 
 #include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/comparison.h"
+#include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/summary.h"
 
@@ -38,18 +39,22 @@ plan::Outcome<std::string> answer(const CompareCommand& command) {
   const auto source = read_source(command.input, command.read);
   if (!source.ok()) return Result::failure(source.error);
   std::string text;
-  std::string devices;
-  for (const plan::Problem& problem : source.value.lifetimes.devices) {
-    progress.begin(fmt::format("simulating other allocators on device {}", problem.device));
-    const auto comparison = compare(problem, command.granularity);
-    if (!comparison.ok()) return Result::failure(command.input + ": " + comparison.error);
-    text += text_of(source.value.name, comparison.value);
-    devices += (devices.empty() ? "" : ", ") + fmt::format("{{{}}}", comparison_json(comparison.value));
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("source", source.value.name);
+    const auto devices = json.array("devices");
+    for (const plan::Problem& problem : source.value.lifetimes.devices) {
+      progress.begin(fmt::format("simulating other allocators on device {}", problem.device));
+      const auto comparison = compare(problem, command.granularity);
+      if (!comparison.ok()) return Result::failure(command.input + ": " + comparison.error);
+      text += text_of(source.value.name, comparison.value);
+      const auto device = json.object();
+      write_comparison(json, comparison.value);
+    }
   }
+  if (command.json) return {json.take(), {}};
   if (text.empty()) text = fmt::format("{}: no requests\n", source.value.name);
-  if (command.json) {
-    text = fmt::format("{{\"source\": {}, \"devices\": [{}]}}\n", json_text(source.value.name), devices);
-  }
   return {text, {}};
 }
 

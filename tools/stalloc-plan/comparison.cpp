@@ -1,7 +1,5 @@
 #include "tools/stalloc-plan/comparison.h"
 
-#include <fmt/format.h>
-
 #include "plan/planner.h"
 
 namespace stalloc::tool {
@@ -43,19 +41,22 @@ double lost_share(const plan::Held& held) {
   return held.held_bytes == 0 ? 0.0 : 1.0 - static_cast<double>(held.live_bytes) / static_cast<double>(held.held_bytes);
 }
 
-std::string comparison_json(const Comparison& comparison) {
-  std::string rows;
+void write_comparison(JsonWriter& json, const Comparison& comparison) {
+  json.member("device", comparison.device);
+  json.member("requests", comparison.requests);
+  json.member("outside_requests", comparison.outside_requests);
+  json.member("outside_peak_bytes", comparison.outside_bytes);
+  const auto allocators = json.array("allocators");
   for (std::size_t i = 0; i < kAllocators.size(); ++i) {
     const plan::Held& held = comparison.held[i];
-    if (!rows.empty()) rows += ", ";
-    rows += fmt::format(
-        "{{\"allocator\": \"{}\", \"live_bytes\": {}, \"held_bytes\": {}, \"held_per_live\": {:.6f}, "
-        "\"lost_share\": {:.6f}, \"block_bytes\": {}}}",
-        kAllocators[i].key, held.live_bytes, held.held_bytes, held_per_live(held), lost_share(held), held.block_bytes);
+    const auto object = json.object();
+    json.member("allocator", kAllocators[i].key);
+    json.member("live_bytes", held.live_bytes);
+    json.member("held_bytes", held.held_bytes);
+    json.member("held_per_live", Fixed{held_per_live(held)});
+    json.member("lost_share", Fixed{lost_share(held)});
+    json.member("block_bytes", held.block_bytes);
   }
-  return fmt::format(
-      "\"device\": {}, \"requests\": {}, \"outside_requests\": {}, \"outside_peak_bytes\": {}, \"allocators\": [{}]",
-      comparison.device, comparison.requests, comparison.outside_requests, comparison.outside_bytes, rows);
 }
 
 }  // namespace stalloc::tool

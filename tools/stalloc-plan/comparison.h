@@ -10,6 +10,7 @@
 #include "plan/plan.h"
 #include "plan/problem.h"
 #include "plan/simulate/simulate.h"
+#include "tools/stalloc-plan/json.h"
 
 namespace stalloc::tool {
 
@@ -39,8 +40,8 @@ using WatchAll = std::function<void(std::size_t allocator, std::size_t request, 
 plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granularity,
                                   const plan::DevicePlan* plan = nullptr, const WatchAll& watch = nullptr);
 
-// The members of a device's object, without the braces.
-std::string comparison_json(const Comparison& comparison);
+// Writes the members of a device's object.
+void write_comparison(JsonWriter& json, const Comparison& comparison);
 
 double held_per_live(const plan::Held& held);
 double lost_share(const plan::Held& held);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "tools/stalloc-plan/columns.h"
-
 namespace stalloc::tool {
 
 Curves::Curves(const plan::Problem& problem) : requests_(problem.requests.size()) {
@@ -34,19 +32,12 @@ void Curves::add(std::size_t allocator, std::size_t request, std::uint64_t held_
   most = std::max(most, held_bytes);
 }
 
-std::string Curves::json() const {
-  const auto value = [](std::uint64_t bytes) { return bytes; };
-  std::string out = "{";
-  append_column(out, "first", first_, value);
-  out += ", ";
-  append_column(out, "live_least", live_least_, value);
-  out += ", ";
-  append_column(out, "live_most", live_most_, value);
-  for (std::size_t i = 0; i < kAllocators.size(); ++i) {
-    out += ", ";
-    append_column(out, kAllocators[i].key, held_[i], value);
-  }
-  return out + "}";
+void Curves::write(JsonWriter& json) const {
+  const auto object = json.object("curves");
+  json.column("first", first_);
+  json.column("live_least", live_least_);
+  json.column("live_most", live_most_);
+  for (std::size_t i = 0; i < kAllocators.size(); ++i) json.column(kAllocators[i].key, held_[i]);
 }
 
 }  // namespace stalloc::tool

@@ -3,12 +3,12 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "plan/plan.h"
 #include "plan/problem.h"
 #include "tools/stalloc-plan/comparison.h"
+#include "tools/stalloc-plan/json.h"
 
 namespace stalloc::tool {
 
@@ -24,8 +24,8 @@ class Curves {
   // Notes what allocator `allocator` (of kAllocators) holds after `request`.
   void add(std::size_t allocator, std::size_t request, std::uint64_t held_bytes);
 
-  // The points as a JSON object; `first` of a point is the ordinal of its first request.
-  [[nodiscard]] std::string json() const;
+  // Writes the points as the member "curves"; `first` of a point is the ordinal of its first request.
+  void write(JsonWriter& json) const;
 
  private:
   [[nodiscard]] std::size_t point_of(std::size_t request) const;

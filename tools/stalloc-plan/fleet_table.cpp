@@ -1,10 +1,12 @@
 #include <fmt/format.h>
+#include <optional>
 
 #include <algorithm>
 #include <iterator>
 #include <map>
 
 #include "tools/stalloc-plan/fleet.h"
+#include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/summary.h"
 
 namespace stalloc::tool {
@@ -129,30 +131,51 @@ std::string fleet_text(const FleetResult& fleet) {
   return text;
 }
 
+namespace {
+
+// Without a value if it is empty.
+std::optional<std::string> text_or_null(const std::string& text) {
+  return text.empty() ? std::nullopt : std::optional(text);
+}
+
+// Of a rank, or of all.
+template <class Figures>
+void write_bytes(JsonWriter& json, const Figures& of) {
+  json.member("requests", of.requests);
+  json.member("peak_live_bytes", of.peak_live_bytes);
+  json.member("physical_bytes", of.physical_bytes);
+  json.member("utilisation", Fixed{utilisation(of.peak_live_bytes, of.physical_bytes)});
+  json.member("held_bytes", of.held_bytes);
+  json.member("native_bytes", of.native_bytes);
+}
+
+}  // namespace
+
 std::string fleet_json(const FleetResult& fleet) {
-  std::string ranks;
-  const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_text(text); };
-  for (const RankResult& rank : fleet.ranks) {
-    const bool itself = rank.same_as == RankResult::kItself;
-    fmt::format_to(std::back_inserter(ranks),
-                   "{}{{\"rank\": {}, \"source\": {}, \"plan\": {}, \"error\": {}, \"same_as\": {}, \"requests\": {}, "
-                   "\"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"held_bytes\": {}, "
-                   "\"native_bytes\": {}, "
-                   "\"stitched_views\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}}}",
-                   ranks.empty() ? "" : ",\n", json_text(rank.rank), json_text(rank.input), text_or_null(rank.written),
-                   text_or_null(rank.error), itself ? "null" : json_text(fleet.ranks[rank.same_as].rank), rank.requests,
-                   rank.peak_live_bytes, rank.physical_bytes, utilisation(rank.peak_live_bytes, rank.physical_bytes),
-                   rank.held_bytes, rank.native_bytes, rank.stitched_views, rank.handles, rank.startup_ms);
-  }
   const Totals totals = totals_of(fleet);
-  return fmt::format(
-      "{{\"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, \"held_bytes\": "
-      "{}, "
-      "\"native_bytes\": {}, \"planned\": {}, "
-      "\"worst_rank\": {}, \"seconds\": {:.6f}, \"ranks\": [{}]}}\n",
-      totals.requests, totals.peak_live_bytes, totals.physical_bytes,
-      utilisation(totals.peak_live_bytes, totals.physical_bytes), totals.held_bytes, totals.native_bytes,
-      totals.planned, totals.worst == nullptr ? "null" : json_text(totals.worst->rank), fleet.seconds, ranks);
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    write_bytes(json, totals);
+    json.member("planned", totals.planned);
+    json.member("worst_rank", totals.worst == nullptr ? std::nullopt : std::optional(totals.worst->rank));
+    json.member("seconds", Fixed{fleet.seconds});
+    const auto ranks = json.array("ranks");
+    for (const RankResult& rank : fleet.ranks) {
+      const bool itself = rank.same_as == RankResult::kItself;
+      const auto one = json.object();
+      json.member("rank", rank.rank);
+      json.member("source", rank.input);
+      json.member("plan", text_or_null(rank.written));
+      json.member("error", text_or_null(rank.error));
+      json.member("same_as", itself ? std::nullopt : std::optional(fleet.ranks[rank.same_as].rank));
+      write_bytes(json, rank);
+      json.member("stitched_views", rank.stitched_views);
+      json.member("handles", rank.handles);
+      json.member("estimated_startup_ms", Fixed{rank.startup_ms, 3});
+    }
+  }
+  return json.take();
 }
 
 }  // namespace stalloc::tool

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "plan/sequence/slot_match.h"
-#include "tools/stalloc-plan/columns.h"
+#include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/report.h"
-#include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/trace_json.h"
 
 namespace stalloc::tool {
 namespace {
@@ -61,10 +64,20 @@ struct Holder {
 };
 using Site = std::tuple<std::uint32_t, std::uint32_t, bool>;  // stack, module, bypasses the framework
 
-std::string peak_json(const plan::Problem& problem) {
+using Holders = std::map<Site, Holder>;
+
+// The one that holds most first.
+std::vector<std::pair<Site, Holder>> sorted(const Holders& holders) {
+  std::vector<std::pair<Site, Holder>> sorted(holders.begin(), holders.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
+  return sorted;
+}
+
+void write_peak(JsonWriter& json, const plan::Problem& problem) {
   const Taken taken = bytes_taken(problem);
   const Peak peak = find_peak(problem, taken);
-  std::map<Site, Holder> holders;
+  Holders holders;
   for (std::size_t i = 0; i < problem.requests.size() && i <= peak.request; ++i) {
     const Request& request = problem.requests[i];
     if (taken.bytes[i] == 0 || request.until <= peak.request) continue;
@@ -72,19 +85,19 @@ std::string peak_json(const plan::Problem& problem) {
     ++holder.requests;
     holder.bytes += taken.bytes[i];
   }
-  std::vector<std::pair<Site, Holder>> sorted(holders.begin(), holders.end());
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
-  std::string out = fmt::format("{{\"request\": {}, \"bytes\": {}, \"holders\": [", peak.request, peak.bytes);
-  const char* separator = "";
-  for (const auto& [site, holder] : sorted) {
+  const auto object = json.object("peak");
+  json.member("request", peak.request);
+  json.member("bytes", peak.bytes);
+  const auto list = json.array("holders");
+  for (const auto& [site, holder] : sorted(holders)) {
     const auto& [stack, module, outside] = site;
-    fmt::format_to(std::back_inserter(out),
-                   "{}{{\"stack\": {}, \"module\": {}, \"outside\": {}, \"requests\": {}, \"bytes\": {}}}", separator,
-                   stack, module, outside, holder.requests, holder.bytes);
-    separator = ",\n";
+    const auto one = json.object();
+    json.member("stack", stack);
+    json.member("module", module);
+    json.member("outside", outside);
+    json.member("requests", holder.requests);
+    json.member("bytes", holder.bytes);
   }
-  return out + "]}";
 }
 
 // The block beside a hole that is freed last: until then the hole cannot grow on that side.
@@ -94,14 +107,14 @@ std::size_t pinned_by(const plan::Problem& problem, const plan::Hole& hole) {
   return problem.requests[hole.before].until >= problem.requests[hole.after].until ? hole.before : hole.after;
 }
 
-std::string request_or_null(std::size_t request) {
-  return request == plan::kNoRequest ? "null" : fmt::format("{}", request);
+std::optional<std::size_t> request_or_null(std::size_t request) {
+  return request == plan::kNoRequest ? std::nullopt : std::optional(request);
 }
 
 // Free bytes by the reason why they are free, and by the place in the program whose block keeps them apart.
-std::string free_json(const plan::Problem& problem, const std::vector<plan::Hole>& holes) {
+void write_free(JsonWriter& json, const plan::Problem& problem, const std::vector<plan::Hole>& holes) {
   std::array<Holder, plan::kHoleKinds> kinds{};
-  std::map<Site, Holder> pins;
+  Holders pins;
   for (const plan::Hole& hole : holes) {
     Holder& kind = kinds[static_cast<std::size_t>(hole.kind)];
     ++kind.requests;
@@ -112,119 +125,119 @@ std::string free_json(const plan::Problem& problem, const std::vector<plan::Hole
     ++holder.requests;
     holder.bytes += hole.bytes;
   }
-  std::string out = "\"free\": {";
-  for (std::size_t k = 0; k < kinds.size(); ++k) {
-    fmt::format_to(std::back_inserter(out), "{}\"{}\": {{\"holes\": {}, \"bytes\": {}}}", k == 0 ? "" : ", ",
-                   kHoleNames[k], kinds[k].requests, kinds[k].bytes);
+  {
+    const auto free = json.object("free");
+    for (std::size_t k = 0; k < kinds.size(); ++k) {
+      const auto kind = json.object(kHoleNames[k]);
+      json.member("holes", kinds[k].requests);
+      json.member("bytes", kinds[k].bytes);
+    }
   }
-  out += "},\n\"pinned_by\": [";
-  std::vector<std::pair<Site, Holder>> sorted(pins.begin(), pins.end());
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
-  const char* separator = "";
-  for (const auto& [site, holder] : sorted) {
-    fmt::format_to(std::back_inserter(out), "{}{{\"stack\": {}, \"module\": {}, \"holes\": {}, \"bytes\": {}}}",
-                   separator, std::get<0>(site), std::get<1>(site), holder.requests, holder.bytes);
-    separator = ",\n";
+  const auto list = json.array("pinned_by");
+  for (const auto& [site, holder] : sorted(pins)) {
+    const auto one = json.object();
+    json.member("stack", std::get<0>(site));
+    json.member("module", std::get<1>(site));
+    json.member("holes", holder.requests);
+    json.member("bytes", holder.bytes);
   }
-  return out + "]";
 }
 
-std::string native_json(const DeviceReport& report) {
+void write_native_peak(JsonWriter& json, const DeviceReport& report) {
   const plan::NativePeak& native = report.native;
-  std::string out = fmt::format(
-      "{{\"request\": {}, \"held_bytes\": {}, \"live_bytes\": {}, \"rounding_bytes\": {}, \"segments\": {}, "
-      "\"hole_count\": {}, ",
-      request_or_null(native.request), native.held_bytes, native.live_bytes, native.rounding_bytes, native.segments,
-      native.holes.size());
-  out += free_json(*report.problem, native.holes) + ",\n\"holes\": [";
+  const auto object = json.object("native_peak");
+  json.member("request", request_or_null(native.request));
+  json.member("held_bytes", native.held_bytes);
+  json.member("live_bytes", native.live_bytes);
+  json.member("rounding_bytes", native.rounding_bytes);
+  json.member("segments", native.segments);
+  json.member("hole_count", native.holes.size());
+  write_free(json, *report.problem, native.holes);
+  const auto holes = json.array("holes");
   for (std::size_t i = 0; i < std::min(native.holes.size(), kMostHoles); ++i) {
     const plan::Hole& hole = native.holes[i];
-    fmt::format_to(std::back_inserter(out),
-                   "{}{{\"bytes\": {}, \"segment\": {}, \"segment_bytes\": {}, \"stream\": {}, \"small\": {}, "
-                   "\"kind\": \"{}\", \"before\": {}, \"after\": {}}}",
-                   i == 0 ? "" : ",\n", hole.bytes, hole.segment, hole.segment_bytes, hole.stream, hole.small,
-                   kHoleNames[static_cast<std::size_t>(hole.kind)], request_or_null(hole.before),
-                   request_or_null(hole.after));
+    const auto one = json.object();
+    json.member("bytes", hole.bytes);
+    json.member("segment", hole.segment);
+    json.member("segment_bytes", hole.segment_bytes);
+    json.member("stream", hole.stream);
+    json.member("small", hole.small);
+    json.member("kind", kHoleNames[static_cast<std::size_t>(hole.kind)]);
+    json.member("before", request_or_null(hole.before));
+    json.member("after", request_or_null(hole.after));
   }
-  return out + "]}";
 }
 
-std::string requests_json(const DeviceReport& report) {
+void write_requests(JsonWriter& json, const DeviceReport& report) {
   const std::vector<Request>& requests = report.problem->requests;
-  std::string out = "{";
-  append_column(out, "size", requests, [](const Request& request) { return request.size; });
-  out += ",\n";
-  append_column(out, "until", requests,
-                [&](const Request& request) { return std::min<std::uint64_t>(request.until, requests.size()); });
-  out += ",\n";
-  append_column(out, "stream", requests, [](const Request& request) { return request.stream; });
-  out += ",\n";
-  append_column(out, "stack", requests, [](const Request& request) { return request.stack; });
-  out += ",\n";
-  append_column(out, "module", requests, [](const Request& request) { return request.module; });
-  out += ",\n";
-  append_column(out, "slot", report.slots,
-                [](std::size_t slot) { return slot == plan::kNoSlot ? -1 : static_cast<std::int64_t>(slot); });
-  out += ",\n";
-  append_column(out, "time_us", report.time, [](std::uint64_t time) { return time; });
-  return out + "}";
+  const auto object = json.object("all_requests");
+  json.column("size", requests, [](const Request& request) { return request.size; });
+  json.column("until", requests,
+              [&](const Request& request) { return std::min<std::uint64_t>(request.until, requests.size()); });
+  json.column("stream", requests, [](const Request& request) { return request.stream; });
+  json.column("stack", requests, [](const Request& request) { return request.stack; });
+  json.column("module", requests, [](const Request& request) { return request.module; });
+  json.column("slot", report.slots,
+              [](std::size_t slot) { return slot == plan::kNoSlot ? -1 : static_cast<std::int64_t>(slot); });
+  json.column("time_us", report.time);
 }
 
-std::string plan_json_of(const plan::DevicePlan& plan) {
-  std::string out = fmt::format(
-      "{{\"granularity\": {}, \"physical_bytes\": {}, \"peak_live_bytes\": {}, \"prologue\": {}, \"body\": "
-      "{},\n",
-      plan.granularity, plan.physical_bytes, plan.peak_live_bytes, plan.prologue, plan.body);
-  append_column(out, "handles", plan.handles, [](std::uint64_t bytes) { return bytes; });
-  out += ",\n";
-  append_column(out, "views", plan.views,
-                [](const plan::View& view) { return fmt::format("[{}]", fmt::join(view.handles, ",")); });
+void write_plan(JsonWriter& json, const plan::DevicePlan& plan) {
+  const auto object = json.object("plan");
+  json.member("granularity", plan.granularity);
+  json.member("physical_bytes", plan.physical_bytes);
+  json.member("peak_live_bytes", plan.peak_live_bytes);
+  json.member("prologue", plan.prologue);
+  json.member("body", plan.body);
+  json.column("handles", plan.handles);
+  {
+    const auto views = json.array("views");
+    for (const plan::View& view : plan.views) {
+      const auto handles = json.array();
+      for (const std::uint32_t handle : view.handles) json.element(handle);
+    }
+  }
   using plan::Slot;
-  out += ",\n\"slots\": {";
-  append_column(out, "view", plan.slots, [](const Slot& slot) { return slot.view; });
-  out += ",\n";
-  append_column(out, "offset", plan.slots, [](const Slot& slot) { return slot.offset; });
-  out += ",\n";
-  append_column(out, "size", plan.slots, [](const Slot& slot) { return slot.size; });
-  out += ",\n";
-  append_column(out, "kind", plan.slots, [](const Slot& slot) { return static_cast<unsigned>(slot.kind); });
-  return out + "}}";
+  const auto slots = json.object("slots");
+  json.column("view", plan.slots, [](const Slot& slot) { return slot.view; });
+  json.column("offset", plan.slots, [](const Slot& slot) { return slot.offset; });
+  json.column("size", plan.slots, [](const Slot& slot) { return slot.size; });
+  json.column("kind", plan.slots, [](const Slot& slot) { return static_cast<unsigned>(slot.kind); });
 }
 
-std::string device_json(const Source& source, const DeviceReport& report) {
+void write_device(JsonWriter& json, const Source& source, const DeviceReport& report) {
   trace::Device recorded;
   for (const trace::Device& device : source.trace.devices) {
     if (device.ordinal == report.problem->device) recorded = device;
   }
-  std::string out =
-      fmt::format("{{{},\n\"name\": {}, \"total_bytes\": {},\n\"curves\": ", comparison_json(report.comparison),
-                  json_text(recorded.name), recorded.total_bytes);
-  out += report.curves.json() + ",\n\"peak\": " + peak_json(*report.problem);
-  out += ",\n\"native_peak\": " + native_json(report);
-  out += ",\n\"plan\": " + plan_json_of(report.comparison.plan);
-  return out + ",\n\"all_requests\": " + requests_json(report) + "}";
+  const auto object = json.object();
+  write_comparison(json, report.comparison);
+  json.member("name", recorded.name);
+  json.member("total_bytes", recorded.total_bytes);
+  report.curves.write(json);
+  write_peak(json, *report.problem);
+  write_native_peak(json, report);
+  write_plan(json, report.comparison.plan);
+  write_requests(json, report);
 }
 
 }  // namespace
 
 std::string report_json(const Source& source, const std::string& plan_source,
                         const std::vector<DeviceReport>& devices) {
-  const trace::Process& process = source.trace.process;
-  std::string out = fmt::format(
-      "{{\"kind\": \"report\", \"source\": {}, \"recorded\": {}, \"plan_source\": {}, \"writer\": {}, \"pid\": {}, "
-      "\"rank\": {}, \"host\": {}, \"command\": {}, \"start_unix_ns\": {},\n",
-      json_text(source.name), source.recorded, plan_source.empty() ? "null" : json_text(plan_source),
-      json_text(process.writer), process.pid, json_text(process.rank), json_text(process.host),
-      json_text(process.command), process.start_unix_ns);
-  append_call_sites(out, source.trace);
-  out += ",\n\"devices\": [";
-  const char* separator = "";
-  for (const DeviceReport& device : devices) {
-    out += separator + device_json(source, device);
-    separator = ",\n";
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("kind", "report");
+    json.member("source", source.name);
+    json.member("recorded", source.recorded);
+    json.member("plan_source", plan_source.empty() ? std::nullopt : std::optional(plan_source));
+    write_process(json, source.trace.process);
+    write_call_sites(json, source.trace);
+    const auto list = json.array("devices");
+    for (const DeviceReport& device : devices) write_device(json, source, device);
   }
-  return out + "]}\n";
+  return json.take();
 }
 
 }  // namespace stalloc::tool

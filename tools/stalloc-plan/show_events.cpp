@@ -1,41 +1,49 @@
-#include "tools/stalloc-plan/columns.h"
+#include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/show.h"
-#include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/trace_json.h"
 
 namespace stalloc::tool {
+namespace {
+
+using trace::Event;
+
+void write_events(JsonWriter& json, const std::vector<Event>& events) {
+  const auto object = json.object("events");
+  json.column("time_ns", events, [](const Event& event) { return event.time_ns(); });
+  json.column("address", events, [](const Event& event) { return event.address(); });
+  json.column("size", events, [](const Event& event) { return event.size(); });
+  json.column("stream", events, [](const Event& event) { return event.stream(); });
+  json.column("thread", events, [](const Event& event) { return event.thread(); });
+  json.column("stack", events, [](const Event& event) { return event.stack(); });
+  json.column("module", events, [](const Event& event) { return event.module_(); });
+  json.column("device", events, [](const Event& event) { return event.device(); });
+  json.column("kind", events, [](const Event& event) { return static_cast<unsigned>(event.kind()); });
+  json.column("flags", events, [](const Event& event) { return static_cast<unsigned>(event.flags()); });
+}
+
+}  // namespace
 
 std::string events_json(const Source& source) {
   const trace::Trace& trace = source.trace;
-  std::string out = fmt::format(
-      "{{\"kind\": \"events\", \"source\": {}, \"writer\": {}, \"pid\": {}, \"rank\": {}, \"host\": {}, \"command\": "
-      "{}, \"start_unix_ns\": {}, \"devices\": [",
-      json_text(source.name), json_text(trace.process.writer), trace.process.pid, json_text(trace.process.rank),
-      json_text(trace.process.host), json_text(trace.process.command), trace.process.start_unix_ns);
-  const char* separator = "";
-  for (const trace::Device& device : trace.devices) {
-    fmt::format_to(std::back_inserter(out), "{}{{\"device\": {}, \"name\": {}, \"total_bytes\": {}}}", separator,
-                   device.ordinal, json_text(device.name), device.total_bytes);
-    separator = ", ";
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("kind", "events");
+    json.member("source", source.name);
+    write_process(json, trace.process);
+    {
+      const auto devices = json.array("devices");
+      for (const trace::Device& device : trace.devices) {
+        const auto one = json.object();
+        json.member("device", device.ordinal);
+        json.member("name", device.name);
+        json.member("total_bytes", device.total_bytes);
+      }
+    }
+    write_call_sites(json, trace);
+    write_events(json, trace.events);
   }
-  out += "],\n";
-  append_call_sites(out, trace);
-  out += ",\n\"events\": {";
-  using Event = trace::Event;
-  const auto add = [&](const char* name, auto value) {
-    append_column(out, name, trace.events, value);
-    out += ",\n";
-  };
-  add("time_ns", [](const Event& event) { return event.time_ns(); });
-  add("address", [](const Event& event) { return event.address(); });
-  add("size", [](const Event& event) { return event.size(); });
-  add("stream", [](const Event& event) { return event.stream(); });
-  add("thread", [](const Event& event) { return event.thread(); });
-  add("stack", [](const Event& event) { return event.stack(); });
-  add("module", [](const Event& event) { return event.module_(); });
-  add("device", [](const Event& event) { return event.device(); });
-  add("kind", [](const Event& event) { return static_cast<unsigned>(event.kind()); });
-  append_column(out, "flags", trace.events, [](const Event& event) { return static_cast<unsigned>(event.flags()); });
-  return out + "}}\n";
+  return json.take();
 }
 
 }  // namespace stalloc::tool

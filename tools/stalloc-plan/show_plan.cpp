@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <map>
 
+#include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
 
@@ -17,67 +17,64 @@ constexpr std::array<const char*, 4> kKinds = {"static", "persistent", "dynamic"
 
 const char* kind_text(plan::SlotKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
-void append_handles(std::string& out, const DevicePlan& device) {
-  out += "\"handles\": [";
+void write_handles(JsonWriter& json, const DevicePlan& device) {
+  const auto handles = json.array("handles");
   for (std::size_t i = 0; i < device.handles.size(); ++i) {
-    fmt::format_to(std::back_inserter(out), "{}{{\"id\": {}, \"bytes\": {}}}", i == 0 ? "" : ", ", i,
-                   device.handles[i]);
+    const auto object = json.object();
+    json.member("id", i);
+    json.member("bytes", device.handles[i]);
   }
-  out += "]";
 }
 
-void append_views(std::string& out, const DevicePlan& device) {
-  out += "\"views\": [";
+void write_views(JsonWriter& json, const DevicePlan& device) {
+  const auto views = json.array("views");
   for (std::size_t i = 0; i < device.views.size(); ++i) {
-    const plan::View& view = device.views[i];
-    fmt::format_to(std::back_inserter(out), "{}{{\"id\": {}, \"bytes\": {}, \"handles\": [", i == 0 ? "" : ", ", i,
-                   view.bytes);
-    for (std::size_t h = 0; h < view.handles.size(); ++h) {
-      fmt::format_to(std::back_inserter(out), "{}{}", h == 0 ? "" : ", ", view.handles[h]);
-    }
-    out += "]}";
+    const auto object = json.object();
+    json.member("id", i);
+    json.member("bytes", device.views[i].bytes);
+    json.column("handles", device.views[i].handles);
   }
-  out += "]";
 }
 
-void append_placements(std::string& out, const DevicePlan& device) {
-  out += "\"placements\": [";
-  for (std::size_t i = 0; i < device.slots.size(); ++i) {
-    const plan::Slot& slot = device.slots[i];
-    fmt::format_to(std::back_inserter(out),
-                   "{}{{\"id\": {}, \"view\": {}, \"offset\": {}, \"size\": {}, \"lower\": {}, \"upper\": {}, "
-                   "\"stream\": {}, \"kind\": \"{}\", \"event_on_free\": {}}}",
-                   i == 0 ? "" : ",\n", slot.id, slot.view, slot.offset, slot.size, slot.lower, slot.upper, slot.stream,
-                   kind_text(slot.kind), slot.event_on_free);
+void write_placements(JsonWriter& json, const DevicePlan& device) {
+  const auto placements = json.array("placements");
+  for (const plan::Slot& slot : device.slots) {
+    const auto object = json.object();
+    json.member("id", slot.id);
+    json.member("view", slot.view);
+    json.member("offset", slot.offset);
+    json.member("size", slot.size);
+    json.member("lower", slot.lower);
+    json.member("upper", slot.upper);
+    json.member("stream", slot.stream);
+    json.member("kind", kind_text(slot.kind));
+    json.member("event_on_free", slot.event_on_free);
   }
-  out += "]";
 }
 
-void append_waits(std::string& out, const DevicePlan& device) {
-  out += "\"waits\": [";
-  for (std::size_t i = 0; i < device.waits.size(); ++i) {
-    fmt::format_to(std::back_inserter(out), "{}{{\"slot\": {}, \"freed\": {}}}", i == 0 ? "" : ", ",
-                   device.waits[i].slot, device.waits[i].freed);
+void write_waits(JsonWriter& json, const DevicePlan& device) {
+  const auto waits = json.array("waits");
+  for (const plan::Wait& wait : device.waits) {
+    const auto object = json.object();
+    json.member("slot", wait.slot);
+    json.member("freed", wait.freed);
   }
-  out += "]";
 }
 
-// The members of a device's object, without the braces.
-void append_device(std::string& out, const DevicePlan& device) {
-  fmt::format_to(std::back_inserter(out),
-                 "\"device\": {}, \"granularity\": {}, \"physical_bytes\": {}, \"peak_live_bytes\": {}, "
-                 "\"prologue\": {}, \"body\": {},\n",
-                 device.device, device.granularity, device.physical_bytes, device.peak_live_bytes, device.prologue,
-                 device.body);
-  append_handles(out, device);
-  out += ",\n";
-  append_views(out, device);
-  out += ",\n";
-  append_placements(out, device);
-  out += ",\n";
-  append_waits(out, device);
-  fmt::format_to(std::back_inserter(out), ",\n\"varying\": [{}], \"lanes\": [{}]", fmt::join(device.varying, ", "),
-                 fmt::join(device.lanes, ", "));
+// The members of a device's object.
+void write_device(JsonWriter& json, const DevicePlan& device) {
+  json.member("device", device.device);
+  json.member("granularity", device.granularity);
+  json.member("physical_bytes", device.physical_bytes);
+  json.member("peak_live_bytes", device.peak_live_bytes);
+  json.member("prologue", device.prologue);
+  json.member("body", device.body);
+  write_handles(json, device);
+  write_views(json, device);
+  write_placements(json, device);
+  write_waits(json, device);
+  json.column("varying", device.varying);
+  json.column("lanes", device.lanes);
 }
 
 // How many slots of the body each lane has; empty if all threads together have one order.
@@ -158,20 +155,23 @@ std::string plan_text(const plan::Plan& plan) {
 }
 
 std::string plan_json(const plan::Plan& plan) {
-  std::string out =
-      fmt::format("{{\"kind\": \"plan\", \"writer\": {}, \"source\": {}, \"source_checksum\": \"{:016x}\",\n",
-                  json_text(plan.writer), json_text(plan.source), plan.source_checksum);
-  append_device(out, plan.devices.empty() ? DevicePlan() : plan.devices.front());
-  if (plan.devices.size() > 1) {
-    out += ",\n\"devices\": [";
-    for (std::size_t i = 0; i < plan.devices.size(); ++i) {
-      out += i == 0 ? "{" : ",\n{";
-      append_device(out, plan.devices[i]);
-      out += "}";
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("kind", "plan");
+    json.member("writer", plan.writer);
+    json.member("source", plan.source);
+    json.member("source_checksum", fmt::format("{:016x}", plan.source_checksum));
+    write_device(json, plan.devices.empty() ? DevicePlan() : plan.devices.front());
+    if (plan.devices.size() > 1) {
+      const auto devices = json.array("devices");
+      for (const DevicePlan& device : plan.devices) {
+        const auto one = json.object();
+        write_device(json, device);
+      }
     }
-    out += "]";
   }
-  return out + "}\n";
+  return json.take();
 }
 
 }  // namespace stalloc::tool

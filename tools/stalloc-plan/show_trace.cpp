@@ -8,8 +8,10 @@
 
 #include "plan/problem.h"
 #include "plan/steps/steps.h"
+#include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/trace_json.h"
 
 namespace stalloc::tool {
 namespace {
@@ -95,17 +97,22 @@ std::string varying_text(const DeviceFacts& facts) {
   return out;
 }
 
-std::string varying_json(const DeviceFacts& facts, std::size_t& requests) {
-  std::string json;
+// Returns how many requests of a step vary.
+std::size_t write_varying_sites(JsonWriter& json, const DeviceFacts& facts) {
+  std::size_t requests = 0;
+  const auto sites = json.array("varying_sites");
   for (const VaryingSite& site : varying_sites(facts)) {
     requests += site.requests;
-    json += fmt::format(
-        "{}{{\"stack\": {}, \"module\": {}, \"stream\": {}, \"requests\": {}, \"sizes\": {}, \"smallest_bytes\": {}, "
-        "\"largest_bytes\": {}}}",
-        json.empty() ? "" : ", ", site.example->stack, site.example->module, site.example->stream, site.requests,
-        site.sizes.distinct, site.sizes.smallest, site.sizes.largest);
+    const auto object = json.object();
+    json.member("stack", site.example->stack);
+    json.member("module", site.example->module);
+    json.member("stream", site.example->stream);
+    json.member("requests", site.requests);
+    json.member("sizes", site.sizes.distinct);
+    json.member("smallest_bytes", site.sizes.smallest);
+    json.member("largest_bytes", site.sizes.largest);
   }
-  return json;
+  return requests;
 }
 
 std::string device_text(const Source& source, const DeviceFacts& facts) {
@@ -134,18 +141,25 @@ std::string device_text(const Source& source, const DeviceFacts& facts) {
   return out;
 }
 
-std::string device_json(const DeviceFacts& facts) {
-  std::size_t varying = 0;
-  const std::string sites = varying_json(facts, varying);
-  return fmt::format(
-      "{{\"device\": {}, \"name\": {}, \"total_bytes\": {}, \"granularity\": {}, \"requests\": {}, \"streams\": {}, "
-      "\"threads\": {}, \"never_freed\": {}, \"peak_live_bytes\": {}, \"largest_bytes\": {}, \"period\": {}, "
-      "\"repetitions\": {}, \"begin\": {}, \"by_call_site\": {}, \"by_thread\": {}, \"varying\": {}, "
-      "\"varying_sites\": [{}]}}",
-      facts.problem->device, json_text(facts.device.name), facts.device.total_bytes, facts.problem->granularity,
-      facts.problem->requests.size(), facts.streams, facts.threads, facts.never_freed, facts.peak_live_bytes,
-      facts.largest_bytes, facts.steady().period, facts.steady().repetitions, facts.steady().begin,
-      !facts.steady().sizes.empty(), facts.steps.threads.has_value(), varying, sites);
+void write_device(JsonWriter& json, const DeviceFacts& facts) {
+  const auto object = json.object();
+  json.member("device", facts.problem->device);
+  json.member("name", facts.device.name);
+  json.member("total_bytes", facts.device.total_bytes);
+  json.member("granularity", facts.problem->granularity);
+  json.member("requests", facts.problem->requests.size());
+  json.member("streams", facts.streams);
+  json.member("threads", facts.threads);
+  json.member("never_freed", facts.never_freed);
+  json.member("peak_live_bytes", facts.peak_live_bytes);
+  json.member("largest_bytes", facts.largest_bytes);
+  json.member("period", facts.steady().period);
+  json.member("repetitions", facts.steady().repetitions);
+  json.member("begin", facts.steady().begin);
+  json.member("by_call_site", !facts.steady().sizes.empty());
+  json.member("by_thread", facts.steps.threads.has_value());
+  const std::size_t varying = write_varying_sites(json, facts);
+  json.member("varying", varying);
 }
 
 const char* ending_text(const trace::Trace& trace) {
@@ -175,22 +189,26 @@ std::string source_text(const Source& source) {
 }
 
 std::string source_json(const Source& source) {
-  const trace::Process& process = source.trace.process;
-  std::string devices;
-  for (const plan::Problem& problem : source.lifetimes.devices) {
-    if (!devices.empty()) devices += ", ";
-    devices += device_json(facts_of(source, problem));
+  const trace::Trace& trace = source.trace;
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("kind", source.recorded ? "trace" : "csv");
+    json.member("source", source.name);
+    write_process(json, trace.process);
+    json.member("chunks", trace.chunks);
+    json.member("closed", trace.closed);
+    json.member("limit_reached", trace.limit_reached);
+    json.member("truncated", trace.truncated);
+    json.member("events", trace.events.size());
+    json.member("stacks", trace.stacks.size());
+    json.member("modules", trace.modules.size());
+    json.member("unknown_frees", source.lifetimes.unknown_frees);
+    json.member("lost_frees", source.lifetimes.lost_frees);
+    const auto devices = json.array("devices");
+    for (const plan::Problem& problem : source.lifetimes.devices) write_device(json, facts_of(source, problem));
   }
-  return fmt::format(
-      "{{\"kind\": \"{}\", \"source\": {}, \"writer\": {}, \"pid\": {}, \"rank\": {}, \"host\": {}, \"command\": {}, "
-      "\"start_unix_ns\": {}, \"chunks\": {}, \"closed\": {}, \"limit_reached\": {}, \"truncated\": {}, \"events\": "
-      "{}, "
-      "\"stacks\": {}, \"modules\": {}, \"unknown_frees\": {}, \"lost_frees\": {}, \"devices\": [{}]}}\n",
-      source.recorded ? "trace" : "csv", json_text(source.name), json_text(process.writer), process.pid,
-      json_text(process.rank), json_text(process.host), json_text(process.command), process.start_unix_ns,
-      source.trace.chunks, source.trace.closed, source.trace.limit_reached, source.trace.truncated,
-      source.trace.events.size(), source.trace.stacks.size(), source.trace.modules.size(),
-      source.lifetimes.unknown_frees, source.lifetimes.lost_frees, devices);
+  return json.take();
 }
 
 }  // namespace stalloc::tool

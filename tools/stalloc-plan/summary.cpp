@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "plan/layout/startup_cost.h"
+#include "tools/stalloc-plan/json.h"
 
 namespace stalloc::tool {
 namespace {
@@ -81,30 +82,36 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   return text;
 }
 
-std::string device_json(const plan::PlannedDevice& device) {
+void write_device(JsonWriter& json, const plan::PlannedDevice& device) {
   const DevicePlan& plan = device.plan;
-  std::string passed;
+  const auto object = json.object();
+  json.member("device", plan.device);
+  json.member("requests", device.report.requests);
+  json.member("slots", plan.slots.size());
+  json.member("granularity", plan.granularity);
+  json.member("prologue", plan.prologue);
+  json.member("body", plan.body);
+  json.member("repetitions", device.report.repetitions);
+  json.member("unrolled", device.report.unrolled);
+  json.member("by_call_site", device.report.by_call_site);
+  json.member("lanes", device.report.lanes);
+  json.member("without_slot", device.report.without_slot);
+  json.member("beginning_only", device.report.beginning_only);
+  json.member("dynamic_slots", device.report.dynamic_slots);
+  json.member("peak_live_bytes", plan.peak_live_bytes);
+  json.member("physical_bytes", plan.physical_bytes);
+  json.member("utilisation", Fixed{utilisation(plan.peak_live_bytes, plan.physical_bytes)});
+  json.member("stitched_views", plan.views.size() - 1);
+  json.member("stitched_slots", device.report.stitched_slots);
+  json.member("handles", plan.handles.size());
+  json.member("estimated_startup_ms", Fixed{plan::estimate_startup_ms(plan), 3});
+  json.member("waits", plan.waits.size());
+  json.member("contiguous", device.report.contiguous);
+  json.member("gap_bytes", plan.physical_bytes - plan.peak_live_bytes);
+  const auto passed = json.object("passed_through");
   for (std::size_t reason = 1; reason < plan::kPassReasons; ++reason) {
-    if (reason > 1) passed += ", ";
-    passed +=
-        fmt::format("\"{}\": {}", plan::describe(static_cast<plan::PassReason>(reason)), device.report.passed[reason]);
+    json.member(plan::describe(static_cast<plan::PassReason>(reason)), device.report.passed[reason]);
   }
-  return fmt::format(
-      "{{\"device\": {}, \"requests\": {}, \"slots\": {}, \"granularity\": {}, \"prologue\": {}, \"body\": {}, "
-      "\"repetitions\": {}, \"unrolled\": {}, \"by_call_site\": {}, \"lanes\": {}, \"without_slot\": {}, "
-      "\"beginning_only\": {}, \"dynamic_slots\": {}, "
-      "\"peak_live_bytes\": {}, "
-      "\"physical_bytes\": {}, \"utilisation\": "
-      "{:.6f}, "
-      "\"stitched_views\": {}, \"stitched_slots\": {}, \"handles\": {}, \"estimated_startup_ms\": {:.3f}, \"waits\": "
-      "{}, \"contiguous\": {}, \"gap_bytes\": {}, "
-      "\"passed_through\": {{{}}}}}",
-      plan.device, device.report.requests, plan.slots.size(), plan.granularity, plan.prologue, plan.body,
-      device.report.repetitions, device.report.unrolled, device.report.by_call_site, device.report.lanes,
-      device.report.without_slot, device.report.beginning_only, device.report.dynamic_slots, plan.peak_live_bytes,
-      plan.physical_bytes, utilisation(plan.peak_live_bytes, plan.physical_bytes), plan.views.size() - 1,
-      device.report.stitched_slots, plan.handles.size(), plan::estimate_startup_ms(plan), plan.waits.size(),
-      device.report.contiguous, plan.physical_bytes - plan.peak_live_bytes, passed);
 }
 
 // Remarks on the trace for the reader of the plan.
@@ -140,22 +147,6 @@ std::string bytes_text(std::uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
-std::string json_text(std::string_view text) {
-  std::string json = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      json += '\\';
-      json += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      json += fmt::format("\\u{:04x}", byte);
-    } else {
-      json += c;
-    }
-  }
-  return json + '"';
-}
-
 std::string summary_text(const Summary& summary) {
   std::string text;
   for (const plan::PlannedDevice& device : summary.devices) {
@@ -173,7 +164,6 @@ std::string summary_text(const Summary& summary) {
 std::string summary_json(const Summary& summary) {
   std::uint64_t requests = 0, live = 0, physical = 0, views = 0, handles = 0, waits = 0;
   double startup_ms = 0;
-  std::string devices;
   for (const plan::PlannedDevice& device : summary.devices) {
     requests += device.report.requests;
     live += device.plan.peak_live_bytes;
@@ -182,18 +172,26 @@ std::string summary_json(const Summary& summary) {
     handles += device.plan.handles.size();
     waits += device.plan.waits.size();
     startup_ms += plan::estimate_startup_ms(device.plan);
-    if (!devices.empty()) devices += ", ";
-    devices += device_json(device);
   }
-  return fmt::format(
-      "{{\"source\": {}, \"requests\": {}, \"peak_live_bytes\": {}, \"physical_bytes\": {}, \"utilisation\": {:.6f}, "
-      "\"stitched_views\": {}, \"handles\": {}, \"waits\": {}, \"estimated_startup_ms\": {:.3f}, \"plan_seconds\": "
-      "{:.6f}, "
-      "\"check_seconds\": {:.6f}, "
-      "\"closed\": {}, \"devices\": [{}]}}\n",
-      json_text(summary.source->name), requests, live, physical, utilisation(live, physical), views, handles, waits,
-      startup_ms, summary.plan_seconds, summary.check_seconds,
-      !summary.source->recorded || summary.source->trace.closed, devices);
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("source", summary.source->name);
+    json.member("requests", requests);
+    json.member("peak_live_bytes", live);
+    json.member("physical_bytes", physical);
+    json.member("utilisation", Fixed{utilisation(live, physical)});
+    json.member("stitched_views", views);
+    json.member("handles", handles);
+    json.member("waits", waits);
+    json.member("estimated_startup_ms", Fixed{startup_ms, 3});
+    json.member("plan_seconds", Fixed{summary.plan_seconds});
+    json.member("check_seconds", Fixed{summary.check_seconds});
+    json.member("closed", !summary.source->recorded || summary.source->trace.closed);
+    const auto devices = json.array("devices");
+    for (const plan::PlannedDevice& device : summary.devices) write_device(json, device);
+  }
+  return json.take();
 }
 
 }  // namespace stalloc::tool

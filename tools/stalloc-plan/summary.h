@@ -24,7 +24,5 @@ std::string summary_json(const Summary& summary);
 double utilisation(std::uint64_t live, std::uint64_t physical);
 // "17.82 GiB", "640 B"
 std::string bytes_text(std::uint64_t bytes);
-// A JSON string, quotes included.
-std::string json_text(std::string_view text);
 
 }  // namespace stalloc::tool

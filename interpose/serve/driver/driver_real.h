@@ -60,7 +60,7 @@ class CreatedPools {
   virtual void each_of(int device, const std::function<void(CUmemoryPool)>& visit) = 0;
 };
 
-// Stateless but for the functions; thread-safe. `gate` is the one that the hooks of captures go through; it must
+// Stateless except for the functions; thread-safe. `gate` is the one that the hooks of captures go through; it must
 // outlive the driver.
 class RealDriver final : public Driver {
  public:

@@ -22,7 +22,7 @@ static_assert(kNoStream == plan::kAnyStream);
 
 // An OnlineBackend (plan/online/online_allocator.h says what its functions do) over the driver. Physical
 // offsets before `own_begin` are those of the plan's arena, what lies behind is created here. Not thread-safe: the
-// heap's lock covers it, but for `contains`. Only `adopt` and the functions of the arena know the plan.
+// heap's lock covers it, except for `contains`. Only `adopt` and the functions of the arena know the plan.
 class DeviceBackend {
  public:
   using Handle = MappedHandle;

@@ -23,7 +23,7 @@ using plan::Place;
 // The online allocator, which decides how requests are served, over a device's memory, and what only the run time does:
 // giving idle memory back, serving from the plan's arena, letting peers in. Of the heap's
 // physical offsets (physical.h) [0, planned_bytes) belong to the plan's arena, those behind to this class. Not
-// thread-safe: the heap's lock covers it, but for `contains`. Throws std::bad_alloc.
+// thread-safe: the heap's lock covers it, except for `contains`. Throws std::bad_alloc.
 class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
  public:
   // `order` must outlive it and know all physical offsets. Nothing on failure, and `why` says in one line what was

@@ -20,8 +20,8 @@ struct MappedHandle {
 };
 
 // One reservation: addresses for the home view, then addresses for stitched views. Every function either does all that
-// it says or nothing, but for unmapping that the driver refuses: such addresses are not used again. Not thread-safe but
-// for `contains`.
+// it says or nothing, except for unmapping that the driver refuses: such addresses are not used again. Not thread-safe
+// but for `contains`.
 class Mapper {
  public:
   // `home_bytes` and `view_bytes` are multiples of the granularity. Nothing on failure; `why` says what was refused.

@@ -97,7 +97,7 @@ class Figures {
     std::uint64_t reserved_high = 0;  // as far as it was looked at
   };
 
-  // What a dynamic request and its free change, in one cache line. In bytes, as requested, but for the first.
+  // What a dynamic request and its free change, in one cache line. In bytes, as requested, except for the first.
   struct alignas(64) Live {
     std::uint64_t dynamic_requests = 0;
     std::uint64_t dynamic = 0;
@@ -157,7 +157,7 @@ class Figures {
   [[nodiscard]] std::uint64_t reserved(PoolIndex pool) const noexcept;
 
   Live live_;
-  Statistics counts_;              // of it what is not in live_
+  Statistics counts_;              // what live_ does not have
   ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::array<Pool, 64> pools_{};
   std::size_t pool_count_ = 0;

@@ -110,7 +110,7 @@ class Heap {
   void note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept;
 
   // The live range that holds `address`; nothing when there is none. In constant time for starts, else logarithmic in
-  // what is live, but for the first time.
+  // what is live, except for the first time.
   std::optional<LiveRange> find_live(CUdeviceptr address) noexcept;
   // Notes what the program set for the live range that holds `address`, if there is one.
   void set_sync_memops(CUdeviceptr address, bool set) noexcept;
@@ -292,7 +292,7 @@ class Heap {
   std::atomic<std::uint64_t> held_bytes_{0};
   FreeFence fence_;
 
-  // Covers everything below, and planned_, but for the `contains` of planned_ and dynamic_ and for the clocks of
+  // Covers everything below, and planned_, except for the `contains` of planned_ and dynamic_ and for the clocks of
   // order_.
   mutable HeapMutex mutex_;
   // In one cache line, with the begin of the next what most requests touch.

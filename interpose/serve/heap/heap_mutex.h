@@ -22,7 +22,7 @@ inline void pause_processor() noexcept {
 //
 // A thread that found the lock taken at every look sleeps (the three states of Drepper, "Futexes Are Tricky", 2004):
 // when the owner does not run, no thread spins for long. A woken thread looks at the lock without pauses, so that it is
-// not passed over for ever.
+// not passed over forever.
 //
 // Meets the standard's Lockable requirements. Alone in its cache line, since others read it while its owner writes the
 // data beside it.

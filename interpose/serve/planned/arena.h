@@ -19,7 +19,7 @@ namespace stalloc::serve {
 //     reservation | home view: h0 h1 h2 h3 | stitched view 1: h3 h1 | stitched view 2: h0 h2 |
 //     physical    | h0 h1 h2 h3 |            (see physical.h)
 //
-// Everything is created and mapped by `create`. Not thread-safe but for `contains`.
+// Everything is created and mapped by `create`. Not thread-safe except for `contains`.
 class Arena {
  public:
   // Pre: plan::find_defect finds nothing in `plan`, and a context of its device is current. On failure everything is

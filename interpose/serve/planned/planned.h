@@ -34,8 +34,8 @@ enum class PlanState : std::uint8_t {
   Merged,         // requests take slots; the dynamic sub-allocator tracks the free bytes and serves from them, too
 };
 
-// Not thread-safe: the heap's lock covers it, but for `contains`. Only `create` and `hand_over` throw. Slots are named
-// by their index in the plan, bytes by their physical offsets (physical.h).
+// Not thread-safe: the heap's lock covers it, except for `contains`. Only `create` and `hand_over` throw. Slots are
+// named by their index in the plan, bytes by their physical offsets (physical.h).
 class Planned {
  public:
   // No plan: it holds nothing, and no function may be asked for a slot.

@@ -93,7 +93,7 @@ class DoorAllocator final : public Forwarding {
   };
   // Of one device.
   struct alignas(64) Books {
-    std::mutex mutex;  // guards what follows, but for the atomics
+    std::mutex mutex;  // guards what follows, except for the atomics
     Blocks blocks;
     Statistics statistics;
     double fraction = 1;                  // share of the device's memory that the user grants this process

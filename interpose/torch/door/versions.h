@@ -1,4 +1,4 @@
-// What differs between the versions of PyTorch that a door can be built for, but for the virtual functions
+// What differs between the versions of PyTorch that a door can be built for, except for the virtual functions
 // (forwarding.h). The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
 #pragma once
 

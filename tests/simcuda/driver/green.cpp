@@ -60,7 +60,7 @@ std::map<void*, std::unique_ptr<Green>>& greens() {
   return *all;
 }
 
-// Descriptors live for ever, since CUDA has no function that ends them.
+// Descriptors live forever, since CUDA has no function that ends them.
 std::map<void*, std::unique_ptr<Resource>>& descriptors() {
   static auto* const all = new std::map<void*, std::unique_ptr<Resource>>;
   return *all;

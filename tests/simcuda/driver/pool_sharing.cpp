@@ -65,7 +65,7 @@ CUresult pool_import(CUmemoryPool* pool, void* handle, CUmemAllocationHandleType
     return CUDA_ERROR_INVALID_VALUE;
   if (pread(file, &data, sizeof data, 0) != sizeof data || !is_genuine(data)) return CUDA_ERROR_INVALID_VALUE;
   const std::scoped_lock lock(memory_mutex());
-  const Pool* const source = data.pool;  // of this process, where pools live for ever
+  const Pool* const source = data.pool;  // of this process, where pools live forever
   if (source->destroyed) return CUDA_ERROR_INVALID_VALUE;
   Pool* const fresh = make_pool(*source->device);
   fresh->source = source;

@@ -25,7 +25,7 @@ bool holds_in_child(const std::function<bool()>& check) {
   const pid_t child = fork();
   if (child == 0) {
     log::remember_standard_error();
-    alarm(20);  // a line that waits for ever fails the test
+    alarm(20);  // a line that waits forever fails the test
     _exit(check() ? 0 : 1);
   }
   int status = 0;

@@ -56,7 +56,7 @@ TEST_CASE("without a steady state the plan holds what lives through the run, and
   CHECK(plan.physical_bytes <= bytes + plan.granularity);
 }
 
-TEST_CASE("what is left is served dynamically, in a plan that is small and goes on for ever") {
+TEST_CASE("what is left is served dynamically, in a plan that is small and goes on forever") {
   const DevicePlan plan = plan_soundly(irregular(2, 50, 100'000)).plan;
   CHECK(plan.prologue == 148);  // up to the last weight
   REQUIRE(plan.body == 1);

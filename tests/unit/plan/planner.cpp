@@ -280,7 +280,7 @@ TEST_CASE("a request leaked in every step is passed through, not planned over it
   test::TraceBuilder calls;
   for (int step = 0; step < 10; ++step) {
     const auto a = calls.alloc(1'000'000);
-    calls.alloc(512);  // kept in a list for ever
+    calls.alloc(512);  // kept in a list forever
     const auto b = calls.alloc(3'000'000);
     calls.free(a);
     calls.free(b);

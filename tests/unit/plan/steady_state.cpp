@@ -41,7 +41,7 @@ std::vector<Run> all_runs(const std::vector<std::uint32_t>& tokens) {
 
 auto key(const Run& run) { return std::tuple(run.begin - run.end, run.period, run.begin); }
 
-// Sizes as given, each request freed by the next one but for those listed as (request, requests it lives).
+// Sizes as given, each request freed by the next one except for those listed as (request, requests it lives).
 plan::Problem problem_of(const std::vector<std::uint32_t>& tokens,
                          const std::vector<std::pair<std::size_t, std::uint64_t>>& lives = {}) {
   plan::Problem problem;

@@ -46,7 +46,7 @@ std::string with_process(const Folder& folder, const std::string& rest) {
 bool holds_in_child(const std::function<bool()>& check) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // what waits for ever fails the test
+    alarm(20);  // what waits forever fails the test
     _exit(check() ? 0 : 1);
   }
   int status = 0;

@@ -109,7 +109,7 @@ TEST_CASE("what a resumed program makes before its first step has the place that
   REQUIRE(f.ask(2000, f.s) == -1);
   REQUIRE(f.heap->statistics().spare_slots == 2);
   REQUIRE(f.heap->statistics().planned_requests == 3);
-  REQUIRE(f.ask(4096, f.s) == 1024);  // the step, as planned, but for the states
+  REQUIRE(f.ask(4096, f.s) == 1024);  // the step, as planned, except for the states
   REQUIRE(f.ask(4096, f.s) == -1);
   REQUIRE(f.ask(4096, f.s) == 1024 + 4096 + 2048 + 3072);
   REQUIRE(f.give(1024 + 4096, f.s) == CUDA_SUCCESS);

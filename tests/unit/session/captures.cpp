@@ -119,7 +119,7 @@ TEST_CASE("what CUDA refuses during a capture is refused with its error", "[sess
   CHECK(driver.captures.permission() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
-TEST_CASE("a later kind of begin, once looked up, may capture for ever", "[session][captures]") {
+TEST_CASE("a later kind of begin, once looked up, may capture forever", "[session][captures]") {
   Driver driver;
   driver.captures.looked_up("cuStreamCreate");
   CHECK_FALSE(driver.captures.may_be_any());

@@ -1,0 +1,124 @@
+// JSON, written from front to back.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <concepts>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace stalloc::tool {
+
+// A number that is written with so many digits behind the point.
+struct Fixed {
+  double value = 0;
+  int digits = 6;
+};
+
+// Writes one JSON text: names, commas and escapes are its concern, the order of the calls is the text's order. It keeps
+// nothing but the text, so that a run of millions of requests costs what its text does. Objects and arrays begin on a
+// new line, values beside each other. Throws std::bad_alloc; not thread-safe.
+class JsonWriter {
+ public:
+  // An object or an array, which ends with this.
+  class [[nodiscard]] Scope {
+   public:
+    ~Scope() { writer_.end(end_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    friend JsonWriter;
+    Scope(JsonWriter& writer, char end) : writer_(writer), end_(end) {}
+    JsonWriter& writer_;
+    char end_;
+  };
+
+  // The whole text, or the next element of an array; with a name, the next member of an object.
+  Scope object() { return begin('{', '}'); }
+  Scope object(std::string_view name) { return begin('{', '}', name); }
+  Scope array() { return begin('[', ']'); }
+  Scope array(std::string_view name) { return begin('[', ']', name); }
+
+  // A value is a bool, an integer, a Fixed, a text, or an optional of one of these, which is null without a value.
+  template <class T>
+  void element(const T& value) {
+    separate(", ");
+    append(value);
+  }
+  template <class T>
+  void member(std::string_view name, const T& value) {
+    separate(", ");
+    append_name(name);
+    append(value);
+  }
+
+  // An array of value(row) of each row, without a space between: an array for each column of many rows takes a fraction
+  // of an object for each row.
+  template <class Rows, class Value>
+  void column(std::string_view name, const Rows& rows, Value value) {
+    const Scope scope = array(name);
+    for (const auto& row : rows) {
+      separate(",");
+      append(value(row));
+    }
+  }
+  template <class Rows>
+  void column(std::string_view name, const Rows& rows) {
+    column(name, rows, [](const auto& row) { return row; });
+  }
+
+  // What was written, and a newline at its end. Pre: every scope has ended.
+  [[nodiscard]] std::string take() { return std::move(text_) + "\n"; }
+
+ private:
+  Scope begin(char begin, char end) {
+    separate(",\n");
+    text_ += begin;
+    is_first_ = true;
+    return Scope(*this, end);
+  }
+  Scope begin(char begin, char end, std::string_view name) {
+    separate(",\n");
+    append_name(name);
+    text_ += begin;
+    is_first_ = true;
+    return Scope(*this, end);
+  }
+  void end(char end) {
+    text_ += end;
+    is_first_ = false;
+  }
+  void separate(std::string_view separator) {
+    if (!is_first_) text_ += separator;
+    is_first_ = false;
+  }
+  void append_name(std::string_view name) {
+    append(name);
+    text_ += ": ";
+  }
+
+  void append(bool value) { text_ += value ? "true" : "false"; }
+  void append(std::integral auto value) { fmt::format_to(std::back_inserter(text_), "{}", value); }
+  void append(Fixed number) { fmt::format_to(std::back_inserter(text_), "{:.{}f}", number.value, number.digits); }
+  void append(std::string_view text);
+  void append(const std::string& text) { append(std::string_view(text)); }
+  void append(const char* text) { append(std::string_view(text)); }
+  template <class T>
+  void append(const std::optional<T>& value) {
+    if (value) {
+      append(*value);
+    } else {
+      text_ += "null";
+    }
+  }
+
+  std::string text_;
+  bool is_first_ = true;  // of the innermost object or array
+};
+
+}  // namespace stalloc::tool
