@@ -48,8 +48,8 @@ class Cursor {
   // The program requests `bytes` under stream capture: passed through whatever the plan says. Takes the slot that
   // foresaw it, if that is the next one; no deviation otherwise.
   void pass_through(std::uint64_t bytes) noexcept;
-  // The latest request, which found no slot here, has one that is not in order: it says nothing about the place, and
-  // the next request, if it finds no slot either, is not looked for in the whole plan.
+  // The latest request has a slot that is not in order: it says nothing about the place. The next request that finds no
+  // slot here is not looked for in the whole plan.
   void keep_place() noexcept { keeps_place_ = true; }
   // The body has not begun, and there is one.
   [[nodiscard]] bool is_before_body() const noexcept { return at_ < body_begin_ && body_begin_ < body_end_; }

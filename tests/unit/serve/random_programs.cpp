@@ -1,5 +1,6 @@
 // Random programs on random plans: whatever the plan, the program and the driver do, no byte is served twice, and none
 // before its last use is over.
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -54,6 +55,23 @@ TEST_CASE("random programs on several streams", "[serve][random]") {
   REQUIRE(set.heap->statistics().planned_live == 0);
   REQUIRE(set.heap->statistics().waits > 0);
   REQUIRE(program.served() > 400);  // of about 1000: the plan and the program do fit
+}
+
+TEST_CASE("random programs whose first requests come out of order", "[serve][random]") {
+  std::uint64_t spare_slots = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    CAPTURE(seed);
+    Setting set(seed, 200);
+    std::shuffle(set.requests.begin(), set.requests.begin() + set.plan.prologue, set.random);
+    Program program(&set.driver, set.heap.get(), &set.shadow, new_streams(set.driver, 3), seed);
+    REQUIRE_NOTHROW(run(program, set.requests, set.plan, 3, [&] {
+      if (set.random() % 50 == 0) set.driver.finish_all_work();
+    }));
+    program.finish();
+    REQUIRE(set.heap->statistics().planned_live == 0);
+    spare_slots += set.heap->statistics().spare_slots;
+  }
+  REQUIRE(spare_slots > 20);
 }
 
 TEST_CASE("random programs while calls into the driver fail", "[serve][random]") {
