@@ -153,7 +153,7 @@ void write_bytes(JsonWriter& json, const Figures& of) {
 
 std::string fleet_json(const FleetResult& fleet) {
   const Totals totals = totals_of(fleet);
-  JsonWriter json;
+  JsonWriter json(JsonWriter::Length::Long);
   {
     const auto object = json.object();
     write_bytes(json, totals);

@@ -20,10 +20,13 @@ struct Fixed {
 };
 
 // Writes one JSON text: names, commas and escapes are its concern, the order of the calls is the text's order. It keeps
-// nothing but the text, so that a run of millions of requests costs what its text does. Objects and arrays begin on a
-// new line, values beside each other. Throws std::bad_alloc; not thread-safe.
+// nothing but the text, so that a run of millions of requests costs what its text does. A short text is one line; in a
+// long one objects and arrays begin on lines of their own. Throws std::bad_alloc; not thread-safe.
 class JsonWriter {
  public:
+  enum class Length : std::uint8_t { Short, Long };
+  explicit JsonWriter(Length length = Length::Short) : before_scope_(length == Length::Long ? ",\n" : ", ") {}
+
   // An object or an array, which ends with this.
   class [[nodiscard]] Scope {
    public:
@@ -77,13 +80,13 @@ class JsonWriter {
 
  private:
   Scope begin(char begin, char end) {
-    separate(",\n");
+    separate(before_scope_);
     text_ += begin;
     is_first_ = true;
     return Scope(*this, end);
   }
   Scope begin(char begin, char end, std::string_view name) {
-    separate(",\n");
+    separate(before_scope_);
     append_name(name);
     text_ += begin;
     is_first_ = true;
@@ -117,6 +120,7 @@ class JsonWriter {
     }
   }
 
+  const std::string_view before_scope_;
   std::string text_;
   bool is_first_ = true;  // of the innermost object or array
 };

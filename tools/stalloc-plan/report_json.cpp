@@ -225,7 +225,7 @@ void write_device(JsonWriter& json, const Source& source, const DeviceReport& re
 
 std::string report_json(const Source& source, const std::string& plan_source,
                         const std::vector<DeviceReport>& devices) {
-  JsonWriter json;
+  JsonWriter json(JsonWriter::Length::Long);
   {
     const auto object = json.object();
     json.member("kind", "report");

@@ -25,7 +25,7 @@ void write_events(JsonWriter& json, const std::vector<Event>& events) {
 
 std::string events_json(const Source& source) {
   const trace::Trace& trace = source.trace;
-  JsonWriter json;
+  JsonWriter json(JsonWriter::Length::Long);
   {
     const auto object = json.object();
     json.member("kind", "events");

@@ -155,7 +155,7 @@ std::string plan_text(const plan::Plan& plan) {
 }
 
 std::string plan_json(const plan::Plan& plan) {
-  JsonWriter json;
+  JsonWriter json(JsonWriter::Length::Long);
   {
     const auto object = json.object();
     json.member("kind", "plan");
