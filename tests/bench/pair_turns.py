@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Compares what a pair of an allocation and its free costs in two builds, in turns on one machine, without a GPU.
 
-  pair_turns.py BEFORE NOW [--turns N]
+  pair_turns.py BEFORE NOW [--turns N | --instructions]
 
 BEFORE and NOW are build folders. In each turn both builds' serve_pair runs (the heap alone), and NOW's cold_pair runs both
 libraries (through the hooks, on simcuda). Printed are the least and the median of the turns, in nanoseconds, and the
-ratios of both: machines that share their processors change their speed within seconds.
+ratios of both: machines that share their processors change their speed within seconds. --instructions has callgrind count
+what serve_pair's pairs take instead, harness included, which no other load changes.
 """
 
 import argparse
@@ -51,6 +52,15 @@ def cold_pair(build, folder):
     return figures
 
 
+def instructions(build, row):
+    """Of a pair of the rows that hold `row` in their name, all columns together."""
+    def total(pairs):
+        said = subprocess.run(["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", build / "tests/bench/serve_pair",
+                               str(pairs), row], capture_output=True, text=True, check=True).stderr
+        return int(re.search(r"Collected : (\d+)", said)[1])
+    return (total(8000) - total(4000)) / 4000
+
+
 def show(title, turns):
     """turns: pairs of figures, before and now."""
     print(f"{title}, {len(turns)} turns; ns a pair: least and median before, least and median now, ratios of both")
@@ -66,8 +76,14 @@ def main():
     parser.add_argument("before", type=pathlib.Path)
     parser.add_argument("now", type=pathlib.Path)
     parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--instructions", action="store_true")
     options = parser.parse_args()
     now = options.now.resolve()
+    if options.instructions:
+        for row in ("freed at once", "mixed, 512"):
+            before, after = (instructions(build, row) for build in (options.before, now))
+            print(f"serve_pair, rows with {row!r}: {before:.1f} instructions before, {after:.1f} now, {after / before:.4f}")
+        return
     show("serve_pair", [(serve_pair(options.before), serve_pair(now)) for _ in range(options.turns)])
     with tempfile.TemporaryDirectory() as folder:
         for name in ("before", "now"):
