@@ -223,9 +223,9 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   CUdeviceptr served = 0;
   Ask ask;
   bool admitted = false;
-  const Cursor::Next step = planned_.next(bytes);
-  if (step.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
-  if (admitted && step.answer == Cursor::Answer::Serve) served = serve_slot(step.slot, ask);
+  const Cursor::Next next = planned_.next(bytes);
+  if (next.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
+  if (admitted && next.answer == Cursor::Answer::Serve) served = serve_slot(next.slot, ask);
   if (admitted && served == 0) served = serve_spare(ask);
   const bool dropped_now = planned_.drop_if_unfit();
   if (dropped_now && options_.plan_is_strict) refuses_.store(true);

@@ -12,7 +12,6 @@ using plan::SlotKind;
 
 constexpr int kLookAround = 64;             // slots searched ahead and behind for the end of a deviation
 constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps
-constexpr std::size_t kFirmAgreement = 4;   // so many may be followed though others since the deviation disagree
 constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
 constexpr int kCandidates = 64;             // places compared when it is
 
@@ -135,7 +134,7 @@ Cursor::Position Cursor::find_near() const noexcept {
   std::size_t best_agreement = kLeastAgreement - 1;
   const auto look = [&](Position at) {
     const std::size_t agreed = std::min<std::size_t>(agreement(at), misses_ + 1);
-    if (agreed <= best_agreement || (agreed <= misses_ && agreed < kFirmAgreement)) return;
+    if (agreed <= best_agreement || (agreed <= misses_ && agreed < kGram)) return;
     best = at;
     best_agreement = agreed;
   };

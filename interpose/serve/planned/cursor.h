@@ -98,7 +98,7 @@ class Cursor {
   void index_grams();
 
   static constexpr std::size_t kHistory = 64;  // requests remembered
-  static constexpr std::size_t kGram = 4;
+  static constexpr std::size_t kGram = 4;      // so many that agree are followed, whatever the others say
   static constexpr Position kNowhere = ~Position{0};
 
   std::vector<Wanted> slots_;

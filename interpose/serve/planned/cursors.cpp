@@ -51,10 +51,10 @@ Cursor::Next Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
     match_.count(false);
     return {};
   }
-  Cursor::Next step = lane->cursor.next(bytes);
+  Cursor::Next next = lane->cursor.next(bytes);
   match_.count(!lane->cursor.missed());
-  if (step.answer == Cursor::Answer::Serve) step.slot = lane->slots[step.slot];
-  return step;
+  if (next.answer == Cursor::Answer::Serve) next.slot = lane->slots[next.slot];
+  return next;
 }
 
 void Cursors::pass_through(std::uint64_t bytes) noexcept {
