@@ -122,8 +122,7 @@ Cursor::Position Cursor::find_after_deviation(bool stays) const noexcept {
   // One mismatch proves nothing yet: after an extra request, a jump would lose the place.
   const Position near = misses_ != 0 ? find_near() : kNowhere;
   if (near != kNowhere || stays) return near;
-  if (misses_ + 1 >= kGram) return find_anywhere(kGram);
-  return lost() ? find_anywhere(kManyRecentMisses) : kNowhere;
+  return misses_ + 1 >= kGram ? find_anywhere() : kNowhere;
 }
 
 // The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals.
@@ -154,7 +153,7 @@ Cursor::Position Cursor::find_near() const noexcept {
 }
 
 // The place in the whole plan that the latest requests agree with best; of equals the next one after the cursor.
-Cursor::Position Cursor::find_anywhere(std::size_t least_agreement) const noexcept {
+Cursor::Position Cursor::find_anywhere() const noexcept {
   if (seen_ < kGram || grams_.empty()) return kNowhere;
   std::uint64_t hash = kSeed;
   for (std::size_t back = kGram; back-- > 0;) hash = mix(hash, past(back));
@@ -163,7 +162,7 @@ Cursor::Position Cursor::find_anywhere(std::size_t least_agreement) const noexce
   if (first == last) return kNowhere;
   auto gram = std::lower_bound(first, last, Gram{hash, at_});
   Position best = kNowhere;
-  std::size_t best_agreement = least_agreement - 1;
+  std::size_t best_agreement = kGram - 1;
   const auto candidates = std::min<std::ptrdiff_t>(last - first, kCandidates);
   for (std::ptrdiff_t i = 0; i < candidates; ++i, ++gram) {
     if (gram == last) gram = first;

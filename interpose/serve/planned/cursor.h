@@ -93,7 +93,7 @@ class Cursor {
   Position deviate(std::uint64_t bytes) noexcept;  // the request is not as planned: the slot that it takes, or kNowhere
   [[nodiscard]] Position find_after_deviation(bool stays) const noexcept;
   [[nodiscard]] Position find_near() const noexcept;
-  [[nodiscard]] Position find_anywhere(std::size_t least_agreement) const noexcept;
+  [[nodiscard]] Position find_anywhere() const noexcept;
   [[nodiscard]] std::size_t agreement(Position at) const noexcept;
   void index_grams();
 
