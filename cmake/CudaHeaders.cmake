@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # stalloc::cuda_headers: the folder of cuda.h (the driver API) of any CUDA toolkit from 12 on. Nothing is linked.
 # tools/setup fetches the header where no toolkit is installed.
 find_path(STALLOC_CUDA_INCLUDE cuda.h

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # `cpack` in the build folder makes a .deb and a tarball that can be unpacked anywhere; tools/package makes these and the
 # wheel.
 if(NOT SKBUILD)  # a wheel carries both itself

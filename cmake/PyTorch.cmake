@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Headers and two libraries of PyTorch, from its wheels (5 MB a release): what doors are built with, and tested on. They are
 # fetched when this is configured, once, into build/pytorch. Where they cannot be had a line says so, and there are no doors.
 set(STALLOC_TORCH_RELEASES 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)  # the last of each minor version

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # stalloc::schemas: C++ headers made from schemas/*.fbs by flatc at build time; include as "trace_generated.h".
 find_program(FLATC flatc REQUIRED)
 find_path(FLATBUFFERS_INCLUDE flatbuffers/flatbuffers.h REQUIRED)

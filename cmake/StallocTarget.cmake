@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Settings that every target of the project shares.
 add_library(stalloc_settings INTERFACE)
 target_include_directories(stalloc_settings INTERFACE ${CMAKE_SOURCE_DIR})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Cross-builds for AArch64 with the compiler of Debian and Ubuntu, g++-aarch64-linux-gnu, which brings the C and C++ libraries
 # along. The other libraries that the product is built with consist of headers alone and are taken from this machine.
 set(CMAKE_SYSTEM_NAME Linux)

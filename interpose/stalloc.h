@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The library's own interface, for programs that want to look: none needs it. Plain C; find the function with dlsym, so
  * that the program also runs without the library:
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The independent checker: tells whether a plan is sound for the requests that it was made for.
 //
 // Naive on purpose, and shares no code with the placement, the layout or the ordering: it translates every slot through

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Libraries that hand their buffers to other processes or register them with the network. CUDA can do that only with
 // its own memory, so their requests are neither planned nor served.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From recorded events to requests with lifetimes.
 #pragma once
 

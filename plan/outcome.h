@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The result of an operation that may fail on bad input.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan in memory: what schemas/plan.fbs says, as plain structs.
 // Written by the planner, read by the tool and the interposer.
 #pragma once

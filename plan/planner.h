@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a problem to a plan: steady state, layout, handles, waits.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the planner plans: the requests of one device in the order in which the program made them.
 #pragma once
 

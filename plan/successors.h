@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Short-lived threads that a program starts again and again.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Catch2 2 (Debian 12) and 3 (Ubuntu 24.04) under one include.
 #pragma once
 

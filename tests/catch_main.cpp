@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one main of every Catch2 test program.
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Prints memory before and after: what was measured under other allocators when a run was recorded, and what the
 library held just now.
 

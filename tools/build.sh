@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Functions by which tools/test, tools/demo and others configure and build. They source this file with `root` set to the
 # checkout.
 export LC_ALL=C.UTF-8

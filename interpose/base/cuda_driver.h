@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA driver's functions, found by name: the library links no CUDA.
 #pragma once
 

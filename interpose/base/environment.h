@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of environment variables: a program that changes its title (setproctitle) overwrites the originals.
 #pragma once
 

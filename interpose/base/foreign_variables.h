@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Variables of STAlloc's artifact and of GMLake that a user may bring along.
 #pragma once
 

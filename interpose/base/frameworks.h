@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The variables that make frameworks allocate each tensor through CUDA instead of carving their own segments.
 #pragma once
 

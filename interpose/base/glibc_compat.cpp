@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C++ library linked into our library and stalloc-plan may have been built against a newer glibc than the one that
 // loads them. The newer functions that it needs are defined here with what glibc 2.34 has; the definitions are not
 // exported.

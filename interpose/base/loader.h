@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dynamic loader, without our own dlsym.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lines on standard error, each one write(2): no allocation, no lock, no stdio. Thread-safe. A line raises no signal,
 // waits a tenth of a second at most for a full pipe, and is dropped where standard error has become something else.
 #pragma once

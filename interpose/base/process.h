@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts about this process: its rank, its host, how it was started, and file names made from them.
 //
 // How it was started is copied when the library is loaded: a program may write over its arguments and variables later

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interpose/base/quiet_writes.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shields the program from side effects of our system calls.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether other devices may read and write device memory by themselves: GPUDirect RDMA.
 #pragma once
 

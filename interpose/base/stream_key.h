@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which stream of the program a call names.
 #pragma once
 

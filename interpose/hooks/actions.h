@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each hook does: ask the session, forward to the original, report. One function a hook, grouped as hooks.def is.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hooked call for memory, as the hooks hand it to a heap.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One intercepted call: who called, and the original function.
 #pragma once
 

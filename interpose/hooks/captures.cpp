@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream captures: where they begin and end, and which streams join them (session/captures.h).
 #include "interpose/hooks/actions.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams and contexts that end, and devices that become each other's peers.
 #include "interpose/hooks/actions.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory as the rest of the program sees it: memory that we hold idle is available to every function of the
 // driver.
 #include "interpose/hooks/actions.h"

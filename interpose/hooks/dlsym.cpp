@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dlsym: programs that look CUDA's functions up get ours, everybody else gets exactly what they would have got.
 //
 // The exported dlsym (dlsym_stub.S) asks `stalloc_answer_dlsym` first and, unless it answers, jumps to glibc's own with

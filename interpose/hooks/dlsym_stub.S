@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* void* dlsym(void* handle, const char* symbol): see dlsym.cpp. The last step is a jump, not a call, so that glibc sees
    the caller's own return address. */
 #if defined(__x86_64__)

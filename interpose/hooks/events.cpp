@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events, and other calls that order the work of streams or show that it is complete (serve/streams/event_order.h).
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/allocation.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exported functions themselves, one for each line of hooks.def.
 #include "interpose/hooks/actions.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hooks by number and by name, and the original function of each.
 #pragma once
 

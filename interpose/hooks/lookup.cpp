@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuGetProcAddress, by which the CUDA runtime and every modern library finds the driver's functions.
 #include "interpose/hooks/actions.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Allocation and release: recorded in trace mode, served in alloc mode, else forwarded.
 #include <algorithm>
 #include <optional>

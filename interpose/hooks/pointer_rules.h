@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CUDA answers about its own allocations, where the driver answers differently for memory mapped by cuMemMap, as
 // ours is. When a driver is found to answer differently, this is the table to correct.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers to questions about addresses in memory that we serve. The driver would answer for the whole mapped handle;
 // the program means its own allocation, and what it freed must be unknown.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory pools: what we serve in a pool's name counts in its figures. Which pools are served: session/pools.h.
 #include "interpose/hooks/actions.h"
 

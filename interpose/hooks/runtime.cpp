@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The runtime's entry points, for programs linked with the shared runtime. A request is served here, without the
 // runtime and the driver's hook, when the runtime would only call the driver: it has answered this thread before, and
 // the context that was current then still is. Success leaves the runtime's last error unchanged, here as there. A

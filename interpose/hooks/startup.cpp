@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls by which a process starts to use CUDA.
 #include "interpose/hooks/actions.h"
 #include "interpose/session/session.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls after which a program knows that work is complete. CUDA then gives back what its pools hold above their release
 // thresholds, and so does this library.
 #include "interpose/hooks/actions.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Call stacks by libunwind, which is loaded when first needed and never linked: libunwind.so.8 exports _Unwind_*, and
 // as a dependency of a preloaded library it would take over the program's C++ exceptions.
 #pragma once

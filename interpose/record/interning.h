@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers for modules and call stacks, which repeat in a trace. Each is written once, when first seen.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trace mode: each call of the program becomes an event; events become chunks of the trace file.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interpose/record/trace_output.h"
 
 #include <fcntl.h>

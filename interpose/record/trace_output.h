@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file a process records into: made by it, appended to in whole chunks, never any other file.
 #pragma once
 

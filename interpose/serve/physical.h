@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Physical offsets name the bytes of a heap's physical memory: the plan's handles lie one behind the other from 0 on,
 // in home order, and those of the dynamic sub-allocator behind them. Where a handle ends another may begin, or nothing.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the process knows of the program's stream captures.
 #pragma once
 

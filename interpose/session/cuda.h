@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the session and the hooks ask of the CUDA driver; what heaps ask of it is serve/driver/driver.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One function of the CUDA driver, by its exported name.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heaps of this process, one a device, each made at its device's first allocation.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library is loaded, and the process ends.
 #include "interpose/base/process.h"
 #include "interpose/session/session.h"

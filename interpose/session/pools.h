@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program's memory pools: which of them may be served, of which device, and which is a device's current one.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interpose/session/program_order.h"
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the process knows of the order that the program makes by its events (serve/streams/event_order.h).
 #pragma once
 

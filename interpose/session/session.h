@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library's life in one process: what mode it is in, and the parts that mode needs, made when first needed.
 #pragma once
 

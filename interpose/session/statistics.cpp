@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exported function of interpose/stalloc.h.
 #include <algorithm>
 #include <cstddef>

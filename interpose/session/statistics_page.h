@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small file in which other processes of the same user read this one's figures while it runs: `stalloc top`, and the
 // report that `stalloc run` ends with.
 #pragma once

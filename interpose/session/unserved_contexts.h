@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts that no heap serves: those that are not their device's primary one, and all of a device whose heap is gone
 // or was refused. Finding that out takes several calls to the driver and a lock, so the result is cached.
 #pragma once

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C interface between the preloaded library and a door: the shared object, built for one minor version of PyTorch,
  * that puts stalloc's heaps behind PyTorch's own allocator (docs/pytorch.md).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library offers to a door: its side of door.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // getenv: while PyTorch is being loaded, it gets the allocator configuration that road.h decides on; all other callers
 // get what the environment says.
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of the heaps that are shared with other processes (torch.multiprocessing).
 //
 // CUDA's own way to share memory (cuIpcGetMemHandle) refuses memory that is mapped from handles. So each handle that a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The PyTorch that is loaded into this process, and the door that fits it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How PyTorch's tensors reach stalloc: through a door (door.h) in front of its own allocator, or one by one through
 // CUDA, by its backend cudaMallocAsync.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams of our own that wait for other streams. A block that several streams use is freed on one of them, so that the
 // program's streams do not wait for each other.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checksum over every byte of a FlatBuffer, kept in a field of the buffer's root table. Fields that are added to a
 // format later are covered as well, even those of a newer writer that this reader does not know.
 #pragma once

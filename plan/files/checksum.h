@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A 64-bit checksum that tells a damaged file from a sound one. Not cryptographic.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hash of everything in a problem that its plan depends on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Importing allocation problems in MiniMalloc's CSV format (https://github.com/google/minimalloc).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole files, read and replaced. Errors name the path and the system's reason, in one line.
 #pragma once
 

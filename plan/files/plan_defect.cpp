@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // find_defect: what no device could serve, whatever the trace.
 #include <limits>
 

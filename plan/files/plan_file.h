@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing plan files (schemas/plan.fbs).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The root table of a FlatBuffer, read before the buffer is verified.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checksums of a chunk, shared by the encoder and the decoder.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing traces: files of size-prefixed chunks (schemas/trace.fbs).
 //
 // The recorder encodes one chunk at a time and appends it; the planner reads the whole file. A process that is killed

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layout without virtual memory tricks: one contiguous piece of memory, no stitched views. For devices without VMM.
 #pragma once
 

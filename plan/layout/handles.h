@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cutting physical memory into handles. A cuMemCreate handle can only be mapped whole, and mapping costs per handle,
 // hardly per byte (docs/planning.md): so few large ones, cut only where a stitched view needs it.
 #pragma once

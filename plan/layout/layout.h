@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where every slot lies: a sweep in the order of time over a fixed number of physical pages.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which slots must wait for frees on other streams.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Long-lived slots, packed before the sweep, so that short-lived ones find long gaps.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What mapping a plan costs when the program starts.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One attempt at a layout: every item placed in the order of time.
 #pragma once
 

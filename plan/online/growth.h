@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sizes of the handles in which the dynamic sub-allocator's memory grows.
 #pragma once
 

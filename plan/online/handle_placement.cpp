@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a placement keeps: handles, and free bytes by stream.
 #include "plan/online/handle_placement.h"
 

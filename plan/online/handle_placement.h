@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Placement at run time, where the future is unknown: in handles, which exist already and can be mapped only whole.
 //
 // A physical offset names a byte of physical memory. Each handle has its offsets for as long as it exists, and is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finding a place in memory that is there: contiguous in the home view, or in a stitched view made before.
 #include "plan/online/handle_placement.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Making room where no free range is long enough: new handles behind the last, or a view stitched of free handles.
 #include "plan/online/handle_placement.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What mapping may cost a program: a share of its time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Serves requests as they come, when nobody knows the future: the policy of the run time, written once.
 //
 // The preloaded library runs it over a device's memory (interpose/serve/dynamic/device_backend.h), simulations over

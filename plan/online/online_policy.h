@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The policy's parameters. docs/policy.md says what each means and is worth.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stitched views made so far, kept to serve later requests, as in GMLake's (ASPLOS'24) pool of stitched blocks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slots of a sequence as buffers that live at certain times.
 #pragma once
 

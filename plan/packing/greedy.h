@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Greedy contiguous placement: buffers in a given order, each in a gap between those placed before.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contiguous placement as a search: do these buffers fit into so many bytes, and where does each lie?
 //
 // After MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning",

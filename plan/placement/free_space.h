@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A set of free byte ranges with best-fit search.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Placement while a plan is made: in pages, which are cut into handles afterwards (plan/layout/handles.h).
 //
 // Physical memory is a row of pages; the home view shows them in order. A request takes, in this order of preference,

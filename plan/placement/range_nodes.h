@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranges in the order of addresses and, at the same time, in the order of sizes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A contiguous virtual range over physical pieces that lie anywhere.
 #pragma once
 

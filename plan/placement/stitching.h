@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which free bytes make a new stitched view, or lengthen one.
 //
 // Physical memory is a row of blocks that can be mapped only whole: pages while a plan is made, handles at run time. A

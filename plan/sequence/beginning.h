@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of a recorded run that a plan can rely on when no step was found to repeat.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which requests get a place where sizes vary from step to step.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The planned order of requests: prologue, one repetition of the body, epilogue, with lifetimes on that time line.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which slot of a plan serves which request of a run, by counting alone.
 #pragma once
 

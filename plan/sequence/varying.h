@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which requests of a run vary in size, where its body was found by call sites.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch's native allocator at its peak: which of its memory is free, and why.
 //
 // When the device is full, PyTorch gives back the segments in which nothing is in use, and asks again. The peak is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The online allocator without a device: for simulations.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Simulations, without a GPU, of the memory that other allocators would hold for the same requests.
 //
 // Each gets the requests in the recorded order and returns how much device memory it would hold. It knows sizes,

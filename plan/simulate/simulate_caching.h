@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch's caching allocator in numbers: segments, blocks, pools. See simulate.h for the rules and their source.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of a run that repeats, step after step.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One order of requests for a program whose threads interleave differently from step to step.
 #pragma once
 

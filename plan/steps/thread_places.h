@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the requests of a thread belong in the steps of the other threads, when their position varies.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cudaMallocAsync and its free cost a program that does other work in between, as an interpreter does: their code
 // and data have left the processor's first caches when the next call comes. The cost of a call is the time that the
 // clock shows for it, less the time that it shows for doing nothing, as the mean of the middle half of many. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work whose instructions tests/bench/regression.py counts under callgrind, one piece in each run, and the memory
 // that each piece holds. Only instructions inside `counted` are counted. Prints one line of JSON. The program is not
 // itself a test.

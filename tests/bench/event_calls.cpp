@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library adds to the calls that order streams: recording an event, waiting for one, querying one. The program
 // runs itself with each library preloaded in turn, and without any; the difference is the hooks' cost. Two streams use
 // memory, and as many streams as `streams` says take part, so that there is an order to learn. The program prints a

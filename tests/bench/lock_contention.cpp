@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What several locks cost when many threads want them all the time, in ns for a pair and thread. A pair takes the lock
 // twice, as an allocation and its free do, and touches memory under it. The program prints a table and is not a test.
 //

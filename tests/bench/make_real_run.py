@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the requests of a training as tests/gpu/bench_real_run.py makes them, as CSVs for serve_other_run.
 
   make_real_run.py --out DIR

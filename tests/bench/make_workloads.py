@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the requests of programs for which no number of the policy was chosen, as CSVs for online_policy and stalloc-plan.
 
   make_workloads.py --out DIR [--seed N]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A driver in which every call succeeds at once and does nothing, so that only the host's own work is measured.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the dynamic sub-allocator's placement (plan/online) over a recorded trace without a device, for choosing its
 // numbers: what it would hold, where its free bytes lie when memory grows for the last time, and what mapping would
 // cost. Prints a few lines for each device, and is not a test. All streams are treated as one, unless `--set` says what

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares what a pair of an allocation and its free costs in two builds, in turns on one machine, without a GPU.
 
   pair_turns.py BEFORE NOW [--turns N | --instructions]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How planning scales: seeded sequences of 10^4 to 10^7 requests like those of trainings, planned as a run whose steps
 // repeat, and as one long run in which no repetition is known.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A plan survives another accumulation half-way and a resumed run: serve_other_run plays the runs of make_real_run.py.
 
   real_run_test.py SERVE_OTHER_RUN

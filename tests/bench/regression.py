@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares what a build costs and holds with a committed baseline, so that a slower or hungrier commit fails.
 
   regression.py --build build/release --compiler "GNU 12" [--only memory | instructions] [--baseline FILE] [--renew]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Replays recorded runs on simcuda under the library in dynamic mode: what it holds, and how often it maps.
 
   replay_policy.py --build build/release [--library LIB]... [--set NAME=VALUE,...]... TRACE...

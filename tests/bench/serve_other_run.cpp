@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Serves one recorded run by a plan made from another run of the same program, without a device: what the heap would
 // hold, and how many mapping calls it would make. Prints one line, and is not a test.
 //

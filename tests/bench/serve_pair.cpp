@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an allocation and its free cost the host, planned and dynamic: ns for a pair by serve::Heap, without the
 // driver's calls, which succeed at once here and do nothing. Prints tables, and is not a test.
 //

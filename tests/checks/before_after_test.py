@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The table that tools/demo ends with: figures, and its refusal to print one when the library served nothing."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Says whether a built binary is what may be delivered.
 
   binary.py library FILE HOOKS_DEF   the preloaded library: exports its hooks, dlsym, getenv and stalloc.h, nothing else

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """docs/design.md agrees with the code: its words and the policy's numbers (layers.py checks its layers), and what it and its
 two companions name exists. Usage: design.py SOURCE_FOLDER"""
 

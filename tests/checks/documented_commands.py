@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the commands that README.md and docs/ show in blocks marked ```sh test or ```python test.
 
 The blocks of one file run in order, in one shell that stops at the first failure, in a folder that holds nothing but a

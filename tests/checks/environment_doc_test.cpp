@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // docs/environment.md has exactly the rows of the table in interpose/base/options.def, word for word.
 #include <fstream>
 #include <string>

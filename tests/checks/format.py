@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every C++ source is formatted as .clang-format says. Skipped (77) without clang-format 14, for others differ.
 
   format.py SOURCE_FOLDER

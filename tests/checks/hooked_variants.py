@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Says whether every function of cuda.h that concerns the library is hooked.
 
   hooked_variants.py CUDA_H HOOKS_DEF

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """cmake --install puts exactly the library and the commands where the README says, and the commands run from there.
 
   install.py CMAKE BUILD_FOLDER

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The sources include each other as the table of layers in docs/design.md says. Usage: layers.py SOURCE_FOLDER"""
 
 import pathlib

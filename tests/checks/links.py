@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every relative link in README.md and docs/ leads to a file or folder of this repository, and so does every path that
 README.md's list of folders names.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of the `stalloc` command share: the build, and running the command on simcuda in a folder of its own."""
 
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How large the page of 500,000 requests is, how long it takes to open and how fast it pans, in headless Chromium.
 
   bench_report.py [--requests N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headless Chromium, spoken to by the DevTools protocol over two pipes: enough to open a page, use it and look at it."""
 
 import base64

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc doctor`: what it says of a machine, on simcuda, without a driver, and of machines made up here."""
 
 import json

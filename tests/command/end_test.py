@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How `stalloc run` stands between the program and whoever started it: signals, jobs of a terminal, pipes; and the report
 at the end."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The variables that `stalloc env` prints, the module's functions, and the tables they go by."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc export`: PyTorch's memory snapshot and Perfetto's trace events of recorded runs."""
 
 import importlib.util

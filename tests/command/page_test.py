@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The page of `stalloc report` in headless Chromium: no complaint in the console, everything that can be used works, and
 the numbers are those of the JSON. Skipped (77) where there is no Chromium."""
 

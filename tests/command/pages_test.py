@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Statistics pages: reading what the library writes, refusing what it did not, and leaving nothing behind."""
 
 import os

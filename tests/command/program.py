@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program for tests: allocates through the CUDA driver, says so, and then waits for a line on standard input.
 
   program.py [COUNT [BYTES]]    exits with 3 when an allocation fails

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc report`: the text, the JSON, and what is in the page. How the page works in a browser: page_test.py."""
 
 import base64

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc run`, `record` and the forwarded commands: what the program is given, and what becomes of its end."""
 
 import json

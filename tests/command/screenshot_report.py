@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Takes the picture of the README: the report of the trace that ships with the sources, in headless Chromium.
 
   screenshot_report.py PNG

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Reading PyTorch's memory snapshots: a real one has PyTorch's own figures, and hostile ones do nothing."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How the commands speak: within 80 columns, progress and colours on a terminal alone."""
 
 import lzma

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc top`: what it shows of running processes, as text, JSON and for Prometheus."""
 
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The results of calls, in words that can be compared from run to run.
 #pragma once
 

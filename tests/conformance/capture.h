@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stream capture that ends whatever happens.
 #pragma once
 

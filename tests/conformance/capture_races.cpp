@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures that begin and end while other threads allocate and free. No request may get into a graph, and no capture
 // may be lost.
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What another thread and the capturing thread may do while a stream is captured: the answer to each call, how the
 // capture ends, and what its graph then does.
 #include <fmt/format.h>

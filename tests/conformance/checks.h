@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of what CUDA promises of device memory. They hold for every driver and must hold under a preloaded library.
 #pragma once
 

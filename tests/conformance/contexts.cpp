@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts beside the primary one, and its end.
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts of cuCtxCreate: memory under them, and that no primary context appears that the program did not make.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pools of the program's own, and which pool is the device's current one.
 #include <fmt/format.h>
 

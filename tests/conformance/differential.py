@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs random programs alone and under the library: every answer of every call, and every byte, must be the same.
 
   differential.py --program stalloc-differential --library libstalloc_interpose.so --tool stalloc-plan --out DIR

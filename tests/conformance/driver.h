@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA driver as this program calls it: found at run time, so that the same binary runs on a GPU and on simcuda,
 // alone and under a preloaded library.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream capture: memory that is requested while a stream is captured belongs to the graph.
 #include <array>
 #include <exception>

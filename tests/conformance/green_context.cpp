@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/conformance/green_context.h"
 
 namespace stalloc::conformance {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A green context: part of a device's multiprocessors, under the primary context.
 #pragma once
 

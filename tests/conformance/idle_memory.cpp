@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Freed memory is available to every other function as soon as CUDA promises it.
 #include <fmt/format.h>
 

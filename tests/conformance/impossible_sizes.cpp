@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests for more than there is. Every function refuses them, and they break nothing.
 #include <functional>
 #include <vector>

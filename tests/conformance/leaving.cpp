@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that ends while another of its threads is inside a request.
 #include "tests/conformance/leaving.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The process that the check `leaving` starts: it ends while another of its threads is inside a request.
 #pragma once
 

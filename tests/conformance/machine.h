@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the checks: a device with its primary context, calls that must succeed, patterns, pinned memory, and gates.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stalloc-conformance: checks what CUDA promises of device memory, on a GPU or on simcuda, alone or under a preloaded
 // library. Ends with one line of JSON. Exit status: 0 all checks passed, 1 one failed, 2 no CUDA, 3 a check hung.
 #include <execinfo.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pools, what they give back, and the end of memory.
 #include <array>
 #include <string>

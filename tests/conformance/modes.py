@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library's settings in each mode that is tested. In the mode "plan" requests are served from a plan."""
 
 import argparse

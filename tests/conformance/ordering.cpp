@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that is freed while work on it is pending: no other data may be written there before that work is done.
 #include <array>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two devices: copies between them with and without access, streams of one that order and free the memory of the other,
 // and frees while the other one still writes.
 #include <string>

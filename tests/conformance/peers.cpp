@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A second device and the memory of pools: it may read and write what it was given access to.
 #include <string>
 

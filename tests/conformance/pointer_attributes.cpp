@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CUDA says about pointers into device memory, while it is live and after it was freed.
 #include <fmt/format.h>
 

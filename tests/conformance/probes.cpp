@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests for all that is free, then for half of it, and so on, as PyTorch makes them whenever cuDNN searches for the
 // best algorithm.
 #include <fmt/format.h>

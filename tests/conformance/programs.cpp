@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs that allocate, fill, use and free: regular ones and random ones.
 #include <array>
 #include <exception>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The findings of a run. Thread-safe: checks report from their threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The primary context ends while threads allocate: CUDA forbids it, and promises nothing of what the calls return, but
 // the program must survive it.
 #include <atomic>

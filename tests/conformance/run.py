@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs stalloc-conformance alone and under the preloaded library, on this machine's GPU or on simcuda.
 
   run.py --program stalloc-conformance --library libstalloc_interpose.so --tool stalloc-plan --out DIR

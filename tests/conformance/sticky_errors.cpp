@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sticky errors: after a fault, and after the end of the current context.
 #include <functional>
 #include <string>

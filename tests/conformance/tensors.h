@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors whose contents are checked. Each is filled with a pattern of its own and read back before it is freed, both
 // in stream order; what was read is compared later, so that the host does not wait for the device at every step.
 #pragma once

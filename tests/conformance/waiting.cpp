@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls while a gate holds a stream. A call that does not wait for it under CUDA alone must not wait under a library
 // either, since the stream may be waiting for this thread.
 #include <array>

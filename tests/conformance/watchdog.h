@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ends the program when something takes too long: there is no other way to end a call into CUDA that hangs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events in the middle of a training run, by name.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of end-to-end scenarios: running programs of the build on simcuda, and what must hold for every run."""
 
 import json

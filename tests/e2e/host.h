@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program under test. It allocates through the CUDA runtime with which it is linked, fills each tensor with a
 // pattern of its own by work on a stream, and checks it there before the tensor is freed.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that ends while one of its threads is in the middle of a call.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A thread that prepares the next step's batch beside the training loop, on a stream of its own, now earlier, now later
 // in the step.
 #pragma once

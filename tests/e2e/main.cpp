@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // e2e_host: the training program that the end-to-end tests run, alone, recorded and served. Ends with one line of JSON
 // on standard output; exit status 1 when any tensor held wrong data or shared memory with another.
 #include <fmt/format.h>

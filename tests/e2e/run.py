@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs one end-to-end scenario on simcuda, or lists them.
 
   run.py --list

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random allocations and frees from several threads on several streams. Two runs can make the same requests and free
 // them at other times, in another order and on other streams. Whatever a plan says, no tensor may be damaged.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small run that allocates as a training run does: parameters, a first step that creates optimizer states, then equal
 // steps of microbatches with forward and backward passes, recomputation, and gradients on a stream of their own.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any text: the CSV importer says what is wrong in one line, or gives requests of which a sound plan can be made.
 #include <cstdlib>
 #include <string_view>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes: the plan reader says what is wrong in one line, or gives a plan that can be served and written again.
 #include <cstdlib>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes: the trace reader says what is wrong in one line, or gives a trace whose lifetimes can be found.
 #include <cstdlib>
 

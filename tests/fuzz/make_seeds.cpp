@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes small samples of every file format into a folder: seeds for the fuzz targets, input for the command's tests.
 #include <cstdio>
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a fuzz target without libFuzzer: over every seed file, and over seeded mutations of each.
 #include <cstdio>
 #include <filesystem>

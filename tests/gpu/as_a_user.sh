@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What a new user does with the wheel on a machine with a GPU and PyTorch, and what it prints: install, doctor, run, record,
 # plan, run by the plan, report, in a fresh virtual environment.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times allocation pairs (pair_bench) on the driver's pool and under stalloc, for several sizes and thread counts.
 
   bench_pairs.py --library LIB --tool STALLOC_PLAN --program PAIR_BENCH --out DIR [--runtime LIBCUDART]

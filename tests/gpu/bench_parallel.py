@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures trainings on several GPUs of one machine under today's allocators and under stalloc.
 
   bench_parallel.py --library LIB --tool STALLOC_PLAN --out DIR [--kinds LIST] [--variants LIST] [--ranks N]

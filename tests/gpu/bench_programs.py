@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures programs for which no number of the policy was chosen: PyTorch's native allocator and stalloc, in turns on one GPU.
 
   bench_programs.py --library LIB --out DIR [--turns N] [--variants LIST] [--seconds N] [--set NAME=VALUE,...] [PROGRAM...]

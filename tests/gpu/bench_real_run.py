@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures a training like real ones under one plan: evaluations, a checkpoint, another accumulation half-way, a resume.
 
   bench_real_run.py --library LIB --tool STALLOC_PLAN --out DIR [--variants LIST] [--steps N] [-- train.py options]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures what STALLOC_CROSS_STREAM costs and saves: two streams train side by side, and one frees what the other wants.
 
   bench_streams.py --library LIB --out DIR [--iterations N]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures one training run (train.py) under today's allocators and under stalloc, in one call on one GPU.
 
   bench_train.py --library LIB --tool STALLOC_PLAN --out DIR [--plan PLAN] [--rounds N] [--variants LIST]

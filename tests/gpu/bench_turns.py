@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures what an allocator costs a program: torch.empty and its free, and training steps that wait for the host.
 
   bench_turns.py --library LIB [--simplest LIB] --out DIR [--turns N] [--variants LIST] [--pairs N] [-- train.py options]

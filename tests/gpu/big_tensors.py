@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Keeps 93 to 95 % of the card in live tensors of ever changing sizes, and reports how far each allocator gets.
 
   big_tensors.py --library LIB --out DIR [--variants LIST] [--operations N] [--seconds N]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Two cards under every allocator: runs the checks of comm_checks.py, each in two processes of its own, a rank on each card.
 
   comm_battery.py --library LIB --tool stalloc-plan --out DIR [--seconds 120] [--checks LIST] [--variants LIST] [--jobs 10]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What two cards do with each other's memory: checks of a few seconds, each run by two processes, a rank on each card.
 
   comm_checks.py NAME [--device cuda|cpu]   as one rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set)

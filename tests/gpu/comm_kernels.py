@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel that reads the other card's memory, as custom all-reduces do."""
 
 import triton

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small model on sequences of varying length under PyTorch's own allocator, with its history recorded from the
 first tensor on, and writes the snapshot, and the peaks that `stalloc compare` must find in it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of a preloaded stalloc: from the documented C function while the program runs, and from its log."""
 
 import ctypes

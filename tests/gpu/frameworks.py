@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs small programs of several frameworks on one GPU, alone and under stalloc, and compares what they computed.
 
   frameworks.py --library LIB --tool STALLOC_PLAN --out DIR [--programs LIST]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Finds the largest microbatch with which a training of Megatron-core fits, under each allocator, and its tokens per second.
 
   largest_batch.py --library LIB --tool STALLOC_PLAN --out DIR [--kind VR] [--variants native,expandable,dynamic,serve]

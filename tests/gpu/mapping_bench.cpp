@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What mapping costs: microseconds to create, map, give access to and unmap a handle of 4 MiB, depending on how many
 // handles exist, in which reservation of addresses they lie, and whether they are for GPUDirect RDMA or for sharing;
 // and whether parts of a handle can be mapped. Prints a table, and is not a test.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Times pairs of an asynchronous allocation and its free, from several threads, each on a stream of its own.
 //
 //   pair_bench [--api driver|runtime] [--library FILE] [--bytes N] [--threads N] [--pairs N] [--batches N]

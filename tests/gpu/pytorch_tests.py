@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's own tests under several allocators: what passes with its native allocator must pass with stalloc.
 
   pytorch_tests.py --tests DIR --library LIB --out DIR [--modes native,dynamic] [--seconds N] [--files LIST] [--again]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks of one job on this machine. Each is a process; all are started, waited for and ended together."""
 
 import contextlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes many measurements on one GPU in one call, within a given time, and packs what they wrote.
 
   run_all.py --library LIB --tool STALLOC_PLAN --conformance PROGRAM --out DIR [--seconds N] [--soak N] JOB...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers the CUDA runtime's stream-ordered requests as cheaply as possible, for one thread and one stream: it has a
 // list of freed blocks for each size, over one piece of device memory. Preloaded, it shows what PyTorch's
 // cudaMallocAsync backend itself costs (bench_turns.py), since no allocator behind that backend can be faster. It is

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains for a long time on ever new lengths and batch sizes, and reports whether memory and speed stay as they are.
 
   LD_PRELOAD=libstalloc_interpose.so STALLOC_MODE=dynamic soak.py --seconds 600 --json soak.json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests what can be tested of the benchmark without a GPU and without PyTorch: the search, sizes, environments, tables,
 resuming."""
 

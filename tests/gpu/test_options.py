@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests what can be tested of the GPU programs without a GPU: they compile, parse their options and make their tables."""
 
 import argparse

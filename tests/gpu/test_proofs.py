@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests what can be tested of the long-running GPU programs without a GPU.
 
   test_proofs.py [LIBRARY FOLDER_OF_SIMCUDA]    with these, also that stalloc's figures are read as it writes them

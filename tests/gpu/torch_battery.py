@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch under every allocator: runs the checks of torch_checks.py, each in a process of its own, then measures costs.
 
   torch_battery.py --library LIB --tool stalloc-plan --out DIR [--seconds 280] [--checks LIST] [--modes LIST]

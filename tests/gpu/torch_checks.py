@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch promises of CUDA memory, as programs of a few seconds; torch_battery.py runs each in a process of its own.
 
   torch_checks.py NAME           runs one; prints a line of JSON with results that can be compared between allocators

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains a Llama-like or Mixtral-like model on random tokens and reports losses, step times and memory as JSON.
 
 The program knows nothing of stalloc, except with --figures: run it alone, or under the preloaded library. Weights and

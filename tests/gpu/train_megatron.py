@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains a GPT of Megatron-core on several GPUs, on random tokens. Start it with torchrun.
 
   torchrun --nproc-per-node 2 train_megatron.py --kind V|R|VR|ZR|T --json DIR [options]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains train.py's Llama-like model on several GPUs. Start it with torchrun.
 
   torchrun --nproc-per-node 2 train_parallel.py --parallel fsdp|ddp|tensor|pipeline --json DIR [train.py options]

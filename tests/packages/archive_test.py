@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The .deb and the tarball that cpack makes: what is in them, and that the commands work from where they are unpacked.
 Skipped (77) where there is no dpkg.
 

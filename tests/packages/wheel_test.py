@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`pip install .` as a new user has it: builds the wheel, installs it into a fresh virtual environment, and does the
 main job there on simcuda. Skipped (77) where pip cannot fetch the build backend.
 

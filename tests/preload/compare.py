@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs a command twice, without and with a library preloaded, and compares all that can be seen from outside.
 
 Compared byte for byte: standard output, standard error, exit status (or signal), and the names and kinds of every file

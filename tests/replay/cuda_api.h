@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA functions that the replay calls, found at run time: the same program runs on a real driver and on simcuda,
 // and everything preloaded sees its calls.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stalloc-replay: makes the calls of a recorded run again, on whatever driver is there, and checks every tensor.
 #include <fmt/format.h>
 

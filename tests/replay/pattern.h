@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which bytes of a tensor are written and checked.
 #pragma once
 

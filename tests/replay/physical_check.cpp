@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/replay/physical_check.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // On simcuda, where the physical place of every byte is known: no two live tensors share one, through any mapping.
 #pragma once
 

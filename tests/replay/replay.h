@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes a schedule's calls on a driver, with the contents of every tensor checked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checks that the end-to-end tests rely on do fail when tensors are damaged.
 #include <atomic>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of a trace in order: allocations and frees of numbered tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs numbered pieces of work from several threads, one at a time and in order.
 #pragma once
 

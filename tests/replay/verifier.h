@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a pattern of its own into each tensor and checks it before the tensor is freed, both by work on the tensor's
 // stream: fills, copies to pinned memory, and a host function that compares. It works alike on a GPU and on simcuda.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a test may ask of simcuda beyond CUDA: where bytes really lie, what was called, and when it shall fail.
 // Exported by simcuda's libcuda.so.1; a program that may also run on a real driver finds it with dlsym.
 // Functions of a module that do something when they are launched: driver/module.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures, private pools and checkpoints, which are left to the native allocator beneath the door.
 #include <optional>
 #include <unordered_set>

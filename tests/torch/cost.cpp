@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints what an allocation of a tensor and its free cost the host. On simcuda that is the allocators' own work alone.
 #include <chrono>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Statistics, out of memory, memory fractions, history, snapshots.
 #include <algorithm>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the tests of PyTorch's door: PyTorch's allocator as its own code uses it, streams, and tensors whose
 // contents are checked. A failure ends the process; each check has a process of its own.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the checks of PyTorch's door, each in a process of its own, on simcuda.
 
   run.py --program FILE --torch FOLDER --library FILE --tool FILE --simcuda FOLDER --mode MODE [--checks NAME ...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors between processes, as torch.multiprocessing sends them. The check starts its own program once more as the
 // receiver, whose environment says what to open.
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eager tensors: contents, order between streams, threads, devices, memory given back.
 #include <dlfcn.h>
 #include <sys/wait.h>

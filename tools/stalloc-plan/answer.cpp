@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/stalloc-plan/answer.h"
 
 #include <cstdio>

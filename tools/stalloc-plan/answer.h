@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command's output: text on standard output, errors in one line on stderr, and an exit code.
 #pragma once
 

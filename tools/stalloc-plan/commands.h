@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Planning, `show` and `check`. Each returns the exit code; errors are one line on stderr.
 #pragma once
 

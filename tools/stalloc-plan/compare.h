@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `stalloc-plan compare`: what each allocator would hold for the same requests, by simulation.
 #pragma once
 

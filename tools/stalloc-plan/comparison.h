@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each allocator would hold for the requests of one device, by simulation: for `compare` and `report`.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Live bytes and held bytes over time, in few enough points for a page to draw.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Planning the traces of many ranks: `stalloc-plan trace.*.fb -o plans/`.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layout of `--help`, for a terminal of 80 columns.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading the command's input: a trace, a CSV of requests, or a plan.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON, written from front to back.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stalloc-plan: turns a recorded run into a memory plan.
 #include <CLI/CLI.hpp>
 #include <csignal>

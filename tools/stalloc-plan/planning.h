@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From requests to a checked plan: what `stalloc-plan TRACE` does for each of its inputs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A progress line on a terminal, for work that takes longer than a second.
 #pragma once
 

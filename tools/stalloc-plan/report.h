@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `stalloc-plan report`: everything that `stalloc report` shows of a run, as JSON (docs/formats.md).
 #pragma once
 

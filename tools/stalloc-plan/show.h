@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `stalloc-plan show`: describes a file, for people or, as JSON, for programs. Formats: docs/formats.md.
 #pragma once
 

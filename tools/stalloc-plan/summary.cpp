@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/stalloc-plan/summary.h"
 
 #include <fmt/format.h>

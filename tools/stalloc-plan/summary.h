@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The summary that the command prints after planning.
 #pragma once
 

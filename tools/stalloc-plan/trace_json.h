@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a trace says of its process, and its modules and call stacks, as JSON.
 #pragma once
 

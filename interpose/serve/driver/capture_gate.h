@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps the program's stream captures and the library's own work on streams apart: no capture may begin between the
 // library's question whether a stream is captured and the work that it then gives the stream.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The narrow interface to the CUDA driver: everything the serving half asks of it, and nothing else.
 // Real implementation: driver_real.cpp (the original driver functions). Fake: tests/unit/serve/fake_driver.h.
 //

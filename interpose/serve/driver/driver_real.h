@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver interface over the original functions of libcuda.
 #pragma once
 

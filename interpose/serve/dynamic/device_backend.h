@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The online allocator's backend in the library: memory of one device, and the order between its streams.
 #pragma once
 

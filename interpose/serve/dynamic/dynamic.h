@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dynamic sub-allocator of one device: serves what no plan covers. DESIGN: docs/design.md, "Serving", "Dynamic".
 #pragma once
 

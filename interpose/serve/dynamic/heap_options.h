@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the dynamic sub-allocator may do.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses and physical memory of the dynamic sub-allocator: what calls the driver to create, map and unmap.
 #pragma once
 

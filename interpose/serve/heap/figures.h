@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Running sums of live and past requests, in total and by pool. Not thread-safe.
 #pragma once
 

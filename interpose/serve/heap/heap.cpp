@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A heap's life, and the way of an allocation and of a free. Each takes the heap's lock once, unless memory is scarce.
 //
 // An allocation:

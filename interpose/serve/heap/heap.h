@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One device's served memory: the plan's slots, the dynamic sub-allocator for what no plan covers, the order between
 // streams, the figures. DESIGN: docs/design.md, "Serving".
 #pragma once

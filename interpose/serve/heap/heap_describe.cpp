@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A description of a heap's memory, range by range, for snapshots.
 #include <iterator>
 #include <mutex>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory under pressure: what a request tries when the driver gives no more, and giving idle memory back.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is live, by address.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One device's figures where other processes can read them while the program runs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory a plan asks for: one reservation, its handles, its views.
 #pragma once
 

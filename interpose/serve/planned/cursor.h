@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which slot of the plan the next request takes.
 #pragma once
 

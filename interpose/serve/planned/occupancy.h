@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which physical bytes are taken: invariant 1, no physical byte is in two live ranges, through any view.
 #pragma once
 

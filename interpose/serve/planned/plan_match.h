@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether a plan is of the program that it is served to.
 #pragma once
 

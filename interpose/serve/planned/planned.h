@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan's memory: its slots, which of them comes next, and who tracks its free bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slots of the plan for requests that come earlier than planned, or in another order.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order that a program makes between its streams by its events.
 //
 //     stream T   --- work --- free #7 --- record(e) --- more work --->

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The wait of cuMemFree, for memory that we serve.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known of the order between the streams of one context: vector clocks (Lamport 1978; Fidge 1988, Mattern
 // 1989).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/streams/stream_order.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Order between streams: invariant 2, bytes freed on one stream are used on another only behind an event that the
 // driver orders, or when the work before the free is known to be complete.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads as the system names them.
 #pragma once
 

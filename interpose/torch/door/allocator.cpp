@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "interpose/torch/door/allocator.h"
 
 #include <c10/core/Allocator.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch's allocator with stalloc in front: stalloc serves eager tensors; the native allocator serves captures, pools,
 // checkpoints and whatever else it alone can do. Their figures are shown as one.
 #pragma once

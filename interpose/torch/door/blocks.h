@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The blocks of one device that stalloc serves to PyTorch, by address.
 #pragma once
 

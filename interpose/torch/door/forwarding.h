@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An allocator of PyTorch's that does nothing of its own: every virtual function goes to the native allocator. The
 // differences between PyTorch's versions in these functions end here: those that the door answers itself, and whose
 // parameters changed, reach it in one form.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The history of stalloc's half: what happened to its blocks, with the stacks, in PyTorch's own form.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a door would otherwise ask of a libstdc++ that is newer than g++ 12's. The headers of g++ 13 leave one function
 // of std::string to the library, which PyTorch's own may lack when an older compiler's comes with it (as conda's does).
 // An explicit instantiation puts it into the door. tests/checks/binary.py looks for others.

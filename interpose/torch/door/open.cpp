@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one function that a door exports: it puts itself in front of PyTorch's allocator.
 #include <c10/core/Allocator.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PyTorch's queries to its allocator, answered for both halves.
 #include <c10/cuda/CUDAFunctions.h>
 

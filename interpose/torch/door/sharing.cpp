@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors that other processes use (torch.multiprocessing): ours by offers of the library's, PyTorch's by its own
 // handles.
 #include <c10/cuda/CUDAFunctions.h>

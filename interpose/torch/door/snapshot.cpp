@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.cuda.memory._snapshot: stalloc's memory as segments, in between the native allocator's.
 //
 // A physical byte is shown once: where a block lives in a stitched view, the block is a segment of its own, and its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The answer of torch.cuda.memory_stats: the sums of stalloc's half and the native allocator's, and the peaks of these
 // sums.
 #pragma once

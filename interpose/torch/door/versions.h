@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What differs between the versions of PyTorch that a door can be built for, except for the virtual functions
 // (forwarding.h). The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One thread's part of a random program: its streams, its tensors, a pool of its own, its log and its random numbers.
 // These alone decide what it does, and its log must not depend on the timing of other actors.
 #pragma once

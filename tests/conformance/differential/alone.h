@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one actor does while no other does anything: calls whose answers depend on what the others hold, or that concern
 // all of them.
 #pragma once

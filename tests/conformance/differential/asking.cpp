@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/conformance/differential/asking.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests that no driver can serve, misuse, and questions about memory, which one actor makes beside the others.
 #pragma once
 

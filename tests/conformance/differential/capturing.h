@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures of one actor: what it requests, frees and asks in them, what it does on other streams meanwhile, and what
 // the graph does then.
 #pragma once

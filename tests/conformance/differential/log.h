@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The answers to one actor's calls, in the actor's own order. Nothing in the log depends on when other actors made
 // their calls.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stalloc-differential: random programs whose every answer is logged, so that two runs can be compared line by line.
 // Exit status: 0 done, whatever the answers were; 2 no CUDA; 3 a program hung.
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A random program. In each round actors run in threads of their own, then one after the other.
 #pragma once
 

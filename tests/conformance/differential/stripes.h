@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contents of a tensor. Small tensors are filled whole. In large ones only stripes are filled; their distance
 // differs from tensor to tensor, so that the stripes of two tensors in one place meet.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Repeats the comparison of allocators on this machine's GPU: what training costs under each, and what fits under each.
 
   tests/gpu/benchmark [cost | fit | tables]... --library LIB --tool STALLOC_PLAN --out DIR [options]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allocators that are compared. Each is chosen by the environment in which the program starts."""
 
 import dataclasses

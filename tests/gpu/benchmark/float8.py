@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linear layers whose forward product is made in 8-bit floating point, as in torchtitan; the backward pass is in bfloat16."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two measurements of a workload under several allocators: what it costs, and what fits.
 
 `cost`: memory and time. If the card has room, the processes of all allocators live at the same time, each with its part

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the largest size that fits. It only decides which sizes are tried, and uses no CUDA."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with random weights and the layer shapes of published models; the card decides how many layers they have.
 
 Fragmentation comes from the sizes of tensors and the order in which they live and die. Both are those of the published model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes tables and plots of the raw files. Nothing is measured here."""
 
 import json

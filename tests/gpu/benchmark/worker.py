@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs one program under one allocator, and makes turns when it is told to. measures.py starts it.
 
   worker.py NAME DEVICE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured. Each workload has a name, a program, the program's settings, and a meaning of its size.
 
 A program is an object with `turn(size)`, which makes one unit of work, such as an optimizer step, with a micro-batch of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs with descriptors 0, 1 and 2 closed: the first three files a program opens must get them, in order, so nobody
 // may have opened a descriptor before main. What it found goes into the file named by argv[1].
 #include <fcntl.h>

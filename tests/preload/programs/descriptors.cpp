@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Says which descriptors are free under a low RLIMIT_NOFILE, and that running out of them is an ordinary error.
 #include <dlfcn.h>
 #include <fcntl.h>

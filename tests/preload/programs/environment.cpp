@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints its environment, sorted, without the preload itself. The program uses neither CUDA nor Python, so nothing else
 // may differ (docs/environment.md).
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C++ exceptions through frames, threads, nested handlers and a library boundary (std::stoi throws inside libstdc++).
 // A preload that brought its own _Unwind_* would break them.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fork, vfork, posix_spawn and exec, from the main thread and from another while a third holds a lock.
 #include <spawn.h>
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every way out of a process, named by argv[1]; the output of exit handlers and the status must not change.
 #include <pthread.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dlsym in every form, in a program that has no CUDA: the answers must be those of a program without the preload.
 // The libraries `first` and `second` (next_library.cpp) each define who(); first's search for the next who() must
 // find second's, which works only if a substituted dlsym still sees the caller it was called from.

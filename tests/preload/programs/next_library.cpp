@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Built twice, as `first` and as `second`, with NAME set: both define who().
 #include <dlfcn.h>
 

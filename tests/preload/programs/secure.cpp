@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Says whether the loader runs it in secure mode (set-user-ID), and who it is.
 #include <sys/auxv.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads with the smallest stack the system allows: a preload with much thread-local storage would make their
 // creation fail, and one with deep calls in dlsym would overrun them.
 #include <dlfcn.h>

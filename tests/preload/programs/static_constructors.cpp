@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Static constructors that allocate, start threads, look symbols up and change the environment before main; exit
 // handlers that do the same after it.
 #include <dlfcn.h>

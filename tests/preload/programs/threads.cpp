@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts the threads and open descriptors of a process that started none of its own, then starts some.
 #include <dirent.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiles, links and runs a program with the compiler named by $1, with several compilers at once.
 set -eu
 compiler=$1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subprocesses, forked workers, threads, native libraries and an exit status, as any Python program uses them."""
 import ctypes
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A fresh repository with the git named by $1: two commits, a branch, a merge, a clone by file, a repack.
 set -eu
 git=$1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Pipes, substitution, background jobs, a trap and an exit status of its own.
 set -u
 words=$(echo "3 words here" | tr a-z a-z)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one address space of all devices, which is that of this process: reservations, and what is mapped into them.
 // A mapping shares its bytes with every other mapping of the same extent. Pre of every function here:
 // memory_mutex() is held.

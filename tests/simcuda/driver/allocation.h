@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cuMemAlloc, pools and graphs have handed out. Pre of every function: memory_mutex() is held.
 #pragma once
 

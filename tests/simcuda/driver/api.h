@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Declarations of every driver entry point. The functions live in namespace simcuda under names of their own; the
 // assembler label gives each its CUDA symbol, so that no version of cuda.h (whose macros rename functions from one
 // release to the next) can disagree with it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA arrays, as plain rows: an array takes the device memory that its elements need.
 #pragma once
 

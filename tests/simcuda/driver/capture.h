@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream capture: which streams are captured into which graph, and what may not be called meanwhile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Settings of the simulated machine (../simcuda_control.h says what each means), and failure injection.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts: one primary context a device, others by cuCtxCreate, a stack of current ones for each thread.
 #pragma once
 

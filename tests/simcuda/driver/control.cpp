@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of ../simcuda_control.h that answer about memory.
 #include "tests/simcuda/driver/address_space.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What copies, fills and kernels have in common: the memory that they touch is checked when they run. A touch of what
 // the device may not reach makes the context's error sticky, as on hardware.
 #pragma once

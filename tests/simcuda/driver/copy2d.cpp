@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies and fills of rows, between device memory, arrays and host memory.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices and their physical memory: for each a sparse file in memory, so that a device costs only what is touched.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of the errors that simcuda returns.
 #include "tests/simcuda/driver/api.h"
 

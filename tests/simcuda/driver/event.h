@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events: a moment on a stream's timeline.
 #pragma once
 

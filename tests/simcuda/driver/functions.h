@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one list of driver entry points. api.h makes declarations and exported symbols of it, proc_address.cpp the table
 // that cuGetProcAddress searches.
 //

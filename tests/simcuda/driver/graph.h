@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs: captured work in capture order, which is one valid order of its nodes, and the memory of their allocation
 // nodes. Such memory has its addresses from the capture on, and bytes from the first launch on, so the first launch may
 // run out of memory (the CUDA programming guide, graph memory nodes: memory is mapped before the node is reached).

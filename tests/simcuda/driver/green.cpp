@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Green contexts: the primary context with a part of the device's multiprocessors, and streams of its own. Memory,
 // modules and errors are the primary context's. The part is remembered and answered, and has no effect.
 //

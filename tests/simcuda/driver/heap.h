@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts allocations out of chunks of physical memory, in stream order: the stream that freed a range reuses it at once,
 // other streams only when that free has run.
 #pragma once

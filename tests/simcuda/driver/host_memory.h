@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory, which asynchronous copies use in place. Pre of every function: memory_mutex() is held.
 #pragma once
 

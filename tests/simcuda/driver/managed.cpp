@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory. It lies on the host until a device touches it, so it takes no device memory here. Every device and
 // the host may touch it.
 #include "tests/simcuda/driver/allocation.h"

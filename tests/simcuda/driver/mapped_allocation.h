@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Allocations that have a mapping of their own and are not part of a heap: managed memory, and what was imported from a
 // pool. Pre of every function: memory_mutex() is held.
 #pragma once

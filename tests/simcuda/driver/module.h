@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules. Any image will do, and a function is found by any name. A module takes kModuleBytes of device memory.
 // Three functions do something when they are launched, in one piece whatever the grid; the others do nothing:
 //

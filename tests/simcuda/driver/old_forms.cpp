@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first forms of functions that have newer ones, exported beside them as by the real driver: old programs call
 // them, and others find them by dlsym of the plain name. Most do what the newer form does. Those with addresses and
 // sizes of 32 bits fail, since no address here fits. What the real driver answers to them is not documented.

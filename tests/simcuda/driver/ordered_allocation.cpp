@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Allocating and freeing in stream order: from pools, and in graphs.
 #include "tests/simcuda/driver/allocation.h"
 #include "tests/simcuda/driver/capture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory pools: the default one of each device, and those that the program makes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pools that another process may import, and imported pools. Here both ends are one process: what is imported lies at
 // an address of its own and shares its bytes with the original. Pre of every function: memory_mutex() is held.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuGetProcAddress, both versions, and the per-thread forms of the stream functions.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams: handles, the default streams and their implicit order, and how work is put onto a timeline.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of work on one stream: a queue, and the thread that later runs its work, one piece after the other.
 #pragma once
 

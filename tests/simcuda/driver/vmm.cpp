@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual memory management. As measured on the real driver: a handle is mapped whole or not at all, and neither
 // mapping nor unmapping waits for work.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver functions that the runtime calls, found as the real runtime finds them: it opens libcuda.so.1, looks up
 // cuGetProcAddress_v2 by dlsym, and finds everything else through that.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one list of runtime entry points: simcudart.h makes declarations of it, runtime.cpp definitions.
 //
 //   SIMCUDART_PLAIN(function, parameters, call)

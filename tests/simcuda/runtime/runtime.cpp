@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small CUDA runtime over the driver: primary contexts made current on first use, and the last error of a thread.
 #include <array>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the CUDA runtime that simcuda's libcudart offers to test programs. Values and layouts are CUDA's own, so
 // that a program that uses only this runs on a real runtime too.
 #pragma once

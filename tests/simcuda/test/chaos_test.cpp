@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that do everything at once, each of them correct by itself. simcuda must neither crash nor hang, must answer
 // only what CUDA may, and must have all its memory back in the end, and no byte may be lost. What each thread does
 // depends only on the seed.

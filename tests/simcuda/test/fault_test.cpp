@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A context that is broken by a fault: what fails from then on, what still answers, and how it ends.
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of graphs: allocation and free nodes, their lives over launches, and the end of memory.
 #include "tests/simcuda/test/machine.h"
 

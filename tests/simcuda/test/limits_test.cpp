@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes that no device has are refused at once and without any effect, even where rounding would overflow.
 #include "tests/simcuda/test/machine.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by simcuda's own tests: a fresh primary context for each test, gates that hold a stream, and short names.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ways to take device memory other than cuMemAlloc and pools: rows, arrays, managed memory.
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CUDA says about pointers, by the kind of memory.
 #include <cstring>
 

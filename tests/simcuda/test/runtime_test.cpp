@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the runtime, which is linked as a program links it and finds the driver by itself.
 #include <thread>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Log lines have no effect on the program, whatever its standard error has become.
 #include "interpose/base/log.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Captures as the hooks see them, and requests beside them.
 #include <cuda.h>
 

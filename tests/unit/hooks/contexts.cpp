@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a heap with its context, and access for peers.
 #include <cuda.h>
 

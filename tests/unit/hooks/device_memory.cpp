@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that are refused device memory get idle memory of the heaps.
 #include <cuda.h>
 

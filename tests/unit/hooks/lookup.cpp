@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a program gets that looks the driver's functions up by cuGetProcAddress.
 #include <cuda.h>
 

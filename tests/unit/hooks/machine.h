@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simcuda behind the hooks, with a session of the test's own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a program is told of its pools while they are served, and what the heaps are told of them.
 #include <cuda.h>
 

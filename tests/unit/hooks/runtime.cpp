@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When a call of the CUDA runtime's is answered without the runtime, and when it is not.
 #include <cuda.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recorded runs in which no step repeats: the plan holds what lives through them, and nothing that another run may not
 // need.
 #include "plan/sequence/beginning.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checker refuses every kind of unsound plan, made by hand, and accepts the sound one beside it.
 #include "plan/checker.h"
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The command as a person meets it: exit codes, one line on stderr, JSON, files replaced only by complete ones.
 #   plan_cli.sh STALLOC-PLAN MAKE-SEEDS
 # TEST_EMULATOR, where it is set, runs the programs of a cross-build (tests/CMakeLists.txt).

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Holds `stalloc-plan compare` against what PyTorch really reserved in the run whose trace ships with the sources."""
 import json
 import lzma

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks share a plan.
 #include "plan/files/content_hash.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contiguous placement: sound by a naive check, optimal where the optimum is known, and part of a plan that the checker
 // accepts.
 #include "plan/layout/contiguous.h"

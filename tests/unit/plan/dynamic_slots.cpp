@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps whose requests vary in size: found by call sites, planned soundly, without counting on the recorded sizes.
 #include "plan/sequence/dynamic_slots.h"
 

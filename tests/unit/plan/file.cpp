@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plan files: what is written is read; what is damaged or cannot be served is refused.
 #include "plan/files/plan_file.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hundreds of free ranges, compared with a naive set of bytes.
 #include "plan/placement/free_space.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Placement in handles: how it grows, and random programs in which no two live requests may share a byte.
 #include <algorithm>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events become requests with lifetimes.
 #include "plan/lifetimes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of models whose tensors fill no whole pages (13.1 MiB, 3.1 MiB): still planned near the peak of live bytes.
 #include <algorithm>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The policy's parameters: set by name, and documented as they are.
 #include "plan/online/online_policy.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Placement in pages and its free ranges, against naive counterparts.
 #include "plan/placement/page_placement.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole plans: sound by the checker, near the bound, complete.
 #include "plan/planner.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Traces, problems and plans made up for the planner's tests.
 #pragma once
 

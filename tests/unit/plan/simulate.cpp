@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The simulated allocators, against sequences worked out by hand from PyTorch's rules, and against each other.
 #include "plan/simulate/simulate.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan, with everything that must hold of any plan checked.
 #pragma once
 

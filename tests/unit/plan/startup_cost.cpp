@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The estimate meets the figures it was made from, and counts what is mapped twice.
 #include "plan/layout/startup_cost.h"
 

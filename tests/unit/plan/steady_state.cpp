@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Repetitions: found exactly, whole steps rather than microbatches, cut where little lives across.
 #include "plan/steps/steady_state.h"
 

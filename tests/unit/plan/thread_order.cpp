@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that interleave differently from step to step: their steps are found, and planned soundly.
 #include "plan/steps/thread_order.h"
 

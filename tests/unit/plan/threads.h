@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs of several threads whose calls interleave differently from step to step.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trace files: chunks are read back; damage is named; a killed writer loses no whole chunk.
 #include "plan/files/trace_file.h"
 

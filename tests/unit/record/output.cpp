@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The trace file: the recorder writes no other file, the trace is whole up to its last chunk, and the program notices
 // nothing.
 #include "interpose/record/trace_output.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a context beside threads that go on: the heap gives everything back and serves nothing more.
 #include <atomic>
 #include <memory>

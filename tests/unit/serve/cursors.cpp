@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads find their lanes of a plan, and keep them.
 #include "interpose/serve/planned/cursors.h"
 

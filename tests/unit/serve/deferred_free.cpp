@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The free of the block freed last is deferred: the block serves the next request of its size on its stream.
 #include <memory>
 #include <optional>

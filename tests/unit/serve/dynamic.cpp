@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dynamic sub-allocator's policy, on the fake driver.
 #include <algorithm>
 #include <memory>

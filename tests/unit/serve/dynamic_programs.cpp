@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random programs served dynamically, with and without a plan: whatever the program and the driver do, no byte is
 // served twice, none before its last use is over, and every request that fits the device is served.
 #include <deque>

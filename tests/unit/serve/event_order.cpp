@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library learns from the program's events, case by case (interpose/serve/streams/event_order.h).
 #include "interpose/serve/streams/event_order.h"
 

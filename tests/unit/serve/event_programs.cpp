@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random programs of streams and events: every order that the library relies on must be true in the fake driver, which
 // knows the true order. All of the library's numbers are compared after every step.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fake CUDA driver that only keeps account, for tests of the serving half. It holds callers to the contract of
 // interpose/serve/driver/driver.h (a breach throws FakeDriver::Misuse, which ends the test program), knows which
 // physical bytes an address means, orders streams in simulated time, and fails where a test says.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heaps for tests: one that serves its plan and nothing else, and options in proportion to the tests' small pages.
 #pragma once
 

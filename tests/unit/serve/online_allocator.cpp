@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One policy, two backends: the library's allocator on the fake driver and the simulation of it place every block of a
 // random program of several streams equally.
 #include <cstdint>

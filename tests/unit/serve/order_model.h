@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs of streams and events as CUDA sees them, beside what the library learns of them: the fake driver knows the
 // true order, and every number that the library relies on is compared with it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans for tests of the serving half, made by hand or by a very simple placer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random programs: requests, work on several streams, frees, with deviations from a plan; every byte that they are
 // served is checked against what they know themselves (serve_shadow.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random programs on random plans: whatever the plan, the program and the driver do, no byte is served twice, and none
 // before its last use is over.
 #include <algorithm>

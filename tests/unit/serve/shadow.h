@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a program knows of the memory it was served, kept apart from the library: which bytes it holds, and behind what
 // work the bytes it gave back may be used again. Checks invariants 1 and 2 of docs/design.md at every allocation, and
 // at every unmapping that nothing lives there and no work is pending.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Figures that other processes read are those that the heap itself states, whatever was done.
 #include <memory>
 #include <random>

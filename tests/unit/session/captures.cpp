@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When a capture counts as under way, and what the driver is asked then.
 #include "interpose/session/captures.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Questions to the driver when it answers, refuses, lacks functions, or is not loaded yet.
 #include "interpose/session/cuda.h"
 

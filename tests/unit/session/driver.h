@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simcuda's functions, some of which a test removes or replaces.
 #pragma once
 

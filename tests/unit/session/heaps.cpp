@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which contexts have a heap, and what happens to it when they end; on simcuda.
 #include "interpose/session/heaps.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simcuda with heaps on it, for tests of the session.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which pools are served, of which device, and whose memory peers may touch: on simcuda.
 #include "interpose/session/pools.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a session does in each mode, and what when something that the mode needs is missing.
 #include "interpose/session/session.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which door a PyTorch needs.
 #include "interpose/torch/pytorch.h"
 

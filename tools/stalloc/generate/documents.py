@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the man pages and the completions for bash from the commands' own help.
 
   documents.py VERSION FOLDER STALLOC_PLAN...

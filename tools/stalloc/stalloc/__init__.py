@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device memory without fragmentation: the part of stalloc that programs in Python may use. No program has to.
 
     stalloc.library_path()            the library to preload

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m stalloc` is the `stalloc` command."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line. Each subcommand has a module, which is listed here."""
 
 import argparse

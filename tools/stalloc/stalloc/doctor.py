@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc doctor`: reports before a run what will work."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc env`: the environment variables of `stalloc run`, for launchers and recipes that set them themselves."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment variables that put a program under stalloc."""
 
 import os

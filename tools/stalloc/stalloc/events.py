@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The events of a trace (`stalloc-plan show --events`) as plain tuples, and their kinds."""
 
 import collections

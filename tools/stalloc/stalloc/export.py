@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc export`: writes a recorded run in formats that other tools open."""
 
 import os

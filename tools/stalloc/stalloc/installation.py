@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the parts of stalloc lie: in a wheel, under an installation prefix, or in a source tree that was built."""
 
 import os

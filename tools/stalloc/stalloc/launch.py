@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `stalloc run` and `stalloc record` share: their options, starting the program, and the report at its end."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics pages: the small files in which the library shows a process's figures while it runs (docs/formats.md,
 "Statistics page"). This module finds, reads and removes them."""
 

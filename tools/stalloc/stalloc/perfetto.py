@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trace events in JSON, for Perfetto and Chrome: live bytes by device and library over time, and the requests that
 found no memory."""
 

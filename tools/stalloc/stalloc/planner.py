@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc plan`, `compare`, `show` and `check`: these run the planner stalloc-plan, wherever it was installed."""
 
 import os

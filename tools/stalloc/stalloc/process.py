@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running the user's program as if it had been started directly: its signals, its descriptors, its exit status."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics pages in the text format that Prometheus reads (https://prometheus.io/docs/instrumenting/exposition_formats)."""
 
 # Name, type, help, and for each figure the labels it has besides those of the process.

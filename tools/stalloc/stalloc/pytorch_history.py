@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns PyTorch's memory snapshot (torch.cuda.memory._snapshot()) into requests with lifetimes.
 
     {"segments": [{"device", "address", "total_size", "stream", "blocks": [{"address", "size", "requested_size", "state",

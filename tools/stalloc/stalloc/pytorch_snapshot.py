@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a memory snapshot as PyTorch dumps it (torch.cuda.memory._dump_snapshot), in pickle protocol 4.
 
 A trace has requests but no segments of a caching allocator. PyTorch's viewer looks for the segment of every block, so

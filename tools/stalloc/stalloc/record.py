@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc record`: runs the user's program and writes what it allocates to a trace."""
 
 import os

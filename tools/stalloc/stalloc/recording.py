@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads what stalloc-plan prints about a recorded run, and finds names for the frames of its call stacks."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc run`: runs the user's program with its device memory served by stalloc."""
 
 import os

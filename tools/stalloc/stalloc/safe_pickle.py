@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads pickles of strangers. Only plain data is read, so nothing in the file can make this process run or import anything."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc snapshot`: describes a memory snapshot of PyTorch, and writes its requests for the planner. `stalloc
 compare` too reads snapshots with this module."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report that `stalloc run` and `stalloc record` print when the program has ended."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads names of functions from the symbol tables of libraries on this machine (ELF, 64 bits, little-endian)."""
 
 import bisect

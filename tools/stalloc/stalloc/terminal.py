@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the command prints: in plain lines of at most 80 columns, with colours only where a person reads them."""
 
 import os

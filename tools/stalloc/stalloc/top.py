@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc top`: shows the processes that stalloc serves now, with what they hold."""
 
 import json

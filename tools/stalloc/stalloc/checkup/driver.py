@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the NVIDIA driver and its devices have all that serving needs."""
 
 import os

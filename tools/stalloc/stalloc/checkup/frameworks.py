@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which frameworks are installed for the user's Python, and in which way their tensors reach stalloc."""
 
 import re

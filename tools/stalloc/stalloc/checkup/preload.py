@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other libraries that are preloaded, and whether they and stalloc see the program's calls."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that the doctor runs in processes of their own, since a driver may crash, hang or be missing. Each prints
 one line of JSON. This file is started by its path with any Python 3.6 or newer, so it imports nothing of the package.
 

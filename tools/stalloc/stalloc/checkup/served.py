@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the requests of the short programs that were run under stalloc were seen and served."""
 
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts a probe (probe.py) and reads its answer."""
 
 import json

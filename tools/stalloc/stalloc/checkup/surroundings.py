@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What matters to a run outside CUDA: limits, disk space, call stacks, GPUDirect RDMA."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`stalloc report`: a recorded run as one page that opens offline, as text for a ticket, or as the JSON of both."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The long columns of a report. They are lists of numbers in its JSON, and compressed bytes in its page."""
 
 import array

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a run fits a card, and with how much room. The page answers the same for other cards (fitTable in tables.js)."""
 
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who holds the memory at the peak, as a flame graph: the program's entry is on top, and the width shows bytes.
 
 const ROW = 18;

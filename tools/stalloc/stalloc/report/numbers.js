@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes as people read them, and the long columns of the data.
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];

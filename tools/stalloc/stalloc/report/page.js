@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts the views and tables of a device on the page.
 
 const report = JSON.parse(document.getElementById('data').textContent);

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report as one HTML file that needs nothing else: template.html with the style, the scripts and the data in it."""
 
 import json

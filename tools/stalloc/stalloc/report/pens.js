@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pens, with which a view draws on a canvas or into an SVG file by the same code.
 
 const FONT = 'system-ui, "DejaVu Sans", sans-serif';

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan as time by address. The visible requests are painted pixel by pixel into an image for each frame; if too
 // many are
 // visible for that, an image of the whole run, which is painted once, is shown instead.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of the page in words and numbers: allocators, fit, holders, holes, the text for a ticket.
 
 // The names of the frames that say where in the program this is; all frames if none does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report in plain text of at most 80 columns, for pasting into a ticket."""
 
 from stalloc import recording

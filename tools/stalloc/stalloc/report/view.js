@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all drawn views share: a canvas that can be zoomed and panned by mouse, touch and keyboard, and saved.
 
 // Okabe and Ito's palette, which people with any kind of colour vision can tell apart, and grey for the rest.
