@@ -69,9 +69,12 @@ std::optional<Layout> Sweep::run(std::uint64_t pages, bool grow) {
   const std::size_t slots = sequence_.items.size();
   layout_.places.resize(slots);
   for (std::size_t slot = 0; slot < slots; ++slot) {
+    if (is_early(slot) && !place(slot)) return std::nullopt;
+  }
+  for (std::size_t slot = 0; slot < slots; ++slot) {
     release_until(slot);
     if (slot == sequence_.prologue && !begin_body()) return std::nullopt;
-    if (sequence_.items[slot].bytes > 0 && !place(slot)) return std::nullopt;
+    if (sequence_.items[slot].bytes > 0 && !is_early(slot) && !place(slot)) return std::nullopt;
   }
   layout_.pages = placement_.physical_bytes() / options_.granularity;
   layout_.stitched = placement_.stitched();
@@ -157,7 +160,7 @@ void Sweep::find_avoided(std::size_t slot) {
   if (foresight_.packed) {
     const auto& lives = foresight_.packed->lives;
     const std::size_t upper = in_body(slot) ? std::max(item.upper, item.tail) : item.upper;
-    auto next = std::upper_bound(lives.begin(), lives.end(), slot, before);
+    auto next = std::upper_bound(lives.begin(), lives.end(), item.lower, before);
     for (; next != lives.end() && next->first < upper; ++next) avoided_.push_back(next->second);
   }
   if (!in_body(slot)) return;

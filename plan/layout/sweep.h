@@ -47,6 +47,7 @@ class Sweep {
   [[nodiscard]] bool is_arc(std::size_t slot) const {
     return in_body(slot) && sequence_.items[slot].upper > sequence_.body_end() && sequence_.items[slot].bytes > 0;
   }
+  [[nodiscard]] bool is_early(std::size_t slot) const { return sequence_.items[slot].lower < slot; }
   [[nodiscard]] bool is_packed(std::size_t slot) const {
     return foresight_.packed && foresight_.packed->offsets[slot] != kNotPacked;
   }

@@ -30,7 +30,7 @@ std::map<std::uint32_t, BufferGroup> make_buffers(const Sequence& sequence, Stre
     } else if (in_body(slot) && item.upper > sequence.body_end()) {
       buffer.spans.emplace_back(sequence.prologue, item.upper - sequence.body);
     }
-    buffer.spans.emplace_back(slot, std::min(upper, slots));
+    buffer.spans.emplace_back(item.lower, std::min(upper, slots));
     std::erase_if(buffer.spans, [](const auto& span) { return span.first >= span.second; });
     group.buffers.push_back(std::move(buffer));
     group.slots.push_back(std::move(own));

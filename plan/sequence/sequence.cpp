@@ -6,6 +6,7 @@
 
 #include "plan/sequence/beginning.h"
 #include "plan/sequence/dynamic_slots.h"
+#include "plan/sequence/kept_places.h"
 
 namespace stalloc::plan {
 namespace {
@@ -34,6 +35,7 @@ class Builder {
     if (steady_.any) leave_what_passes();
     if (!steady_.sizes.empty()) choose_dynamic(problem_, steady_, sequence_);
     find_twins();
+    keep_places(sequence_);
     return std::move(sequence_);
   }
 
@@ -42,6 +44,7 @@ class Builder {
     Item& item = sequence_.items[slot];
     const Request& from = requests_[request];
     item.request = request;
+    item.lower = slot;
     item.stream = from.allocation_stream;
     item.owner = from.free_stream;
     item.pass = from.pass;
@@ -151,7 +154,7 @@ class Builder {
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index) {
   const Item& item = sequence.items[index];
   const std::size_t slots = sequence.items.size();
-  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{index, item.upper}, Range{}};
+  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{item.lower, item.upper}, Range{}};
   std::array<Range, 2> lives = {Range{index, std::min(std::max(item.upper, item.tail), slots)}, Range{}};
   if (item.upper > sequence.body_end() && item.twin == kNone) {
     lives[1] = {sequence.prologue, item.upper - sequence.body};

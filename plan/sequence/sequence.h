@@ -25,6 +25,7 @@ struct Item {
   // The largest size seen, in bytes, where sizes vary from step to step; 0: they do not. `bytes` is enough for it.
   std::uint64_t largest = 0;
   PassReason pass = PassReason::None;
+  std::size_t lower = 0;  // from this slot on nothing else has its bytes: its own, or an earlier one (keep_places)
   // Freed before slot `upper`. In the body it is the longest life over all repetitions; beyond the body's end it wraps:
   // freed before slot `upper - body` of the next repetition.
   std::size_t upper = 0;

@@ -23,7 +23,7 @@ PARAMETERS = [EMBEDDING, *LAYER * LAYERS, HIDDEN * 2, EMBEDDING]
 
 class Training:
     def __init__(self, loads_state):
-        self.program, self.gradients, self.has_state = Program(), {}, loads_state
+        self.program, self.gradients, self.has_state, self.workspace = Program(), {}, loads_state, None
         for size in PARAMETERS:
             self.program.make(size)
         if loads_state:
@@ -41,9 +41,12 @@ class Training:
             self.program.free(made)
 
     def layer(self):
-        """The layer's input, and what its forward pass works with."""
+        """The layer's input, and what its forward pass works with. The first product of matrices makes cuBLAS' workspace,
+        which is as large as a layer's input and stays."""
         make = self.program.make
-        return make(TOKENS * HIDDEN * 2), [make(TOKENS * width * 2) for width in [HIDDEN] * 4 + [INNER] * 3]
+        entry, normalized = make(TOKENS * HIDDEN * 2), make(TOKENS * HIDDEN * 2)
+        self.workspace = self.workspace or make(TOKENS * HIDDEN * 2)
+        return entry, [normalized, *(make(TOKENS * width * 2) for width in [HIDDEN] * 3 + [INNER] * 3)]
 
     def forward(self):
         kept = []

@@ -14,10 +14,9 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 MOMENT = re.compile(r"(\d+): live ([\d.]+), of the plan ([\d.]+), physical ([\d.]+) GiB")
 TOTAL = re.compile(r"physical [\d.]+ GiB \(([\d.]+)\), (\d+) requests planned, (\d+) dynamic")
-LEAST_LIVE = 0.95  # of the live bytes are where the plan has them, whenever that is asked behind the first step
-FIRST_STEP = 4000  # requests
-MOST_PHYSICAL = 1.005
-LEAST_REQUESTS = {"first": 0.97, "resumed": 0.93}  # of the requests have a slot; those of evaluations have none
+LEAST_LIVE = 0.98  # of the live bytes are where the plan has them, whenever that is asked
+MOST_PHYSICAL = 1.001
+LEAST_REQUESTS = {"first": 0.98, "resumed": 0.97}  # of the requests have a slot; those of evaluations have none
 
 
 def offences(program, folder, run):
@@ -26,7 +25,7 @@ def offences(program, folder, run):
     moments = [tuple(map(float, moment)) for moment in MOMENT.findall(said)]
     physical, planned, dynamic = map(float, TOTAL.search(said).groups())
     share = planned / (planned + dynamic)
-    live_share = min(of_plan / live for number, live, of_plan, _ in moments if number > FIRST_STEP)
+    live_share = min(of_plan / live for _, live, of_plan, _ in moments if live)
     print(f"{run}: physical / live {physical}, {share:.4f} of the requests and {live_share:.4f} of the live bytes planned")
     if len(moments) < 20:
         yield f"{run}: only {len(moments)} moments"

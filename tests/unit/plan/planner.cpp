@@ -224,6 +224,7 @@ TEST_CASE("a sweep leaves synchronous memory the bytes kept for it") {
   for (std::size_t i = 0; i < 4; ++i) {
     Item& item = sequence.items.emplace_back();
     item.bytes = kPages * kSmallPage;
+    item.lower = i;
     item.upper = i == 0 ? 1 : 4;
   }
   sequence.prologue = sequence.items.size();

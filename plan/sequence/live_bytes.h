@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many bytes live at each slot.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/placement/free_space.h"
+
+namespace stalloc::plan {
+
+// Live bytes over the slots: adds to a stretch, and finds the most in one, both in O(log n). A segment tree without
+// pushing down: a node holds the most below it and what was added to all of it.
+class LiveBytes {
+ public:
+  explicit LiveBytes(std::size_t slots)
+      : leaves_(std::bit_ceil(std::max<std::size_t>(slots, 1))), most_(2 * leaves_), added_(2 * leaves_) {}
+
+  void add(Range at, std::uint64_t bytes) {
+    if (at.begin < at.end) add(1, 0, leaves_, at, bytes);
+  }
+  [[nodiscard]] std::uint64_t most(Range at) const { return at.begin < at.end ? most(1, 0, leaves_, at) : 0; }
+  [[nodiscard]] std::uint64_t peak() const { return most_[1]; }
+
+ private:
+  void add(std::size_t node, std::size_t from, std::size_t to, Range at, std::uint64_t bytes) {
+    if (at.end <= from || to <= at.begin) return;
+    if (at.begin <= from && to <= at.end) {
+      most_[node] += bytes;
+      added_[node] += bytes;
+      return;
+    }
+    const std::size_t middle = (from + to) / 2;
+    add(2 * node, from, middle, at, bytes);
+    add(2 * node + 1, middle, to, at, bytes);
+    most_[node] = added_[node] + std::max(most_[2 * node], most_[2 * node + 1]);
+  }
+
+  [[nodiscard]] std::uint64_t most(std::size_t node, std::size_t from, std::size_t to, Range at) const {
+    if (at.end <= from || to <= at.begin) return 0;
+    if (at.begin <= from && to <= at.end) return most_[node];
+    const std::size_t middle = (from + to) / 2;
+    return added_[node] + std::max(most(2 * node, from, middle, at), most(2 * node + 1, middle, to, at));
+  }
+
+  std::size_t leaves_;
+  std::vector<std::uint64_t> most_;
+  std::vector<std::uint64_t> added_;
+};
+
+}  // namespace stalloc::plan
