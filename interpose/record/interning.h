@@ -3,12 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "interpose/base/loader.h"
+#include "interpose/record/python_frames.h"
 #include "plan/files/trace_file.h"
 
 namespace stalloc::record {
@@ -18,8 +22,9 @@ class Interning {
  public:
   // The id of the module that holds `address`; 0 for none.
   std::uint32_t module_of(const void* address);
-  // The id of the stack of these return addresses, less the leading ones inside this library; 0 for an empty one.
-  std::uint32_t stack_of(std::span<void* const> addresses);
+  // The id of the stack of these return addresses, less the leading ones inside this library, and behind them these
+  // frames of Python code, which the calling thread has just captured; 0 for an empty one.
+  std::uint32_t stack_of(std::span<void* const> addresses, std::span<const PythonFrame> python = {});
 
   // What was first seen since the last `forget_new`.
   [[nodiscard]] std::span<const trace::Module> new_modules() const { return new_modules_; }
@@ -32,10 +37,19 @@ class Interning {
     std::uint32_t id = 0;
   };
   const KnownModule* find(const void* address);
+  std::uint32_t add_module(std::string path, std::string function);
+  std::uint32_t add_stack(std::vector<trace::Frame> frames);
+  trace::Frame native_frame(const void* address);
+  trace::Frame python_frame(const PythonFrame& frame);
 
   std::vector<KnownModule> modules_;
   std::unordered_map<const void*, std::uint32_t> module_by_address_;
-  std::unordered_map<std::uint64_t, std::uint32_t> stacks_;  // by checksum of the return addresses
+  std::map<std::pair<std::string, std::string>, std::uint32_t> functions_;  // of Python code, by file and name
+  std::uint32_t last_module_ = 0;
+  std::unordered_map<std::uint64_t, std::uint32_t> stacks_;  // by checksum of what was captured
+  // The same stack may be captured in more than one way, since code that Python has compiled again lies elsewhere.
+  std::unordered_map<std::uint64_t, std::uint32_t> written_stacks_;  // by checksum of what is written
+  std::unordered_map<std::uint64_t, trace::Frame> python_frames_;    // by checksum; module 0: a frame without a name
   std::vector<trace::Module> new_modules_;
   std::vector<trace::Stack> new_stacks_;
 };

@@ -13,6 +13,7 @@
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
 #include "interpose/record/call_stack.h"
+#include "interpose/record/python_stack.h"
 
 namespace stalloc::record {
 namespace {
@@ -74,9 +75,13 @@ void Recorder::record(const TracedCall& call) noexcept {
 
 void Recorder::append_event(const TracedCall& call) {
   std::array<void*, kDeepestStack> frames;
+  std::array<PythonFrame, kDeepestStack> python;
   // The address of a free tells which allocation it ends; its call stack would add nothing.
   const bool allocates = call.kind != EventKind::Free && call.kind != EventKind::FreeAsync;
-  const std::size_t depth = stacks_ && allocates ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
+  const bool stack = stacks_ && allocates;
+  std::size_t depth = stack ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
+  const std::size_t python_depth = stack ? capture_python_stack(std::span(python).first(stack_depth_)) : 0;
+  if (python_depth > 0) depth = frames_inside_python(std::span(frames).first(depth));
   const std::lock_guard lock(mutex_);
   if (stopped_.load(std::memory_order_relaxed)) return;
   const std::uint64_t now = now_ns(CLOCK_MONOTONIC);
@@ -85,7 +90,7 @@ void Recorder::append_event(const TracedCall& call) {
   if (call.captured) flags |= static_cast<std::uint8_t>(tracefb::EventFlags::Captured);
   if (call.failed) flags |= static_cast<std::uint8_t>(tracefb::EventFlags::Failed);
   events_.emplace_back(now - start_ns_, call.address, call.size, stream_ordinal(call.stream), thread_ordinal(),
-                       interning_.stack_of(std::span<void* const>(frames.data(), depth)),
+                       interning_.stack_of(std::span(frames).first(depth), std::span(python).first(python_depth)),
                        interning_.module_of(call.caller), static_cast<std::uint16_t>(call.device), call.kind, flags);
   if (events_.size() >= chunk_events_ || now - last_write_ns_ >= flush_ns_) write_chunk(/*last=*/false);
 }

@@ -60,8 +60,8 @@ bool append_content(const tracefb::Chunk& chunk, Trace& trace, Budget& budget) {
   }
   if (chunk.modules() != nullptr) {
     for (const tracefb::Module* module : *chunk.modules()) {
-      if (!budget.take(module->path())) return false;
-      trace.modules.push_back({module->id(), text_of(module->path())});
+      if (!budget.take(module->path()) || !budget.take(module->function())) return false;
+      trace.modules.push_back({module->id(), text_of(module->path()), text_of(module->function())});
     }
   }
   if (chunk.stacks() != nullptr) {

@@ -22,7 +22,9 @@ std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk) {
   }
   std::vector<flatbuffers::Offset<tracefb::Module>> modules;
   for (const Module& module : chunk.modules) {
-    modules.push_back(tracefb::CreateModule(builder, module.id, builder.CreateString(module.path)));
+    const auto path = builder.CreateString(module.path);
+    const auto function = module.function.empty() ? 0 : builder.CreateString(module.function);
+    modules.push_back(tracefb::CreateModule(builder, module.id, path, function));
   }
   std::vector<flatbuffers::Offset<tracefb::Stack>> stacks;
   for (const Stack& stack : chunk.stacks) {

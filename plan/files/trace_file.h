@@ -18,7 +18,7 @@ namespace stalloc::trace {
 using plan::Outcome;
 
 inline constexpr std::uint16_t kTraceVersionMajor = 1;
-inline constexpr std::uint16_t kTraceVersionMinor = 1;
+inline constexpr std::uint16_t kTraceVersionMinor = 2;
 
 // Fields as in schemas/trace.fbs.
 using Event = tracefb::Event;
@@ -44,6 +44,7 @@ struct Device {
 struct Module {
   std::uint32_t id = 0;
   std::string path;
+  std::string function = {};  // of Python code; empty for a library
 };
 
 struct Stack {

@@ -19,6 +19,7 @@ void write_call_sites(JsonWriter& json, const trace::Trace& trace) {
       const auto object = json.object();
       json.member("id", module.id);
       json.member("path", module.path);
+      if (!module.function.empty()) json.member("function", module.function);
     }
   }
   const auto stacks = json.array("stacks");

@@ -10,8 +10,8 @@ namespace stalloc::tool {
 // Writes the members "writer", "pid", "rank", "host", "command" and "start_unix_ns".
 void write_process(JsonWriter& json, const trace::Process& process);
 
-// Writes the members "modules": [{"id", "path"}, ...] and "stacks": [{"id", "frames": [[module, offset], ...]}, ...],
-// frames innermost first.
+// Writes the members "modules": [{"id", "path"}, ...], with "function" for one of Python code, and "stacks":
+// [{"id", "frames": [[module, offset], ...]}, ...], frames innermost first.
 void write_call_sites(JsonWriter& json, const trace::Trace& trace);
 
 }  // namespace stalloc::tool

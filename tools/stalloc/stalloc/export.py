@@ -34,9 +34,9 @@ def run(arguments):
         with terminal.Progress("reading " + arguments.trace) as progress:
             recorded = recording.ask("show", arguments.trace, "--events", *options)
             progress.begin("naming functions")
-            names, stacks = recording.name_frames(recorded)
+            named, stacks = recording.name_frames(recorded)
             progress.begin("writing " + arguments.output)
-            save(arguments.output, lambda file: WRITERS[arguments.to](recorded, names, stacks, file))
+            save(arguments.output, lambda file: WRITERS[arguments.to](recorded, named, stacks, file))
     except (recording.BadInput, OSError) as error:
         return recording.complain(error, arguments.output)
     return 0

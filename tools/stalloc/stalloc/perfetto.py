@@ -7,8 +7,8 @@ import json
 from stalloc import events, recording
 
 
-def write(recorded, names, stacks, file):
-    del names, stacks  # counters have no call stacks
+def write(recorded, named, stacks, file):
+    del named, stacks  # counters have no call stacks
     file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
     separator = b""
     for event in trace_events(recorded):

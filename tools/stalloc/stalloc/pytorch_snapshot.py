@@ -13,17 +13,14 @@ PROTOCOL = 4  # the newest that pytorch.org/memory_viz reads
 UNIT = 512  # bytes to which PyTorch rounds blocks up
 
 
-def write(recorded, names, stacks, file):
-    pickle.dump(snapshot(recorded, names, stacks), file, protocol=PROTOCOL)
+def write(recorded, named, stacks, file):
+    pickle.dump(snapshot(recorded, named, stacks), file, protocol=PROTOCOL)
 
 
-def frames_of(names, stacks):
+def frames_of(named, stacks):
     """The frames of each stack, innermost first. The same list is used wherever a stack occurs, so that it is written once."""
-    frames = []
-    for name in names:
-        library, separator, function = name.partition(": ")
-        frames.append({"filename": library, "line": 0, "name": function if separator else name})
-    return {stack: [frames[name] for name in indices] for stack, indices in stacks.items()}
+    frames = [{"filename": frame.file, "line": frame.line, "name": frame.function or frame.file} for frame in named]
+    return {stack: [frames[index] for index in indices] for stack, indices in stacks.items()}
 
 
 def rounded(size):
@@ -36,8 +33,8 @@ def entry(action, event, allocation, start_us, frames):
             "time_us": start_us + event.time_ns // 1000, "frames": frames}
 
 
-def snapshot(recorded, names, stacks):
-    frames = frames_of(names, stacks)
+def snapshot(recorded, named, stacks):
+    frames = frames_of(named, stacks)
     start_us = recorded["start_unix_ns"] // 1000
     sizes = {device["device"]: device["total_bytes"] for device in recorded["devices"]}
     traces, live, held = {device: [] for device in sizes}, {}, {}

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import typing
 
 from stalloc import installation, symbols, terminal
 
@@ -13,6 +14,23 @@ MOST_NAME = 160  # characters of a function's name
 # make an empty tensor.
 DULL = re.compile(r"(libc10|libcudart|libstalloc|libcuda\.so|libc\.so|libpthread|ld-linux)|"
                   r".*: .*(\bempty|_empty|[Aa]llocat|[Mm]alloc|_ops::|c10::|Dispatch|wrap_kernel|redispatch)")
+
+
+class Frame(typing.NamedTuple):
+    """A frame of a call stack. Of native code `file` is the library, or the library and the offset where the function has no
+    name; of Python code it is the source file."""
+
+    file: str
+    line: int = 0  # 0: not known
+    function: str = ""
+    is_python: bool = False
+
+    @property
+    def text(self):
+        place = os.path.basename(self.file)
+        if self.line or self.is_python:
+            place += f":{self.line}"
+        return f"{place}: {self.function[:MOST_NAME]}" if self.function not in ("", self.file) else place
 
 
 class BadInput(Exception):
@@ -46,26 +64,37 @@ def is_dull(frame):
     return DULL.match(frame) is not None
 
 
-def telling(frames):
-    """The frames that say where in the program this is; all frames if none does."""
-    frames = list(frames)
-    return [frame for frame in frames if not is_dull(frame)] or frames
+def telling(report, stack):
+    """The frames of a report's stack that say where in the program this is, as texts: Python's, or those of native code that
+    are not dull; all frames if there are none."""
+    indices = report["stacks"].get(str(stack), [])
+    python = set(report["python_frames"])
+    frames = [report["frames"][index] for index in indices if index in python]
+    native = [report["frames"][index] for index in indices]
+    return frames or [frame for frame in native if not is_dull(frame)] or native
 
 
 def name_frames(described):
-    """Names for the frames of all stacks in an answer with `modules` and `stacks`: a list of names, and for each
-    stack's id the indices of its names, innermost first. A frame whose library is not on this machine, or has no symbol
-    for it, is named by the library and the offset."""
-    paths = {module["id"]: module["path"] for module in described["modules"]}
+    """Names for the frames of all stacks in an answer with `modules` and `stacks`: a list of Frame, and for each stack's id
+    the indices of its frames, innermost first. A native frame whose library is not on this machine, or has no symbol for
+    it, is named by the library and the offset."""
+    modules = {module["id"]: module for module in described["modules"]}
     wanted = {tuple(frame) for stack in described["stacks"] for frame in stack["frames"]}
-    names = symbols.names_of({(paths.get(module, ""), offset) for module, offset in wanted})
-    index, texts, known = {}, [], {}
+    native = {(modules[module]["path"], offset) for module, offset in wanted
+              if module in modules and "function" not in modules[module]}
+    names = symbols.names_of(native)
+    index, frames, known = {}, [], {}
     for module, offset in sorted(wanted):
-        path = paths.get(module, "")
-        found = names.get((path, offset))
-        text = f"{library(path)}: {found[:MOST_NAME]}" if found else f"{library(path)}+{offset:#x}"
-        if text not in known:
-            known[text] = len(texts)
-            texts.append(text)
-        index[(module, offset)] = known[text]
-    return texts, {stack["id"]: [index[tuple(frame)] for frame in stack["frames"]] for stack in described["stacks"]}
+        frame = named(modules.get(module, {"path": ""}), offset, names)
+        if frame not in known:
+            known[frame] = len(frames)
+            frames.append(frame)
+        index[(module, offset)] = known[frame]
+    return frames, {stack["id"]: [index[tuple(frame)] for frame in stack["frames"]] for stack in described["stacks"]}
+
+
+def named(module, offset, names):
+    if "function" in module:
+        return Frame(module["path"], offset, module["function"], is_python=True)
+    found = names.get((module["path"], offset))
+    return Frame(library(module["path"]), 0, found) if found else Frame(f"{library(module['path'])}+{offset:#x}")

@@ -80,8 +80,8 @@ def made(arguments, progress):
     else:
         report = recording.ask("report", arguments.trace, *options)
         progress.begin("naming functions")
-        report["frames"], stacks = recording.name_frames(report)
-        report["stacks"] = {str(stack): frames for stack, frames in stacks.items()}
+        named, stacks = recording.name_frames(report)
+        show_stacks(report, named, stacks)
     report["modules"] = {str(module["id"]): recording.library(module["path"]) for module in report["modules"]}
     for device in report["devices"]:
         device["fit"] = fit.rows(device, arguments.card)
@@ -100,12 +100,15 @@ def of_snapshot(path, options):
     report["source"] = snapshot.shown_name(path)
     report["recorded_by_pytorch"] = found[device].recorded()
     report["devices"][0]["device"] = device
-    names, indices, stacks = [], {}, {}
+    indices, stacks = {}, {}
     for number, stack in enumerate(found[device].stacks):
-        for frame in stack:
-            if frame not in indices:
-                indices[frame] = len(names)
-                names.append(f"{os.path.basename(frame[0])}:{frame[1]}: {frame[2]}")
-        stacks[str(number)] = [indices[frame] for frame in stack]
-    report["frames"], report["stacks"] = names, stacks
+        stacks[number] = [indices.setdefault(frame, len(indices)) for frame in stack]
+    named = [recording.Frame(*frame, is_python=frame[0].endswith((".py", ">"))) for frame in indices]
+    show_stacks(report, named, stacks)
     return report
+
+
+def show_stacks(report, named, stacks):
+    report["frames"] = [frame.text for frame in named]
+    report["python_frames"] = [index for index, frame in enumerate(named) if frame.is_python]
+    report["stacks"] = {str(stack): frames for stack, frames in stacks.items()}

@@ -47,7 +47,8 @@ async function show(device) {
 function pythonNote() {
   if (report.recorded_by_pytorch) return 'The call stacks are those that PyTorch recorded.';
   if (!Object.keys(report.stacks).length) return 'No call stacks were recorded.';
-  return 'The call stacks are of native code: a trace holds no Python frames.';
+  if (report.python_frames.length) return 'The call stacks are those of Python, and inside of them those of native code.';
+  return 'The call stacks are of native code: no Python frames were recorded.';
 }
 
 async function begin() {

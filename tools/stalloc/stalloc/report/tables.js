@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of the page in words and numbers: allocators, fit, holders, holes, the text for a ticket.
 
-// The names of the frames that say where in the program this is; all frames if none does.
+// The names of the frames that say where in the program this is: Python's, or those that are not dull; all frames if there
+// are none. The same as recording.telling does.
 function tellingFrames(report, stack) {
   report.dull ??= new Set(report.dull_frames);
+  report.python ??= new Set(report.python_frames);
   const frames = report.stacks[stack] || [];
-  const telling = frames.filter((frame) => !report.dull.has(frame));
-  return (telling.length ? telling : frames).map((frame) => report.frames[frame]);
+  const python = frames.filter((frame) => report.python.has(frame));
+  const native = frames.filter((frame) => !report.dull.has(frame));
+  const telling = python.length ? python : native.length ? native : frames;
+  return telling.map((frame) => report.frames[frame]);
 }
 
 // `numbers`: the columns that are aligned to the right. Cells are texts or elements.

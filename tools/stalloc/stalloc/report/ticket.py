@@ -113,7 +113,7 @@ def library_of(report, holder):
 
 def stack_lines(report, site):
     """The innermost frames that say where in the program this is."""
-    telling = recording.telling(report["frames"][index] for index in report["stacks"].get(str(site["stack"]), []))
+    telling = recording.telling(report, site["stack"])
     if not telling:
         yield " " * 18 + f"(no call stack; {library_of(report, site)})"
     for frame in telling[:MOST_FRAMES]:

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpose/record/python_frames.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "interpose/record/python_lines.h"
+#include "interpose/record/readable.h"
+#include "plan/files/checksum.h"
+
+namespace stalloc::record {
+namespace {
+
+constexpr std::size_t kDeepest = 1000;                // frames that the reading of a stack goes through at most
+constexpr unsigned kLastOwner = 2;                    // of frames of Python code; those above are the interpreter's own
+constexpr std::uintptr_t kTag = 3;                    // bits of the address of a code object
+constexpr std::uint64_t kLargestTable = 16ULL << 20;  // bytes
+constexpr std::size_t kMostCharacters = 4096;         // of a name; the rest is left out
+constexpr std::size_t kFingerprintBytes = 64;         // of a table of lines, from its beginning and from its end
+
+// Copies a value out of memory, which is there unless `careful`. False when it is not.
+template <class Value>
+bool get(const std::byte* from, bool careful, Value* value) noexcept {
+  if (careful && !is_readable(from, sizeof *value)) return false;
+  std::memcpy(value, from, sizeof *value);
+  return true;
+}
+
+void append_utf8(std::uint32_t character, std::string* to) {
+  const auto add = [to](std::uint32_t byte) { to->push_back(static_cast<char>(byte)); };
+  if (character >= 0xd800 && character < 0xe000) character = 0xfffd;  // half of a character, or a byte that is none
+  if (character < 0x80) {
+    add(character);
+  } else if (character < 0x800) {
+    add(0xc0 | character >> 6U);
+    add(0x80 | (character & 0x3fU));
+  } else if (character < 0x10000) {
+    add(0xe0 | character >> 12U);
+    add(0x80 | (character >> 6U & 0x3fU));
+    add(0x80 | (character & 0x3fU));
+  } else {
+    add(0xf0 | (character >> 18U & 7U));
+    add(0x80 | (character >> 12U & 0x3fU));
+    add(0x80 | (character >> 6U & 0x3fU));
+    add(0x80 | (character & 0x3fU));
+  }
+}
+
+bool has_type(const std::byte* object, const PythonLayout& layout, const void* type, bool careful) noexcept {
+  const void* found = nullptr;
+  return get(object + layout.object_type, careful, &found) && found == type;
+}
+
+}  // namespace
+
+std::size_t PythonFrames::capture(std::span<PythonFrame> frames) noexcept {
+  if (off_.load(std::memory_order_relaxed)) return 0;
+  const bool careful = to_prove_.load(std::memory_order_relaxed) > 0;
+  bool sound = true;
+  const std::size_t count = walk(frames, careful, &sound);
+  if (!sound) {
+    if (!off_.exchange(true)) failed_ = true;
+    return 0;
+  }
+  if (careful && count > 0) to_prove_.fetch_sub(1, std::memory_order_relaxed);
+  return count;
+}
+
+// An interpreter that ends destroys the frames of other threads, so whether it does is asked before each of them.
+std::size_t PythonFrames::walk(std::span<PythonFrame> frames, bool careful, bool* sound) const noexcept {
+  if (runtime_.is_initialized() == 0) return 0;
+  if (runtime_.main_interpreter != nullptr && runtime_.newest_interpreter() != runtime_.main_interpreter()) return 0;
+  const std::byte* at = nullptr;
+  *sound = innermost(careful, &at);
+  std::size_t count = 0;
+  for (std::size_t depth = 0; *sound && at != nullptr && depth < kDeepest; ++depth) {
+    if (count == frames.size() && !careful) break;
+    if (runtime_.is_initialized() == 0) return 0;
+    PythonFrame frame;
+    const Step step = take(at, careful, &frame);
+    if (step == Step::Taken && count < frames.size()) frames[count++] = frame;
+    *sound = step != Step::Failed && get(at + runtime_.layout.frame_previous, careful, &at);
+  }
+  return count;
+}
+
+// False when it cannot be read. The frame may be null.
+bool PythonFrames::innermost(bool careful, const std::byte** frame) const noexcept {
+  *frame = nullptr;
+  const auto* thread = static_cast<const std::byte*>(runtime_.this_thread());
+  if (thread == nullptr) return true;
+  const std::byte* found = nullptr;
+  if (!get(thread + runtime_.layout.thread_frame, careful, &found)) return false;
+  if (runtime_.layout.through != PythonLayout::kNone && found != nullptr &&
+      !get(found + runtime_.layout.through, careful, &found)) {
+    return false;
+  }
+  *frame = found;
+  return true;
+}
+
+PythonFrames::Step PythonFrames::take(const std::byte* at, bool careful, PythonFrame* frame) const noexcept {
+  const PythonLayout& layout = runtime_.layout;
+  std::uint8_t owner = 0;
+  if (layout.frame_owner != PythonLayout::kNone && !get(at + layout.frame_owner, careful, &owner)) return Step::Failed;
+  if (owner > kLastOwner) return owner <= kLastOwner + 2 ? Step::Passed : Step::Failed;
+  std::uintptr_t code = 0;
+  if (!get(at + layout.frame_code, careful, &code)) return Step::Failed;
+  frame->code = reinterpret_cast<const std::byte*>(code & ~kTag);
+  if (frame->code == nullptr || !has_type(frame->code, layout, runtime_.code_type, careful)) return Step::Failed;
+  if (layout.instruction_is_number) {
+    if (!get(at + layout.frame_instruction, careful, &frame->instruction)) return Step::Failed;
+  } else {
+    const std::byte* instruction = nullptr;
+    if (!get(at + layout.frame_instruction, careful, &instruction)) return Step::Failed;
+    const std::ptrdiff_t offset = instruction - (frame->code + layout.code_instructions);
+    if (offset < -2 || offset > INT32_MAX) return Step::Failed;
+    frame->instruction = static_cast<std::int32_t>(offset / 2 - (offset < 0 && offset % 2 != 0 ? 1 : 0));
+  }
+  if (!fingerprint(careful, frame)) return Step::Failed;
+  if (careful && !is_named(*frame)) return Step::Failed;
+  return Step::Taken;
+}
+
+// Of all that a frame's name is made of: the addresses of the strings, and what the table of lines begins and ends
+// with.
+bool PythonFrames::fingerprint(bool careful, PythonFrame* frame) const noexcept {
+  const PythonLayout& layout = runtime_.layout;
+  const std::byte* name = nullptr;
+  const std::byte* file = nullptr;
+  const std::byte* lines = nullptr;
+  std::int32_t first_line = 0;
+  std::uint64_t size = 0;
+  if (!get(frame->code + layout.code_name, careful, &name) || !get(frame->code + layout.code_file, careful, &file) ||
+      !get(frame->code + layout.code_lines, careful, &lines) ||
+      !get(frame->code + layout.code_first_line, careful, &first_line) ||
+      (careful && !has_type(lines, layout, runtime_.bytes_type, careful)) ||
+      !get(lines + layout.bytes_size, careful, &size)) {
+    return false;
+  }
+  if (size > kLargestTable || (careful && size > 0 && !is_readable(lines + layout.bytes_data, size))) return false;
+  Checksum sum;
+  for (const void* address : {frame->code, name, file, lines}) sum.add_word(reinterpret_cast<std::uintptr_t>(address));
+  sum.add_word(static_cast<std::uint64_t>(first_line) << 32U ^ size);
+  const std::byte* data = lines + layout.bytes_data;
+  const std::size_t head = std::min<std::size_t>(size, kFingerprintBytes);
+  sum.add(data, head);
+  const std::size_t tail = std::min<std::size_t>(size - head, kFingerprintBytes);
+  sum.add(data + size - tail, tail);
+  frame->fingerprint = sum.value();
+  return true;
+}
+
+bool PythonFrames::is_named(const PythonFrame& frame) const noexcept {
+  for (const std::uint16_t field : {runtime_.layout.code_name, runtime_.layout.code_file}) {
+    const std::byte* name = nullptr;
+    if (!get(frame.code + field, /*careful=*/true, &name)) return false;
+    if (name == nullptr || !has_type(name, runtime_.layout, runtime_.text_type, /*careful=*/true)) return false;
+  }
+  return true;
+}
+
+bool PythonFrames::describe(const PythonFrame& frame, PythonPlace* place) const {
+  constexpr bool kCareful = true;
+  const PythonLayout& layout = runtime_.layout;
+  const std::byte* name = nullptr;
+  const std::byte* file = nullptr;
+  const std::byte* lines = nullptr;
+  std::int32_t first_line = 0;
+  std::uint64_t size = 0;
+  if (!get(frame.code + layout.code_name, kCareful, &name) || !get(frame.code + layout.code_file, kCareful, &file) ||
+      !get(frame.code + layout.code_lines, kCareful, &lines) ||
+      !get(frame.code + layout.code_first_line, kCareful, &first_line)) {
+    return false;
+  }
+  // Code that the interpreter has of itself, such as what runs behind an __init__, is named and filed the same.
+  if (name == file || !text(name, &place->function) || !text(file, &place->file)) return false;
+  place->line = 0;
+  if (!has_type(lines, layout, runtime_.bytes_type, kCareful)) return true;
+  if (!get(lines + layout.bytes_size, kCareful, &size) || size > kLargestTable) return true;
+  const std::byte* data = lines + layout.bytes_data;
+  if (size > 0 && !is_readable(data, size)) return true;
+  const std::span table(reinterpret_cast<const std::uint8_t*>(data), size);
+  place->line = python_line(table, layout.lines, first_line, frame.instruction);
+  return true;
+}
+
+// Only compact strings, with the characters behind the object: no other kind is made for code objects.
+bool PythonFrames::text(const std::byte* object, std::string* made) const {
+  constexpr bool kCareful = true;
+  const PythonLayout& layout = runtime_.layout;
+  std::uint64_t length = 0;
+  std::uint32_t state = 0;
+  if (object == nullptr || !has_type(object, layout, runtime_.text_type, kCareful) ||
+      !get(object + layout.text_length, kCareful, &length) || !get(object + layout.text_state, kCareful, &state)) {
+    return false;
+  }
+  const unsigned width = state >> 2U & 7U;  // of a character, in bytes
+  const bool compact = (state >> 5U & 1U) != 0, ascii = (state >> 6U & 1U) != 0;
+  if (!compact || (width != 1 && width != 2 && width != 4) || (ascii && width != 1)) return false;
+  const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(length, kMostCharacters));
+  const std::byte* data = object + (ascii ? layout.text_ascii : layout.text_other);
+  made->clear();
+  if (count > 0 && !is_readable(data, count * width)) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t character = 0;
+    std::memcpy(&character, data + i * width, width);  // the lowest byte comes first
+    append_utf8(character, made);
+  }
+  return true;
+}
+
+}  // namespace stalloc::record

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpose/record/readable.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+
+namespace stalloc::record {
+namespace {
+
+constexpr std::uintptr_t kPage = 4096;  // the smallest page of any Linux: larger ones are asked more than once
+constexpr std::uintptr_t kWord = 8;     // what the kernel reads
+constexpr int kNoSuchWay = -1;
+
+bool word_is_readable(std::uintptr_t address) noexcept {
+  return syscall(SYS_rt_sigprocmask, kNoSuchWay, address, nullptr, kWord) == -1 && errno == EINVAL;
+}
+
+// False under an emulator that refuses the way before it reads.
+bool kernel_answers() noexcept {
+  constexpr std::uintptr_t kNeverThere = kWord;
+  return !word_is_readable(kNeverThere);
+}
+
+}  // namespace
+
+bool is_readable(const void* address, std::size_t bytes) noexcept {
+  const int error = errno;
+  static const bool answers = kernel_answers();
+  const auto from = reinterpret_cast<std::uintptr_t>(address);
+  bool readable = answers && bytes > 0 && from + bytes > from;
+  if (readable) {
+    const std::uintptr_t last = (from + bytes - 1) / kWord * kWord;
+    readable = word_is_readable(last);
+    for (std::uintptr_t at = from / kWord * kWord; readable && at < last; at = (at / kPage + 1) * kPage) {
+      readable = word_is_readable(at);
+    }
+  }
+  errno = error;
+  return readable;
+}
+
+}  // namespace stalloc::record
