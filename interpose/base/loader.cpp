@@ -32,11 +32,6 @@ int visit_module(dl_phdr_info* info, std::size_t, void* data) {
   return 1;
 }
 
-int note_loads(dl_phdr_info* info, std::size_t, void* data) {
-  *static_cast<std::uint64_t*>(data) = info->dlpi_adds;
-  return 1;
-}
-
 struct SymbolSearch {
   const char* prefix;
   const char* symbol;
@@ -89,12 +84,6 @@ void pin(const void* address) noexcept {
 bool find_module(const void* address, Module* module) noexcept {
   ModuleSearch search{static_cast<const char*>(address), module};
   return dl_iterate_phdr(visit_module, &search) != 0;
-}
-
-std::uint64_t loads() noexcept {
-  std::uint64_t count = 0;
-  dl_iterate_phdr(note_loads, &count);
-  return count;
 }
 
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept {

@@ -2,7 +2,6 @@
 // The dynamic loader, without our own dlsym.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -32,9 +31,6 @@ struct Module {
 };
 // False when no module holds it. Takes the loader's lock.
 bool find_module(const void* address, Module* module) noexcept;
-
-// How many libraries were ever loaded: a number that changes with each.
-std::uint64_t loads() noexcept;
 
 // True when a library is loaded whose file name begins with one of `prefixes`.
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept;

@@ -27,6 +27,7 @@ const Interning::KnownModule* Interning::find(const void* address) {
   loader::Module range;
   if (!loader::find_module(address, &range)) return nullptr;
   const bool program = range.path == nullptr || *range.path == '\0';
+  expect_python();
   modules_.push_back({range, add_module(program ? program_path() : std::string(range.path), {})});
   return &modules_.back();
 }

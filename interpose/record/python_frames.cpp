@@ -19,9 +19,15 @@ constexpr std::uint64_t kLargestTable = 16ULL << 20;  // bytes
 constexpr std::size_t kMostCharacters = 4096;         // of a name; the rest is left out
 constexpr std::size_t kFingerprintBytes = 64;         // of a table of lines, from its beginning and from its end
 
-// Copies a value out of memory, which is there unless `careful`. False when it is not.
+// `object` may be any number that was read, so addresses are counted as numbers.
+const std::byte* inside(const std::byte* object, std::size_t offset) noexcept {
+  return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(object) + offset);
+}
+
+// Copies a value out of an object, which is there unless `careful`. False when it is not.
 template <class Value>
-bool get(const std::byte* from, bool careful, Value* value) noexcept {
+bool get(const std::byte* object, std::size_t offset, bool careful, Value* value) noexcept {
+  const std::byte* const from = inside(object, offset);
   if (careful && !is_readable(from, sizeof *value)) return false;
   std::memcpy(value, from, sizeof *value);
   return true;
@@ -49,7 +55,7 @@ void append_utf8(std::uint32_t character, std::string* to) {
 
 bool has_type(const std::byte* object, const PythonLayout& layout, const void* type, bool careful) noexcept {
   const void* found = nullptr;
-  return get(object + layout.object_type, careful, &found) && found == type;
+  return get(object, layout.object_type, careful, &found) && found == type;
 }
 
 }  // namespace
@@ -77,10 +83,10 @@ std::size_t PythonFrames::walk(std::span<PythonFrame> frames, bool careful, bool
   for (std::size_t depth = 0; *sound && at != nullptr && depth < kDeepest; ++depth) {
     if (count == frames.size() && !careful) break;
     if (runtime_.is_initialized() == 0) return 0;
-    PythonFrame frame;
+    PythonFrame frame{};
     const Step step = take(at, careful, &frame);
     if (step == Step::Taken && count < frames.size()) frames[count++] = frame;
-    *sound = step != Step::Failed && get(at + runtime_.layout.frame_previous, careful, &at);
+    *sound = step != Step::Failed && get(at, runtime_.layout.frame_previous, careful, &at);
   }
   return count;
 }
@@ -91,9 +97,9 @@ bool PythonFrames::innermost(bool careful, const std::byte** frame) const noexce
   const auto* thread = static_cast<const std::byte*>(runtime_.this_thread());
   if (thread == nullptr) return true;
   const std::byte* found = nullptr;
-  if (!get(thread + runtime_.layout.thread_frame, careful, &found)) return false;
+  if (!get(thread, runtime_.layout.thread_frame, careful, &found)) return false;
   if (runtime_.layout.through != PythonLayout::kNone && found != nullptr &&
-      !get(found + runtime_.layout.through, careful, &found)) {
+      !get(found, runtime_.layout.through, careful, &found)) {
     return false;
   }
   *frame = found;
@@ -103,20 +109,22 @@ bool PythonFrames::innermost(bool careful, const std::byte** frame) const noexce
 PythonFrames::Step PythonFrames::take(const std::byte* at, bool careful, PythonFrame* frame) const noexcept {
   const PythonLayout& layout = runtime_.layout;
   std::uint8_t owner = 0;
-  if (layout.frame_owner != PythonLayout::kNone && !get(at + layout.frame_owner, careful, &owner)) return Step::Failed;
+  if (layout.frame_owner != PythonLayout::kNone && !get(at, layout.frame_owner, careful, &owner)) return Step::Failed;
   if (owner > kLastOwner) return owner <= kLastOwner + 2 ? Step::Passed : Step::Failed;
   std::uintptr_t code = 0;
-  if (!get(at + layout.frame_code, careful, &code)) return Step::Failed;
+  if (!get(at, layout.frame_code, careful, &code)) return Step::Failed;
   frame->code = reinterpret_cast<const std::byte*>(code & ~kTag);
   if (frame->code == nullptr || !has_type(frame->code, layout, runtime_.code_type, careful)) return Step::Failed;
   if (layout.instruction_is_number) {
-    if (!get(at + layout.frame_instruction, careful, &frame->instruction)) return Step::Failed;
+    if (!get(at, layout.frame_instruction, careful, &frame->instruction)) return Step::Failed;
   } else {
     const std::byte* instruction = nullptr;
-    if (!get(at + layout.frame_instruction, careful, &instruction)) return Step::Failed;
-    const std::ptrdiff_t offset = instruction - (frame->code + layout.code_instructions);
-    if (offset < -2 || offset > INT32_MAX) return Step::Failed;
-    frame->instruction = static_cast<std::int32_t>(offset / 2 - (offset < 0 && offset % 2 != 0 ? 1 : 0));
+    if (!get(at, layout.frame_instruction, careful, &instruction)) return Step::Failed;
+    const auto offset =
+        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(instruction) -
+                                  (reinterpret_cast<std::uintptr_t>(frame->code) + layout.code_instructions));
+    if (offset < -2 || offset > INT32_MAX || offset % 2 != 0) return Step::Failed;
+    frame->instruction = static_cast<std::int32_t>(offset / 2);
   }
   if (!fingerprint(careful, frame)) return Step::Failed;
   if (careful && !is_named(*frame)) return Step::Failed;
@@ -132,18 +140,19 @@ bool PythonFrames::fingerprint(bool careful, PythonFrame* frame) const noexcept 
   const std::byte* lines = nullptr;
   std::int32_t first_line = 0;
   std::uint64_t size = 0;
-  if (!get(frame->code + layout.code_name, careful, &name) || !get(frame->code + layout.code_file, careful, &file) ||
-      !get(frame->code + layout.code_lines, careful, &lines) ||
-      !get(frame->code + layout.code_first_line, careful, &first_line) ||
+  if (!get(frame->code, layout.code_name, careful, &name) || !get(frame->code, layout.code_file, careful, &file) ||
+      !get(frame->code, layout.code_lines, careful, &lines) ||
+      !get(frame->code, layout.code_first_line, careful, &first_line) ||
       (careful && !has_type(lines, layout, runtime_.bytes_type, careful)) ||
-      !get(lines + layout.bytes_size, careful, &size)) {
+      !get(lines, layout.bytes_size, careful, &size)) {
     return false;
   }
-  if (size > kLargestTable || (careful && size > 0 && !is_readable(lines + layout.bytes_data, size))) return false;
+  if (size > kLargestTable || (careful && size > 0 && !is_readable(inside(lines, layout.bytes_data), size)))
+    return false;
   Checksum sum;
   for (const void* address : {frame->code, name, file, lines}) sum.add_word(reinterpret_cast<std::uintptr_t>(address));
   sum.add_word(static_cast<std::uint64_t>(first_line) << 32U ^ size);
-  const std::byte* data = lines + layout.bytes_data;
+  const std::byte* data = inside(lines, layout.bytes_data);
   const std::size_t head = std::min<std::size_t>(size, kFingerprintBytes);
   sum.add(data, head);
   const std::size_t tail = std::min<std::size_t>(size - head, kFingerprintBytes);
@@ -155,7 +164,7 @@ bool PythonFrames::fingerprint(bool careful, PythonFrame* frame) const noexcept 
 bool PythonFrames::is_named(const PythonFrame& frame) const noexcept {
   for (const std::uint16_t field : {runtime_.layout.code_name, runtime_.layout.code_file}) {
     const std::byte* name = nullptr;
-    if (!get(frame.code + field, /*careful=*/true, &name)) return false;
+    if (!get(frame.code, field, /*careful=*/true, &name)) return false;
     if (name == nullptr || !has_type(name, runtime_.layout, runtime_.text_type, /*careful=*/true)) return false;
   }
   return true;
@@ -169,17 +178,17 @@ bool PythonFrames::describe(const PythonFrame& frame, PythonPlace* place) const 
   const std::byte* lines = nullptr;
   std::int32_t first_line = 0;
   std::uint64_t size = 0;
-  if (!get(frame.code + layout.code_name, kCareful, &name) || !get(frame.code + layout.code_file, kCareful, &file) ||
-      !get(frame.code + layout.code_lines, kCareful, &lines) ||
-      !get(frame.code + layout.code_first_line, kCareful, &first_line)) {
+  if (!get(frame.code, layout.code_name, kCareful, &name) || !get(frame.code, layout.code_file, kCareful, &file) ||
+      !get(frame.code, layout.code_lines, kCareful, &lines) ||
+      !get(frame.code, layout.code_first_line, kCareful, &first_line)) {
     return false;
   }
   // Code that the interpreter has of itself, such as what runs behind an __init__, is named and filed the same.
   if (name == file || !text(name, &place->function) || !text(file, &place->file)) return false;
   place->line = 0;
   if (!has_type(lines, layout, runtime_.bytes_type, kCareful)) return true;
-  if (!get(lines + layout.bytes_size, kCareful, &size) || size > kLargestTable) return true;
-  const std::byte* data = lines + layout.bytes_data;
+  if (!get(lines, layout.bytes_size, kCareful, &size) || size > kLargestTable) return true;
+  const std::byte* data = inside(lines, layout.bytes_data);
   if (size > 0 && !is_readable(data, size)) return true;
   const std::span table(reinterpret_cast<const std::uint8_t*>(data), size);
   place->line = python_line(table, layout.lines, first_line, frame.instruction);
@@ -193,14 +202,14 @@ bool PythonFrames::text(const std::byte* object, std::string* made) const {
   std::uint64_t length = 0;
   std::uint32_t state = 0;
   if (object == nullptr || !has_type(object, layout, runtime_.text_type, kCareful) ||
-      !get(object + layout.text_length, kCareful, &length) || !get(object + layout.text_state, kCareful, &state)) {
+      !get(object, layout.text_length, kCareful, &length) || !get(object, layout.text_state, kCareful, &state)) {
     return false;
   }
   const unsigned width = state >> 2U & 7U;  // of a character, in bytes
   const bool compact = (state >> 5U & 1U) != 0, ascii = (state >> 6U & 1U) != 0;
   if (!compact || (width != 1 && width != 2 && width != 4) || (ascii && width != 1)) return false;
   const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(length, kMostCharacters));
-  const std::byte* data = object + (ascii ? layout.text_ascii : layout.text_other);
+  const std::byte* data = inside(object, ascii ? layout.text_ascii : layout.text_other);
   made->clear();
   if (count > 0 && !is_readable(data, count * width)) return false;
   for (std::size_t i = 0; i < count; ++i) {

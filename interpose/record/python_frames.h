@@ -16,9 +16,9 @@ namespace stalloc::record {
 
 // One frame. Valid until the thread returns to Python.
 struct PythonFrame {
-  const std::byte* code = nullptr;
-  std::int32_t instruction = 0;   // its number, in units of two bytes
-  std::uint64_t fingerprint = 0;  // of the code object's content: another object may come to lie at the same address
+  const std::byte* code;
+  std::int32_t instruction;   // its number, in units of two bytes
+  std::uint64_t fingerprint;  // of the code object's content: another object may come to lie at the same address
 };
 
 // What a frame is called.

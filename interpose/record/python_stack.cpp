@@ -6,7 +6,6 @@
 #include <atomic>
 #include <charconv>
 #include <cstring>
-#include <mutex>
 #include <new>
 
 #include "interpose/base/loader.h"
@@ -22,8 +21,8 @@ struct Interpreter {
 };
 
 std::atomic<Interpreter*> interpreter{nullptr};
-std::atomic<bool> unreadable{false};     // there is an interpreter, but frames of its kind cannot be read
-std::atomic<std::uint64_t> searched{0};  // what had been loaded when an interpreter was last looked for
+std::atomic<bool> worth_a_look{true};
+std::atomic<bool> unreadable{false};  // there is an interpreter, but frames of its kind cannot be read
 
 // In the global scope, as extension modules of Python find it, or in a libpython that was loaded for somebody alone.
 void* find_symbol(const char* name) noexcept {
@@ -78,12 +77,6 @@ Interpreter* make_interpreter(Version version, const char** why) noexcept {
 }
 
 void search() noexcept {
-  static std::mutex mutex;
-  // Another thread that searches now will find what there is.
-  const std::unique_lock lock(mutex, std::try_to_lock);
-  const std::uint64_t loads = loader::loads();
-  if (!lock.owns_lock() || interpreter.load() != nullptr || unreadable.load() || loads == searched.load()) return;
-  searched = loads;
   const auto version_text = find_function<const char* (*)()>("Py_GetVersion");
   if (version_text == nullptr) return;
   const Version version = parse_version(version_text());
@@ -99,11 +92,14 @@ void search() noexcept {
 
 }  // namespace
 
+void expect_python() noexcept {
+  if (interpreter.load() == nullptr && !unreadable.load()) worth_a_look = true;
+}
+
 std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept {
   Interpreter* found = interpreter.load(std::memory_order_acquire);
   if (found == nullptr) {
-    if (unreadable.load(std::memory_order_relaxed) || loader::loads() == searched.load(std::memory_order_relaxed))
-      return 0;
+    if (!worth_a_look.load(std::memory_order_relaxed) || !worth_a_look.exchange(false)) return 0;
     search();
     found = interpreter.load(std::memory_order_acquire);
     if (found == nullptr) return 0;

@@ -10,9 +10,13 @@
 namespace stalloc::record {
 
 // Fills `frames` with the Python frames of the calling thread, innermost first, and returns how many. Looks for an
-// interpreter when it is first called, and as long as there is none again whenever another library was loaded. Where
-// there is one whose frames cannot be read, says so in one line. Waits for nothing but the dynamic loader; thread-safe.
+// interpreter when it is first called. Where there is one whose frames cannot be read, says so in one line. Waits for
+// nothing but the dynamic loader; thread-safe.
 std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept;
+
+// To be called when code of another library than before has made a request: if there was no interpreter, there may be
+// one now, and the next stack is worth another look. Thread-safe.
+void expect_python() noexcept;
 
 // How many of the return addresses, innermost first, come before the first one inside the interpreter: what of the
 // native stack is inside the innermost Python frame. All of them before frames were captured. Thread-safe.

@@ -48,7 +48,7 @@ std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
 }  // namespace
 
 Recorder::Recorder(const Options& options, trace::Device (*describe)(int device))
-    : stacks_(options.stacks && call_stacks_available()),
+    : stacks_(options.stacks),
       stack_depth_(std::min<std::size_t>(options.stack_depth, kDeepestStack)),
       chunk_events_(options.trace_chunk),
       flush_ns_(std::uint64_t{options.trace_flush_ms} * 1'000'000U),
@@ -57,7 +57,9 @@ Recorder::Recorder(const Options& options, trace::Device (*describe)(int device)
       output_(absolute_path(expand_path(options.trace))),
       start_ns_(now_ns(CLOCK_MONOTONIC)),
       last_write_ns_(start_ns_) {
-  if (options.stacks && !stacks_) log::info("libunwind.so.8 is not installed: the trace will hold no call stacks");
+  if (stacks_ && !call_stacks_available()) {
+    log::info("libunwind.so.8 is not installed: the trace will hold no native call stacks, only Python's");
+  }
   process_ = {
       "stalloc " STALLOC_VERSION, static_cast<std::uint32_t>(::getpid()), launcher_rank(), host_name(), command_line(),
       now_ns(CLOCK_REALTIME)};

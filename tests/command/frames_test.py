@@ -4,6 +4,7 @@
 must show them."""
 
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -13,6 +14,7 @@ import bench
 from bench import SOURCE, TOOL, CommandTest
 
 PROGRAM = SOURCE / "tests" / "command" / "frames.py"
+PYTHON = os.environ.get("STALLOC_TEST_PYTHON", sys.executable)
 DEPTH = 32  # STALLOC_STACK_DEPTH, the default
 
 
@@ -36,7 +38,7 @@ class Trace:
 class Frames(CommandTest):
     def record(self, *program, **options):
         """Records the program, and returns its trace and what it expects of it."""
-        done = self.run_command("record", "--no-report", "--", sys.executable, *program, "expected.json", **options)
+        done = self.run_command("record", "--no-report", "--", PYTHON, *program, "expected.json", **options)
         self.said = done.stderr
         expected = json.loads((self.folder / "expected.json").read_text(encoding="utf-8"))
         return Trace(self.folder / "trace.fb"), {int(size): frames for size, frames in expected.items()}
@@ -52,7 +54,7 @@ class Frames(CommandTest):
 
     def test_follow_the_native_frames_inside_of_them(self):
         trace, _ = self.record(PROGRAM)
-        interpreters = ("python3", "libpython3")
+        interpreters = ("python", "libpython")
         for frames in trace.stacks.values():
             native = [frame for frame in frames if frame[0] is None]
             self.assertEqual(frames[:len(native)], native)
@@ -68,6 +70,13 @@ class Frames(CommandTest):
     def test_there_are_none_without_stacks(self):
         trace, expected = self.record(PROGRAM, variables={"STALLOC_STACKS": "off"})
         self.assertEqual(trace.stacks, {size: [] for size in expected})
+
+    def test_need_no_libunwind(self):
+        (self.folder / "libunwind.so.8").write_text("none")
+        folders = f"{self.folder}:{bench.SIMCUDA}"
+        trace, expected = self.record(PROGRAM, variables={"LD_LIBRARY_PATH": folders, "STALLOC_LOG_LEVEL": "info"})
+        self.assertIn("libunwind.so.8 is not installed", self.said)
+        self.assertEqual(trace.stacks, {size: frames[:DEPTH] for size, frames in expected.items()})
 
     def test_the_report_and_the_export_show_them(self):
         _, expected = self.record(PROGRAM)

@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   write("loop.fb", test::encode_trace(loop, 64));
   trace::Trace killed = loop;
   killed.closed = false;
-  killed.modules = {{1, "/usr/lib/libnccl.so.2"}};
+  killed.modules = {{1, "/usr/lib/libnccl.so.2"}, {2, "train.py", "step"}};
   killed.stacks = {{1, {trace::Frame(64, 1)}}};
   killed.events.resize(20);
   write("killed.fb", test::encode_trace(killed, 7));

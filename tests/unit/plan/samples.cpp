@@ -47,7 +47,7 @@ bool same_content(const trace::Trace& a, const trace::Trace& b) {
          same_bytes(a.events, b.events) &&
          equal(a.devices, b.devices,
                [](const trace::Device& d) { return std::tie(d.ordinal, d.name, d.total_bytes, d.granularity); }) &&
-         equal(a.modules, b.modules, [](const trace::Module& m) { return std::tie(m.id, m.path); }) &&
+         equal(a.modules, b.modules, [](const trace::Module& m) { return std::tie(m.id, m.path, m.function); }) &&
          std::equal(a.stacks.begin(), a.stacks.end(), b.stacks.begin(), b.stacks.end(),
                     [&same_bytes](const trace::Stack& p, const trace::Stack& q) {
                       return p.id == q.id && same_bytes(p.frames, q.frames);

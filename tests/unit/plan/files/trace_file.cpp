@@ -19,8 +19,8 @@ trace::Trace small_trace() {
   calls.free_sync(second);
   calls.share(second, 8);
   trace::Trace trace = calls.trace();
-  trace.modules = {{1, "/usr/lib/libnccl.so.2"}, {2, "/opt/python"}};
-  trace.stacks = {{1, {trace::Frame(0x10, 1), trace::Frame(0x20, 2)}}, {2, {}}};
+  trace.modules = {{1, "/usr/lib/libnccl.so.2"}, {2, "/opt/python"}, {3, "train.py", "größe"}};
+  trace.stacks = {{1, {trace::Frame(0x10, 1), trace::Frame(0x20, 2), trace::Frame(7, 3)}}, {2, {}}};
   return trace;
 }
 

@@ -70,9 +70,9 @@ def unwinder():
     try:
         ctypes.CDLL("libunwind.so.8")
     except OSError:
-        return Finding("stacks", NOTE, "libunwind.so.8 is not installed: traces have no call stacks",
+        return Finding("stacks", NOTE, "libunwind.so.8 is not installed: traces have call stacks of Python alone",
                        "Debian, Ubuntu: apt-get install libunwind8")
-    return Finding("stacks", GOOD, "libunwind.so.8: traces have call stacks")
+    return Finding("stacks", GOOD, "libunwind.so.8: traces have native call stacks")
 
 
 def entries(folder):

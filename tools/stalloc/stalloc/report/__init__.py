@@ -16,7 +16,7 @@ Makes one HTML file of a recorded run, which opens offline: live bytes over time
 time by address, who holds the memory at the peak, the holes at the peak of PyTorch's allocator, and whether the run fits
 another card. Without PLAN one is made for it.
 
-TRACE may be a memory snapshot of PyTorch's with a history, too; the report then shows Python's call stacks."""
+TRACE may be a memory snapshot of PyTorch's with a history, too; the report then shows the call stacks in it."""
 EPILOG = """\
 examples:
   stalloc report trace.fb -o report.html
