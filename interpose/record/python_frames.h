@@ -58,7 +58,7 @@ class PythonFrames {
   bool describe(const PythonFrame& frame, PythonPlace* place) const;
 
   // True once after frames were found not to be as they should.
-  [[nodiscard]] bool has_just_failed() noexcept { return failed_.exchange(false); }
+  [[nodiscard]] bool has_just_failed() noexcept { return failed_.load() && failed_.exchange(false); }
 
  private:
   enum class Step : std::uint8_t { Taken, Passed, Failed };
