@@ -125,8 +125,13 @@ class Tables(unittest.TestCase):
             "native": turns([9, 9, 1, 2, 4], 3 * GIB, 4 * GIB), "dynamic": turns([1, 1, 1.1, 2.2, 4.4], 3 * GIB, 3.25 * GIB)}}
         ready = {"import_seconds": 5.0, "initialize_seconds": 1.0, "make_seconds": 2.0, "used_before": {}}
         cost["ready"] = dict.fromkeys(cost["rounds"], ready)
+        self.assertIn("| stalloc, no plan | 3.00 | 3.25 | 7.7 % | 75.0 % |  | 1.100", self.written(costs=[cost]))
+        # What the allocator held before the model was made counts, as far as nothing lived in it.
+        ready |= {"used_before": {"process": 4 * GIB}, "idle_before": 3 * GIB}
+        for turn in cost["rounds"]["dynamic"]:
+            turn["used"] = {"process": 5 * GIB}
         said = self.written(costs=[cost])
-        self.assertIn("| stalloc, no plan | 3.00 | 3.25 | 7.7 % | 75.0 % |  | 1.100 (1.100 to 1.100) | 2.200 |", said)
+        self.assertIn("| stalloc, no plan | 3.00 | 3.25 | 7.7 % | 75.0 % | 4.00 | 1.100 (1.100 to 1.100) | 2.200 |", said)
 
     def test_the_fastest_that_fits(self):
         fits = [self.fit("llama-1b", "native", 0, 1), self.fit("llama-1b-recompute", "native", 8, 1.0, "full"),

@@ -39,10 +39,13 @@ def held(turns):
 def by_driver(result, allocator):
     """By how much the memory in use grew as the driver counts it, without the context and the libraries' own; None: not
     known."""
-    before, turns = result["ready"].get(allocator, {}).get("used_before", {}), result["rounds"][allocator]
+    ready, turns = result["ready"].get(allocator, {}), result["rounds"][allocator]
+    if "idle_before" not in ready:
+        return None
+    before = ready.get("used_before", {})
     which = "process" if "process" in before else None if result["at_once"] else "device"
     used = [turn["used"][which] for turn in turns if which and which in turn["used"]]
-    return max(used) - before[which] if used and which in before else None
+    return max(used) - (before[which] - ready["idle_before"]) if used and which in before else None
 
 
 def ratios(turns, reference):

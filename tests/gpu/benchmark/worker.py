@@ -155,11 +155,13 @@ def main():
     meter = TorchMeter(kind, begin["limit"]) if framework == "torch" else OtherMeter(framework)
     device = Device(kind)
     before, initialized = device.used(), time.perf_counter() - began
+    statistics = read_statistics()
+    said = statistics()
+    idle = said["physical"] - said["live"] if said else 0  # with a plan, all its memory is there at the first request
     began = time.perf_counter()
     program = workloads.make_program(name, workloads.Options(**begin["options"]), kind)
     meter.synchronize()
-    statistics = read_statistics()
-    print(json.dumps({"used_before": before, "import_seconds": imported, "initialize_seconds": initialized,
+    print(json.dumps({"used_before": before, "idle_before": idle, "import_seconds": imported, "initialize_seconds": initialized,
                       "make_seconds": time.perf_counter() - began}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line), program, meter, device, statistics)), file=answers, flush=True)
