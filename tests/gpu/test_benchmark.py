@@ -141,6 +141,19 @@ class Tables(unittest.TestCase):
         self.assertIn("| PyTorch native | recompute full, 8×2048 | 1000 | 1.000 |", said)
         self.assertIn("| stalloc, no plan | recompute none, 4×2048 | 2000 | 2.000 |", said)
 
+    def test_what_only_stalloc_trains(self):
+        fits = [self.fit("llama-1b", "native", 4, 1.0), self.fit("llama-1b", "expandable", 5, 2.0),
+                self.fit("llama-1b-selective", "native", 9, 0.5, "selective"), self.fit("llama-1b", "dynamic", 6, 1.0)]
+        said = self.written(fits=fits)
+        self.assertIn("## What only stalloc trains", said)
+        row = next(line for line in said.splitlines() if "| 6×2048 |" in line and "recompute" in line)
+        self.assertIn("| stalloc, no plan | 6×2048 |", row)
+        self.assertTrue(row.endswith("| PyTorch native, recompute selective, 9×2048: 2000 | 0.500 |"), row)
+        fits[-1] = self.fit("llama-1b", "dynamic", 5, 1.0)
+        self.assertNotIn("## What only stalloc trains", self.written(fits=fits))
+        del fits[1]  # without expandable segments there is nothing to say
+        self.assertNotIn("## What only stalloc trains", self.written(fits=fits))
+
     def test_what_failed_is_shown(self):
         self.assertIn("failed: no such kernel", self.written(fits=[{"failed": "no such kernel"}]))
         self.assertIn("not measured: no such kernel", self.written(costs=[{"failed": "no such kernel"}]))

@@ -201,6 +201,33 @@ def ladder_table(results, allocators, ladders):
     return "\n".join(lines) + "\n"
 
 
+def only_table(results, allocators, ladders):
+    """Sizes at which every other allocator that was tried, native and expandable segments among them, ran out of memory
+    and stalloc trained; and its tokens a second beside the most that another had at its own largest size, in any
+    training of the same ladder. Empty when there is none."""
+    groups = grouped(results)
+    ours = {name for name, allocator in allocators.items() if allocator.variant in ("dynamic", "record", "serve")}
+    lines = []
+    for (name, limit), found in groups.items():
+        others = {allocator: result for allocator, result in found.items() if allocator not in ours}
+        if not {"native", "expandable"} <= set(others):
+            continue
+        alike = next((names for names in ladders.values() if name in names), (name,))
+        speeds = {f"{allocators[allocator].title}, recompute {result['options']['recompute']}, {size_of(result)}": speed(result)
+                  for each in alike for allocator, result in groups.get((each, limit), {}).items()
+                  if allocator not in ours and result["largest"]}
+        best = max(speeds, key=speeds.get, default=None)
+        most = max(result["largest"] for result in others.values())
+        for allocator in allocators:
+            if best is None or allocator not in ours or found.get(allocator, {}).get("largest", 0) <= most:
+                continue
+            result = found[allocator]
+            lines.append(f"| {name} | {card_of(limit)} | {allocators[allocator].title} | {size_of(result)} | {speed(result):.0f} | "
+                         f"{best}: {speeds[best]:.0f} | {speed(result) / speeds[best]:.3f} |")
+    head = "| workload | card | allocator | trains | tokens/s | the best that others train | ratio |\n" + "|---" * 7 + "|\n"
+    return head + "\n".join(lines) + "\n" if lines else ""
+
+
 # --- everything ---
 
 def in_a_line(result):
@@ -270,6 +297,8 @@ def write(raw, out, order, allocators, ladders):
     text = "## Environment\n\n" + "\n".join(f"- {one} (last {when})" for one, when in environments.items()) + "\n"
     if fits:
         text += "\n## What fits\n\n" + fit_table(fits, allocators)
+        only = only_table(fits, allocators, ladders)
+        text += f"\n## What only stalloc trains\n\n{only}" if only else ""
         text += "\n## The fastest that fits\n\n" + ladder_table(fits, allocators, ladders)
     if costs:
         text += "\n## Memory and time\n\n" + "\n".join(cost_table(result, allocators) for result in costs)
