@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -47,6 +48,15 @@ void activate(Context& context, int device) {
 void retire(Context& context, std::vector<Point>* points) {
   context.active = false;
   for (Point& point : close_streams(context)) points->push_back(std::move(point));
+}
+
+// Whether some context of `device` may touch the memory of `peer`: access is by device here, not by context.
+bool may_touch(int device, int peer) {
+  const std::scoped_lock lock(contexts_mutex);
+  return std::any_of(contexts().begin(), contexts().end(), [device, peer](const auto& entry) {
+    const Context& context = *entry.second;
+    return context.active && context.device == device && (context.peers >> peer & 1) != 0;
+  });
 }
 
 // Opens a device's heap of cuMemAlloc and its memory of graphs to another device, or closes them.
@@ -298,7 +308,7 @@ CUresult context_disable_peer(CUcontext peer_handle) {
   if ((root_of(*context).peers.fetch_and(~(1U << peer->device)) >> peer->device & 1) == 0) {
     return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   }
-  open_to_peer(peer->device, context->device, false);
+  if (!may_touch(context->device, peer->device)) open_to_peer(peer->device, context->device, false);
   return CUDA_SUCCESS;
 }
 

@@ -111,6 +111,28 @@ TEST_CASE("memory of cuMemAlloc is open to a peer that asked") {
   REQUIRE(cuMemFree(at) == CUDA_SUCCESS);
 }
 
+TEST_CASE("a context that closes its access to a peer leaves others of its device theirs") {
+  const Machine machine;
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAlloc(&at, 4096) == CUDA_SUCCESS);
+  CUcontext home = nullptr;
+  REQUIRE(cuCtxGetCurrent(&home) == CUDA_SUCCESS);
+  {
+    const Peer peer;
+    REQUIRE(cuCtxEnablePeerAccess(home, 0) == CUDA_SUCCESS);
+    CUcontext other = make_context(1);
+    REQUIRE(cuCtxEnablePeerAccess(home, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxDisablePeerAccess(home) == CUDA_SUCCESS);
+    REQUIRE(cuCtxDestroy(other) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD32Async(at, 3, 1, nullptr) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    REQUIRE(cuCtxDisablePeerAccess(home) == CUDA_SUCCESS);
+    REQUIRE(cuMemsetD32Async(at, 3, 1, nullptr) == CUDA_SUCCESS);
+    CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
+  }
+  REQUIRE(cuMemFree(at) == CUDA_SUCCESS);
+}
+
 TEST_CASE("a device has no more memory than its size") {
   const Machine machine;
   const std::uint64_t all = free_bytes();
