@@ -64,10 +64,24 @@ CHECK_OF_DOOR(statistics) {
     EXPECT(stats.allocation[0].current == 2);
     EXPECT(stats.reserved_bytes[0].current >= stats.allocated_bytes[0].current);
     expect_consistent();
+    // by pools, as PyTorch's own allocator has them: [1] of small blocks, [2] of large ones
+    EXPECT(stats.allocation[1].current == 1 && stats.allocation[2].current == 1);
+    EXPECT(stats.allocated_bytes[1].current == 1024 && stats.requested_bytes[1].current == 1000);
+    EXPECT(stats.allocated_bytes[2].current == static_cast<std::int64_t>(5 * kMiB));
+    EXPECT(stats.reserved_bytes[1].current >= stats.allocated_bytes[1].current);
+    EXPECT(stats.reserved_bytes[2].current >= stats.allocated_bytes[2].current);
+    EXPECT(stats.reserved_bytes[1].current + stats.reserved_bytes[2].current == stats.reserved_bytes[0].current);
   }
   EXPECT(allocated() == 0);
+  EXPECT(figures().allocated_bytes[1].peak == 1024 && figures().allocation[1].freed == 1);
+  {
+    Tensor small(kMiB);
+    EXPECT(figures().allocation[1].current == 1);
+    Tensor large(kMiB + 1);
+    EXPECT(figures().allocation[1].current == 1 && figures().allocation[2].current == 1);
+  }
   EXPECT(figures().allocated_bytes[0].peak == static_cast<std::int64_t>(1024 + 5 * kMiB));
-  EXPECT(figures().allocation[0].allocated == 2 && figures().allocation[0].freed == 2);
+  EXPECT(figures().allocation[0].allocated == 4 && figures().allocation[0].freed == 4);
   allocator().resetPeakStats(0);
   EXPECT(figures().allocated_bytes[0].peak == 0);
   allocator().resetAccumulatedStats(0);

@@ -12,46 +12,48 @@
 
 namespace stalloc::torch::door {
 
-// Of one device. stalloc has no pool of small blocks: all of its half counts as "large". It has no segments of its own
-// either that could be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not
-// thread-safe.
+// Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks. stalloc has
+// one memory for both; of what it holds, as much counts as small as small tensors live. It has no segments of its own
+// that could be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not thread-safe.
 class Statistics {
  public:
   void allocated(std::size_t requested, std::size_t bytes, std::uint64_t held) {
-    add(kCount, 1);
-    add(kBytes, static_cast<std::int64_t>(bytes));
-    add(kRequested, static_cast<std::int64_t>(requested));
-    holds(held);
+    const Pool pool = pool_of(bytes);
+    add(pool, kCount, 1);
+    add(pool, kBytes, static_cast<std::int64_t>(bytes));
+    add(pool, kRequested, static_cast<std::int64_t>(requested));
+    const bool grown = note_held(held);
+    note_peaks(pool);
+    if (grown && pool == kSmall) note_peaks(kLarge);
   }
   void freed(std::size_t requested, std::size_t bytes) {
-    subtract(kCount, 1);
-    subtract(kBytes, static_cast<std::int64_t>(bytes));
-    subtract(kRequested, static_cast<std::int64_t>(requested));
+    const Pool pool = pool_of(bytes);
+    subtract(pool, kCount, 1);
+    subtract(pool, kBytes, static_cast<std::int64_t>(bytes));
+    subtract(pool, kRequested, static_cast<std::int64_t>(requested));
   }
   // Physical memory of stalloc's for the device.
   void holds(std::uint64_t bytes) {
-    const auto held = static_cast<std::int64_t>(bytes);
-    Tally& tally = own_[kHeld];
-    if (held > tally.current) add(kHeld, held - tally.current);
-    if (held < tally.current) subtract(kHeld, tally.current - held);
-    note_peaks();
+    note_held(bytes);
+    note_peaks(kLarge);
   }
   void retried() { ++retries_; }
 
   // The native allocator's half is now this.
   void native_is(const DeviceStats& stats) {
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
-      for (std::size_t type = 0; type < 2; ++type) native_[i][type] = (stats.*kMerged[i].stat)[kTypes[type]].current;
+      for (std::size_t type = 0; type < kTypes; ++type) native_[i][type] = (stats.*kMerged[i].stat)[type].current;
     }
-    note_peaks();
+    note_peaks(kSmall);
+    note_peaks(kLarge);
   }
   // Adds stalloc's half.
   void merge_into(DeviceStats* stats) {
     native_is(*stats);
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
-      const Tally& own = own_[kMerged[i].tally];
-      for (std::size_t type = 0; type < 2; ++type) {
-        auto& stat = (stats->*kMerged[i].stat)[kTypes[type]];
+      for (std::size_t type = 0; type < kTypes; ++type) {
+        const Tally own = of_type(kMerged[i].tally, type);
+        auto& stat = (stats->*kMerged[i].stat)[type];
         stat.current += own.current;
         stat.allocated += own.allocated;
         stat.freed += own.freed;
@@ -62,19 +64,27 @@ class Statistics {
   }
 
   void reset_accumulated() {
-    for (Tally& tally : own_) tally.allocated = tally.freed = 0;
+    for (auto& pool : own_) {
+      for (Tally& tally : pool) tally.allocated = tally.freed = 0;
+    }
     retries_ = 0;
   }
   void reset_peaks() {
     peaks_ = {};
-    note_peaks();
+    note_peaks(kSmall);
+    note_peaks(kLarge);
   }
-  [[nodiscard]] std::int64_t own_bytes() const { return own_[kBytes].current; }
-  [[nodiscard]] std::int64_t bytes() const { return own_[kBytes].current + native_[kAllocatedBytes][0]; }
-  [[nodiscard]] std::int64_t reserved() const { return own_[kHeld].current + native_[kReservedBytes][0]; }
-  [[nodiscard]] std::int64_t native_reserved() const { return native_[kReservedBytes][0]; }
+  [[nodiscard]] std::int64_t own_bytes() const { return current(kBytes, kAll); }
+  [[nodiscard]] std::int64_t bytes() const { return own_bytes() + native_[kAllocatedBytes][kAll]; }
+  [[nodiscard]] std::int64_t reserved() const { return current(kHeld, kAll) + native_[kReservedBytes][kAll]; }
+  [[nodiscard]] std::int64_t native_reserved() const { return native_[kReservedBytes][kAll]; }
 
  private:
+  // As c10's StatType.
+  enum Pool : std::size_t { kSmall = 1, kLarge = 2 };
+  static constexpr std::size_t kAll = 0;
+  static constexpr std::size_t kTypes = 3;
+  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as PyTorch rounds them
   enum : std::size_t { kCount, kBytes, kRequested, kHeld, kTallies };
   struct Tally {
     std::int64_t current = 0;
@@ -92,28 +102,54 @@ class Statistics {
                                                      {&DeviceStats::requested_bytes, kRequested},
                                                      {&DeviceStats::reserved_bytes, kHeld}}};
   enum : std::size_t { kAllocatedBytes = 2, kReservedBytes = 5 };  // of kMerged
-  // All of them, and the large ones.
-  static constexpr std::array<std::size_t, 2> kTypes = {0, 2};
 
-  void add(std::size_t tally, std::int64_t amount) {
-    own_[tally].current += amount;
-    own_[tally].allocated += amount;
+  static Pool pool_of(std::size_t bytes) { return bytes <= kLargestSmall ? kSmall : kLarge; }
+  Tally& own(Pool pool, std::size_t tally) { return own_[pool - kSmall][tally]; }
+  [[nodiscard]] const Tally& own(Pool pool, std::size_t tally) const { return own_[pool - kSmall][tally]; }
+
+  void add(Pool pool, std::size_t tally, std::int64_t amount) {
+    own(pool, tally).current += amount;
+    own(pool, tally).allocated += amount;
   }
-  void subtract(std::size_t tally, std::int64_t amount) {
-    own_[tally].current -= amount;
-    own_[tally].freed += amount;
+  void subtract(Pool pool, std::size_t tally, std::int64_t amount) {
+    own(pool, tally).current -= amount;
+    own(pool, tally).freed += amount;
   }
-  void note_peaks() {
+  // True when it has grown.
+  bool note_held(std::uint64_t bytes) {
+    const std::int64_t more = static_cast<std::int64_t>(bytes) - own(kLarge, kHeld).current;
+    if (more > 0) add(kLarge, kHeld, more);
+    if (more < 0) subtract(kLarge, kHeld, -more);
+    return more > 0;
+  }
+
+  // What is held is tallied as large.
+  [[nodiscard]] std::int64_t current(std::size_t tally, std::size_t type) const {
+    const std::int64_t small = own(kSmall, tally == kHeld ? kBytes : tally).current;
+    if (type == kSmall) return small;
+    const std::int64_t large = own(kLarge, tally).current - (tally == kHeld ? small : 0);
+    return type == kLarge ? large : small + large;
+  }
+  [[nodiscard]] Tally of_type(std::size_t tally, std::size_t type) const {
+    const Tally& small = own(kSmall, tally);
+    const Tally& large = own(kLarge, tally);
+    const std::int64_t now = current(tally, type);
+    if (type == kSmall) return {now, small.allocated, small.freed};
+    if (type == kLarge) return {now, large.allocated, large.freed};
+    return {now, small.allocated + large.allocated, small.freed + large.freed};
+  }
+  // Of all, and of one pool.
+  void note_peaks(Pool pool) {
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
-      const std::int64_t own = own_[kMerged[i].tally].current;
-      peaks_[i][0] = std::max(peaks_[i][0], own + native_[i][0]);
-      peaks_[i][1] = std::max(peaks_[i][1], own + native_[i][1]);
+      for (const std::size_t type : {kAll, static_cast<std::size_t>(pool)}) {
+        peaks_[i][type] = std::max(peaks_[i][type], current(kMerged[i].tally, type) + native_[i][type]);
+      }
     }
   }
 
-  std::array<Tally, kTallies> own_{};
-  std::array<std::array<std::int64_t, 2>, kMerged.size()> native_{};
-  std::array<std::array<std::int64_t, 2>, kMerged.size()> peaks_{};
+  std::array<std::array<Tally, kTallies>, 2> own_{};  // of small and large tensors
+  std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
+  std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;
 };
 
