@@ -58,6 +58,32 @@ bool has_type(const std::byte* object, const PythonLayout& layout, const void* t
   return get(object, layout.object_type, careful, &found) && found == type;
 }
 
+// What a frame's name is made of, as a code object has it.
+struct Code {
+  const std::byte* name = nullptr;
+  const std::byte* file = nullptr;
+  const std::byte* lines = nullptr;  // the table of lines
+  std::int32_t first_line = 0;
+};
+
+bool read_code(const std::byte* object, const PythonLayout& layout, bool careful, Code* code) noexcept {
+  return get(object, layout.code_name, careful, &code->name) && get(object, layout.code_file, careful, &code->file) &&
+         get(object, layout.code_lines, careful, &code->lines) &&
+         get(object, layout.code_first_line, careful, &code->first_line);
+}
+
+// The bytes of a table of lines; false where it is no such table.
+bool read_table(const std::byte* lines, const PythonLayout& layout, const void* bytes_type, bool careful,
+                std::span<const std::uint8_t>* table) noexcept {
+  std::uint64_t size = 0;
+  if (careful && !has_type(lines, layout, bytes_type, careful)) return false;
+  if (!get(lines, layout.bytes_size, careful, &size) || size > kLargestTable) return false;
+  const std::byte* const data = inside(lines, layout.bytes_data);
+  if (careful && size > 0 && !is_readable(data, size)) return false;
+  *table = {reinterpret_cast<const std::uint8_t*>(data), static_cast<std::size_t>(size)};
+  return true;
+}
+
 }  // namespace
 
 std::size_t PythonFrames::capture(std::span<PythonFrame> frames) noexcept {
@@ -134,29 +160,19 @@ PythonFrames::Step PythonFrames::take(const std::byte* at, bool careful, PythonF
 // Of all that a frame's name is made of: the addresses of the strings, and what the table of lines begins and ends
 // with.
 bool PythonFrames::fingerprint(bool careful, PythonFrame* frame) const noexcept {
-  const PythonLayout& layout = runtime_.layout;
-  const std::byte* name = nullptr;
-  const std::byte* file = nullptr;
-  const std::byte* lines = nullptr;
-  std::int32_t first_line = 0;
-  std::uint64_t size = 0;
-  if (!get(frame->code, layout.code_name, careful, &name) || !get(frame->code, layout.code_file, careful, &file) ||
-      !get(frame->code, layout.code_lines, careful, &lines) ||
-      !get(frame->code, layout.code_first_line, careful, &first_line) ||
-      (careful && !has_type(lines, layout, runtime_.bytes_type, careful)) ||
-      !get(lines, layout.bytes_size, careful, &size)) {
-    return false;
-  }
-  if (size > kLargestTable || (careful && size > 0 && !is_readable(inside(lines, layout.bytes_data), size)))
-    return false;
+  Code code;
+  std::span<const std::uint8_t> table;
+  if (!read_code(frame->code, runtime_.layout, careful, &code)) return false;
+  if (!read_table(code.lines, runtime_.layout, runtime_.bytes_type, careful, &table)) return false;
   Checksum sum;
-  for (const void* address : {frame->code, name, file, lines}) sum.add_word(reinterpret_cast<std::uintptr_t>(address));
-  sum.add_word(static_cast<std::uint64_t>(first_line) << 32U ^ size);
-  const std::byte* data = inside(lines, layout.bytes_data);
-  const std::size_t head = std::min<std::size_t>(size, kFingerprintBytes);
-  sum.add(data, head);
-  const std::size_t tail = std::min<std::size_t>(size - head, kFingerprintBytes);
-  sum.add(data + size - tail, tail);
+  for (const void* address : {frame->code, code.name, code.file, code.lines}) {
+    sum.add_word(reinterpret_cast<std::uintptr_t>(address));
+  }
+  sum.add_word(static_cast<std::uint64_t>(code.first_line) << 32U ^ table.size());
+  const std::size_t head = std::min(table.size(), kFingerprintBytes);
+  sum.add(table.data(), head);
+  const std::size_t tail = std::min(table.size() - head, kFingerprintBytes);
+  sum.add(table.data() + table.size() - tail, tail);
   frame->fingerprint = sum.value();
   return true;
 }
@@ -172,26 +188,13 @@ bool PythonFrames::is_named(const PythonFrame& frame) const noexcept {
 
 bool PythonFrames::describe(const PythonFrame& frame, PythonPlace* place) const {
   constexpr bool kCareful = true;
-  const PythonLayout& layout = runtime_.layout;
-  const std::byte* name = nullptr;
-  const std::byte* file = nullptr;
-  const std::byte* lines = nullptr;
-  std::int32_t first_line = 0;
-  std::uint64_t size = 0;
-  if (!get(frame.code, layout.code_name, kCareful, &name) || !get(frame.code, layout.code_file, kCareful, &file) ||
-      !get(frame.code, layout.code_lines, kCareful, &lines) ||
-      !get(frame.code, layout.code_first_line, kCareful, &first_line)) {
-    return false;
-  }
+  Code code;
+  if (!read_code(frame.code, runtime_.layout, kCareful, &code)) return false;
   // Code that the interpreter has of itself, such as what runs behind an __init__, is named and filed the same.
-  if (name == file || !text(name, &place->function) || !text(file, &place->file)) return false;
-  place->line = 0;
-  if (!has_type(lines, layout, runtime_.bytes_type, kCareful)) return true;
-  if (!get(lines, layout.bytes_size, kCareful, &size) || size > kLargestTable) return true;
-  const std::byte* data = inside(lines, layout.bytes_data);
-  if (size > 0 && !is_readable(data, size)) return true;
-  const std::span table(reinterpret_cast<const std::uint8_t*>(data), size);
-  place->line = python_line(table, layout.lines, first_line, frame.instruction);
+  if (code.name == code.file || !text(code.name, &place->function) || !text(code.file, &place->file)) return false;
+  std::span<const std::uint8_t> table;
+  const bool has_lines = read_table(code.lines, runtime_.layout, runtime_.bytes_type, kCareful, &table);
+  place->line = has_lines ? python_line(table, runtime_.layout.lines, code.first_line, frame.instruction) : 0;
   return true;
 }
 

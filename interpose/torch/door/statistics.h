@@ -13,8 +13,9 @@
 namespace stalloc::torch::door {
 
 // Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks. stalloc has
-// one memory for both; of what it holds, as much counts as small as small tensors live. It has no segments of its own
-// that could be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not thread-safe.
+// one memory for both; of what it holds, as many bytes count as small as small tensors have. It has no segments of its
+// own that could be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not
+// thread-safe.
 class Statistics {
  public:
   void allocated(std::size_t requested, std::size_t bytes, std::uint64_t held) {
