@@ -10,7 +10,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("STALLOC_BUILD", SOURCE / "build" / "release"))
+BUILD = pathlib.Path(os.environ.get("STALLOC_BUILD", SOURCE / "build" / "release")).resolve()
 COMMAND = SOURCE / "tools" / "stalloc" / "bin" / "stalloc"
 LIBRARY = BUILD / "interpose" / "libstalloc_interpose.so"
 TOOL = BUILD / "tools" / "stalloc-plan" / "stalloc-plan"
