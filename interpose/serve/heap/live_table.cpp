@@ -85,9 +85,9 @@ bool LiveTable::make_index() noexcept {
   }
 }
 
-void LiveTable::index_insert(const LiveEntry& entry) noexcept {
+void LiveTable::index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept {
   try {
-    index_->emplace(entry.address, entry.bytes);
+    index_->emplace(address, bytes);
     index_kept();
   } catch (const std::bad_alloc&) {
     index_.reset();
