@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file does: library and door must agree. */
-#define STALLOC_DOOR_INTERFACE 2
+#define STALLOC_DOOR_INTERFACE 3
 
 enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
@@ -62,9 +62,10 @@ struct stalloc_door_library {
 
   /* Serves a request of `bytes` on `stream`, a stream of `device`, whose context must be current. */
   enum stalloc_door_answer (*allocate)(int device, size_t bytes, void* stream, const void* caller, void** address);
-  /* Gives back what `allocate` served, behind the work of `stream` so far. Any thread may call, whatever its context.
-   */
-  enum stalloc_door_answer (*free)(void* address, int device, void* stream);
+  /* Gives back what `allocate` served, behind the work of `stream` so far. `current` is the stream of the device that
+   * the thread works on, which may have been given work on the block: other streams than `stream` get the bytes behind
+   * that, too. Any thread may call, whatever its context. */
+  enum stalloc_door_answer (*free)(void* address, int device, void* stream, void* current);
   /* The same, when the work so far of all of `streams`, the stream that it was served on among them, is over. They go
    * on at once, and so does the caller; nobody is made to wait for them. */
   enum stalloc_door_answer (*free_after)(void* address, int device, const struct stalloc_door_stream* streams,

@@ -81,23 +81,25 @@ Answer allocate(int device, std::size_t bytes, void* stream, const void* caller,
 bool is_held_up(void* stream) noexcept { return Session::captures().holds(key_of(stream).handle); }
 
 // Pre: the heap's context is current.
-Answer give_back(serve::Heap& heap, void* address, int device, void* stream) noexcept {
+Answer give_back(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
-  const CUresult result = heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true);
+  const CUresult result = stream == current
+                              ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
+                              : heap.free_used(as_address(address), key_of(stream), key_of(current));
   if (result == CUDA_ERROR_INVALID_VALUE && is_held_up(stream)) return STALLOC_DOOR_LATER;  // a capture began just now
   return STALLOC_DOOR_DONE;  // a closed heap has given everything back
 }
 
-Answer free(void* address, int device, void* stream) {
+Answer free(void* address, int device, void* stream, void* current) {
   Heaps* heaps = Session::known_active_heaps();
   if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory goes with the process
   serve::Heap* heap = heaps->of_device(device);
   if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
   if (is_held_up(stream)) return STALLOC_DOOR_LATER;
-  if (Session::cuda().current_context() == heap->context()) return give_back(*heap, address, device, stream);
+  if (Session::cuda().current_context() == heap->context()) return give_back(*heap, address, device, stream, current);
   const serve::ContextScope scope(heaps->driver(), heap->context());
   // Without the context nothing can be ordered: the driver is about to go.
-  return scope.ok() ? give_back(*heap, address, device, stream) : STALLOC_DOOR_DONE;
+  return scope.ok() ? give_back(*heap, address, device, stream, current) : STALLOC_DOOR_DONE;
 }
 
 WaitingStreams& waiting_streams(int device) {
@@ -142,8 +144,8 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
   const CUresult result = find_stream_behind(*heaps, *heap, {streams, count}, &behind);
   if (result == CUDA_SUCCESS) {
     const CUresult freed = heap->free_when_over(as_address(address), key_of(behind));
-    if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;  // a capture began just now
-    if (freed != CUDA_SUCCESS) return give_back(*heap, address, device, behind);    // no event can be made
+    if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;        // a capture began just now
+    if (freed != CUDA_SUCCESS) return give_back(*heap, address, device, behind, behind);  // no event can be made
     record(EventKind::FreeAsync, device, 0, behind, nullptr, address);
     return STALLOC_DOOR_DONE;
   }
@@ -154,7 +156,7 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
     const serve::ContextScope its(heaps->driver(), other == nullptr ? heap->context() : other->context());
     if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;  // broken: never reused
   }
-  return give_back(*heap, address, device, nullptr);
+  return give_back(*heap, address, device, nullptr, nullptr);
 }
 
 int device_of(const void* address) {

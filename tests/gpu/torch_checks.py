@@ -111,6 +111,24 @@ def record_stream(torch):
 
 
 @check
+def used_elsewhere_without_record_stream(torch):
+    """Programs that leave a tensor's own stream idle need no record_stream with PyTorch's own allocator."""
+    reader, writer = torch.cuda.Stream(), torch.cuda.Stream()
+    wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
+    for step in range(100):
+        tensor = torch.full((8 * MIB,), step, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(reader):
+            torch.cuda._sleep(1_000_000)
+            wrong += (tensor != step).sum()
+            del tensor
+        with torch.cuda.stream(writer):
+            torch.full((8 * MIB,), 200, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    assert wrong.item() == 0
+
+
+@check
 def record_stream_does_not_stall(torch):
     """A free that waits for another stream delays nobody else."""
     main, side = torch.cuda.Stream(), torch.cuda.Stream()

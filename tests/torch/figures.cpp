@@ -79,9 +79,12 @@ CHECK_OF_DOOR(statistics) {
     EXPECT(figures().allocation[1].current == 1);
     Tensor large(kMiB + 1);
     EXPECT(figures().allocation[1].current == 1 && figures().allocation[2].current == 1);
+    const std::int64_t reserved = figures().reserved_bytes[1].current;
+    Tensor smaller(512);
+    EXPECT(figures().reserved_bytes[1].current == reserved);  // there is room in what is reserved for small ones
   }
   EXPECT(figures().allocated_bytes[0].peak == static_cast<std::int64_t>(1024 + 5 * kMiB));
-  EXPECT(figures().allocation[0].allocated == 4 && figures().allocation[0].freed == 4);
+  EXPECT(figures().allocation[0].allocated == 5 && figures().allocation[0].freed == 5);
   allocator().resetPeakStats(0);
   EXPECT(figures().allocated_bytes[0].peak == 0);
   allocator().resetAccumulatedStats(0);

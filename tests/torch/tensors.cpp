@@ -130,6 +130,43 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   settle();
 }
 
+// A tensor that another stream reads is freed there, and PyTorch is not told. The native allocator gives its memory to
+// the stream that it was made on, so that a program which leaves that stream idle gets away with it: a third stream
+// must not overwrite what the second one still reads.
+CHECK_OF_DOOR(used_elsewhere_without_record_stream) {
+  const Stream main = make_stream();
+  const Stream reader = make_stream();
+  const Stream writer = make_stream();
+  for (int round = 0; round < 50; ++round) {
+    const std::size_t bytes = (round % 2 == 0 ? 4 * kMiB : 100000) + static_cast<std::size_t>(round) * 1000;
+    std::optional<Tensor> tensor;
+    {
+      const On on(main);
+      tensor.emplace(bytes);
+    }
+    MUST(cudaStreamSynchronize(main.stream()));
+    char written = 0;
+    MUST(cudaMemcpy(&written, tensor->get(), 1, cudaMemcpyDeviceToHost));
+    const On on(reader);
+    const c10::DataPtr copy = allocator().allocate(bytes);
+    auto* const read = static_cast<char*>(copy.get());
+    Gate gate(reader.stream());
+    MUST(cudaMemcpyAsync(read, tensor->get(), bytes, cudaMemcpyDeviceToDevice, reader.stream()));
+    tensor->take();
+    {
+      const On on_writer(writer);
+      Tensor next(bytes);
+      gate.open();
+      settle();
+    }
+    for (const std::size_t at : {std::size_t{0}, bytes / 2, bytes - 1}) {
+      char byte = 0;
+      MUST(cudaMemcpy(&byte, read + at, 1, cudaMemcpyDeviceToHost));
+      EXPECT(byte == written);
+    }
+  }
+}
+
 // Freed memory is kept for the next tensors until the cache is emptied. Synchronising gives nothing back.
 CHECK_OF_DOOR(idle_memory_is_kept) {
   { const Tensor tensor(100 * kMiB); }

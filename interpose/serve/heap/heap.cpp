@@ -375,6 +375,31 @@ void Heap::complete_deferred_free_now() noexcept {
   return free_behind_event(address, stream);
 }
 
+CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
+  bool capturing = false;
+  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
+  if (capturing) return CUDA_ERROR_INVALID_VALUE;
+  std::unique_lock lock(mutex_);
+  complete_deferred_free();
+  const StreamOrdinal user_ordinal = order_.ordinal_of_user(user, true);
+  const StreamOrdinal ordinal = order_.ordinal(stream, true);
+  LiveEntry entry;
+  if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) {
+    return free_slow_path(std::move(lock), address, stream, true);
+  }
+  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+  forget(entry);
+  try {
+    const PhysicalRanges freed = ranges(entry);
+    const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // they outlive the view
+    give_back(entry, ordinal);
+    order_.also_used(used, ordinal, user_ordinal);
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
   {
     const Lock lock(*this);

@@ -98,6 +98,10 @@ class Heap {
   // context is reusable when an event behind it has completed. Never waits for the device. `context_is_current`: the
   // caller knows that `context` is the thread's current one.
   CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
+  // As `free_async`, where the thread works on another stream, `user`, which may have been given work on the bytes that
+  // nothing else tells of: they are reusable on `stream` at once, and on others behind the work of both. Pre: `context`
+  // is current.
+  CUresult free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
   // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
   // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live.
   CUresult free_when_over(CUdeviceptr address, StreamKey stream) noexcept;

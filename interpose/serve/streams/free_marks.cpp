@@ -11,9 +11,9 @@ namespace stalloc::serve {
 namespace {
 
 // No early exit, so that the compiler vectorises it.
-bool any_foreign(const StreamOrdinal* mark, const StreamOrdinal* end, StreamOrdinal stream) noexcept {
-  StreamOrdinal foreign = 0;
-  for (; mark != end; ++mark) foreign |= static_cast<StreamOrdinal>((*mark != kNoStream) & (*mark != stream));
+bool any_foreign(const FreeMark* mark, const FreeMark* end, FreeMark own) noexcept {
+  FreeMark foreign = 0;
+  for (; mark != end; ++mark) foreign |= static_cast<FreeMark>((*mark != kNoStream) & (*mark != own));
   return foreign != 0;
 }
 
@@ -30,7 +30,7 @@ std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) co
 }
 
 std::uint64_t FreeMarks::end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept {
-  const StreamOrdinal mark = unit_marks_[unit];
+  const FreeMark mark = unit_marks_[unit];
   const std::uint64_t eight_marks = mark * 0x0101010101010101ULL;
   for (++unit; unit + 8 <= last; unit += 8) {
     std::uint64_t marks = 0;
@@ -41,28 +41,28 @@ std::uint64_t FreeMarks::end_of_run(std::uint64_t unit, std::uint64_t last) cons
   return unit;
 }
 
-void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, StreamOrdinal stream) noexcept {
-  const StreamOrdinal mark = marks_[page];
-  if (mark == stream) return;
-  if (mark != kMixed) {
-    std::fill(&unit_marks_[first_unit(page, 0)], &unit_marks_[first_unit(page + 1, 0)], mark);
+void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept {
+  const FreeMark before = marks_[page];
+  if (before == mark) return;
+  if (before != kMixed) {
+    std::fill(&unit_marks_[first_unit(page, 0)], &unit_marks_[first_unit(page + 1, 0)], before);
     marks_[page] = kMixed;
   }
-  std::fill(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], stream);
+  std::fill(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], mark);
 }
 
-void FreeMarks::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t sequence) noexcept {
+void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
         [&](std::uint64_t first, std::uint64_t last) {
-          std::fill(&marks_[first], &marks_[last], stream);
+          std::fill(&marks_[first], &marks_[last], mark);
           std::fill(&sequences_[first], &sequences_[last], sequence);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
           // A page that nobody claims becomes the stream's as a whole: programs with one stream never mark units.
-          if (marks_[page] == kNoStream) marks_[page] = stream;
-          mark_part(page, begin, end, stream);
+          if (marks_[page] == kNoStream) marks_[page] = mark;
+          mark_part(page, begin, end, mark);
           sequences_[page] = sequence;
         });
   }
@@ -77,19 +77,19 @@ void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
   }
 }
 
-bool FreeMarks::only(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
+bool FreeMarks::only(PhysicalRanges ranges, FreeMark mark) const noexcept {
   bool only = true;
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
         [&](std::uint64_t first, std::uint64_t last) {
-          only = only && !any_foreign(&marks_[first], &marks_[last], stream);
+          only = only && !any_foreign(&marks_[first], &marks_[last], mark);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
-          const StreamOrdinal mark = marks_[page];
-          if (!only || mark == kNoStream || mark == stream) return;
-          only = mark == kMixed &&
-                 !any_foreign(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], stream);
+          const FreeMark there = marks_[page];
+          if (!only || there == kNoStream || there == mark) return;
+          only = there == kMixed &&
+                 !any_foreign(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], mark);
         });
   }
   return only;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which stream last freed which bytes.
+// Who last freed which bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,13 @@ namespace stalloc::serve {
 // A stream's number in one heap. 0: no stream has a claim on the bytes.
 using StreamOrdinal = std::uint8_t;
 inline constexpr StreamOrdinal kNoStream = 0;
-inline constexpr StreamOrdinal kMaxStreams = 250;
+inline constexpr StreamOrdinal kMaxStreams = 200;
+// Who freed bytes: a stream's ordinal, or one of the numbers that shared_frees.h gives a meaning.
+using FreeMark = StreamOrdinal;
+inline constexpr FreeMark kLastMark = 254;
 
-// For each page the one stream that freed bytes of it, or "mixed": then a mark for each unit says which. Units are
-// marked only in pages that two streams share, so that a large range costs a byte for each page. A page also keeps the
+// For each page the mark of those who freed bytes of it, or "mixed": then a mark for each unit says who. Units are
+// marked only in pages that bear two marks, so that a large range costs a byte for each page. A page also keeps the
 // sequence number of its latest free. Both err on the safe side: a mark may claim a byte that its stream did not free
 // last when no other stream did, and the sequence number may be that of another byte's later free. Not thread-safe: the
 // heap's lock covers it.
@@ -23,26 +26,26 @@ class FreeMarks {
   // As for Occupancy. Throws std::bad_alloc.
   FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes);
 
-  // The ranges were freed on `stream`; the free has number `sequence`, greater than any before.
-  void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t sequence) noexcept;
+  // The ranges were freed by those that `mark` stands for; the free has number `sequence`, not smaller than any before.
+  void freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence) noexcept;
   // The ranges were freed and no work on the device touches them any more.
   void cleared(PhysicalRanges ranges) noexcept;
 
-  // True when no stream but `stream` has a claim on the ranges. The common case, and fast.
-  [[nodiscard]] bool only(PhysicalRanges ranges, StreamOrdinal stream) const noexcept;
+  // True when the ranges bear no mark but `mark`. The common case, and fast.
+  [[nodiscard]] bool only(PhysicalRanges ranges, FreeMark mark) const noexcept;
 
-  // Calls `claim(stream, sequence)` for the claims of other streams than `stream`: at least once for each of them, with
-  // the greatest number that a free of theirs on these bytes may have.
+  // Calls `claim(mark, sequence)` for the marks other than `own`: at least once for each of them, with the greatest
+  // number that a free of theirs on these bytes may have.
   template <class Claim>
-  void for_each_claim(PhysicalRanges ranges, StreamOrdinal stream, Claim claim) const {
+  void for_each_claim(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     for (const PhysicalRange& range : ranges) {
       const auto page_claim = [&](std::uint64_t page) {
-        if (marks_[page] != kNoStream && marks_[page] != stream) claim(marks_[page], sequences_[page]);
+        if (marks_[page] != kNoStream && marks_[page] != own) claim(marks_[page], sequences_[page]);
       };
       const auto unit_claims = [&](std::uint64_t page, std::uint64_t first, std::uint64_t last) {
         for (std::uint64_t unit = first; unit < last;) {
-          const StreamOrdinal mark = unit_marks_[unit];
-          if (mark != kNoStream && mark != stream) claim(mark, sequences_[page]);
+          const FreeMark mark = unit_marks_[unit];
+          if (mark != kNoStream && mark != own) claim(mark, sequences_[page]);
           unit = end_of_run(unit, last);
         }
       };
@@ -68,17 +71,18 @@ class FreeMarks {
   }
 
  private:
-  static constexpr StreamOrdinal kMixed = 255;
+  static constexpr FreeMark kMixed = 255;
+  static_assert(kLastMark < kMixed);
 
   [[nodiscard]] std::uint64_t first_unit(std::uint64_t page, std::uint64_t offset) const noexcept;
   // The first unit behind `unit` that bears another mark; `last` when none does.
   [[nodiscard]] std::uint64_t end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept;
-  void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, StreamOrdinal stream) noexcept;
+  void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept;
 
   unsigned shift_;
-  LazyTable<StreamOrdinal> marks_;       // by page
-  LazyTable<std::uint64_t> sequences_;   // by page
-  LazyTable<StreamOrdinal> unit_marks_;  // by unit; counts in mixed pages only
+  LazyTable<FreeMark> marks_;           // by page
+  LazyTable<std::uint64_t> sequences_;  // by page
+  LazyTable<FreeMark> unit_marks_;      // by unit; counts in mixed pages only
 };
 
 }  // namespace stalloc::serve

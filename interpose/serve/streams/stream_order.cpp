@@ -42,6 +42,15 @@ void StreamOrder::close(bool destroy_events) noexcept {
 }
 
 StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexcept {
+  const StreamOrdinal stream = ordinal_of_user(key, context_is_current);
+  if (stream != kNoStream && !streams_[stream].uses_memory) {
+    streams_[stream].uses_memory = true;
+    if (++users_ > 1 && events_ != nullptr) events_->need();
+  }
+  return stream;
+}
+
+StreamOrdinal StreamOrder::ordinal_of_user(StreamKey key, bool context_is_current) noexcept {
   StreamOrdinal stream = latest(key);
   if (stream == kNoStream) stream = find(key);
   // A default stream's handle names another stream under another context; any other keeps the context it was admitted
@@ -55,10 +64,6 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
     StreamOrdinal fresh = unused();
     if (fresh == kNoStream) fresh = stream_count_ < kMaxStreams ? ++stream_count_ : reclaim();
     stream = admit(key, fresh);
-  }
-  if (stream != kNoStream && !streams_[stream].uses_memory) {
-    streams_[stream].uses_memory = true;
-    if (++users_ > 1 && events_ != nullptr) events_->need();
   }
   latest_key_ = key;
   latest_ = stream;
@@ -101,6 +106,7 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   const bool non_blocking =
       asked && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
   clocks_.name(stream, key, non_blocking);
+  shared_.forget(stream);
   return stream;
 }
 
@@ -146,7 +152,7 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;
   bool all = true;
-  marks_.for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
+  for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
     const std::uint64_t number = std::min(sequence, last_free(owner));
     if (ordered(stream, owner) >= number) return count_spared_wait(stream, owner, number);
     all = all && (clocks_.complete(owner) >= number || wait_for(stream, owner, number));
@@ -159,7 +165,7 @@ bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;
   bool all = true;
-  marks_.for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, std::uint64_t sequence) {
+  for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, std::uint64_t sequence) {
     const std::uint64_t number = std::min(sequence, last_free(owner));
     all = all && (clocks_.complete(owner) >= number || completed(owner, number));
   });
@@ -257,6 +263,32 @@ void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64
   if (!event_now && !streams_[stream].key.is_per_thread()) return;
   const ContextScope scope(driver_, context_);
   if (scope.ok()) record(stream);
+}
+
+// Streams that are gone give up their pairs when there are no others left.
+FreeMark StreamOrder::mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept {
+  const FreeMark mark = shared_.mark_of(owner, user);
+  if (mark != SharedFrees::kEveryStream) return mark;
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    const auto stream = static_cast<StreamOrdinal>(i);
+    if (!streams_[i].alive && clocks_.complete(stream) >= last_free(stream)) shared_.forget(stream);
+  }
+  return shared_.mark_of(owner, user);
+}
+
+void StreamOrder::also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept {
+  const std::uint64_t number = last_free(stream);
+  const FreeMark mark = mark_of(stream, user);
+  marks_.freed(ranges, mark, number);
+  // From now on it is a free of the user's too: whoever is behind that is behind the user's work so far.
+  clocks_.freed(user, number);
+  for (std::size_t i = 1; mark == SharedFrees::kEveryStream && i <= stream_count_; ++i) {
+    if (streams_[i].alive) clocks_.freed(static_cast<StreamOrdinal>(i), number);
+  }
+  const bool event_now = covering(streams_[stream], number) != nullptr;
+  if (!event_now && !streams_[user].key.is_per_thread()) return;
+  const ContextScope scope(driver_, context_);
+  if (scope.ok()) record(user);
 }
 
 void StreamOrder::mark_frees() noexcept {

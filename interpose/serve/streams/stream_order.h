@@ -13,6 +13,7 @@
 #include "interpose/serve/driver/driver.h"
 #include "interpose/serve/streams/event_order.h"
 #include "interpose/serve/streams/free_marks.h"
+#include "interpose/serve/streams/shared_frees.h"
 #include "interpose/serve/streams/stream_clocks.h"
 
 namespace stalloc::serve {
@@ -47,6 +48,8 @@ class StreamOrder {
   // have work pending to tell them apart. `context_is_current`: the calling thread's context is known to be ours, so
   // that a default stream need not be asked for its own.
   StreamOrdinal ordinal(StreamKey key, bool context_is_current = false) noexcept;
+  // The same for a stream that is not known to use memory of ours.
+  StreamOrdinal ordinal_of_user(StreamKey key, bool context_is_current = false) noexcept;
   // The same if this was the stream looked up last, else kNoStream; changes nothing. Pre, for a default stream: the
   // calling thread's context is ours.
   [[nodiscard]] StreamOrdinal latest(StreamKey key) const noexcept { return key == latest_key_ ? latest_ : kNoStream; }
@@ -64,7 +67,11 @@ class StreamOrder {
 
   // True when another stream freed some of them last.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
-    return !marks_.only(ranges, stream);
+    bool foreign = false;
+    if (!marks_.only(ranges, stream)) {
+      for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
+    }
+    return foreign;
   }
 
   // Numbers a free on `stream`. Call `freed` with its ranges before the next free is numbered.
@@ -74,6 +81,9 @@ class StreamOrder {
   void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
     freed(ranges, stream, number_free(stream), event_now);
   }
+  // The latest free was of these bytes, on `stream`, and work of `user`, another stream, may still use them
+  // (shared_frees.h).
+  void also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
   // The bytes were freed and the device is done with them.
   void cleared(PhysicalRanges ranges) noexcept { marks_.cleared(ranges); }
 
@@ -119,6 +129,15 @@ class StreamOrder {
     std::array<Event, 8> events;  // a ring: the least recent is recorded anew
   };
 
+  // Calls `claim(owner, number)` for the streams that `stream` must be ordered behind to use the bytes; kNoStream: all
+  // that have a claim on them.
+  template <class Claim>
+  void for_each_claim(PhysicalRanges ranges, StreamOrdinal stream, Claim claim) const {
+    marks_.for_each_claim(ranges, stream, [&](FreeMark mark, std::uint64_t number) {
+      shared_.for_each_stream(mark, stream, stream_count_, [&](StreamOrdinal owner) { claim(owner, number); });
+    });
+  }
+  FreeMark mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept;
   StreamOrdinal find(StreamKey key) const noexcept;
   StreamOrdinal admit(StreamKey key, StreamOrdinal stream) noexcept;
   StreamOrdinal unused() const noexcept;
@@ -144,6 +163,7 @@ class StreamOrder {
   CUcontext context_;
   EventOrder* events_;
   FreeMarks marks_;
+  SharedFrees shared_;
   std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
   StreamClocks clocks_;
   LazyTable<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock

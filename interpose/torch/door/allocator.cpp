@@ -18,6 +18,29 @@ int current_device() {
   return device;
 }
 
+// The stream of the device that this thread works on. PyTorch gives its streams numbers that stay theirs; what handle
+// belongs to a number is remembered, since PyTorch asks CUDA for the thread's device before it says so.
+cudaStream_t current_stream(int device) {
+  struct Known {
+    int device = -1;
+    c10::StreamId id = 0;
+    cudaStream_t stream = nullptr;
+  };
+  thread_local Known known;
+  const c10::cuda::CUDAStream now = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  if (known.device != device || known.id != now.id()) known = {device, now.id(), now.stream()};
+  return known.stream;
+}
+
+// The same for a free, which must not throw: when CUDA no longer answers, no stream works on the block.
+cudaStream_t current_stream_or(int device, cudaStream_t otherwise) noexcept {
+  try {
+    return current_stream(device);
+  } catch (const std::exception&) {
+    return otherwise;
+  }
+}
+
 c10::Device as_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
 
 // Reports each call to observers as the native allocator does (torch.cuda._sanitizer).
@@ -73,10 +96,7 @@ c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
   }
   const int device = current_device();
   void* address = nullptr;
-  if (bytes != 0) {
-    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
-    address = serve(device, bytes, stream.stream(), __builtin_return_address(0));
-  }
+  if (bytes != 0) address = serve(device, bytes, current_stream(device), __builtin_return_address(0));
   return {address, address, &release, as_device(device)};
 }
 
@@ -85,8 +105,7 @@ void* DoorAllocator::raw_alloc(std::size_t bytes) {
   const int device = current_device();
   if (!enabled_.load(std::memory_order_relaxed))
     return allocate_uncached(device, [&] { return native_.raw_alloc(bytes); });
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
-  return serve(device, bytes, stream.stream(), __builtin_return_address(0));
+  return serve(device, bytes, current_stream(device), __builtin_return_address(0));
 }
 
 void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
@@ -159,7 +178,7 @@ void DoorAllocator::enter(int device, void* address, std::size_t bytes, cudaStre
     total = own.statistics.bytes();
     reserved = own.statistics.reserved();
   } catch (const std::bad_alloc&) {
-    library_.free(address, device, stream);
+    library_.free(address, device, stream, stream);
     throw;
   }
   if (watched) {
@@ -247,20 +266,26 @@ bool DoorAllocator::free_served(int device, void* address) {
                                    static_cast<std::size_t>(reserved), as_device(device));
   tell_watchers(false, address);
   if (block.extras != nullptr && block.extras->offer.made != nullptr) library_.withdraw(block.extras->offer.made);
+  const cudaStream_t current = current_stream_or(device, block.stream);
   if (block.extras != nullptr && !block.extras->users.empty()) {
-    block.extras->users.push_back({block.stream, device});
-    give_back(device, {address, block.stream, std::move(block.extras->users)});
-  } else if (library_.free(address, device, block.stream) == STALLOC_DOOR_LATER) {
-    give_back(device, {address, block.stream, {}});
+    std::vector<stalloc_door_stream>& users = block.extras->users;
+    users.push_back({block.stream, device});
+    const auto is_current = [&](const auto& user) { return user.stream == current && user.device == device; };
+    if (std::none_of(users.begin(), users.end(), is_current)) users.push_back({current, device});
+    give_back(device, {address, block.stream, current, std::move(users)});
+  } else if (library_.free(address, device, block.stream, current) == STALLOC_DOOR_LATER) {
+    give_back(device, {address, block.stream, current, {}});
   }
   return true;
 }
 
+stalloc_door_answer DoorAllocator::try_give_back(int device, const HeldUp& block) {
+  return block.users.empty() ? library_.free(block.address, device, block.stream, block.current)
+                             : library_.free_after(block.address, device, block.users.data(), block.users.size());
+}
+
 void DoorAllocator::give_back(int device, HeldUp block) {
-  const stalloc_door_answer answer =
-      block.users.empty() ? library_.free(block.address, device, block.stream)
-                          : library_.free_after(block.address, device, block.users.data(), block.users.size());
-  if (answer != STALLOC_DOOR_LATER) return;
+  if (try_give_back(device, block) != STALLOC_DOOR_LATER) return;
   Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
   own.held_up.push_back(std::move(block));
@@ -272,11 +297,7 @@ void DoorAllocator::retry_held_up(int device) {
   Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
   while (!own.held_up.empty()) {
-    const HeldUp& block = own.held_up.front();
-    const stalloc_door_answer answer =
-        block.users.empty() ? library_.free(block.address, device, block.stream)
-                            : library_.free_after(block.address, device, block.users.data(), block.users.size());
-    if (answer == STALLOC_DOOR_LATER) break;
+    if (try_give_back(device, own.held_up.front()) == STALLOC_DOOR_LATER) break;
     own.held_up.pop_front();
   }
   own.held_up_count.store(own.held_up.size(), std::memory_order_relaxed);

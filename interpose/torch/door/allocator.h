@@ -86,7 +86,8 @@ class DoorAllocator final : public Forwarding {
   struct HeldUp {
     void* address = nullptr;
     cudaStream_t stream = nullptr;
-    std::vector<stalloc_door_stream> users;
+    cudaStream_t current = nullptr;          // that the thread worked on
+    std::vector<stalloc_door_stream> users;  // all of them, if the program named any (recordStream)
   };
   struct Pool {
     MempoolId_t id;
@@ -120,6 +121,7 @@ class DoorAllocator final : public Forwarding {
   void enter(int device, void* address, std::size_t bytes, cudaStream_t stream);
   void free(void* address);
   bool free_served(int device, void* address);
+  stalloc_door_answer try_give_back(int device, const HeldUp& block);
   void give_back(int device, HeldUp block);
   void retry_held_up(int device);
   void* allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller);

@@ -13,9 +13,9 @@
 namespace stalloc::torch::door {
 
 // Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks. stalloc has
-// one memory for both; of what it holds, as many bytes count as small as small tensors have. It has no segments of its
-// own that could be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not
-// thread-safe.
+// one memory for both; of what it holds beside large tensors, as much counts as small as small ones fill, in segments
+// of PyTorch's size. It has no segments of its own that could be split: its memory is mapped, as expandable segments
+// are, which PyTorch does not count. Not thread-safe.
 class Statistics {
  public:
   void allocated(std::size_t requested, std::size_t bytes, std::uint64_t held) {
@@ -86,6 +86,7 @@ class Statistics {
   static constexpr std::size_t kAll = 0;
   static constexpr std::size_t kTypes = 3;
   static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as PyTorch rounds them
+  static constexpr std::int64_t kSmallSegment = std::int64_t{2} << 20;
   enum : std::size_t { kCount, kBytes, kRequested, kHeld, kTallies };
   struct Tally {
     std::int64_t current = 0;
@@ -126,10 +127,14 @@ class Statistics {
 
   // What is held is tallied as large.
   [[nodiscard]] std::int64_t current(std::size_t tally, std::size_t type) const {
-    const std::int64_t small = own(kSmall, tally == kHeld ? kBytes : tally).current;
-    if (type == kSmall) return small;
-    const std::int64_t large = own(kLarge, tally).current - (tally == kHeld ? small : 0);
-    return type == kLarge ? large : small + large;
+    std::int64_t small = own(kSmall, tally).current;
+    std::int64_t large = own(kLarge, tally).current;
+    if (tally == kHeld) {
+      const std::int64_t segments = (own(kSmall, kBytes).current + kSmallSegment - 1) / kSmallSegment;
+      small = std::min(segments * kSmallSegment, large - own(kLarge, kBytes).current);
+      large -= small;
+    }
+    return type == kAll ? small + large : type == kSmall ? small : large;
   }
   [[nodiscard]] Tally of_type(std::size_t tally, std::size_t type) const {
     const Tally& small = own(kSmall, tally);

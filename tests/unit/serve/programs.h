@@ -126,12 +126,24 @@ class Program {
 
   bool give_back(const Live& live) {
     if (synchronous_ && random_() % 16 == 0) return give_back_synchronously(live);
+    if (!live.for_all && random_() % 8 == 0) return give_back_while_used(live);
     moments_.push_back({driver_->work(live.stream)});
     const StreamKey stream = random_() % 8 == 0 ? hand_over(live.stream) : live.stream;
     moments_.back().push_back(driver_->work(stream));
     shadow_->give(live.address, live.bytes, &moments_.back());
     if (heap_->free_async(live.address, stream) == CUDA_SUCCESS) return true;
     shadow_->take(live.address, live.bytes, {});  // refused: it is still live
+    return false;
+  }
+
+  // Another stream works on it, which is not ordered behind the first or the other way round.
+  bool give_back_while_used(const Live& live) {
+    const auto owner = std::find(streams_.begin(), streams_.end(), live.stream);
+    const StreamKey user = any_stream();
+    moments_.push_back({driver_->work(live.stream), driver_->work(user)});
+    shadow_->give(live.address, live.bytes, &moments_.back(), user == live.stream ? nullptr : &*owner);
+    if (heap_->free_used(live.address, live.stream, user) == CUDA_SUCCESS) return true;
+    shadow_->take(live.address, live.bytes, {});
     return false;
   }
 

@@ -40,19 +40,25 @@ class Shadow {
       if (cell.live.exchange(true)) throw Broken("a byte was served twice");
       const Moments* freed_behind = cell.freed_behind;
       if (freed_behind == nullptr) return;
-      for (const Moment& moment : *freed_behind) {
-        for (const StreamKey& stream : streams) {
-          if (!driver_->is_ordered(stream, moment)) throw Broken("a byte was served before its last use was over");
+      for (const StreamKey& stream : streams) {
+        const bool waits_for_first = cell.owner != nullptr && *cell.owner == stream;
+        const std::size_t count = waits_for_first ? 1 : freed_behind->size();
+        for (std::size_t i = 0; i < count; ++i) {
+          if (!driver_->is_ordered(stream, (*freed_behind)[i])) {
+            throw Broken("a byte was served before its last use was over");
+          }
         }
       }
     });
   }
 
-  // The program is about to give the bytes back, behind `moments`, which must outlive the shadow.
-  void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments) {
+  // The program is about to give the bytes back, behind `moments`, which must outlive the shadow; `owner`, if there is
+  // one, may have them behind the first of these.
+  void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments, const StreamKey* owner = nullptr) {
     add_use({address, address + bytes, moments});
     for_each_cell(address, bytes, [&](Cell& cell) {
       cell.freed_behind = moments;
+      cell.owner = owner;
       if (!cell.live.exchange(false)) throw Broken("a byte was given back twice");
     });
   }
@@ -60,7 +66,8 @@ class Shadow {
  private:
   struct Cell {
     std::atomic<bool> live{false};
-    const Moments* freed_behind = nullptr;  // written by the thread that holds the byte
+    const Moments* freed_behind = nullptr;  // this and the next: written by the thread that holds the byte
+    const StreamKey* owner = nullptr;
   };
 
   // Of addresses.

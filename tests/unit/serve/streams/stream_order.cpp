@@ -113,6 +113,62 @@ TEST_CASE("bytes of several streams are ordered behind each of them", "[serve][o
   REQUIRE(f.driver.is_ordered(f.s, second));
 }
 
+TEST_CASE("bytes that a second stream still uses are its owner's at once, and others' behind both", "[serve][order]") {
+  Fixture f;
+  const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}});
+  const bool event_now = GENERATE(false, true);
+  const StreamKey user{f.driver.new_stream(), 0};
+  const Moment used = f.driver.work(user);
+  const Moment freed = f.use_and_free(ranges, f.t, event_now);
+  f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  REQUIRE_FALSE(f.order.is_complete(ranges));
+  REQUIRE_FALSE(f.order.is_foreign(ranges, f.order.ordinal(f.t)));
+  REQUIRE(f.use(ranges, f.t));
+  REQUIRE_FALSE(f.driver.is_ordered(f.t, used));
+
+  REQUIRE(f.use(ranges, user));
+  REQUIRE(f.driver.is_ordered(user, freed));
+  REQUIRE(f.order.is_foreign(ranges, f.order.ordinal(f.s)));
+  const Moment later = f.driver.work(user);
+  REQUIRE(f.use(ranges, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+  REQUIRE(f.driver.is_ordered(f.s, used));
+  REQUIRE(f.driver.is_ordered(f.s, later) != event_now);
+  f.driver.finish_all_work();
+  REQUIRE(f.order.is_complete(ranges));
+}
+
+TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
+  Fixture f;
+  std::vector<StreamKey> users;
+  std::vector<Moment> used;
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    const Ranges ranges{{512 * i, 512 * (i + 1)}};
+    users.push_back({f.driver.new_stream(), 0});
+    used.push_back(f.driver.work(users.back()));
+    f.use_and_free(ranges, f.t);
+    f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
+  }
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    REQUIRE(f.use({{512 * i, 512 * (i + 1)}}, f.s));
+    REQUIRE(f.driver.is_ordered(f.s, used[i]));
+  }
+  // Streams that are gone leave their pairs to others.
+  f.driver.finish_all_work();
+  f.order.settle();
+  for (const StreamKey& user : users) f.order.stream_destroyed(user.handle);
+  for (int i = 0; i < 100; ++i) f.order.ordinal({f.driver.new_stream(), 0});
+  const StreamKey user{f.driver.new_stream(), 0};
+  const StreamKey unrelated{f.driver.new_stream(), 0};
+  f.use_and_free(f.part, unrelated);
+  const Moment moment = f.use_and_free(f.page, f.t);
+  f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  const Moment apart = f.driver.work(unrelated);
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, moment));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, apart));
+}
+
 TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]") {
   const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
   Fixture f;
