@@ -16,6 +16,7 @@ import random
 from make_workloads import Program
 
 HIDDEN, INNER, VOCABULARY, LAYERS, TOKENS = 2048, 5504, 32_000, 16, 4096
+WORKSPACE = 32 << 20  # what PyTorch gives cuBLAS on an H200
 EMBEDDING = VOCABULARY * HIDDEN * 2
 LAYER = [HIDDEN * HIDDEN * 2] * 4 + [HIDDEN * INNER * 2] * 3 + [HIDDEN * 2] * 2
 PARAMETERS = [EMBEDDING, *LAYER * LAYERS, HIDDEN * 2, EMBEDDING]
@@ -23,7 +24,7 @@ PARAMETERS = [EMBEDDING, *LAYER * LAYERS, HIDDEN * 2, EMBEDDING]
 
 class Training:
     def __init__(self, loads_state):
-        self.program, self.gradients, self.has_state, self.workspace = Program(), {}, loads_state, None
+        self.program, self.gradients, self.has_state, self.workspaces = Program(), {}, loads_state, set()
         for size in PARAMETERS:
             self.program.make(size)
         if loads_state:
@@ -40,18 +41,20 @@ class Training:
         if self.gradients.setdefault(parameter, made) != made:
             self.program.free(made)
 
-    def layer(self):
-        """The layer's input, and what its forward pass works with. The first product of matrices makes cuBLAS' workspace,
-        which is as large as a layer's input and stays."""
+    def layer(self, thread):
+        """The layer's input, and what its forward pass works with. The first product of matrices of each thread makes
+        cuBLAS' workspace there, which stays."""
         make = self.program.make
         entry, normalized = make(TOKENS * HIDDEN * 2), make(TOKENS * HIDDEN * 2)
-        self.workspace = self.workspace or make(TOKENS * HIDDEN * 2)
+        if thread not in self.workspaces:
+            make(WORKSPACE)
+            self.workspaces.add(thread)
         return entry, [normalized, *(make(TOKENS * width * 2) for width in [HIDDEN] * 3 + [INNER] * 3)]
 
     def forward(self):
         kept = []
         for _ in range(LAYERS):
-            entry, work = self.layer()
+            entry, work = self.layer("forward")
             kept.append(entry)
             for tensor in work:
                 self.program.free(tensor)
@@ -62,7 +65,7 @@ class Training:
         make, free = self.program.make, self.program.free
         gradient = make(TOKENS * HIDDEN * 2)
         for layer in reversed(range(LAYERS)):
-            entry, work = self.layer()
+            entry, work = self.layer("backward")
             for number, tensor in enumerate(reversed(work)):
                 passed = make(TOKENS * HIDDEN * 2)
                 self.add_gradient(1 + len(LAYER) * layer + number)
