@@ -31,6 +31,10 @@ std::optional<std::int64_t> LeakyBucket::eighths_owed() const noexcept {
   return std::min(-balance_ / std::max<std::int64_t>(allowance_ / kEighths, 1), kEighths);
 }
 
+std::int64_t LeakyBucket::eighths_spent() const noexcept {
+  return std::min((allowance_ - balance_) / std::max<std::int64_t>(allowance_ / kEighths, 1), kEighths);
+}
+
 MappingBudget::MappingBudget(const OnlinePolicy& policy)
     : coarsest_(std::bit_floor(std::max<std::uint64_t>(policy.coarsest, 1))),
       widest_slack_(std::max<std::uint64_t>(policy.widest_slack, 1)),
@@ -43,10 +47,11 @@ Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitchi
   stitching_.settle(elapsed, stitching - last_stitching_);
   last_ = now;
   last_stitching_ = stitching;
+  const std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
   const auto owed = mapping_.eighths_owed();
-  if (!owed) return {};
+  if (!owed) return {.coarseness = std::min(coarseness, coarsest_)};
   const auto wider = stitching_.eighths_owed().value_or(0);
-  return {.coarseness = std::min(std::uint64_t{2} << *owed, coarsest_),
+  return {.coarseness = std::min(std::max(coarseness, std::uint64_t{2} << *owed), coarsest_),
           .slack = std::min(std::uint64_t{1} << wider, widest_slack_)};
 }
 

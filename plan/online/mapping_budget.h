@@ -26,8 +26,10 @@ class LeakyBucket {
 
   // In nanoseconds since the last call: the time that passed, and what is paid.
   void settle(std::uint64_t elapsed, std::uint64_t paid) noexcept;
-  // How many eighths of the allowance are owed, at most 8; nothing when the bucket is not overdrawn.
+  // How many whole eighths of the allowance are owed, at most 8; nothing when the bucket is not overdrawn.
   [[nodiscard]] std::optional<std::int64_t> eighths_owed() const noexcept;
+  // How many whole eighths of the allowance are not there, at most 8.
+  [[nodiscard]] std::int64_t eighths_spent() const noexcept;
 
  private:
   std::uint64_t share_;
@@ -44,11 +46,12 @@ struct Overdraft {
 
 // Two leaky buckets: one pays for all mapping, one for stitching alone.
 //
-// What is owed for all mapping makes new handles larger: mapping costs per handle, so this costs only the memory in
-// handles that are partly used. What is owed for stitching lets more and more memory be free before a request stitches,
-// until the program finds holes that fit. A request stitches beyond that only where more is free than the widest slack
-// and no hole fits, or where the device has no more memory. A program that gives its memory back and needs it again,
-// which slack would not help, is spared the slack. Pure; not thread-safe.
+// What is owed for all mapping makes new handles larger, and so does what stitching has spent, before anything is owed:
+// mapping costs per handle, so this costs only the memory in handles that are partly used. What is owed for stitching
+// lets more and more memory be free before a request stitches, until the program finds holes that fit. A request
+// stitches beyond that only where more is free than the widest slack and no hole fits, or where the device has no more
+// memory. A program that gives its memory back and needs it again, which slack would not help, is spared the slack.
+// Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);

@@ -60,10 +60,10 @@ TEST_CASE("handles grow with what is held") {
     return new_handle_sizes({}, {.missing = request, .request = request, .held = held}, kPage).front();
   };
   REQUIRE(largest_of(2 * kPage, 0) == 2 * kPage);
-  REQUIRE(largest_of(100 * kPage, 6000 * kPage) == 3 * kPage);
-  REQUIRE(largest_of(100 * kPage, 14300 * kPage) == 7 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 0) == 3 * kPage);
-  REQUIRE(largest_of(1000 * kPage, 200000 * kPage) == 98 * kPage);
+  REQUIRE(largest_of(100 * kPage, 12000 * kPage) == 2 * kPage);
+  REQUIRE(largest_of(100 * kPage, 28600 * kPage) == 7 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 0) == 2 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 400000 * kPage) == 97 * kPage);
 }
 
 TEST_CASE("where mapping has cost more than it may, handles are larger, up to a part of the most that was held") {
@@ -127,6 +127,23 @@ TEST_CASE("mapping may take a share of the time, and an allowance; what is owed 
   policy.elapsed_per_mapping = 1;  // off
   MappingBudget unlimited(policy);
   REQUIRE(unlimited.overdraft({100 * kMillisecond, 100 * kMillisecond}, 100 * kMillisecond).coarseness == 1);
+}
+
+TEST_CASE("what stitching spends makes new handles larger before anything is owed") {
+  constexpr std::uint64_t kMillisecond = 1'000'000;
+  OnlinePolicy policy;
+  policy.mapping_allowance = 80;
+  MappingBudget budget(policy);
+  const auto coarseness_after = [&](std::uint64_t stitching) {
+    const Overdraft overdraft = budget.overdraft({0, stitching * kMillisecond}, stitching * kMillisecond);
+    REQUIRE(overdraft.slack == 0);
+    return overdraft.coarseness;
+  };
+  REQUIRE(coarseness_after(9) == 1);
+  REQUIRE(coarseness_after(10) == 2);  // each eighth of the allowance doubles
+  REQUIRE(coarseness_after(29) == 4);
+  REQUIRE(coarseness_after(40) == 16);
+  REQUIRE(coarseness_after(80) == 16);
 }
 
 TEST_CASE("what is owed for stitching lets more be free before a request stitches") {

@@ -114,7 +114,7 @@ TEST_CASE("what a resumed program makes before its first step has the place that
   REQUIRE(f.ask(4096, f.s) == -1);
   REQUIRE(f.ask(4096, f.s) == 1024 + 4096 + 2048 + 3072 + 1536);
   REQUIRE(f.give(1024 + 4096, f.s) == CUDA_SUCCESS);
-  REQUIRE(f.ask(2000, f.s) == -1);  // each is offered once
+  REQUIRE(f.ask(2000, f.s) == -1);                         // each is offered once
   REQUIRE(f.ask(1500, f.s) == 1024 + 4096 + 2048 + 3072);  // though the body has begun
   REQUIRE(f.ask(1500, f.s) == -1);
   REQUIRE(f.heap->statistics().refused_slots == 0);
