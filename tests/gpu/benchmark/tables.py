@@ -26,9 +26,10 @@ def read(folder):
 
 # --- cost ---
 
-def live(turns):
-    """The most that the program had allocated: as PyTorch says, or for other frameworks as stalloc says where it serves."""
-    return max((turn.get("live") or turn["stalloc"].get("live_peak", 0) for turn in turns), default=0)
+def live(turns, allocator=""):
+    """The most that the program had allocated: as PyTorch says, or for other frameworks as stalloc says where it serves. A
+    plan's memory holds what libraries ask of cudaMalloc too, of which PyTorch knows nothing, so there stalloc is asked."""
+    return max((allocator != "planned" and turn.get("live") or turn["stalloc"].get("live_peak", 0) for turn in turns), default=0)
 
 
 def held(turns):
@@ -63,10 +64,10 @@ def median_and_spread(values, digits=3):
     return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def removed(turns, native):
+def removed(turns, allocator, native):
     """The share of native's fragmentation that this allocator avoids."""
     lost = held(native) - live(native)
-    return percent(1 - (held(turns) - live(turns)) / lost) if lost > 0 and held(turns) else ""
+    return percent(1 - (held(turns) - live(turns, allocator)) / lost) if lost > 0 and held(turns) else ""
 
 
 def start_of(ready):
@@ -82,8 +83,9 @@ def cost_row(result, allocator, title):
     steady = turns[WARM_UP:] or turns
     driver = by_driver(result, allocator)
     mapping = sum(turn["stalloc"].get("mapping_ns_after_start", 0) for turn in turns[-1:]) / 1e9
-    return (f"| {title} | {live(turns) / GIB:.2f} | {held(turns) / GIB:.2f} | "
-            f"{percent(1 - live(turns) / held(turns)) if held(turns) else ''} | {removed(turns, native)} | "
+    used = live(turns, allocator)
+    return (f"| {title} | {used / GIB:.2f} | {held(turns) / GIB:.2f} | "
+            f"{percent(1 - used / held(turns)) if held(turns) else ''} | {removed(turns, allocator, native)} | "
             f"{'' if driver is None else f'{driver / GIB:.2f}'} | {median_and_spread(ratios(turns, reference))} | "
             f"{statistics.median(turn['seconds'] for turn in steady):.3f} | "
             f"{statistics.median(turn['host_seconds'] for turn in steady):.3f} | "
@@ -236,7 +238,7 @@ def in_a_line(result):
         return f"failed: {str(result['failed'])[-300:]}"
     if "largest" in result:
         return f"largest {result['largest']}, {speed(result):.0f} tokens/s, {len(result['attempts'])} attempts"
-    said = ", ".join(f"{name} {held(turns) / max(live(turns), 1):.3f}" for name, turns in result["rounds"].items() if turns)
+    said = ", ".join(f"{name} {held(turns) / max(live(turns, name), 1):.3f}" for name, turns in result["rounds"].items() if turns)
     return f"held / live: {said}" + (f"; failed: {', '.join(result['failed'])}" if result["failed"] else "")
 
 
@@ -272,7 +274,7 @@ def plot(costs, fits, allocators, out):
         pyplot.close(figure)
         return [file]
 
-    lost = {result["workload"]: {name: 100 * (1 - live(turns) / held(turns)) for name, turns in result["rounds"].items()
+    lost = {result["workload"]: {name: 100 * (1 - live(turns, name) / held(turns)) for name, turns in result["rounds"].items()
                                  if turns and held(turns) and name != "record"} for result in costs if "rounds" in result}
     groups = {f"{name}{f', {limit / GIB:g} GiB' if limit else ''}": found for (name, limit), found in grouped(fits).items()
               if found.get("native", {}).get("largest")}
