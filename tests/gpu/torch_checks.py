@@ -116,6 +116,7 @@ def used_elsewhere_without_record_stream(torch):
     reader, writer = torch.cuda.Stream(), torch.cuda.Stream()
     wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
     for step in range(100):
+        torch.cuda.synchronize()
         tensor = torch.full((8 * MIB,), step, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         with torch.cuda.stream(reader):

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -98,7 +99,9 @@ class Process:
 
 
 def stalloc_says(log):
-    return [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("stalloc: ")]
+    """The library's lines, with files named without their folders: raw files are published."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [re.sub(r"/\S*/", "", line) for line in lines if line.startswith("stalloc: ")]
 
 
 class Cost:
