@@ -14,8 +14,8 @@
 //      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
 //   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: from the plan's
 //      free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
-//      (`Dynamic::take_exactly`). Else, before the plan's body begins, `serve_spare` takes a slot of the request's size
-//      that the plan never frees (`Planned::offer_spare`).
+//      (`Dynamic::take_exactly`). Else `serve_spare` takes a slot of the request's size that the plan never frees
+//      (`Planned::offer_spare`).
 //   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
 //      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
 //   8. `serve_under_pressure` (heap_pressure.cpp) is tried last, when the driver gives no more memory.
@@ -34,6 +34,8 @@
 //      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
 //   4. Where others cannot be ordered behind the stream, `free_behind_event` records an event, and `give_back` follows
 //      when `collect_pending_frees` finds the event over. `free_when_over` asks for that.
+//   5. `free_used` does what `free_slow_path` does, for a block that another stream may still work on, and then has the
+//      bytes marked with both streams (`StreamOrder::also_used`).
 //
 // `free_sync` waits for the context without the lock (`FreeFence::wait`); the bytes are then free for every stream, and
 // `release_freed` gives their handles back to the device.
