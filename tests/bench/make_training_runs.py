@@ -6,18 +6,18 @@
 
 The programs run on PyTorch's fake tensors, which have sizes and lifetimes but no contents, so that nothing is computed.
 What operators need only while they work is not seen, nor what libraries allocate. Needs PyTorch and transformers.
-llama-1b of 4x896 tokens, made so, was held by PyTorch's native allocator and by expandable segments at 1.112 and 1.037 of
-live in `stalloc-plan compare`, and by stalloc without a plan at 1.010; an H200 had said 1.113, 1.039 and 1.011.
+`stalloc-plan compare` says of llama-1b of 4x896 tokens (--gib 16.3), made so, that PyTorch's native allocator holds 1.112 of
+live and expandable segments 1.037; an H200 said 1.112 and 1.039.
 """
 
 import argparse
-import csv
 import pathlib
 import sys
 import weakref
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu" / "benchmark"))
+import make_workloads  # noqa: E402
 import workloads  # noqa: E402
 
 GIB = 1 << 30
@@ -25,31 +25,20 @@ DEFAULT = ("llama-1b", "llama-1b-recompute", "llama-1b-selective", "llama-1b-var
            "generate", "generate-and-train", "qwen3-moe-grouped")
 
 
-class Requests:
-    """Storages and their lifetimes, in the order of the calls."""
+class Storages:
+    """What lives of a program's storages."""
 
-    def __init__(self):
-        self.calls, self.rows, self.live = 0, [], {}
+    def __init__(self, program):
+        self.program, self.live = program, {}
 
     def see(self, storage):
         key = storage._cdata
-        if key in self.live or storage.nbytes() == 0:
-            return
-        self.live[key] = len(self.rows)
-        self.rows.append([self.calls, None, storage.nbytes()])
-        self.calls += 1
-        weakref.finalize(storage, self.free, key)
+        if key not in self.live and storage.nbytes() > 0:
+            self.live[key] = self.program.make(storage.nbytes())
+            weakref.finalize(storage, self.free, key)
 
     def free(self, key):
-        self.rows[self.live.pop(key)][1] = self.calls
-        self.calls += 1
-
-    def write(self, path):
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("id", "lower", "upper", "size"))
-            for number, (lower, upper, size) in enumerate(self.rows):
-                writer.writerow((number, lower, self.calls if upper is None else upper, size))
+        self.program.free(self.live.pop(key))
 
 
 def use_foreach(torch):
@@ -68,14 +57,15 @@ def play(torch, name, device_bytes, turns):
     from torch.utils import _pytree
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    requests = Requests()
+    requests = make_workloads.Program()
+    storages = Storages(requests)
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             made = function(*args, **(kwargs or {}))
             for tensor in _pytree.tree_leaves(made):
                 if isinstance(tensor, torch.Tensor):
-                    requests.see(tensor.untyped_storage())
+                    storages.see(tensor.untyped_storage())
             return made
 
     options = workloads.WORKLOADS[name].options(device_bytes)

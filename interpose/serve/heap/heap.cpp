@@ -14,8 +14,8 @@
 //      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
 //   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: from the plan's
 //      free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
-//      (`Dynamic::take_exactly`). Else `serve_spare` takes a slot of the request's size that the plan never frees
-//      (`Planned::offer_spare`).
+//      (`Dynamic::take_exactly`). Else, before the plan's body begins, `serve_spare` takes a slot of the request's size
+//      that the plan never frees (`Planned::offer_spare`).
 //   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
 //      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
 //   8. `serve_under_pressure` (heap_pressure.cpp) is tried last, when the driver gives no more memory.

@@ -65,11 +65,11 @@ class Planned {
     if (is_followed()) cursors_->pass_through(bytes);
   }
   // For a request that has no slot, or whose slot is taken: calls take(slot) with spare slots of its size (SpareSlots)
-  // until it returns true. False: it never did.
+  // until it returns true. False: it never did, or the body of the plan has begun.
   template <class Take>
   bool offer_spare(std::uint64_t bytes, Take take) {
-    if (!is_followed() || !spare_slots_->offer(bytes, take)) return false;
-    if (cursors_->is_before_body()) cursors_->keep_place();
+    if (!is_followed() || !cursors_->is_before_body() || !spare_slots_->offer(bytes, take)) return false;
+    cursors_->keep_place();
     return true;
   }
   // Drops the plan if the requests so far show that it is of another program. True when it was dropped just now.

@@ -11,9 +11,8 @@ namespace stalloc::serve {
 
 // The slots before the plan's body that live through all of it (weights, the optimizer's state), by size. A program
 // that resumes from a checkpoint makes the state before its first step, where the recorded one made it in that step: no
-// cursor follows that, but what is never freed can as well have the place that the plan keeps for it. In the body, too,
-// nothing else has that place. Each slot is offered once, so that a search does not see those taken before. Not
-// thread-safe.
+// cursor follows that, but what is never freed can as well have the place that the plan keeps for it. Each slot is
+// offered once, so that a search does not see those taken before. Not thread-safe.
 class SpareSlots {
  public:
   // Throws std::bad_alloc.
