@@ -25,7 +25,6 @@
 #include <span>
 #include <vector>
 
-#include "plan/online/mapping_budget.h"
 #include "plan/online/online_policy.h"
 #include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
@@ -95,12 +94,8 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
-  // What the mapping budget asks of the proposals from now on.
-  void set_overdraft(const Overdraft& overdraft) { overdraft_ = overdraft; }
-  // So little is free that, as the mapping budget is, a request should grow rather than stitch.
-  [[nodiscard]] bool should_grow() const {
-    return overdraft_.slack > 0 && free_bytes() / overdraft_.slack <= physical_bytes_ / options_.policy.held_per_slack;
-  }
+  // New handles are so many times larger from now on, as the mapping budget asks (Overdraft).
+  void set_coarseness(std::uint64_t coarseness) { coarseness_ = coarseness; }
 
   // Appends the physical ranges behind a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
@@ -182,7 +177,7 @@ class HandlePlacement {
   LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
-  Overdraft overdraft_;
+  std::uint64_t coarseness_ = 1;
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
   Spaces unmapped_;               // physical offsets without handles
   Spaces all_;                    // free bytes of all streams

@@ -37,7 +37,6 @@ std::int64_t LeakyBucket::eighths_spent() const noexcept {
 
 MappingBudget::MappingBudget(const OnlinePolicy& policy)
     : coarsest_(std::bit_floor(std::max<std::uint64_t>(policy.coarsest, 1))),
-      widest_slack_(std::max<std::uint64_t>(policy.widest_slack, 1)),
       mapping_(full_bucket(policy)),
       stitching_(full_bucket(policy)) {}
 
@@ -47,12 +46,9 @@ Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitchi
   stitching_.settle(elapsed, stitching - last_stitching_);
   last_ = now;
   last_stitching_ = stitching;
-  const std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
-  const auto owed = mapping_.eighths_owed();
-  if (!owed) return {.coarseness = std::min(coarseness, coarsest_)};
-  const auto wider = stitching_.eighths_owed().value_or(0);
-  return {.coarseness = std::min(std::max(coarseness, std::uint64_t{2} << *owed), coarsest_),
-          .slack = std::min(std::uint64_t{1} << wider, widest_slack_)};
+  std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
+  if (const auto owed = mapping_.eighths_owed()) coarseness = std::max(coarseness, std::uint64_t{2} << *owed);
+  return {.coarseness = std::min(coarseness, coarsest_), .of_stitching = stitching_.eighths_owed().has_value()};
 }
 
 }  // namespace stalloc::plan

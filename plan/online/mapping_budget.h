@@ -40,18 +40,15 @@ class LeakyBucket {
 // What a program may do to map less, at the price of memory. The defaults are those of a budget that is not overdrawn.
 struct Overdraft {
   std::uint64_t coarseness = 1;  // new handles are so many times larger, a power of two
-  // While no more than this / `held_per_slack` of what is held is free, requests grow rather than stitch.
-  std::uint64_t slack = 0;
+  bool of_stitching = false;     // small handles that are free should be exchanged for larger ones, not stitched
 };
 
 // Two leaky buckets: one pays for all mapping, one for stitching alone.
 //
 // What is owed for all mapping makes new handles larger, and so does what stitching has spent, before anything is owed:
 // mapping costs per handle, so this costs only the memory in handles that are partly used. What is owed for stitching
-// lets more and more memory be free before a request stitches, until the program finds holes that fit. A request
-// stitches beyond that only where more is free than the widest slack and no hole fits, or where the device has no more
-// memory. A program that gives its memory back and needs it again, which slack would not help, is spared the slack.
-// Pure; not thread-safe.
+// tells that the handles which exist are too small for the program: those that are free are exchanged for larger ones.
+// A program that gives its memory back and needs it again has it back in larger handles anyway. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
@@ -62,7 +59,6 @@ class MappingBudget {
 
  private:
   std::uint64_t coarsest_;
-  std::uint64_t widest_slack_;
   LeakyBucket mapping_;
   LeakyBucket stitching_;
   MappingTime last_;

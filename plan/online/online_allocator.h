@@ -37,9 +37,9 @@
 // stitches in any case; and one for any stream at once looks at the free bytes of all streams.
 //
 // What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
-// new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less; and as
-// long as little is free, the steps above do not stitch where they can grow. How little is little grows with what is
-// owed.
+// new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less. While
+// stitching alone takes more, a request that would be stitched of many small handles exchanges them for large ones
+// before step 3.
 #pragma once
 
 #include <algorithm>
@@ -118,6 +118,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // The number of the latest free. Numbers never go down.
   { backend.latest_free() }
   noexcept->std::same_as<std::uint64_t>;
+  // Finds out which frees are complete.
+  { backend.settle() }
+  noexcept;
   // True only when every free up to that number is known to be complete.
   { backend.is_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
@@ -245,6 +248,20 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // these are free, and the device is done with them.
   bool shorten_view(std::uint32_t view, std::size_t pieces);
 
+  // --- Giving memory back: only what no pending work uses ---
+
+  // Unmaps the views, and ends of views, that nothing lives in and no pending work may touch.
+  void drop_idle_views();
+  // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
+  // held; those of the plan only if asked to. Returns the bytes released.
+  std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
+  // The same for just the handles that these ranges lie in, those of the plan excepted, and the view (0: none) that
+  // showed them.
+  std::uint64_t release_handles(Ranges freed, std::uint32_t view);
+  // Gives memory back for a request of `bytes`, no more than it needs: idle handles that no view maps, then idle views
+  // and their handles. Returns the bytes released.
+  std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
+
   // A caller that changes the placement must make mappings and handles agree with it.
   [[nodiscard]] HandlePlacement& placement() noexcept { return placement_; }
   [[nodiscard]] const HandlePlacement& placement() const noexcept { return placement_; }
@@ -253,15 +270,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
 
  private:
+  using Handles = HandlePlacement::Handles;
   using Reach = HandlePlacement::Reach;
   using Proposal = HandlePlacement::Proposal;
 
-  // A request that found nothing in its own mapped bytes.
-  struct UnplacedRequest {
-    std::uint64_t bytes = 0;
-    StreamIndex stream = kAnyStream;
-    bool may_stitch = true;
-  };
   struct DeferredFree {
     Block block;
     std::uint64_t bytes = 0;
@@ -275,10 +287,11 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
-  std::optional<Place> take_complete(const UnplacedRequest& request);
-  std::optional<Place> grow_spared(const UnplacedRequest& request);
-  std::optional<Place> take_ordered(const UnplacedRequest& request);
-  std::optional<Place> make(const UnplacedRequest& request, Reach reach, bool may_grow);
+  std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> take_complete(std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> grow_spared(std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
 
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
@@ -304,6 +317,12 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Views.
   bool has_room_for_view(std::uint64_t bytes);
   void forget_view(std::uint32_t view);
+  void shorten_idle(std::uint32_t view);
+  [[nodiscard]] FreeSpace shown_in_views() const;
+
+  // Handles.
+  bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
+  std::uint64_t release(std::uint64_t at);
   const std::vector<Handle>& handles_of(Ranges pieces);
   Ranges ranges_of_view(Place place, std::uint64_t bytes);
   static VirtualAddress behind(VirtualAddress begin, std::uint64_t bytes) noexcept {
@@ -337,23 +356,23 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  placement_.set_overdraft(last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time(), stitching_ns_));
-  const UnplacedRequest request{bytes, stream, !placement_.should_grow()};
-  if (shares) place = make(request, Reach::All, true);
+  const Overdraft overdraft = last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time(), stitching_ns_);
+  placement_.set_coarseness(overdraft.coarseness);
+  if (overdraft.of_stitching) place = exchange(bytes, stream);
+  if (!place && shares) place = make(bytes, stream, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
-  if (!place && several) place = take_complete(request);
-  if (!place) place = make(request, Reach::Own, false);
+  if (!place && several) place = take_complete(bytes, stream);
+  if (!place) place = make(bytes, stream, Reach::Own, false);
 
   const bool may_wait = several && is_ordered && cross_stream_ != CrossStream::Never;
   const bool prefers_growing = cross_stream_ == CrossStream::GrowThenOrder && !last_resort;
-  if (!place && may_wait && !last_resort) place = grow_spared(request);
-  if (!place && may_wait && !prefers_growing) place = take_ordered(request);
-  if (!place) place = make(request, Reach::Own, true);
-  if (!place && may_wait && prefers_growing) place = take_ordered(request);
-  if (!place && several && !is_ordered && last_resort) place = take_ordered(request);
-  if (!place && !request.may_stitch) place = make({bytes, stream, true}, Reach::Own, false);
-  placement_.set_overdraft({});
-  if (!place) place = make(request, Reach::None, true);
+  if (!place && may_wait && !last_resort) place = grow_spared(bytes, stream);
+  if (!place && may_wait && !prefers_growing) place = take_ordered(bytes, stream);
+  if (!place) place = make(bytes, stream, Reach::Own, true);
+  if (!place && may_wait && prefers_growing) place = take_ordered(bytes, stream);
+  if (!place && several && !is_ordered && last_resort) place = take_ordered(bytes, stream);
+  placement_.set_coarseness(1);
+  if (!place) place = make(bytes, stream, Reach::None, true);
   return place;
 }
 
@@ -368,44 +387,56 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   return found;
 }
 
+// Serves a request that would be stitched of many small handles from few large ones, which are made anew: so much
+// memory is given back first, as far as no pending work uses it. Where that is not enough, what is missing comes in
+// large handles later.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, StreamIndex stream) {
+  if (placement_.free_bytes() < bytes) return std::nullopt;
+  const auto proposal = placement_.propose(bytes, stream, Reach::All, false, true);
+  if (!proposal || handles_of(proposal->pieces).size() <= placement_.policy().stitched_handles) return std::nullopt;
+  backend_.settle();
+  return reclaim(bytes, false) >= bytes ? make(bytes, stream, Reach::None, true) : std::nullopt;
+}
+
 // Takes bytes of any stream whose last use is over.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_complete(const UnplacedRequest& request) {
+std::optional<Place> OnlineAllocator<Backend>::take_complete(std::uint64_t bytes, StreamIndex stream) {
   std::array<Range, kForeignRangesAsked> candidates;
-  const std::size_t count = placement_.candidates(request.bytes, candidates);
+  const std::size_t count = placement_.candidates(bytes, candidates);
   for (std::size_t i = 0; i < count; ++i) {
-    const Range range{candidates[i].begin, candidates[i].begin + request.bytes};
+    const Range range{candidates[i].begin, candidates[i].begin + bytes};
     if (!backend_.is_complete({&range, 1})) continue;
     const Place place{0, range.begin};
-    return take(place, request.bytes, request.stream, Reach::All) ? std::optional(place) : std::nullopt;
+    return take(place, bytes, stream, Reach::All) ? std::optional(place) : std::nullopt;
   }
   return std::nullopt;
 }
 
 // Creates memory for a small request, so that it need not wait for another stream.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::grow_spared(const UnplacedRequest& request) {
-  if (request.bytes > placement_.page()) return std::nullopt;
-  if (spared_pages_.size() <= request.stream) spared_pages_.resize(std::size_t{request.stream} + 1);
-  if (spared_pages_[request.stream] >= placement_.policy().spared_pages) return std::nullopt;
-  const auto place = make(request, Reach::Own, true);
-  if (place) ++spared_pages_[request.stream];
+std::optional<Place> OnlineAllocator<Backend>::grow_spared(std::uint64_t bytes, StreamIndex stream) {
+  if (bytes > placement_.page()) return std::nullopt;
+  if (spared_pages_.size() <= stream) spared_pages_.resize(std::size_t{stream} + 1);
+  if (spared_pages_[stream] >= placement_.policy().spared_pages) return std::nullopt;
+  const auto place = make(bytes, stream, Reach::Own, true);
+  if (place) ++spared_pages_[stream];
   return place;
 }
 
 // Takes bytes of any stream, behind waits for those that freed them; for any stream at once, only bytes whose frees are
 // complete.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_ordered(const UnplacedRequest& request) {
-  const auto place = take_mapped(request.bytes, request.stream, Reach::All);
-  return place ? place : make(request, Reach::All, true);
+std::optional<Place> OnlineAllocator<Backend>::take_ordered(std::uint64_t bytes, StreamIndex stream) {
+  const auto place = take_mapped(bytes, stream, Reach::All);
+  return place ? place : make(bytes, stream, Reach::All, true);
 }
 
 // Makes room out of free handles and, where they are not enough and it may grow, new ones.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::make(const UnplacedRequest& request, Reach reach, bool may_grow) {
-  const auto& [bytes, stream, stitches] = request;
-  const bool may_stitch = stitches && placement_.is_stitchable(bytes) && has_room_for_view(bytes);
+std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamIndex stream, Reach reach,
+                                                    bool may_grow) {
+  const bool may_stitch = placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
   const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
   if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
@@ -617,6 +648,98 @@ void OnlineAllocator<Backend>::forget_view(std::uint32_t view) {
   } else {
     view_addresses_.add(addresses);
   }
+}
+
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::drop_idle_views() {
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    if (is_idle(view)) {
+      drop_view(view);
+    } else {
+      shorten_idle(view);
+    }
+  }
+}
+
+// A live block in a view keeps only what lies before its end. The end of a view in the home view's addresses does not
+// belong to the view.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::shorten_idle(std::uint32_t view) {
+  if (placement_.views()[view].lent.bytes() > 0) return;
+  const std::vector<Range>& pieces = placement_.views()[view].stitched.pieces();
+  while (pieces.size() > 1) {
+    const Range last = pieces.back();
+    if (!placement_.is_free(last) || !backend_.is_complete({&last, 1}) || !shorten_view(view, 1)) return;
+  }
+}
+
+template <OnlineBackend Backend>
+std::uint64_t OnlineAllocator<Backend>::release_idle(std::uint64_t keep, bool of_plan) {
+  const FreeSpace shown = shown_in_views();
+  std::vector<std::uint64_t> idle;
+  for (const auto& handle : placement_.handles()) {
+    if ((!handle.second.planned || of_plan) && can_be_released(handle, shown)) idle.push_back(handle.first);
+  }
+  std::uint64_t released = 0;
+  for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) released += release(idle.back());
+  return released;
+}
+
+template <OnlineBackend Backend>
+std::uint64_t OnlineAllocator<Backend>::release_handles(Ranges freed, std::uint32_t view) {
+  if (view != 0 && is_idle(view)) drop_view(view);
+  const FreeSpace shown = shown_in_views();
+  std::vector<std::uint64_t> idle;
+  for (const Range& range : freed) {
+    auto handle = placement_.handles().upper_bound(range.begin);
+    if (handle != placement_.handles().begin()) --handle;
+    for (; handle != placement_.handles().end() && handle->first < range.end; ++handle) {
+      if (handle->first + handle->second.bytes <= range.begin || handle->second.planned) continue;
+      if (can_be_released(*handle, shown)) idle.push_back(handle->first);
+    }
+  }
+  std::sort(idle.begin(), idle.end());
+  idle.erase(std::unique(idle.begin(), idle.end()), idle.end());
+  std::uint64_t released = 0;
+  for (const std::uint64_t at : idle) released += release(at);
+  return released;
+}
+
+template <OnlineBackend Backend>
+FreeSpace OnlineAllocator<Backend>::shown_in_views() const {
+  FreeSpace shown;
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+  }
+  return shown;
+}
+
+// Nothing lives on the handle, no work is pending on it, and no view maps it.
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
+  const Range range{handle.first, handle.first + handle.second.bytes};
+  const auto next = shown.at_or_after(range.begin);
+  const bool in_view = next && next->begin < range.end;
+  return !in_view && placement_.is_free(range) && backend_.is_complete({&range, 1});
+}
+
+// Returns the bytes given back; 0: the driver refused.
+template <OnlineBackend Backend>
+std::uint64_t OnlineAllocator<Backend>::release(std::uint64_t at) {
+  const HandlePlacement::Handle handle = placement_.handles().at(at);
+  if (!backend_.destroy(at, {handle.bytes, handle.id})) return 0;
+  placement_.remove_handle(at);
+  return handle.bytes;
+}
+
+template <OnlineBackend Backend>
+std::uint64_t OnlineAllocator<Backend>::reclaim(std::uint64_t bytes, bool of_plan) {
+  const std::uint64_t held = placement_.physical_bytes();
+  const std::uint64_t keep = held - std::min(held, round_up(bytes, placement_.page()));
+  const std::uint64_t released = release_idle(keep, of_plan);
+  if (placement_.physical_bytes() <= keep) return released;
+  drop_idle_views();
+  return released + release_idle(keep, of_plan);
 }
 
 // Fills `handles_` with the handles of the pieces.

@@ -61,9 +61,48 @@ struct SizeClass {
 
 struct Sums {
   std::uint64_t peak_live = 0;
+  std::uint64_t peak_held = 0;
+  std::uint64_t released = 0;                      // bytes
   std::uint64_t mapped_in_part[kParts] = {};       // handles, by part of the run
   std::map<std::uint64_t, SizeClass> last_growth;  // by bytes
 };
+
+// The requests before which the live bytes are in a valley: lower than before and behind by an eighth of their peak.
+std::vector<std::size_t> find_valleys(const plan::Problem& problem) {
+  std::vector<std::int64_t> change(problem.requests.size() + 1);
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    const plan::Request& request = problem.requests[i];
+    change[i] += static_cast<std::int64_t>(request.bytes());
+    if (request.until <= problem.requests.size()) change[request.until] -= static_cast<std::int64_t>(request.bytes());
+  }
+  const auto depth = static_cast<std::int64_t>(plan::peak_live_bytes(problem) / 8);
+  std::vector<std::size_t> valleys;
+  std::int64_t live = 0;
+  std::int64_t highest = 0;
+  std::int64_t lowest = 0;
+  std::size_t lowest_at = 0;
+  bool falls = false;
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    const std::int64_t before = live;  // with the frees of this request
+    live += change[i];
+    if (!falls) highest = std::max(highest, live);
+    if (!falls && live <= highest - depth) {
+      falls = true;
+      lowest = live;
+      lowest_at = i;
+    }
+    if (falls && before < lowest) {
+      lowest = before;
+      lowest_at = i;
+    }
+    if (falls && live >= lowest + depth) {
+      valleys.push_back(lowest_at);
+      falls = false;
+      highest = live;
+    }
+  }
+  return valleys;
+}
 
 class Run {
  public:
@@ -84,7 +123,11 @@ class Run {
     }
   }
 
+  // Gives idle memory back before each of these requests, as a program that empties its cache there.
+  void empty_caches_before(std::vector<std::size_t> requests) { emptied_ = std::move(requests); }
+
   Sums play() {
+    std::size_t next_emptied = 0;
     std::vector<std::vector<std::size_t>> ends(requests_.size() + 1);
     std::vector<plan::Place> places(requests_.size());
     std::uint64_t live = before_;
@@ -92,6 +135,10 @@ class Run {
       for (const std::size_t ended : ends[i]) {
         allocator_.defer_free(places[ended], requests_[ended].bytes(), streams_[ended]);
         live -= requests_[ended].bytes();
+      }
+      if (next_emptied < emptied_.size() && emptied_[next_emptied] == i) {
+        ++next_emptied;
+        empty_cache();
       }
       const std::uint64_t bytes = requests_[i].bytes();
       if (bytes == 0) continue;
@@ -102,6 +149,7 @@ class Run {
       if (placement().physical_bytes() > held) look_at_handles();
       live += bytes;
       sums_.peak_live = std::max(sums_.peak_live, live);
+      sums_.peak_held = std::max(sums_.peak_held, placement().physical_bytes());
       if (requests_[i].until <= requests_.size()) ends[requests_[i].until].push_back(i);
     }
     return sums_;
@@ -111,6 +159,13 @@ class Run {
  private:
   const HandlePlacement& placement() const { return allocator_.placement(); }
   std::uint64_t mapped_so_far() const { return allocator_.counts().handles + allocator_.counts().mapped; }
+
+  void empty_cache() {
+    allocator_.complete_deferred_free();
+    allocator_.backend().settle();
+    allocator_.drop_idle_views();
+    sums_.released += allocator_.release_idle(0, false);
+  }
 
   void look_at_handles() {
     sums_.last_growth.clear();
@@ -130,6 +185,7 @@ class Run {
   const std::vector<plan::Request>& requests_;
   const std::vector<plan::StreamIndex> streams_;
   plan::SimulatedAllocator allocator_;
+  std::vector<std::size_t> emptied_;
   std::uint64_t before_ = 0;  // bytes that were allocated before the run
   Sums sums_;
 };
@@ -143,8 +199,8 @@ double mapping_milliseconds(const plan::SimulatedAllocator::Counts& counts) {
          1e6;
 }
 
-double held_to_live(const Sums& sums, const plan::SimulatedAllocator& allocator) {
-  return static_cast<double>(allocator.placement().physical_bytes()) / static_cast<double>(sums.peak_live);
+double held_to_live(const Sums& sums) {
+  return static_cast<double>(sums.peak_held) / static_cast<double>(sums.peak_live);
 }
 
 void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocator& allocator) {
@@ -152,10 +208,12 @@ void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocato
   std::printf(
       "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views "
       "(lengthened %llu times), about %.0f ms\n",
-      device, mebibytes(sums.peak_live), mebibytes(allocator.placement().physical_bytes()),
-      held_to_live(sums, allocator), static_cast<unsigned long long>(counts.handles),
-      static_cast<unsigned long long>(counts.mapped), static_cast<unsigned long long>(counts.views),
-      static_cast<unsigned long long>(counts.lengthened), mapping_milliseconds(counts));
+      device, mebibytes(sums.peak_live), mebibytes(sums.peak_held), held_to_live(sums),
+      static_cast<unsigned long long>(counts.handles), static_cast<unsigned long long>(counts.mapped),
+      static_cast<unsigned long long>(counts.views), static_cast<unsigned long long>(counts.lengthened),
+      mapping_milliseconds(counts));
+  std::printf("  mapping took %.0f ms of %.0f, released %.1f MiB\n", allocator.backend().mapping_time().mapping / 1e6,
+              allocator.backend().mapping_time().elapsed / 1e6, mebibytes(sums.released));
   std::printf("  handles mapped in each tenth of the run:");
   for (const std::uint64_t part : sums.mapped_in_part) std::printf(" %llu", static_cast<unsigned long long>(part));
   std::printf("\n");
@@ -173,6 +231,7 @@ struct Arguments {
   std::uint64_t seed = 0;
   std::uint64_t seeds = 8;
   std::uint64_t microseconds = 100;
+  std::size_t emptied = 0;
   bool ablate = false;
 };
 
@@ -248,7 +307,7 @@ Draws draw(const std::vector<plan::Problem>& problems, const Rules& rules, std::
       Run run(problem, rules);
       run.begin_with_blocks(seed);
       const Sums sums = run.play();
-      draws.held_to_live.push_back(held_to_live(sums, run.allocator()));
+      draws.held_to_live.push_back(held_to_live(sums));
       draws.milliseconds.push_back(mapping_milliseconds(run.allocator().counts()));
     }
   }
@@ -308,6 +367,7 @@ int main(int argc, char** argv) {
                  "microseconds from one free to the next; 0: mapping takes no time")
       ->check(CLI::Range(0, 1'000'000));
   app.add_option("--seeds", arguments.seeds, "beginnings, with --ablate")->check(CLI::Range(2, 1000));
+  app.add_option("--empty-caches", arguments.emptied, "give idle memory back in so many valleys of live bytes");
   app.add_flag("--ablate", arguments.ablate, "switch each parameter off in turn");
   CLI11_PARSE(app, argc, argv);
   Rules rules = parse_rules(arguments.set);
@@ -317,6 +377,10 @@ int main(int argc, char** argv) {
     for (plan::Problem& problem : read(path, arguments.times)) {
       if (!arguments.ablate) {
         Run run(problem, rules);
+        std::vector<std::size_t> valleys = find_valleys(problem);
+        if (arguments.emptied < valleys.size()) valleys.resize(arguments.emptied);
+        std::printf("%zu valleys\n", valleys.size());
+        run.empty_caches_before(std::move(valleys));
         if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
         print(problem.device, run.play(), run.allocator());
       }

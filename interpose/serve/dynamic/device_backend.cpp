@@ -33,12 +33,11 @@ bool DeviceBackend::device_has(std::uint64_t bytes) noexcept {
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {
+  if (is_of_plan(at)) return arena_->give_back(arena_->handle_at(at)) != 0;
   if (!mapper_->destroy_at(home(at), handle)) return false;
   created_bytes_ -= handle.bytes;
   return true;
 }
-
-bool DeviceBackend::destroy_planned(std::uint64_t at) noexcept { return arena_->give_back(arena_->handle_at(at)) != 0; }
 
 CUdeviceptr DeviceBackend::planned_address(std::uint64_t at) const noexcept { return arena_->address(0, at); }
 

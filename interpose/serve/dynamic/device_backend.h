@@ -47,7 +47,7 @@ class DeviceBackend {
         driver_(&driver) {}
 
   // The functions of a backend. For large sizes `create` first asks the device whether it has as much; it never creates
-  // more in total than `set_limit` allows.
+  // more in total than `set_limit` allows. `destroy` gives back handles of an adopted arena too.
   bool create(std::uint64_t at, std::span<Handle> handles) noexcept;
   bool destroy(std::uint64_t at, const Handle& handle) noexcept;
   bool map(plan::VirtualAddress begin, std::span<const Handle> handles) noexcept {
@@ -72,6 +72,7 @@ class DeviceBackend {
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
+  void settle() noexcept { order_->settle(); }
   bool is_complete_up_to(std::uint64_t free_number) noexcept { return order_->is_complete(free_number); }
   [[nodiscard]] plan::MappingTime mapping_time() const noexcept {
     const auto elapsed = std::chrono::steady_clock::now() - begin_;
@@ -99,8 +100,6 @@ class DeviceBackend {
 
   // From now on the physical offsets before its own are those of the plan's arena, which must outlive it.
   void adopt(Arena* arena) noexcept { arena_ = arena; }
-  // Gives a handle of the arena back to the driver; false when that refused. Pre: as for `destroy`.
-  bool destroy_planned(std::uint64_t at) noexcept;
 
   // `peer` may touch what is mapped from now on; false: no host memory to remember it in. And, by `renew_access`, what
   // is mapped there already. Neither is for the arena's memory.

@@ -15,16 +15,16 @@
 
 namespace stalloc::plan {
 extern template class OnlineAllocator<serve::DeviceBackend>;
-}
+}  // namespace stalloc::plan
 
 namespace stalloc::serve {
 
 using plan::Place;
 
 // The online allocator, which decides how requests are served, over a device's memory, and what only the run time does:
-// giving idle memory back, serving from the plan's arena, letting peers in. Of the heap's
-// physical offsets (physical.h) [0, planned_bytes) belong to the plan's arena, those behind to this class. Not
-// thread-safe: the heap's lock covers it, except for `contains`. Throws std::bad_alloc.
+// serving from the plan's arena, letting peers in. Of the heap's physical offsets (physical.h) [0, planned_bytes)
+// belong to the plan's arena, those behind to this class. Not thread-safe: the heap's lock covers it, except for
+// `contains`. Throws std::bad_alloc.
 class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
  public:
   // `order` must outlive it and know all physical offsets. Nothing on failure, and `why` says in one line what was
@@ -54,18 +54,6 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
     return place.view == 0 && backend().is_of_plan(place.offset);
   }
 
-  // Unmaps the views, and ends of views, that nothing lives in and no pending work may touch. Never waits.
-  void drop_idle_views();
-  // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
-  // held; those of the plan only if asked to. Returns the bytes released. Never waits.
-  std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
-  // The same for just the handles that these ranges lie in, those of the plan excepted, and the view (0: none) that
-  // showed them.
-  std::uint64_t release_handles(PhysicalRanges freed, std::uint32_t view);
-  // Gives memory back to the driver for a request of `bytes`, no more than it needs: idle handles that no view maps,
-  // then idle views and their handles. Returns the bytes released. Never waits.
-  std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
-
   // The plan's memory serves dynamic requests from now on. Its free bytes come by `give`.
   void adopt(Arena* arena);
   // These bytes of the plan are free, behind the work of `stream`. The order between streams must know of it already.
@@ -88,15 +76,9 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   [[nodiscard]] const Mapper& mapper() const noexcept { return backend().mapper(); }
 
  private:
-  using Handles = plan::HandlePlacement::Handles;
-
   Dynamic(const Options& options, DeviceBackend backend) : OnlineAllocator(options, std::move(backend)) {}
 
   void unmap_all();
-  void shorten_idle(std::uint32_t view);
-  [[nodiscard]] plan::FreeSpace shown_in_views() const;
-  bool can_be_released(const Handles::value_type& handle, const plan::FreeSpace& shown);
-  std::uint64_t release(std::uint64_t at);
 
   bool closed_ = false;
 };
