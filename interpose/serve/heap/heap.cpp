@@ -291,6 +291,7 @@ CUdeviceptr Heap::serve_spare(const Ask& ask) {
 // 0: its bytes are taken, or cannot be ordered on the request's stream.
 CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
   const PhysicalRanges wanted = planned_.ranges(slot);
+  if (planned_.kept_bytes() > 0) dynamic_->give(planned_.give_up_kept(wanted), ask.stream);
   const bool taken = planned_.keeps_free_bytes() ? planned_.take(wanted, order_, ask.stream)
                                                  : dynamic_->take_exactly(wanted, ask.stream);
   if (!taken) return 0;
@@ -302,6 +303,10 @@ CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
 
 CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   if (needs_bytes_of_plan(ask)) merge(ask.stream);
+  const bool keeps = planned_.kept_bytes() > 0;
+  if (keeps && (last_resort || planned_.is_dropped() || dynamic_->largest_free() < rounded(ask.bytes))) {
+    dynamic_->give(planned_.give_up_kept(), ask.stream);
+  }
   const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
   if (!place) return 0;
@@ -318,12 +323,14 @@ bool Heap::needs_bytes_of_plan(const Ask& ask) const {
 }
 
 // From now on the dynamic sub-allocator tracks the plan's free bytes as well. Slots are still served where their bytes
-// are free, but at the cost of dynamic requests, so this is done only when dynamic requests need the bytes.
+// are free, but at the cost of dynamic requests, so this is done only when dynamic requests need the bytes. What the
+// plan keeps back then serves them as soon as they find no other room.
 void Heap::merge(StreamOrdinal stream) {
   try {
-    const std::vector<PhysicalRange> free = planned_.hand_over();
+    Planned::FreeBytes free = planned_.hand_over();
     dynamic_->adopt(planned_.arena());
-    dynamic_->give(free, stream);
+    dynamic_->give(free.handed_over, stream);
+    planned_.keep_back(std::move(free.kept));
   } catch (const std::bad_alloc&) {
     // Bytes that were not handed over stay unused.
   }

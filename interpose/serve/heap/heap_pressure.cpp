@@ -132,7 +132,7 @@ std::uint64_t Heap::unlocked_available_bytes() const noexcept { return device_fr
 
 std::uint64_t Heap::unlocked_free_bytes() const noexcept {
   const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
-  return idle + planned_.unmerged_idle_bytes(figures_.planned_live());
+  return idle + planned_.kept_bytes() + planned_.unmerged_idle_bytes(figures_.planned_live());
 }
 
 std::uint64_t Heap::free_bytes() const noexcept {
@@ -148,7 +148,7 @@ std::uint64_t Heap::largest_free() const noexcept {
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
   const Look look(mutex_);
   if (planned_.keeps_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
-  return dynamic_ ? dynamic_->free_plan_bytes() : 0;
+  return planned_.kept_bytes() + (dynamic_ ? dynamic_->free_plan_bytes() : 0);
 }
 
 // Only what no pending work uses.
@@ -159,6 +159,7 @@ std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
     given_back = planned_.give_back_idle(order_);
   } else {
     if (planned_.state() == PlanState::Dropped) merge(kNoStream);
+    if (planned_.is_dropped()) dynamic_->give(planned_.give_up_kept(), kNoStream);
     const std::uint64_t keep = keep_bytes - std::min(keep_bytes, planned_.unmerged_bytes());
     dynamic_->drop_idle_views();
     given_back = dynamic_->release_idle(keep, planned_.is_dropped());

@@ -4,6 +4,15 @@
 #include <utility>
 
 namespace stalloc::serve {
+namespace {
+
+std::vector<PhysicalRange> listed(const plan::FreeSpace& space) {
+  std::vector<PhysicalRange> ranges;
+  for (const auto& [begin, end] : space.ranges()) ranges.push_back({begin, end});
+  return ranges;
+}
+
+}  // namespace
 
 std::optional<Planned> Planned::create(Driver& driver, const plan::DevicePlan& plan, std::string* why) {
   std::unique_ptr<Arena> arena = Arena::create(driver, plan, why);
@@ -17,6 +26,7 @@ Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
       arena_(std::move(arena)),
       cursors_(plan),
       spare_slots_(plan),
+      through_body_(slots_through_body(plan)),
       occupancy_(std::in_place, arena_->planned_bytes(), plan.granularity) {
   places_.reserve(plan.slots.size());
   ranges_.reserve(plan.slots.size());
@@ -37,11 +47,38 @@ void Planned::close() noexcept {
   if (arena_) arena_->close();
 }
 
-std::vector<PhysicalRange> Planned::hand_over() {
-  std::vector<PhysicalRange> free;
-  occupancy_->append_free(&free);
+Planned::FreeBytes Planned::hand_over() {
+  std::vector<PhysicalRange> ranges_free;
+  occupancy_->append_free(&ranges_free);
+  plan::FreeSpace free;
+  for (const PhysicalRange& range : ranges_free) free.add(range);
+  FreeBytes result;
+  if (is_followed()) {
+    std::vector<PhysicalRange> through_body;
+    for (const std::uint32_t slot : through_body_) {
+      for (const PhysicalRange& range : ranges(slot)) free.intersect(range, through_body);
+    }
+    for (const PhysicalRange& range : through_body) {
+      free.subtract(range);
+      result.kept.add(range);
+    }
+  }
+  result.handed_over = listed(free);
   state_ = state_ == PlanState::Served ? PlanState::Merged : PlanState::DroppedMerged;
-  return free;
+  return result;
+}
+
+std::vector<PhysicalRange> Planned::give_up_kept(PhysicalRanges slot) {
+  std::vector<PhysicalRange> given;
+  for (const PhysicalRange& range : slot) kept_.intersect(range, given);
+  for (const PhysicalRange& range : given) kept_.subtract(range);
+  return given;
+}
+
+std::vector<PhysicalRange> Planned::give_up_kept() {
+  std::vector<PhysicalRange> given = listed(kept_);
+  kept_.clear();
+  return given;
 }
 
 std::uint64_t Planned::give_back_idle(StreamOrder& order) noexcept {

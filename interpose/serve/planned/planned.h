@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "interpose/serve/planned/arena.h"
@@ -16,6 +17,7 @@
 #include "interpose/serve/planned/occupancy.h"
 #include "interpose/serve/planned/spare_slots.h"
 #include "interpose/serve/streams/stream_order.h"
+#include "plan/placement/free_space.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
@@ -103,9 +105,22 @@ class Planned {
     return false;
   }
   void release(PhysicalRanges slot) noexcept { occupancy_->release(slot); }
-  // Returns the free bytes; from now on the caller tracks them. Throws std::bad_alloc, and then nothing has changed.
-  // Pre: keeps_free_bytes().
-  std::vector<PhysicalRange> hand_over();
+  // Returns the free bytes; from now on the caller tracks them. Those of slots that live through the body should be
+  // kept back as long as others serve, unless the plan was dropped: what lay there would be in the way of such a slot's
+  // own request, and that one of others, for good. Throws std::bad_alloc, and then nothing has changed. Pre:
+  // keeps_free_bytes().
+  struct FreeBytes {
+    std::vector<PhysicalRange> handed_over;
+    plan::FreeSpace kept;
+  };
+  FreeBytes hand_over();
+  void keep_back(plan::FreeSpace kept) noexcept { kept_ = std::move(kept); }
+  // How many bytes are kept back, all of them free.
+  [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_.bytes(); }
+  // Gives up those of them that lie in a slot, or all; the caller tracks from now on what is returned. Throws
+  // std::bad_alloc; they may then stay unused.
+  std::vector<PhysicalRange> give_up_kept(PhysicalRanges slot);
+  std::vector<PhysicalRange> give_up_kept();
 
   // Physical memory held now, in bytes; and the part of it that the dynamic sub-allocator does not count.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return arena_ ? arena_->physical_bytes() : 0; }
@@ -148,7 +163,9 @@ class Planned {
   std::vector<PhysicalRange> ranges_;
   std::optional<Cursors> cursors_;
   std::optional<SpareSlots> spare_slots_;
+  std::vector<std::uint32_t> through_body_;  // slots
   std::optional<Occupancy> occupancy_;
+  plan::FreeSpace kept_;  // free, and tracked by nobody else
 };
 
 }  // namespace stalloc::serve

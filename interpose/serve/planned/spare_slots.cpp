@@ -7,7 +7,19 @@
 namespace stalloc::serve {
 namespace {
 
+// Three weights under Adam are the fewest; a few workspaces with a counter or two beside them are not so many.
+constexpr std::size_t kMany = 6;
+
 std::uint64_t bytes_of(const plan::Slot& slot) { return plan::round_up(slot.size, plan::kUnitBytes); }
+
+// It is among so many of `slots` that at most as many others lie between the first and the last of them.
+bool is_one_of_many(const std::vector<std::uint32_t>& slots, std::size_t i) {
+  const std::size_t first = i + 1 - std::min(i + 1, kMany);
+  for (std::size_t begin = first; begin <= i && begin + kMany <= slots.size(); ++begin) {
+    if (slots[begin + kMany - 1] - slots[begin] < 2 * kMany) return true;
+  }
+  return false;
+}
 
 bool has_place(const plan::Slot& slot) {
   return slot.kind == plan::SlotKind::Static || slot.kind == plan::SlotKind::Persistent;
@@ -15,11 +27,20 @@ bool has_place(const plan::Slot& slot) {
 
 }  // namespace
 
-SpareSlots::SpareSlots(const plan::DevicePlan& plan) {
-  if (plan.body == 0) return;
+std::vector<std::uint32_t> slots_through_body(const plan::DevicePlan& plan) {
+  std::vector<std::uint32_t> slots;
+  if (plan.body == 0) return slots;
   const std::uint64_t body_end = std::uint64_t{plan.prologue} + plan.body;
   for (std::uint32_t slot = 0; slot < plan.prologue; ++slot) {
-    if (has_place(plan.slots[slot]) && plan.slots[slot].upper >= body_end) slots_.push_back(slot);
+    if (has_place(plan.slots[slot]) && plan.slots[slot].upper >= body_end) slots.push_back(slot);
+  }
+  return slots;
+}
+
+SpareSlots::SpareSlots(const plan::DevicePlan& plan) {
+  const std::vector<std::uint32_t> all = slots_through_body(plan);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (is_one_of_many(all, i)) slots_.push_back(all[i]);
   }
   std::stable_sort(slots_.begin(), slots_.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return bytes_of(plan.slots[a]) < bytes_of(plan.slots[b]); });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots of the plan for requests that come earlier than planned, or in another order.
+// Slots of the plan that live through its body, and requests for them that come earlier than planned, or in another
+// order.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,14 @@
 
 namespace stalloc::serve {
 
-// The slots before the plan's body that live through all of it (weights, the optimizer's state), by size. A program
-// that resumes from a checkpoint makes the state before its first step, where the recorded one made it in that step: no
-// cursor follows that, but what is never freed can as well have the place that the plan keeps for it. Each slot is
+// The slots before the plan's body that live through all of it (weights, the optimizer's state, workspaces), in order.
+// Throws std::bad_alloc.
+std::vector<std::uint32_t> slots_through_body(const plan::DevicePlan& plan);
+
+// Those of them that were made many at a time, as weights and the optimizer's state are, by size. A program that
+// resumes from a checkpoint makes the state before its first step, where the recorded one made it in that step: no
+// cursor follows that, but what is never freed can as well have the place that the plan keeps for it. A workspace,
+// which comes alone, is better left to its own request: others of its size are mostly not of its kind. Each slot is
 // offered once, so that a search does not see those taken before. Not thread-safe.
 class SpareSlots {
  public:

@@ -388,6 +388,29 @@ TEST_CASE("free bytes of the plan are used before memory grows, its slots are se
   REQUIRE(fixture.statistics().dynamic_live == 0);
 }
 
+TEST_CASE("the place of what lives through the body serves others only where there is no other room",
+          "[serve][dynamic]") {
+  plan::DevicePlan plan = plan_of_sizes({2 * kPage, 5 * kPage, 7 * kPage});
+  plan.prologue = 2;
+  plan.body = 1;
+  plan.slots[0].upper = 3;
+  plan.slots[1].upper = 2;
+  HeapOptions options = small_options();
+  options.beside_plan = 0;
+  Fixture fixture(options, std::uint64_t{1} << 30, &plan);
+  const bool little = GENERATE(true, false);
+  const CUdeviceptr unforeseen = fixture.take(little ? 1 : 13);
+  REQUIRE(fixture.statistics().borrows == 1);
+  REQUIRE(fixture.physical() == plan.physical_bytes);
+  REQUIRE(fixture.heap->free_bytes() == plan.physical_bytes - (little ? 1 : 13) * kPage);
+  REQUIRE(fixture.heap->idle_plan_bytes() == fixture.heap->free_bytes());
+  if (little) {
+    fixture.take(2);
+    REQUIRE(fixture.statistics().planned_requests == 1);
+  }
+  fixture.give(unforeseen);
+}
+
 TEST_CASE("a request that fails at any call leaves the figures and the memory as they were", "[serve][dynamic]") {
   for (std::uint64_t call = 1; call < 40; ++call) {
     CAPTURE(call);

@@ -99,10 +99,10 @@ TEST_CASE("a slot whose bytes are still taken is refused, the next is not", "[se
 TEST_CASE("what a resumed program makes before its first step has the place that the plan keeps for it",
           "[serve][heap]") {
   plan::DevicePlan plan =
-      plan_of_sizes({1000, 4096, 2000, 3000, 4096});  // weights, a step that makes two states, the body
-  plan.prologue = 4;
+      plan_of_sizes({1000, 4096, 2000, 3000, 512, 512, 512, 4096});  // weights, a step that makes five states, the body
+  plan.prologue = 7;
   plan.body = 1;
-  for (const std::size_t stays : {0, 2, 3}) plan.slots[stays].upper = 5;
+  for (const std::size_t stays : {0, 2, 3, 4, 5, 6}) plan.slots[stays].upper = 8;
   Fixture f(std::move(plan));
   REQUIRE(f.ask(1000, f.s) == 0);
   REQUIRE(f.ask(3000, f.s) == 1024 + 4096 + 2048);
@@ -112,7 +112,7 @@ TEST_CASE("what a resumed program makes before its first step has the place that
   REQUIRE(f.heap->statistics().planned_requests == 3);
   REQUIRE(f.ask(4096, f.s) == 1024);  // the step, as planned, except for the states
   REQUIRE(f.ask(4096, f.s) == -1);
-  REQUIRE(f.ask(4096, f.s) == 1024 + 4096 + 2048 + 3072);
+  REQUIRE(f.ask(4096, f.s) == 1024 + 4096 + 2048 + 3072 + 3 * 512);
   REQUIRE(f.give(1024 + 4096, f.s) == CUDA_SUCCESS);
   REQUIRE(f.ask(2000, f.s) == -1);  // the body has begun
   REQUIRE(f.heap->statistics().refused_slots == 0);

@@ -99,7 +99,7 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
 TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.take(2));
-  REQUIRE(bytes_of(f.planned.hand_over()) == (kPages - 1) * kPage);
+  REQUIRE(bytes_of(f.planned.hand_over().handed_over) == (kPages - 1) * kPage);
   REQUIRE(f.planned.state() == PlanState::Merged);
   REQUIRE_FALSE(f.planned.keeps_free_bytes());
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Serve);
@@ -107,6 +107,31 @@ TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[ser
   REQUIRE(f.planned.physical_bytes() == kPages * kPage);
   f.let_it_not_fit();
   REQUIRE(f.planned.state() == PlanState::DroppedMerged);
+}
+
+TEST_CASE("the places of what lives through the body are kept back until they are needed", "[serve][planned]") {
+  const bool dropped = GENERATE(false, true);
+  Fixture f;
+  plan::DevicePlan plan = Fixture::plan();
+  plan.prologue = 3;
+  plan.body = 1;
+  for (const std::size_t stays : {0, 2}) plan.slots[stays].upper = kPages;
+  plan.slots[1].upper = 2;
+  plan.slots[3].upper = kPages;  // of the body
+  f.planned = *Planned::create(f.driver, plan, &f.why);
+  if (dropped) f.let_it_not_fit();
+  REQUIRE(f.take(0));
+  Planned::FreeBytes free = f.planned.hand_over();
+  REQUIRE(bytes_of(free.handed_over) == (dropped ? 3 : 2) * kPage);
+  REQUIRE(free.kept.bytes() == (dropped ? 0 : 1) * kPage);
+  REQUIRE(f.planned.kept_bytes() == 0);
+  f.planned.keep_back(std::move(free.kept));
+  REQUIRE(f.planned.kept_bytes() == (dropped ? 0 : 1) * kPage);
+  if (dropped) return;
+  REQUIRE(f.planned.give_up_kept(f.planned.ranges(1)).empty());
+  REQUIRE(bytes_of(f.planned.give_up_kept(f.planned.ranges(2))) == kPage);
+  REQUIRE(f.planned.kept_bytes() == 0);
+  REQUIRE(f.planned.give_up_kept().empty());
 }
 
 TEST_CASE("a plan of another program is dropped once, and gives back what is idle", "[serve][planned]") {
@@ -123,7 +148,7 @@ TEST_CASE("a plan of another program is dropped once, and gives back what is idl
 TEST_CASE("a dropped plan hands over its free bytes as well", "[serve][planned]") {
   Fixture f;
   f.let_it_not_fit();
-  REQUIRE(bytes_of(f.planned.hand_over()) == kPages * kPage);
+  REQUIRE(bytes_of(f.planned.hand_over().handed_over) == kPages * kPage);
   REQUIRE(f.planned.state() == PlanState::DroppedMerged);
   REQUIRE(f.planned.is_dropped());
 }

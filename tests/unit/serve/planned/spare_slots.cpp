@@ -8,6 +8,7 @@
 
 using namespace stalloc;
 using namespace stalloc::test;
+using serve::slots_through_body;
 using serve::SpareSlots;
 
 namespace {
@@ -38,7 +39,7 @@ std::vector<std::uint32_t> offered(SpareSlots& slots, std::uint64_t bytes, std::
 }  // namespace
 
 TEST_CASE("spare slots of a size are offered in the plan's order, each once", "[serve][spare_slots]") {
-  SpareSlots slots(plan_with({3 * kUnit, 5 * kUnit, 2 * kUnit + 1, 3 * kUnit}));
+  SpareSlots slots(plan_with({3 * kUnit, 5 * kUnit, 2 * kUnit + 1, 3 * kUnit, kUnit, kUnit}));
   using Slots = std::vector<std::uint32_t>;
   REQUIRE(offered(slots, 3 * kUnit) == Slots{0});
   REQUIRE(offered(slots, 3 * kUnit - 1, 1) == Slots{2, 3});  // the first that is offered is refused
@@ -49,15 +50,28 @@ TEST_CASE("spare slots of a size are offered in the plan's order, each once", "[
 }
 
 TEST_CASE("no slot of the body, none that is freed, and none without a place is spare", "[serve][spare_slots]") {
-  plan::DevicePlan plan = plan_with({kUnit, kUnit, kUnit, kUnit});
+  plan::DevicePlan plan = plan_with(std::vector<std::uint64_t>(9, kUnit));
   plan.slots[0].upper = 2;
   plan.slots[1].kind = plan::SlotKind::PassThrough;
   plan.slots[2].kind = plan::SlotKind::Dynamic;
   SpareSlots slots(plan);
-  REQUIRE(offered(slots, kUnit, 9) == std::vector<std::uint32_t>{3});
+  REQUIRE(slots_through_body(plan) == std::vector<std::uint32_t>{3, 4, 5, 6, 7, 8});
+  REQUIRE(offered(slots, kUnit, 9) == std::vector<std::uint32_t>{3, 4, 5, 6, 7, 8});
 
-  plan.prologue = 5;
+  plan.prologue = 10;
   plan.body = 0;
   SpareSlots none(plan);
   REQUIRE(offered(none, kUnit).empty());
+  REQUIRE(slots_through_body(plan).empty());
+}
+
+TEST_CASE("slots that live through the body are spare where many were made at a time", "[serve][spare_slots]") {
+  // Two workspaces; a state of six tensors, with other requests between; and one more workspace.
+  const std::vector<std::uint32_t> live = {3, 4, 20, 22, 23, 26, 27, 31, 42};
+  plan::DevicePlan plan = plan_with(std::vector<std::uint64_t>(50, kUnit));
+  for (std::uint32_t slot = 0; slot < plan.prologue; ++slot) plan.slots[slot].upper = slot + 1;
+  for (const std::uint32_t slot : live) plan.slots[slot].upper = plan.slots.size();
+  REQUIRE(slots_through_body(plan) == live);
+  SpareSlots slots(plan);
+  REQUIRE(offered(slots, kUnit, 99) == std::vector<std::uint32_t>{20, 22, 23, 26, 27, 31});
 }
