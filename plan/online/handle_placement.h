@@ -25,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include "plan/online/mapping_budget.h"
 #include "plan/online/online_policy.h"
 #include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
@@ -84,18 +85,18 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
-  // Whether requests are stitched at all, and this one is large enough for a view of its own.
+  // Whether requests are stitched, and this one is large enough for a view of its own.
   [[nodiscard]] bool is_stitchable(std::uint64_t bytes) const {
     const OnlinePolicy& policy = options_.policy;
-    return policy.stitch && bytes >= std::max(policy.smallest_stitched, policy.small_bytes);
+    return policy.stitch && bytes >= std::max(policy.smallest_stitched, policy.small_bytes) && !should_grow();
   }
   // Proposes a place made of free handles (with `may_stitch`, wherever they lie) and, with `may_grow`, of new ones for
   // what is missing.
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
-  // New handles are so many times larger from now on, as the mapping budget asks (Overdraft).
-  void set_coarseness(std::uint64_t coarseness) { coarseness_ = coarseness; }
+  // What the mapping budget asks of the proposals from now on.
+  void set_overdraft(const Overdraft& overdraft) { overdraft_ = overdraft; }
 
   // Appends the physical ranges behind a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
@@ -131,6 +132,11 @@ class HandlePlacement {
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }
 
  private:
+  // So little is free that, as the mapping budget is, requests should grow.
+  [[nodiscard]] bool should_grow() const {
+    return overdraft_.held_per_slack > 0 && free_bytes() <= physical_bytes_ / overdraft_.held_per_slack;
+  }
+
   // Free bytes, by the kind of requests that their handles are for.
   struct Spaces {
     FreeSpace large;
@@ -177,7 +183,7 @@ class HandlePlacement {
   LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
-  std::uint64_t coarseness_ = 1;
+  Overdraft overdraft_;
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
   Spaces unmapped_;               // physical offsets without handles
   Spaces all_;                    // free bytes of all streams

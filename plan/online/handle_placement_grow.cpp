@@ -47,7 +47,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
     missing -= std::min(missing, tail.begin - proposal.offset);
   }
   proposal.grow_at = tail.begin;
-  proposal.grow = new_handles(missing, bytes, small ? 1 : coarseness_);
+  proposal.grow = new_handles(missing, bytes, small ? 1 : overdraft_.coarseness);
   if (grown(proposal) > tail.bytes()) {  // no room behind the last handle
     const auto room = unmapped.best_fit(round_up(bytes, options_.page));
     if (!room) return std::nullopt;
@@ -98,7 +98,7 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
                                   Proposal* proposal) const {
   if (missing == 0) return true;
   if (!may_grow) return false;
-  proposal->grow = new_handles(missing, request, coarseness_);
+  proposal->grow = new_handles(missing, request, overdraft_.coarseness);
   const std::uint64_t bytes = grown(*proposal);
   const auto room = unmapped_.large.best_fit(bytes);
   if (!room) return false;

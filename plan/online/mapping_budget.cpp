@@ -37,6 +37,7 @@ std::int64_t LeakyBucket::eighths_spent() const noexcept {
 
 MappingBudget::MappingBudget(const OnlinePolicy& policy)
     : coarsest_(std::bit_floor(std::max<std::uint64_t>(policy.coarsest, 1))),
+      held_per_slack_(std::clamp<std::uint64_t>(policy.held_per_slack, 1, kMostAllowance >> kEighths)),
       mapping_(full_bucket(policy)),
       stitching_(full_bucket(policy)) {}
 
@@ -48,7 +49,9 @@ Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitchi
   last_stitching_ = stitching;
   std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
   if (const auto owed = mapping_.eighths_owed()) coarseness = std::max(coarseness, std::uint64_t{2} << *owed);
-  return {.coarseness = std::min(coarseness, coarsest_), .of_stitching = stitching_.eighths_owed().has_value()};
+  const auto owed = stitching_.eighths_owed();
+  return {.coarseness = std::min(coarseness, coarsest_),
+          .held_per_slack = owed ? held_per_slack_ << (kEighths - *owed) : 0};
 }
 
 }  // namespace stalloc::plan

@@ -40,7 +40,9 @@ class LeakyBucket {
 // What a program may do to map less, at the price of memory. The defaults are those of a budget that is not overdrawn.
 struct Overdraft {
   std::uint64_t coarseness = 1;  // new handles are so many times larger, a power of two
-  bool of_stitching = false;     // small handles that are free should be exchanged for larger ones, not stitched
+  // Not 0: stitching should be spared. While no more than held / this is free, requests grow; otherwise small handles
+  // are exchanged for larger ones.
+  std::uint64_t held_per_slack = 0;
 };
 
 // Two leaky buckets: one pays for all mapping, one for stitching alone.
@@ -48,7 +50,9 @@ struct Overdraft {
 // What is owed for all mapping makes new handles larger, and so does what stitching has spent, before anything is owed:
 // mapping costs per handle, so this costs only the memory in handles that are partly used. What is owed for stitching
 // tells that the handles which exist are too small for the program: those that are free are exchanged for larger ones.
-// A program that gives its memory back and needs it again has it back in larger handles anyway. Pure; not thread-safe.
+// If more and more is owed all the same, more and more memory may be free before a request stitches, until the program
+// finds holes that fit. A program that gives its memory back and needs it again, which slack would not help, is spared
+// it. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
@@ -59,6 +63,7 @@ class MappingBudget {
 
  private:
   std::uint64_t coarsest_;
+  std::uint64_t held_per_slack_;
   LeakyBucket mapping_;
   LeakyBucket stitching_;
   MappingTime last_;

@@ -39,7 +39,8 @@
 // What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
 // new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less. While
 // stitching alone takes more, a request that would be stitched of many small handles exchanges them for large ones
-// before step 3.
+// before step 3; and as long as little is free, the steps from there on do not stitch where they can grow. How little
+// is little grows with what is owed.
 #pragma once
 
 #include <algorithm>
@@ -357,8 +358,8 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (place) return place;
 
   const Overdraft overdraft = last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time(), stitching_ns_);
-  placement_.set_coarseness(overdraft.coarseness);
-  if (overdraft.of_stitching) place = exchange(bytes, stream);
+  placement_.set_overdraft(overdraft);
+  if (overdraft.held_per_slack > 0) place = exchange(bytes, stream);
   if (!place && shares) place = make(bytes, stream, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
   if (!place && several) place = take_complete(bytes, stream);
@@ -371,7 +372,8 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (!place) place = make(bytes, stream, Reach::Own, true);
   if (!place && may_wait && prefers_growing) place = take_ordered(bytes, stream);
   if (!place && several && !is_ordered && last_resort) place = take_ordered(bytes, stream);
-  placement_.set_coarseness(1);
+  placement_.set_overdraft({});
+  if (!place) place = make(bytes, stream, Reach::Own, false);
   if (!place) place = make(bytes, stream, Reach::None, true);
   return place;
 }

@@ -68,6 +68,7 @@ def of_numbers(source, text):
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
             f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held",
             f"would be stitched of more than {n['stitched_handles']} handles",
+            f"up to 1/{n['held_per_slack']} of what is held when",
             f"addresses for {words.get(n['view_room'])} what it showed",
             f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
             f"up to {words.get(n['spared_pages'])} pages a stream are created",
