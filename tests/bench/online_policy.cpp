@@ -4,13 +4,14 @@
 // cost. Prints a few lines for each device, and is not a test. All streams are treated as one, unless `--set` says what
 // a request does about memory that another stream freed (cross_stream=order, grow, never or share).
 //
-//     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] TRACE...
+//     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] [--empty-caches N] TRACE...
 //     online_policy --ablate [--seeds N] TRACE...
 //
 // A TRACE may be a CSV of requests. With `--times`, requests of 1 MiB and more are so many times larger, as in a run
 // that fills a larger card. With a seed, some blocks of random sizes are allocated first: placement is chaotic, and
-// each seed is another draw. `--ablate` switches off each parameter of the policy in turn and prints a table of what
-// that costs, as the mean over all runs and seeds, beside what the seeds alone change.
+// each seed is another draw. `--empty-caches` gives idle memory back in the first N valleys of live bytes, as a program
+// that empties its cache between its phases. `--ablate` switches off each parameter of the policy in turn and prints a
+// table of what that costs, as the mean over all runs and seeds, beside what the seeds alone change.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -62,7 +63,8 @@ struct SizeClass {
 struct Sums {
   std::uint64_t peak_live = 0;
   std::uint64_t peak_held = 0;
-  std::uint64_t released = 0;                      // bytes
+  std::size_t emptied = 0;                         // times that the caches were
+  std::uint64_t released = 0;                      // bytes then
   std::uint64_t mapped_in_part[kParts] = {};       // handles, by part of the run
   std::map<std::uint64_t, SizeClass> last_growth;  // by bytes
 };
@@ -164,6 +166,7 @@ class Run {
     allocator_.complete_deferred_free();
     allocator_.backend().settle();
     allocator_.drop_idle_views();
+    ++sums_.emptied;
     sums_.released += allocator_.release_idle(0, false);
   }
 
@@ -212,8 +215,15 @@ void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocato
       static_cast<unsigned long long>(counts.handles), static_cast<unsigned long long>(counts.mapped),
       static_cast<unsigned long long>(counts.views), static_cast<unsigned long long>(counts.lengthened),
       mapping_milliseconds(counts));
-  std::printf("  mapping took %.0f ms of %.0f, released %.1f MiB\n", allocator.backend().mapping_time().mapping / 1e6,
-              allocator.backend().mapping_time().elapsed / 1e6, mebibytes(sums.released));
+  const plan::MappingTime time = allocator.backend().mapping_time();
+  if (time.elapsed > 0) {
+    std::printf("  mapping took %.0f ms of %.0f", static_cast<double>(time.mapping) / 1e6,
+                static_cast<double>(time.elapsed) / 1e6);
+    if (sums.emptied > 0) {
+      std::printf("; caches emptied %zu times, %.1f MiB given back", sums.emptied, mebibytes(sums.released));
+    }
+    std::printf("\n");
+  }
   std::printf("  handles mapped in each tenth of the run:");
   for (const std::uint64_t part : sums.mapped_in_part) std::printf(" %llu", static_cast<unsigned long long>(part));
   std::printf("\n");
@@ -379,7 +389,6 @@ int main(int argc, char** argv) {
         Run run(problem, rules);
         std::vector<std::size_t> valleys = find_valleys(problem);
         if (arguments.emptied < valleys.size()) valleys.resize(arguments.emptied);
-        std::printf("%zu valleys\n", valleys.size());
         run.empty_caches_before(std::move(valleys));
         if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
         print(problem.device, run.play(), run.allocator());
