@@ -68,23 +68,17 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t b
   return proposal;
 }
 
-// Proposes to lengthen the view that has most free bytes at its end, since those are mapped already: of the smallest
-// that can be lengthened so far, as many as the policy looks at.
+// Proposes to lengthen the view that has most free bytes at its end, since those are mapped already.
 std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t bytes, const Spaces& spaces,
                                                                    bool may_grow) const {
   Proposal proposal;
   std::uint64_t most = round_up(bytes / options_.policy.request_per_free_end, kUnitBytes);
-  const ViewCache::ByBytes& by_bytes = views_.by_bytes();
-  std::size_t looked_at = 0;
-  for (auto at = by_bytes.lower_bound(most); at != by_bytes.end() && looked_at < options_.policy.searched_views; ++at) {
-    const ViewCache::CachedView& candidate = views_[at->second];
-    const std::uint64_t room = candidate.room - candidate.bytes();
-    if (room == 0 || bytes - std::min(bytes, room) > candidate.bytes()) continue;
-    ++looked_at;
+  for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
+    const ViewCache::CachedView& candidate = views_[number];
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
-    if (free < most || free >= bytes || free + room < bytes) continue;
+    if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
     most = free;
-    proposal.view = at->second;
+    proposal.view = number;
   }
   if (proposal.view == 0) return std::nullopt;
   const ViewCache::CachedView& found = views_[proposal.view];
