@@ -116,6 +116,7 @@ class HandlePlacement {
   [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }
   [[nodiscard]] const Handles& handles() const { return handles_; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
+  [[nodiscard]] std::uint64_t most_physical_bytes() const { return most_physical_bytes_; }  // ever
 
   // Lends home addresses that have no handles to a view, and takes it back.
   void lend_addresses(Range range);

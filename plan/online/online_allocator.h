@@ -294,6 +294,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
 
+  [[nodiscard]] std::uint64_t coarseness_of_returns() const noexcept;
+
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
   [[nodiscard]] bool can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept;
@@ -322,6 +324,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   [[nodiscard]] FreeSpace shown_in_views() const;
 
   // Handles.
+  std::uint64_t release_unused(std::uint64_t keep, bool of_plan);
   bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
   std::uint64_t release(std::uint64_t at);
   const std::vector<Handle>& handles_of(Ranges pieces);
@@ -341,6 +344,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   const CrossStream cross_stream_;
   MappingBudget budget_;
   std::uint64_t stitching_ns_ = 0;  // spent in mapping views
+  std::uint64_t given_back_ = 0;    // bytes, in all
   FreeSpace view_addresses_;
   Range at_home_;               // what `ranges` returned last, of a place at home
   std::vector<Range> in_view_;  // the same, of a place in a stitched view
@@ -357,7 +361,11 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
-  const Overdraft overdraft = last_resort ? Overdraft{} : budget_.overdraft(backend_.mapping_time(), stitching_ns_);
+  Overdraft overdraft;
+  if (!last_resort) {
+    overdraft = budget_.overdraft(backend_.mapping_time(), stitching_ns_);
+    overdraft.coarseness = std::max(overdraft.coarseness, coarseness_of_returns());
+  }
   placement_.set_overdraft(overdraft);
   if (overdraft.held_per_slack > 0) place = exchange(bytes, stream);
   if (!place && shares) place = make(bytes, stream, Reach::All, true);
@@ -399,6 +407,13 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
   if (!proposal || handles_of(proposal->pieces).size() <= placement_.policy().stitched_handles) return std::nullopt;
   backend_.settle();
   return reclaim(bytes, false) >= bytes ? make(bytes, stream, Reach::None, true) : std::nullopt;
+}
+
+// How many times larger new handles are because the program gives its memory back.
+template <OnlineBackend Backend>
+std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
+  const std::uint64_t times = placement_.policy().coarse_returns;
+  return given_back_ > 0 && given_back_ >= placement_.most_physical_bytes() / times ? times : 1;
 }
 
 // Takes bytes of any stream whose last use is over.
@@ -677,6 +692,13 @@ void OnlineAllocator<Backend>::shorten_idle(std::uint32_t view) {
 
 template <OnlineBackend Backend>
 std::uint64_t OnlineAllocator<Backend>::release_idle(std::uint64_t keep, bool of_plan) {
+  const std::uint64_t released = release_unused(keep, of_plan);
+  given_back_ += released;
+  return released;
+}
+
+template <OnlineBackend Backend>
+std::uint64_t OnlineAllocator<Backend>::release_unused(std::uint64_t keep, bool of_plan) {
   const FreeSpace shown = shown_in_views();
   std::vector<std::uint64_t> idle;
   for (const auto& handle : placement_.handles()) {
@@ -704,6 +726,7 @@ std::uint64_t OnlineAllocator<Backend>::release_handles(Ranges freed, std::uint3
   idle.erase(std::unique(idle.begin(), idle.end()), idle.end());
   std::uint64_t released = 0;
   for (const std::uint64_t at : idle) released += release(at);
+  given_back_ += released;
   return released;
 }
 
@@ -738,10 +761,10 @@ template <OnlineBackend Backend>
 std::uint64_t OnlineAllocator<Backend>::reclaim(std::uint64_t bytes, bool of_plan) {
   const std::uint64_t held = placement_.physical_bytes();
   const std::uint64_t keep = held - std::min(held, round_up(bytes, placement_.page()));
-  const std::uint64_t released = release_idle(keep, of_plan);
+  const std::uint64_t released = release_unused(keep, of_plan);
   if (placement_.physical_bytes() <= keep) return released;
   drop_idle_views();
-  return released + release_idle(keep, of_plan);
+  return released + release_unused(keep, of_plan);
 }
 
 // Fills `handles_` with the handles of the pieces.

@@ -219,6 +219,27 @@ TEST_CASE("while stitching costs more than it may, small handles that are free c
   REQUIRE(allocator.placement().physical_bytes() <= 432 * kPage);  // the last handle is larger than what is missing
 }
 
+TEST_CASE("what a program gives back comes again in larger handles") {
+  const auto pages = GENERATE(as<std::uint64_t>{}, 199, 200);  // that are given back, of 400
+  CAPTURE(pages);
+  SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
+  options.placement.policy.small_bytes = kPage / 2;
+  options.placement.policy.held_per_coarse_handle = 4;
+  SimulatedAllocator allocator(options);
+  std::vector<Place> blocks;
+  for (int i = 0; i < 400; ++i) blocks.push_back(*allocator.allocate(kPage, 1));
+  REQUIRE(allocator.placement().handles().size() == 400);
+  for (std::size_t i = 0; i < pages; ++i) allocator.free(blocks[i], kPage, 1);
+  allocator.backend().settle();
+  REQUIRE(allocator.release_idle(0, false) == pages * kPage);
+  const auto comes = [&](std::uint64_t wanted) {
+    const std::size_t before = allocator.placement().handles().size();
+    REQUIRE(allocator.allocate(wanted * kPage, 1));
+    return allocator.placement().handles().size() - before;
+  };
+  REQUIRE(comes(16) == (pages == 200 ? 4 : 8));  // of 4 pages, or of 2
+}
+
 TEST_CASE("a program whose sizes never repeat exchanges its handles, and ends up mapping hardly anything") {
   const auto seed = GENERATE(range(1U, 6U));
   const bool may_grow = GENERATE(false, true);
