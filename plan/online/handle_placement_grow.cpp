@@ -25,7 +25,9 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   if (may_grow) extended = extend(bytes, spaces);
   if (!may_stitch || !is_stitchable(bytes)) return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
-  std::optional<Proposal> lengthened = lengthen(bytes, spaces, may_grow);
+  // A program that is to be spared stitching has many views, which would all be looked at.
+  std::optional<Proposal> lengthened;
+  if (overdraft_.held_per_slack == 0) lengthened = lengthen(bytes, spaces, may_grow);
   if (lengthened && (!stitched || grown(*lengthened) <= grown(*stitched))) stitched.swap(lengthened);
   if (!stitched || !extended) return stitched ? stitched : extended;
   return grown(*extended) <= grown(*stitched) ? extended : stitched;

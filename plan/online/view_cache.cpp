@@ -52,9 +52,9 @@ void ViewCache::remove(std::uint32_t number) {
 
 std::uint32_t ViewCache::least_recent() const {
   std::uint32_t oldest = 0;
-  for (const auto& [bytes, number] : by_bytes_) {
+  for (std::uint32_t number = 1; number <= numbers(); ++number) {
     const CachedView& candidate = (*this)[number];
-    if (candidate.live > 0) continue;
+    if (candidate.room == 0 || candidate.live > 0) continue;  // not in use, or lived in
     if (oldest == 0 || candidate.used_at < (*this)[oldest].used_at) oldest = number;
   }
   return oldest;
