@@ -462,7 +462,7 @@ WORKLOADS = {
                                    needs=14),
     "generate": Workload("generate", dict(layers=16, size=48), group="programs", needs=12),
     "vision": Workload("vision", dict(size=48), group="programs", needs=12),
-    "diffusion": Workload("diffusion", dict(size=24), group="programs", needs=16),
+    "diffusion": Workload("diffusion", dict(size=24), group="programs", needs=28),
     "jax": Workload("jax", dict(size=8), framework="jax", group="frameworks", needs=4),
     "cupy": Workload("cupy", dict(size=8), framework="cupy", group="frameworks", needs=2),
     # STAlloc's workloads: N is plain, R recompute.
