@@ -67,7 +67,7 @@ def of_numbers(source, text):
             f"Requests below {n['small_bytes'] >> 20} MiB keep to single-page handles",
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
             f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held",
-            f"They are {words.get(n['coarse_returns'])} as large, too, once 1/{n['coarse_returns']} of that was given back",
+            f"They are {words.get(n['coarse_returns'])} times as large, too, once 1/{n['coarse_returns']} of that was given back",
             f"would be stitched of more than {n['stitched_handles']} handles",
             f"up to 1/{n['held_per_slack']} of what is held when",
             f"addresses for {words.get(n['view_room'])} what it showed",

@@ -33,13 +33,15 @@ constexpr std::array<std::size_t, 4> kHandlesThere{0, 4000, 8000, 14000};
 struct Kind {
   const char* name;
   bool rdma;
-  bool own;     // each batch has a reservation of its own
-  bool shared;  // may be given to other processes, as a file descriptor
+  bool own;      // each batch has a reservation of its own
+  bool shared;   // may be given to other processes, as a file descriptor
+  bool at_once;  // all handles of a batch are unmapped by one call
 };
-constexpr std::array<Kind, 4> kKinds{{{"plain", false, false, false},
-                                      {"for RDMA", true, false, false},
-                                      {"own addresses", false, true, false},
-                                      {"for sharing", false, false, true}}};
+constexpr std::array<Kind, 5> kKinds{{{"plain", false, false, false, false},
+                                      {"unmapped at once", false, false, false, true},
+                                      {"for RDMA", true, false, false, false},
+                                      {"own addresses", false, true, false, false},
+                                      {"for sharing", false, false, true, false}}};
 
 void check(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
@@ -83,7 +85,11 @@ void give_access(CUdeviceptr at, std::size_t bytes) {
   check(cuMemSetAccess(at, bytes, &access, 1), "giving access");
 }
 
-void unmap(CUdeviceptr at, std::size_t handles) {
+void unmap(CUdeviceptr at, std::size_t handles, bool at_once = false) {
+  if (at_once) {
+    check(cuMemUnmap(at, handles * kHandle), "unmapping at once");
+    return;
+  }
   for (std::size_t i = 0; i < handles; ++i) check(cuMemUnmap(at + i * kHandle, kHandle), "unmapping");
 }
 
@@ -94,7 +100,7 @@ CUdeviceptr reserve(std::size_t bytes) {
 }
 
 struct Costs {
-  std::vector<double> create, map, access, unmap, reservation;  // for a handle; the last for a reservation
+  std::vector<double> create, map, access, unmap, release, reservation;  // for a handle; the last for a reservation
 };
 
 // Measures batches of handles of each kind in turn.
@@ -119,9 +125,11 @@ void print_batches(std::size_t there, CUdeviceptr big) {
       give_access(at, kBatchBytes);
       cost.access.push_back(since(begin) / kBatch);
       begin = Clock::now();
-      unmap(at, kBatch);
+      unmap(at, kBatch, kind.at_once);
       cost.unmap.push_back(since(begin) / kBatch);
+      begin = Clock::now();
       for (const CUmemGenericAllocationHandle handle : handles) check(cuMemRelease(handle), "releasing");
+      cost.release.push_back(since(begin) / kBatch);
       begin = Clock::now();
       if (kind.own) check(cuMemAddressFree(at, kBatchBytes), "giving addresses back");
       reservation += since(begin);
@@ -130,9 +138,9 @@ void print_batches(std::size_t there, CUdeviceptr big) {
   }
   for (std::size_t i = 0; i < kKinds.size(); ++i) {
     const Costs& cost = costs[i];
-    std::printf("%5zu there, %-14s create %.1f map %.2f access %.1f unmap %.1f, reserve+free %.1f us\n", there,
-                kKinds[i].name, median(cost.create), median(cost.map), median(cost.access), median(cost.unmap),
-                median(cost.reservation));
+    std::printf("%5zu there, %-16s create %.1f map %.2f access %.1f unmap %.1f release %.1f, reserve+free %.1f us\n",
+                there, kKinds[i].name, median(cost.create), median(cost.map), median(cost.access), median(cost.unmap),
+                median(cost.release), median(cost.reservation));
   }
 }
 
