@@ -120,8 +120,23 @@ std::vector<std::uint64_t> crossing_bytes(const std::vector<Request>& requests, 
   return bytes;
 }
 
-SteadyState cut(const std::vector<Request>& requests, const Run& run, bool by_call_site, std::size_t fewest_steps) {
+// The run without the part of its first repetition that makes what stays, where later repetitions make the same to free
+// it: an optimizer's state, for instance, has the sizes of the gradients, and is made in the first step alone.
+Run without_first_state(const std::vector<Request>& requests, Run run) {
+  const std::uint64_t limit = kMostUnrolled * run.period;
+  const std::size_t end = std::min(run.begin + run.period, run.end - 2 * run.period);  // two repetitions must be left
+  std::size_t begin = run.begin;
+  for (std::size_t i = run.begin; i < end; ++i) {
+    const std::size_t next = i + run.period;
+    if (life_of(requests[i], i) > limit && life_of(requests[next], next) <= limit) begin = i + 1;
+  }
+  run.begin = begin;
+  return run;
+}
+
+SteadyState cut(const std::vector<Request>& requests, const Run& found, bool by_call_site, std::size_t fewest_steps) {
   SteadyState steady;
+  const Run run = without_first_state(requests, found);
   const std::vector<Sizes> sizes = sizes_of(requests, run);
   const std::vector<std::uint64_t> lives = longest_lives(requests, run);
   steady.unrolled = steps_needed(requests, run, lives, sizes, fewest_steps);

@@ -55,11 +55,12 @@ std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Samen
 // Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that `repeats`.
 // Of all stretches that repeat at least twice it takes the longest, with the smallest period: a step, never a
 // microbatch inside it. It must hold a quarter of all requests. The body begins where the fewest bytes live across its
-// boundary. Requests that outlive their step make the body two or more steps long; those that outlive even that are
-// leaks (see SteadyState::lives). If leaks are more than a sixteenth of the body's bytes, it is no steady state. Where
-// no sizes repeat, it looks for the same in the sequence of (call site, stream): steps in which each request comes from
-// the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded stacks. `fewest_steps`:
-// the body is made that many steps long, where the run is. O(n log n). Pure.
+// boundary, but behind what the first repetition makes to stay where later ones free the same: an optimizer's state
+// has the sizes of the gradients. Requests that outlive their step make the body two or more steps long; those that
+// outlive even that are leaks (see SteadyState::lives). If leaks are more than a sixteenth of the body's bytes, it is
+// no steady state. Where no sizes repeat, it looks for the same in the sequence of (call site, stream): steps in which
+// each request comes from the same place in the program and only sizes vary, as in a mixture of experts. Needs recorded
+// stacks. `fewest_steps`: the body is made that many steps long, where the run is. O(n log n). Pure.
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
 // Looks in one of the two sequences alone.
 SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps = 1);

@@ -133,6 +133,20 @@ class Tables(unittest.TestCase):
         said = self.written(costs=[cost])
         self.assertIn("| stalloc, no plan | 3.00 | 3.25 | 7.7 % | 75.0 % | 4.00 | 1.100 (1.100 to 1.100) | 2.200 |", said)
 
+    def test_all_workloads_in_a_line_for_each_allocator(self):
+        def cost(workload, held, seconds):
+            ready = {"import_seconds": 5.0, "initialize_seconds": 1.0, "make_seconds": 2.0}
+            rounds = {"native": turns([9, 9, 2, 2], 3 * GIB, 4 * GIB), "dynamic": turns([9, 9, seconds, seconds], 3 * GIB, held)}
+            return {"workload": workload, "program": "train", "at_once": True, "options": self.options, "failed": {},
+                    "rounds": rounds, "ready": dict.fromkeys(rounds, ready)}
+        said = self.written(costs=[cost("llama-1b", 3.75 * GIB, 1), cost("gpt2-odd", 3 * GIB, 3), {"failed": "no such kernel"}])
+        self.assertIn("| stalloc, no plan | 2 | 10.0 % | 20.0 % (llama-1b) | 62.5 % | 25.0 % (llama-1b) | 1.000 "
+                      "| 0.500 to 1.500 |", said)
+        # Where native loses nothing, there is nothing to remove.
+        whole = cost("llama-1b", 3.75 * GIB, 2)
+        whole["rounds"]["native"] = turns([9, 9, 2, 2], 3 * GIB, 3 * GIB)
+        self.assertIn("| stalloc, no plan | 1 | 20.0 % | 20.0 % (llama-1b) |  |  | 1.000 |", self.written(costs=[whole]))
+
     def test_the_fastest_that_fits(self):
         fits = [self.fit("llama-1b", "native", 0, 1), self.fit("llama-1b-recompute", "native", 8, 1.0, "full"),
                 self.fit("llama-1b-selective", "native", 2, 2.0, "selective"),
@@ -260,6 +274,11 @@ class Command(unittest.TestCase):
         clock.note("fit", 60)
         self.assertTrue(clock.allows("cost"))
         self.assertFalse(clock.allows("fit"))
+
+    def test_no_two_workloads_have_one_file(self):
+        raw = self.command.Raw(pathlib.Path("raw"), False)
+        self.assertEqual(len({raw.file("cost", name) for name in workloads.WORKLOADS}), len(workloads.WORKLOADS))
+        self.assertEqual(raw.file("cost", "Qwen2.5-14B R"), pathlib.Path("raw/cost/Qwen2.5-14B-R.json"))
 
     def test_what_has_its_file_is_not_measured_again(self):
         with tempfile.TemporaryDirectory() as folder:

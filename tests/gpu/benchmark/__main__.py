@@ -96,7 +96,8 @@ class Raw:
         self.folder, self.retry = folder, retry
 
     def file(self, kind, *names):
-        return self.folder.joinpath(kind, *(re.sub(r"[^\w.-]+", "-", name) for name in names)).with_suffix(".json")
+        path = self.folder.joinpath(kind, *(re.sub(r"[^\w.-]+", "-", name) for name in names))
+        return path.with_name(f"{path.name}.json")  # a name may have a dot, as Qwen2.5 has
 
     def has(self, path, settings):
         """Whether the file is there, of a workload with these settings."""

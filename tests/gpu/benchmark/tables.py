@@ -65,9 +65,14 @@ def median_and_spread(values, digits=3):
 
 
 def removed(turns, allocator, native):
-    """The share of native's fragmentation that this allocator avoids."""
+    """The share of native's fragmentation that this allocator avoids; None: not known."""
     lost = held(native) - live(native)
-    return percent(1 - (held(turns) - live(turns, allocator)) / lost) if lost > 0 and held(turns) else ""
+    return 1 - (held(turns) - live(turns, allocator)) / lost if lost > 0 and held(turns) else None
+
+
+def beside(result, allocator):
+    """The turns of native that those of the allocator were made in turns with."""
+    return (allocator == "planned" and result.get("native_beside_planned")) or result["rounds"].get("native", [])
 
 
 def start_of(ready):
@@ -77,16 +82,15 @@ def start_of(ready):
 
 def cost_row(result, allocator, title):
     turns, native = result["rounds"][allocator], result["rounds"].get("native", [])
-    reference = (allocator == "planned" and result.get("native_beside_planned")) or native
     if not turns:
         return f"| {title} | {one_line(result['failed'].get(allocator, 'not measured'))} |" + " |" * 9
     steady = turns[WARM_UP:] or turns
     driver = by_driver(result, allocator)
     mapping = sum(turn["stalloc"].get("mapping_ns_after_start", 0) for turn in turns[-1:]) / 1e9
-    used = live(turns, allocator)
+    used, avoided = live(turns, allocator), removed(turns, allocator, native)
     return (f"| {title} | {used / GIB:.2f} | {held(turns) / GIB:.2f} | "
-            f"{percent(1 - used / held(turns)) if held(turns) else ''} | {removed(turns, allocator, native)} | "
-            f"{'' if driver is None else f'{driver / GIB:.2f}'} | {median_and_spread(ratios(turns, reference))} | "
+            f"{percent(1 - used / held(turns)) if held(turns) else ''} | {'' if avoided is None else percent(avoided)} | "
+            f"{'' if driver is None else f'{driver / GIB:.2f}'} | {median_and_spread(ratios(turns, beside(result, allocator)))} | "
             f"{statistics.median(turn['seconds'] for turn in steady):.3f} | "
             f"{statistics.median(turn['host_seconds'] for turn in steady):.3f} | "
             f"{start_of(result['ready'][allocator])} + {turns[0]['seconds']:.1f} | "
@@ -129,6 +133,28 @@ def cost_table(result, allocators):
                      f"{plan['physical_bytes'] / GIB:.2f} GiB, "
                      f"{plan['stitched_views']} views, {plan['handles']} handles, {plan['waits']} waits."]
     return "\n".join(text) + "\n"
+
+
+def summary_table(results, allocators):
+    """A line for each allocator over all workloads in which its memory and native's are known."""
+    lines = ["| allocator | workloads | lost, mean | lost, most | of native's loss removed, mean | least | time to native, median "
+             "| least and most |", "|---" * 8 + "|"]
+    for name in allocators:
+        measured = [result for result in results if held(result.get("rounds", {}).get(name, []))
+                    and held(result["rounds"].get("native", []))]
+        if not measured:
+            continue
+        lost = {result["workload"]: 1 - live(result["rounds"][name], name) / held(result["rounds"][name]) for result in measured}
+        avoided = {result["workload"]: removed(result["rounds"][name], name, result["rounds"]["native"]) for result in measured}
+        avoided = {workload: share for workload, share in avoided.items() if share is not None}
+        times = [statistics.median(of) for of in (ratios(result["rounds"][name], beside(result, name)) for result in measured)
+                 if of]
+        most, least = max(lost, key=lost.get), min(avoided, key=avoided.get, default=None)
+        line = [allocators[name].title, len(measured), percent(statistics.mean(lost.values())), f"{percent(lost[most])} ({most})",
+                percent(statistics.mean(avoided.values())) if avoided else "", f"{percent(avoided[least])} ({least})" if least else "",
+                f"{statistics.median(times):.3f}" if times else "", f"{min(times):.3f} to {max(times):.3f}" if times else ""]
+        lines.append(f"| {' | '.join(map(str, line))} |")
+    return "\n".join(lines) + "\n"
 
 
 # --- fit ---
@@ -303,6 +329,7 @@ def write(raw, out, order, allocators, ladders):
         text += f"\n## What only stalloc trains\n\n{only}" if only else ""
         text += "\n## The fastest that fits\n\n" + ladder_table(fits, allocators, ladders)
     if costs:
+        text += "\n## All workloads\n\n" + summary_table(costs, allocators)
         text += "\n## Memory and time\n\n" + "\n".join(cost_table(result, allocators) for result in costs)
     (out / "tables.md").write_text(text, encoding="utf-8")
     return text + "\n" + plot(costs, fits, allocators, out)

@@ -213,6 +213,20 @@ TEST_CASE("a small leak in every step is no obstacle; a large one is no steady s
   }
 }
 
+TEST_CASE("what only the first repetition makes to stay is no leak of the others") {
+  const std::size_t period = 5;
+  const auto tokens = repeat({10, 20, 100, 40, 50}, 8);
+  const auto steady = plan::find_steady_state(problem_of(tokens, {{2, plan::kNever}}));
+  REQUIRE(steady.period == period);
+  CHECK(steady.begin == 3);
+  CHECK(std::count(steady.lives.begin(), steady.lives.end(), plan::kNever) == 0);
+
+  // Not where fewer than two repetitions would be left: then there is a leak.
+  const auto twice = repeat({1, 20, 30, 40, 50}, 2);
+  const auto short_one = plan::find_steady_state(problem_of(twice, {{0, plan::kNever}}));
+  CHECK(std::count(short_one.lives.begin(), short_one.lives.end(), plan::kNever) == 1);
+}
+
 TEST_CASE("lives are the longest over all repetitions") {
   std::vector<std::pair<std::size_t, std::uint64_t>> lives = {{0, 1}, {5, 3}, {10, 2}, {15, 4}};
   const auto steady = plan::find_steady_state(problem_of(repeat({1, 2, 3, 4, 5}, 4), lives));
