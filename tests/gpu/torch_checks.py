@@ -477,9 +477,9 @@ def sharing_between_processes(torch):
     queue, answers = context.Queue(), context.Queue()
     child = context.Process(target=_shared_sum, args=(queue, answers))
     child.start()
-    tensor = torch.ones(3 * MIB, device="cuda")
-    torch.cuda.synchronize()
     try:
+        tensor = torch.ones(3 * MIB, device="cuda")
+        torch.cuda.synchronize()
         from multiprocessing.reduction import ForkingPickler
         ForkingPickler.dumps(tensor)
         queue.put(tensor)
