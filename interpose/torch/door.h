@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file does: library and door must agree. */
-#define STALLOC_DOOR_INTERFACE 3
+#define STALLOC_DOOR_INTERFACE 4
 
 enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
@@ -32,6 +32,13 @@ struct stalloc_door_stream {
   int device;
 };
 
+/* Physical memory of a device that stalloc holds, and the part of it that only requests of at most 1 MiB are served from.
+ * A plan's memory has no such part, and where memory is short they are served from the rest, too. */
+struct stalloc_door_held {
+  uint64_t all;
+  uint64_t for_small;
+};
+
 /* What stalloc holds of a device. */
 struct stalloc_door_memory {
   uint64_t held;         /* physical memory, live or free */
@@ -43,8 +50,9 @@ struct stalloc_door_memory {
 /* What `describe` calls, one call a range, in ascending order of addresses within each kind. */
 struct stalloc_door_visitor {
   void* data;
-  /* Memory mapped at its home, whether anything lives in it or not. */
-  void (*home)(void* data, uintptr_t address, uint64_t bytes);
+  /* Memory mapped at its home, whether anything lives in it or not. `for_small`: 1 where nothing but small requests is
+   * served (`stalloc_door_held`). */
+  void (*home)(void* data, uintptr_t address, uint64_t bytes, int for_small);
   /* A block that lives in a stitched view (or in an alias of the plan's), and then each of the home ranges whose bytes
    * it uses: those are not free there. */
   void (*stitched)(void* data, uintptr_t address, uint64_t bytes);
@@ -89,8 +97,8 @@ struct stalloc_door_library {
   enum stalloc_door_answer (*open_offer)(int device, const char* text, size_t bytes, void** base, const char** why);
   void (*close_offer)(void* base);
 
-  /* Physical memory held for the device. One load. */
-  uint64_t (*held)(int device);
+  /* Two loads, not of the same moment. */
+  struct stalloc_door_held (*held)(int device);
   /* All of the device's memory; 0 when the driver does not say. Makes no context. */
   uint64_t (*device_total)(int device);
   /* 0: nothing is held, and `memory` is filled only as far as it is known. Asks the driver. */

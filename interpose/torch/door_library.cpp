@@ -213,9 +213,9 @@ serve::Heap* heap_of(int device) noexcept {
   return heaps == nullptr ? nullptr : heaps->of_device(device);
 }
 
-std::uint64_t held(int device) {
+stalloc_door_held held(int device) {
   const serve::Heap* heap = heap_of(device);
-  return heap == nullptr ? 0 : heap->held_bytes();
+  return heap == nullptr ? stalloc_door_held{} : stalloc_door_held{heap->held_bytes(), heap->held_for_small()};
 }
 
 std::uint64_t device_total(int device) {
@@ -264,7 +264,9 @@ void limit(int device, std::uint64_t bytes) {
 void describe(int device, const stalloc_door_visitor* visitor) {
   struct Forward final : serve::Heap::Visitor {
     explicit Forward(const stalloc_door_visitor* target) : to(target) {}
-    void home(CUdeviceptr address, std::uint64_t bytes) override { to->home(to->data, address, bytes); }
+    void home(CUdeviceptr address, std::uint64_t bytes, bool for_small) override {
+      to->home(to->data, address, bytes, for_small ? 1 : 0);
+    }
     void stitched(CUdeviceptr address, std::uint64_t bytes) override { to->stitched(to->data, address, bytes); }
     void used_by_stitched(CUdeviceptr address, std::uint64_t bytes) override {
       to->used_by_stitched(to->data, address, bytes);

@@ -12,15 +12,13 @@ std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Gr
   std::uint64_t need = round_up(growth.missing, page);
   const auto whole_pages = [page](std::uint64_t bytes) { return std::max(bytes / page, std::uint64_t{1}) * page; };
   const std::uint64_t held = growth.held + need;
-  std::uint64_t bytes = whole_pages(std::max(policy.handle_pages * page, held / policy.held_per_handle));
+  std::uint64_t bytes =
+      whole_pages(std::max(held / policy.held_per_handle, growth.request / policy.handles_per_request));
   const std::uint64_t coarse =
       whole_pages(std::min(bytes * growth.coarseness, growth.most_held / policy.held_per_coarse_handle));
   if (coarse > bytes) {
     bytes = coarse;
     need = std::max(need, coarse);
-  }
-  if (growth.device > 0 && growth.request >= growth.device / policy.device_per_probe) {
-    bytes = std::max(bytes, std::bit_floor(growth.request / policy.handles_per_probe));
   }
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {

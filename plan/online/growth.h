@@ -15,7 +15,6 @@ struct Growth {
   std::uint64_t request = 0;     // bytes of the whole request
   std::uint64_t held = 0;        // held already
   std::uint64_t most_held = 0;   // the most that was ever held
-  std::uint64_t device = 0;      // all memory of the device; 0: no request is a large part of it
   std::uint64_t coarseness = 1;  // a factor (MappingBudget), not bytes
 };
 
@@ -23,10 +22,10 @@ struct Growth {
 // throws std::bad_alloc.
 //
 // Mapping costs per handle. Memory is lost in handles that are partly used, and there are about as many of those
-// whatever is held, so the size of new handles follows what is held. Where mapping has cost more than it may, they are
-// larger, and the last one may then hold more than is missing. A request for a large part of the device gets the
-// largest handles: it either probes for what can be had or stays, and then the time that mapping takes is what counts.
-// The remainder is made of smaller handles.
+// whatever is held, so the size of new handles follows what is held. It follows the request, too, since few large
+// requests are live at once, and a large part of the device may be asked for only to find out what can be had. Where
+// mapping has cost more than it may, handles are larger, and the last one may then hold more than is missing. The
+// remainder is made of smaller handles.
 std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Growth& growth, std::uint64_t page);
 
 }  // namespace stalloc::plan

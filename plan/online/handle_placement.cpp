@@ -83,6 +83,7 @@ void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
     by_page_[begin / options_.page] = added;
   }
   physical_bytes_ += handle.bytes;
+  if (is_for_small(at)) bytes_for_small_ += handle.bytes;
   most_physical_bytes_ = std::max(most_physical_bytes_, physical_bytes_);
   part(unmapped_, at).subtract({at, at + handle.bytes});
 }
@@ -93,6 +94,7 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   take({&range, 1}, 0, Reach::All);
   if (!found->second.planned) part(unmapped_, at).add({range.begin, range.end});
   physical_bytes_ -= found->second.bytes;
+  if (is_for_small(at)) bytes_for_small_ -= found->second.bytes;
   handles_.erase(found);
 }
 

@@ -39,10 +39,9 @@ namespace stalloc::plan {
 class HandlePlacement {
  public:
   struct Options {
-    std::uint64_t page = 0;          // the device's granularity: a power of two
-    std::uint64_t device_bytes = 0;  // all of its memory; 0: no request is a large part of it
-    Range large;                     // physical offsets for handles of large requests; before them are the plan's
-    Range small;                     // those for handles of small requests
+    std::uint64_t page = 0;  // the device's granularity: a power of two
+    Range large;             // physical offsets for handles of large requests; before them are the plan's
+    Range small;             // those for handles of small requests
     OnlinePolicy policy;
   };
 
@@ -82,18 +81,27 @@ class HandlePlacement {
     const std::uint64_t at = find_contiguous(bytes, stream, reach);
     return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
   }
+  // The same in a stitched view made before; for a small request there is none, since views show no handles for these.
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
-  std::size_t candidates(std::uint64_t bytes, std::span<Range> out) const;
+  // `among_large`: also for a small request in handles of large ones.
+  std::size_t candidates(std::uint64_t bytes, std::span<Range> out, bool among_large = false) const;
+  // Whether a request keeps to the handles for small ones.
+  [[nodiscard]] bool is_small(std::uint64_t bytes) const { return bytes <= options_.policy.small_bytes; }
   // Whether requests are stitched, and this one is large enough for a view of its own.
   [[nodiscard]] bool is_stitchable(std::uint64_t bytes) const {
     const OnlinePolicy& policy = options_.policy;
-    return policy.stitch && bytes >= std::max(policy.smallest_stitched, policy.small_bytes) && !should_grow();
+    return policy.stitch && bytes >= policy.smallest_stitched && !is_small(bytes) && !should_grow();
   }
   // Proposes a place made of free handles (with `may_stitch`, wherever they lie) and, with `may_grow`, of new ones for
   // what is missing.
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
+
+  // The sizes of handles that would be created for what is missing of a request.
+  [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const {
+    return new_handles(missing, request, overdraft_.coarseness);
+  }
 
   // What the mapping budget asks of the proposals from now on.
   void set_overdraft(const Overdraft& overdraft) { overdraft_ = overdraft; }
@@ -115,7 +123,10 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t page() const { return options_.page; }
   [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }
   [[nodiscard]] const Handles& handles() const { return handles_; }
+  // Whether the handle at a physical offset is for small requests.
+  [[nodiscard]] bool is_for_small(std::uint64_t at) const { return at >= options_.small.begin; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
+  [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }  // of it, in handles for small ones
   [[nodiscard]] std::uint64_t most_physical_bytes() const { return most_physical_bytes_; }  // ever
 
   // Lends home addresses that have no handles to a view, and takes it back.
@@ -146,10 +157,9 @@ class HandlePlacement {
     [[nodiscard]] std::uint64_t bytes() const { return large.bytes() + small.bytes() + planned.bytes(); }
   };
 
-  [[nodiscard]] bool is_small(std::uint64_t at) const { return at >= options_.small.begin; }
   template <class S>
   [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
-    return at < options_.large.begin ? spaces.planned : is_small(at) ? spaces.small : spaces.large;
+    return at < options_.large.begin ? spaces.planned : is_for_small(at) ? spaces.small : spaces.large;
   }
   [[nodiscard]] const Spaces& reachable(StreamIndex stream, Reach reach) const;
   Spaces& own(StreamIndex stream);
@@ -183,6 +193,7 @@ class HandlePlacement {
   Handles handles_;
   LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
+  std::uint64_t bytes_for_small_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
   Overdraft overdraft_;
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far

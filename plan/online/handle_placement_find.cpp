@@ -14,9 +14,7 @@ constexpr std::size_t kMostCompared = 16;  // ranges
 
 std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
-  const bool small = bytes < options_.policy.small_bytes;
-  std::uint64_t at = gentlest_fit(small ? spaces.small : spaces.large, bytes);
-  if (at == kNowhere) at = gentlest_fit(small ? spaces.large : spaces.small, bytes);
+  std::uint64_t at = gentlest_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
   if (at == kNowhere) {
     const auto fit = spaces.planned.lowest_fit(bytes);
     at = fit ? fit->begin : gentlest_fit(spaces.planned, bytes);
@@ -31,7 +29,7 @@ std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex 
 std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
-  if (fit->bytes() == bytes || bytes < options_.policy.small_bytes) return fit->begin;
+  if (fit->bytes() == bytes || is_small(bytes)) return fit->begin;
   std::array<Range, kMostCompared> ranges;
   const OnlinePolicy& policy = options_.policy;
   const std::size_t most =
@@ -62,16 +60,14 @@ std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
   return was_whole ? 2 * left : left;
 }
 
-std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> out) const {
-  const bool small = bytes < options_.policy.small_bytes;
-  std::size_t count = 0;
-  for (const FreeSpace* space : {small ? &all_.small : &all_.large, small ? &all_.large : &all_.small, &all_.planned}) {
-    count += space->fits(bytes, out.subspan(count));
-  }
-  return count;
+std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> out, bool among_large) const {
+  const bool small = is_small(bytes) && !among_large;
+  const std::size_t count = (small ? all_.small : all_.large).fits(bytes, out);
+  return count + all_.planned.fits(bytes, out.subspan(count));
 }
 
 std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
+  if (is_small(bytes)) return std::nullopt;
   const Spaces& spaces = reachable(stream, reach);
   Place best;
   Range shortest;

@@ -36,7 +36,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
 // Proposes new handles behind the last one; free bytes right before them become part of the request. Where the home
 // view has no room there, the new handles go to the smallest stretch without handles that is long enough.
 std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
-  const bool small = bytes < options_.policy.small_bytes;
+  const bool small = is_small(bytes);
   const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
   if (unmapped.ranges().empty()) return std::nullopt;
   const Range tail{unmapped.ranges().rbegin()->first, unmapped.ranges().rbegin()->second};
@@ -61,7 +61,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
 
 std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t bytes, const Spaces& spaces,
                                                                  bool may_grow) const {
-  Stitching stitching = Stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of()).stitch(bytes, true);
+  Stitching stitching = Stitcher({&spaces.large, &spaces.planned}, handle_of()).stitch(bytes, true);
   Proposal proposal;
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = stitching.offset;
@@ -86,7 +86,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   const ViewCache::CachedView& found = views_[proposal.view];
   FreeSpace in_view;
   for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
-  const Stitcher stitcher({&spaces.large, &spaces.small, &spaces.planned}, handle_of());
+  const Stitcher stitcher({&spaces.large, &spaces.planned}, handle_of());
   Stitching stitching = stitcher.lengthen(bytes - most, in_view);
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = found.bytes() - most;
@@ -136,7 +136,6 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                            .request = request,
                            .held = physical_bytes_,
                            .most_held = most_physical_bytes_,
-                           .device = options_.device_bytes,
                            .coarseness = coarseness},
                           options_.page);
 }

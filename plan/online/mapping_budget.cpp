@@ -48,10 +48,12 @@ Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitchi
   last_ = now;
   last_stitching_ = stitching;
   std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
-  if (const auto owed = mapping_.eighths_owed()) coarseness = std::max(coarseness, std::uint64_t{2} << *owed);
+  const auto owed_for_all = mapping_.eighths_owed();
+  if (owed_for_all) coarseness = std::max(coarseness, std::uint64_t{2} << *owed_for_all);
   const auto owed = stitching_.eighths_owed();
   return {.coarseness = std::min(coarseness, coarsest_),
-          .held_per_slack = owed ? held_per_slack_ << (kEighths - *owed) : 0};
+          .held_per_slack = owed ? held_per_slack_ << (kEighths - *owed) : 0,
+          .keep_idle = owed_for_all.has_value()};
 }
 
 }  // namespace stalloc::plan

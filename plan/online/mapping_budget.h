@@ -43,12 +43,14 @@ struct Overdraft {
   // Not 0: stitching should be spared. While no more than held / this is free, requests grow; otherwise small handles
   // are exchanged for larger ones.
   std::uint64_t held_per_slack = 0;
+  bool keep_idle = false;  // memory that nobody needs now is not given back unasked: it would have to be mapped again
 };
 
 // Two leaky buckets: one pays for all mapping, one for stitching alone.
 //
 // What is owed for all mapping makes new handles larger, and so does what stitching has spent, before anything is owed:
-// mapping costs per handle, so this costs only the memory in handles that are partly used. What is owed for stitching
+// mapping costs per handle, so this costs only the memory in handles that are partly used. And while anything is owed,
+// idle memory is given back only to who asks for it. What is owed for stitching
 // tells that the handles which exist are too small for the program: those that are free are exchanged for larger ones.
 // If more and more is owed all the same, more and more memory may be free before a request stitches, until the program
 // finds holes that fit. A program that gives its memory back and needs it again, which slack would not help, is spared

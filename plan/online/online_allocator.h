@@ -34,13 +34,14 @@
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
 // is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
-// stitches in any case; and one for any stream at once looks at the free bytes of all streams.
+// stitches in any case; one for any stream at once looks at the free bytes of all streams; and a small request, which
+// has handles of its own otherwise and no view, takes a hole among large ones.
 //
 // What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
 // new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less. While
-// stitching alone takes more, a request that would be stitched of many small handles exchanges them for large ones
-// before step 3; and as long as little is free, the steps from there on do not stitch where they can grow. How little
-// is little grows with what is owed.
+// stitching alone takes more, a request that would be stitched of many small handles exchanges such handles for large
+// ones before step 3; and as long as little is free, the steps from there on do not stitch where they can grow. How
+// little is little grows with what is owed.
 #pragma once
 
 #include <algorithm>
@@ -263,6 +264,12 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // and their handles. Returns the bytes released.
   std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
 
+  // False while mapping takes more than it may: then idle memory is given back only to who needs it. (The library asks
+  // this when the program synchronises.)
+  [[nodiscard]] bool may_give_back_unasked() noexcept {
+    return !budget_.overdraft(backend_.mapping_time(), stitching_ns_).keep_idle;
+  }
+
   // A caller that changes the placement must make mappings and handles agree with it.
   [[nodiscard]] HandlePlacement& placement() noexcept { return placement_; }
   [[nodiscard]] const HandlePlacement& placement() const noexcept { return placement_; }
@@ -290,6 +297,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_complete(std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> take_among_large(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> grow_spared(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
@@ -326,7 +334,12 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Handles.
   std::uint64_t release_unused(std::uint64_t keep, bool of_plan);
   bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
+  bool release_small(std::uint64_t bytes, std::uint64_t largest);
   std::uint64_t release(std::uint64_t at);
+  static bool meets(const FreeSpace& space, Range range) {
+    const auto next = space.at_or_after(range.begin);
+    return next && next->begin < range.end;
+  }
   const std::vector<Handle>& handles_of(Ranges pieces);
   Ranges ranges_of_view(Place place, std::uint64_t bytes);
   static VirtualAddress behind(VirtualAddress begin, std::uint64_t bytes) noexcept {
@@ -357,7 +370,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (deferred_serves(bytes, stream)) return place(reuse_deferred());
   complete_deferred_free();
   const bool is_ordered = stream != kAnyStream;
-  const bool shares = cross_stream_ == CrossStream::Share && is_ordered && bytes >= placement_.policy().small_bytes;
+  const bool shares = cross_stream_ == CrossStream::Share && is_ordered && !placement_.is_small(bytes);
   std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
   if (place) return place;
 
@@ -383,6 +396,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   placement_.set_overdraft({});
   if (!place) place = make(bytes, stream, Reach::Own, false);
   if (!place) place = make(bytes, stream, Reach::None, true);
+  if (!place && last_resort) place = take_among_large(bytes, stream);
   return place;
 }
 
@@ -397,16 +411,54 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   return found;
 }
 
-// Serves a request that would be stitched of many small handles from few large ones, which are made anew: so much
-// memory is given back first, as far as no pending work uses it. Where that is not enough, what is missing comes in
-// large handles later.
+// Serves a request that would be stitched of many small handles from few large ones, which are made anew: as many
+// small ones are given back first, if no pending work uses them. The same bytes are not exchanged often, since their
+// handles become larger by a factor each time.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, StreamIndex stream) {
   if (placement_.free_bytes() < bytes) return std::nullopt;
   const auto proposal = placement_.propose(bytes, stream, Reach::All, false, true);
-  if (!proposal || handles_of(proposal->pieces).size() <= placement_.policy().stitched_handles) return std::nullopt;
+  if (!proposal) return std::nullopt;
+  const std::vector<std::uint64_t> larger = placement_.new_handles(bytes, bytes);
+  const std::uint64_t times = placement_.policy().handles_per_exchanged;
+  if (handles_of(proposal->pieces).size() / larger.size() < times) return std::nullopt;
   backend_.settle();
-  return reclaim(bytes, false) >= bytes ? make(bytes, stream, Reach::None, true) : std::nullopt;
+  return release_small(bytes, larger.front() / times) ? make(bytes, stream, Reach::None, true) : std::nullopt;
+}
+
+// Gives back idle handles of at most `largest` bytes each, as many as hold `bytes`, and the idle views that show them.
+// False when there are not so many, and nothing is given back, or when the backend refuses.
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::release_small(std::uint64_t bytes, std::uint64_t largest) {
+  FreeSpace in_use;  // shown in views in use
+  FreeSpace idle;    // shown in others
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    FreeSpace& shown = is_idle(view) ? idle : in_use;
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+  }
+  std::vector<Range> chosen;
+  std::uint64_t found = 0;
+  for (const bool in_view : {false, true}) {
+    for (const auto& handle : placement_.handles()) {
+      const Range range{handle.first, handle.first + handle.second.bytes};
+      if (found >= bytes) break;
+      if (range.bytes() > largest || handle.second.planned || meets(idle, range) != in_view) continue;
+      if (!can_be_released(handle, in_use)) continue;
+      chosen.push_back(range);
+      found += range.bytes();
+    }
+  }
+  if (found < bytes) return false;
+  FreeSpace given_back;
+  for (const Range& range : chosen) given_back.add(range);
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    const std::vector<Range>& pieces = placement_.views()[view].stitched.pieces();
+    const bool shows = std::any_of(pieces.begin(), pieces.end(), [&](Range piece) { return meets(given_back, piece); });
+    if (shows && !drop_view(view)) return false;
+  }
+  std::uint64_t released = 0;
+  for (const Range& range : chosen) released += release(range.begin);
+  return released >= bytes;
 }
 
 // How many times larger new handles are because the program gives its memory back.
@@ -426,6 +478,18 @@ std::optional<Place> OnlineAllocator<Backend>::take_complete(std::uint64_t bytes
     if (!backend_.is_complete({&range, 1})) continue;
     const Place place{0, range.begin};
     return take(place, bytes, stream, Reach::All) ? std::optional(place) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Takes, for a small request too, free bytes in handles of large ones, whoever freed them.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::take_among_large(std::uint64_t bytes, StreamIndex stream) {
+  std::array<Range, kForeignRangesAsked> candidates;
+  const std::size_t count = placement_.candidates(bytes, candidates, true);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Place place{0, candidates[i].begin};
+    if (take(place, bytes, stream, Reach::All)) return place;
   }
   return std::nullopt;
 }
@@ -743,9 +807,7 @@ FreeSpace OnlineAllocator<Backend>::shown_in_views() const {
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
   const Range range{handle.first, handle.first + handle.second.bytes};
-  const auto next = shown.at_or_after(range.begin);
-  const bool in_view = next && next->begin < range.end;
-  return !in_view && placement_.is_free(range) && backend_.is_complete({&range, 1});
+  return !meets(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
 // Returns the bytes given back; 0: the driver refused.

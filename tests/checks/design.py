@@ -63,12 +63,12 @@ def of_numbers(source, text):
     flat = " ".join(text.split())
     n = dict(numbers(source))
     words = {2: "twice", 4: "four"}
-    said = [f"{2 * n['handle_pages']} MiB or, if more, 1/{n['held_per_handle']} of what is held",
-            f"Requests below {n['small_bytes'] >> 20} MiB keep to single-page handles",
+    said = [f"a page or, if more, 1/{n['held_per_handle']} of what is held or 1/{n['handles_per_request']} of the request",
+            f"Requests of up to {n['small_bytes'] >> 20} MiB keep to single-page handles",
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
             f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held",
             f"They are {words.get(n['coarse_returns'])} times as large, too, once 1/{n['coarse_returns']} of that was given back",
-            f"would be stitched of more than {n['stitched_handles']} handles",
+            f"would be stitched of at least {n['handles_per_exchanged']} handles for each that it would have",
             f"up to 1/{n['held_per_slack']} of what is held when",
             f"addresses for {words.get(n['view_room'])} what it showed",
             f"A new view of at least 1/{n['held_per_joined_view']} of what is held",

@@ -35,7 +35,7 @@ MODES = {
     "again": None,
     **MODES,
     # Hardly any view is kept, and handles have one page.
-    "tight": {"STALLOC_MODE": "dynamic", "STALLOC_POLICY": "kept_views=2,handle_pages=1"},
+    "tight": {"STALLOC_MODE": "dynamic", "STALLOC_POLICY": "kept_views=2"},
     # The driver creates some handles, and then no more.
     "failing": {"STALLOC_MODE": "dynamic", "SIMCUDA_FAIL_CREATE": "30+"},
 }

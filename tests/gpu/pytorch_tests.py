@@ -3,13 +3,15 @@
 """Runs PyTorch's own tests under several allocators: what passes with its native allocator must pass with stalloc.
 
   pytorch_tests.py --tests DIR --library LIB --out DIR [--modes native,dynamic] [--seconds N] [--files LIST] [--again]
+                   [--only NAME --times N]
 
 DIR is the folder `test` of PyTorch's source (of any release; tests that fail with PyTorch's own allocator do not
 count). Modes are those of torch_battery.py. Each file of tests runs in some processes of its own, all at the same time;
 when a test ends its process, another one runs the tests after it. --out receives a line of JSON for each test and mode
 (results.jsonl), and summary.md. With --again, tests that pass under native and not in another mode are run once more in
-both, one at a time, since tests that run side by side on one GPU disturb each other. Needs pytest and pytest-timeout.
-Exit status 1: a difference remained.
+both, one at a time, since tests that run side by side on one GPU disturb each other. --only runs nothing but the tests
+that pytest's -k finds by this name, --times N times in each mode, ten processes at a time, and summary.md says how often
+each passed. Needs pytest and pytest-timeout. Exit status 1: a difference remained.
 """
 
 import argparse
@@ -91,6 +93,8 @@ class Suite:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pytorch-tests-"))
         self.lock = threading.Lock()
         self.results = collections.defaultdict(dict)  # (file, test): mode: (outcome, why)
+        # test: mode: how often it ended so
+        self.ends = collections.defaultdict(lambda: collections.defaultdict(collections.Counter))
 
     def environment(self, mode):
         foreign = ("STALLOC_", "PYTORCH_", "LD_PRELOAD")
@@ -130,6 +134,7 @@ class Suite:
         with self.lock, open(self.options.out / "results.jsonl", "a", encoding="utf-8") as lines:
             for test, (outcome, why) in outcomes.items():
                 self.results[file, test][mode] = (outcome, why)
+                self.ends[test][mode][outcome] += 1
                 print(json.dumps({"file": file, "test": test, "mode": mode, "outcome": outcome, "why": why}), file=lines)
 
     def run(self, modes, files):
@@ -138,6 +143,22 @@ class Suite:
         with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
             for done in [pool.submit(self.share, *job) for job in jobs]:
                 done.result()
+
+    def repeat(self, name, times):
+        """Runs the tests of this name so many times in each mode, the modes in turns."""
+        jobs = [(mode, file, 0, 1, name, f"{number}-") for number in range(times) for mode in self.options.modes
+                for file in self.options.files]
+        with concurrent.futures.ThreadPoolExecutor(10) as pool:
+            for done in [pool.submit(self.share, *job) for job in jobs]:
+                done.result()
+
+    def counts(self):
+        modes = self.options.modes
+        lines = ["| test | " + " | ".join(modes) + " |", "|---" * (len(modes) + 1) + "|"]
+        for test, by_mode in sorted(self.ends.items()):
+            ends = [", ".join(f"{outcome} {count}" for outcome, count in by_mode[mode].most_common()) for mode in modes]
+            lines.append(f"| {test} | " + " | ".join(ends) + " |")
+        return "\n".join(lines) + "\n"
 
     def differences(self):
         return [(key, mode) for key, by_mode in sorted(self.results.items())
@@ -176,6 +197,8 @@ def make_parser():
     parser.add_argument("--files", type=torch_battery.words, default=list(FILES), metavar="LIST", help=", ".join(FILES))
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--only", metavar="NAME")
+    parser.add_argument("--times", type=int, default=10)
     for name in ("--serve", "--select"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--log", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -195,11 +218,15 @@ def main():
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--library and --out are needed")
     options.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(options)
-    suite.run(options.modes, options.files)
+    if options.only:
+        suite.repeat(options.only, options.times)
+    else:
+        suite.run(options.modes, options.files)
     if options.again:
         suite.run_again()
-    (options.out / "summary.md").write_text(suite.summary(), encoding="utf-8")
-    print(suite.summary())
+    summary = suite.counts() if options.only else suite.summary()
+    (options.out / "summary.md").write_text(summary, encoding="utf-8")
+    print(summary)
     sys.exit(1 if suite.differences() else 0)
 
 

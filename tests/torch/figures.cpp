@@ -12,30 +12,37 @@ std::int64_t allocated() { return figures().allocated_bytes[0].current; }
 
 native::SnapshotInfo snapshot() { return allocator().snapshot(); }
 
+bool is_planned() { return std::getenv("STALLOC_PLAN") != nullptr; }
+
 // Expects of a snapshot and of the statistics what PyTorch's own tests do (test_cuda.py,
-// _check_memory_stat_consistency).
+// _check_memory_stat_consistency): in all, and of the pools of small and of large blocks. A plan has one memory for
+// both.
 void expect_consistent() {
   const native::SnapshotInfo shown = snapshot();
   const Figures stats = figures();
-  std::size_t total = 0;
-  std::size_t live = 0;
-  std::size_t requested = 0;
-  std::int64_t blocks = 0;
-  for (const auto& segment : shown.segments) {
-    std::size_t sum = 0;
-    for (const auto& block : segment.blocks) {
-      sum += block.size;
-      blocks += block.allocated ? 1 : 0;
+  for (const std::size_t pool : {0, 1, 2}) {
+    if (pool != 0 && is_planned()) break;
+    std::size_t total = 0;
+    std::size_t live = 0;
+    std::size_t requested = 0;
+    std::int64_t blocks = 0;
+    for (const auto& segment : shown.segments) {
+      if (pool != 0 && segment.is_large != (pool == 2)) continue;
+      std::size_t sum = 0;
+      for (const auto& block : segment.blocks) {
+        sum += block.size;
+        blocks += block.allocated ? 1 : 0;
+      }
+      EXPECT(sum == segment.total_size);
+      total += segment.total_size;
+      live += segment.allocated_size;
+      requested += segment.requested_size;
     }
-    EXPECT(sum == segment.total_size);
-    total += segment.total_size;
-    live += segment.allocated_size;
-    requested += segment.requested_size;
+    EXPECT(static_cast<std::int64_t>(live) == stats.allocated_bytes[pool].current);
+    EXPECT(static_cast<std::int64_t>(requested) == stats.requested_bytes[pool].current);
+    EXPECT(static_cast<std::int64_t>(total) == stats.reserved_bytes[pool].current);
+    EXPECT(blocks == stats.allocation[pool].current);
   }
-  EXPECT(static_cast<std::int64_t>(live) == stats.allocated_bytes[0].current);
-  EXPECT(static_cast<std::int64_t>(requested) == stats.requested_bytes[0].current);
-  EXPECT(static_cast<std::int64_t>(total) == stats.reserved_bytes[0].current);
-  EXPECT(blocks == stats.allocation[0].current);
 }
 
 struct Stack final : c10::GatheredContext {};
@@ -91,8 +98,7 @@ CHECK_OF_DOOR(statistics) {
   EXPECT(figures().allocation[0].allocated == 0);
   settle();
   native::emptyCache();
-  const bool planned = std::getenv("STALLOC_PLAN") != nullptr;  // a plan keeps its memory
-  EXPECT(planned || figures().reserved_bytes[0].current == 0);
+  EXPECT(is_planned() || figures().reserved_bytes[0].current == 0);  // a plan keeps its memory
 }
 
 // A peak is that of both halves together, not the sum of two peaks at different times.
@@ -225,6 +231,12 @@ CHECK_OF_DOOR(snapshots_of_stitched_memory) {
   settle();
   std::vector<Tensor> large;
   for (int i = 0; i < 3; ++i) large.emplace_back(200 * kMiB);
+  std::vector<Tensor> small;  // in the handles that are kept for them, though large ones have holes
+  for (std::size_t bytes = 1; bytes <= kMiB; bytes *= 2) small.emplace_back(bytes);
+  expect_consistent();
+  const std::int64_t large_ones = figures().reserved_bytes[2].current;
+  small.clear();
+  EXPECT(is_planned() || figures().reserved_bytes[2].current == large_ones);
   expect_consistent();
   settle();
   EXPECT(!is_door_open() || figures().reserved_bytes[0].current <= static_cast<std::int64_t>(1400 * kMiB));

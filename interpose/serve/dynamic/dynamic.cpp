@@ -21,12 +21,10 @@ using plan::ViewCache;
 constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the home view's
 
 // Three quarters of the physical offsets are for handles of large requests, the rest for those of small ones.
-plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range offsets, std::uint64_t page,
-                                                 std::uint64_t device_bytes) {
+plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range offsets, std::uint64_t page) {
   plan::HandlePlacement::Options placement;
   const std::uint64_t middle = offsets.begin + offsets.bytes() / 4 / page * page * 3;
   placement.page = page;
-  placement.device_bytes = device_bytes;
   placement.large = {offsets.begin, middle};
   placement.small = {middle + page, offsets.end};
   placement.policy = options.policy;
@@ -55,9 +53,9 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
   const Range offsets{own_begin, own_begin + bytes};
   // Where streams share large blocks, a wait should cover the free and not the stream's later work.
   const std::uint64_t event_bytes =
-      options.cross_stream == CrossStream::Share ? options.policy.small_bytes : DeviceBackend::kNoEvents;
+      options.cross_stream == CrossStream::Share ? options.policy.small_bytes + 1 : DeviceBackend::kNoEvents;
   return std::unique_ptr<Dynamic>(
-      new Dynamic({placement_options(options, offsets, page, total), options.cross_stream, view_bytes},
+      new Dynamic({placement_options(options, offsets, page), options.cross_stream, view_bytes},
                   DeviceBackend(driver, *order, std::move(mapper), own_begin, page, event_bytes)));
 }
 

@@ -69,6 +69,9 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   [[nodiscard]] const plan::HandlePlacement::Handles& handles() const noexcept { return placement().handles(); }
   // Of its own, without the plan's; the others with those, once they were adopted. In bytes.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return backend().created_bytes(); }
+  // Of that, in handles for small requests.
+  [[nodiscard]] std::uint64_t bytes_for_small() const noexcept { return placement().bytes_for_small(); }
+  [[nodiscard]] bool is_for_small(std::uint64_t at) const noexcept { return placement().is_for_small(at); }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement().free_bytes(); }
   [[nodiscard]] std::uint64_t free_plan_bytes() const noexcept { return placement().free_plan_bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement().largest_free(); }

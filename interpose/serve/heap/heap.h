@@ -142,8 +142,12 @@ class Heap {
   // From now on the heap creates no memory beyond `bytes`. What it holds above that stays until it is idle; a plan's
   // memory is created before any limit is set. ~0: no limit.
   void set_limit(std::uint64_t bytes) noexcept;
-  // Physical memory that is held, in bytes. One load.
+  // Physical memory that is held, in bytes, and the part of it that is kept for small requests, where a plan has no
+  // such part. One load each.
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t held_for_small() const noexcept {
+    return held_for_small_.load(std::memory_order_relaxed);
+  }
   // The idle part of it, and the largest contiguous part of that.
   [[nodiscard]] std::uint64_t free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t largest_free() const noexcept;
@@ -162,7 +166,8 @@ class Heap {
   // std::bad_alloc, which ends the visit.
   struct Visitor {
     virtual ~Visitor() = default;
-    virtual void home(CUdeviceptr address, std::uint64_t bytes) = 0;
+    // `for_small`: nothing but small requests is served there.
+    virtual void home(CUdeviceptr address, std::uint64_t bytes, bool for_small) = 0;
     virtual void stitched(CUdeviceptr address, std::uint64_t bytes) = 0;
     virtual void used_by_stitched(CUdeviceptr home_address, std::uint64_t bytes) = 0;
   };
@@ -174,8 +179,8 @@ class Heap {
   [[nodiscard]] bool is_large(std::uint64_t bytes) const noexcept { return bytes >= device_bytes_ / 16; }
 
   // The release threshold of a pool (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD): memory held above it, and above that of every
-  // other pool, is given back at the next synchronisation. Until one is set, everything is kept. Synchronising takes
-  // two calls, before the program's own and after it succeeded.
+  // other pool, is given back at the next synchronisation, unless mapping takes more than it may. Until one is set,
+  // everything is kept. Synchronising takes two calls, before the program's own and after it succeeded.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
   // From now on synchronising gives nothing back, whatever the thresholds are: the caller uses `trim`.
   void keep_idle() noexcept;
@@ -295,6 +300,7 @@ class Heap {
   std::atomic<bool> refuses_{false};
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
+  std::atomic<std::uint64_t> held_for_small_{0};
   FreeFence fence_;
 
   // Covers everything below, and planned_, except for the `contains` of planned_ and dynamic_ and for the clocks of

@@ -110,7 +110,7 @@ void Heap::after_synchronization() noexcept {
   try {
     const Lock lock(*this);
     if (!pending_frees_.empty()) collect_pending_frees();
-    if (figures_.physical() <= keep) return;
+    if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
     order_.settle();
     give_back_idle(keep);
   } catch (const std::bad_alloc&) {

@@ -95,7 +95,8 @@ void DoorAllocator::grant_native(int device) {
     fraction = own.fraction;
   }
   if (fraction >= 1) return;
-  const double held = static_cast<double>(library_.held(device)) / static_cast<double>(library_.device_total(device));
+  const double held =
+      static_cast<double>(library_.held(device).all) / static_cast<double>(library_.device_total(device));
   native_.setMemoryFraction(std::clamp(fraction - held, 0.0, 1.0), static_cast<c10::DeviceIndex>(device));
 }
 
@@ -110,7 +111,7 @@ std::string DoorAllocator::explain(int device, std::string text) {
   {
     Books& own = books(device);
     const std::lock_guard lock(own.mutex);
-    own.statistics.holds(memory.held);
+    own.statistics.holds(library_.held(device));
     live = static_cast<std::uint64_t>(own.statistics.bytes());
     reserved = static_cast<std::uint64_t>(own.statistics.reserved());
     own_live = static_cast<std::uint64_t>(own.statistics.own_bytes());

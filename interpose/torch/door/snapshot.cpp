@@ -14,10 +14,11 @@ namespace {
 struct Span {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
+  bool for_small = false;  // only small tensors lie there
 };
 
 struct Shown {
-  std::vector<Span> home;  // mapped there, neighbours joined
+  std::vector<Span> home;  // mapped there, neighbours of a kind joined
   std::vector<Span> used_elsewhere;
 };
 
@@ -30,12 +31,12 @@ struct Live {
   Context context;
 };
 
-void add_home(void* data, std::uintptr_t address, std::uint64_t bytes) {
+void add_home(void* data, std::uintptr_t address, std::uint64_t bytes, int for_small) {
   std::vector<Span>& home = static_cast<Shown*>(data)->home;
-  if (!home.empty() && home.back().end == address) {
+  if (!home.empty() && home.back().end == address && home.back().for_small == (for_small != 0)) {
     home.back().end += bytes;
   } else {
-    home.push_back({address, address + bytes});
+    home.push_back({address, address + bytes, for_small != 0});
   }
 }
 
@@ -53,7 +54,7 @@ std::vector<Span> without(std::vector<Span> home, std::vector<Span> cut) {
   for (Span span : home) {
     while (next != cut.end() && next->end <= span.begin) ++next;
     for (auto each = next; each != cut.end() && each->begin < span.end; ++each) {
-      if (each->begin > span.begin) left.push_back({span.begin, each->begin});
+      if (each->begin > span.begin) left.push_back({span.begin, each->begin, span.for_small});
       span.begin = std::max(span.begin, each->end);
     }
     if (span.begin < span.end) left.push_back(span);
@@ -72,7 +73,7 @@ native::SegmentInfo make_segment(int device, const Span& span, const Live* begin
   segment.device = static_cast<c10::DeviceIndex>(device);
   segment.address = span.begin;
   segment.total_size = span.end - span.begin;
-  segment.is_large = true;
+  segment.is_large = !span.for_small;
   segment.is_expandable = true;  // as mapped memory of the native allocator's
   std::uintptr_t at = span.begin;
   for (const Live* block = begin; block != end; ++block) {

@@ -8,24 +8,28 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "interpose/torch/door.h"
 #include "interpose/torch/door/versions.h"
 
 namespace stalloc::torch::door {
 
-// Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks. stalloc has
-// one memory for both; of what it holds beside large tensors, as much counts as small as small ones fill, in segments
-// of PyTorch's size. It has no segments of its own that could be split: its memory is mapped, as expandable segments
-// are, which PyTorch does not count. Not thread-safe.
+// Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks, and what
+// stalloc keeps for small requests counts as reserved for that pool. A plan has one memory for both: of it as much
+// counts as small as small tensors fill, in segments of PyTorch's size. stalloc has no segments of its own that could
+// be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not thread-safe.
 class Statistics {
  public:
-  void allocated(std::size_t requested, std::size_t bytes, std::uint64_t held) {
+  void allocated(std::size_t requested, std::size_t bytes, stalloc_door_held held) {
     const Pool pool = pool_of(bytes);
     add(pool, kCount, 1);
     add(pool, kBytes, static_cast<std::int64_t>(bytes));
     add(pool, kRequested, static_cast<std::int64_t>(requested));
-    const bool grown = note_held(held);
-    note_peaks(pool);
-    if (grown && pool == kSmall) note_peaks(kLarge);
+    if (note_held(held)) {
+      note_peaks(kSmall);
+      note_peaks(kLarge);
+    } else {
+      note_peaks(pool);
+    }
   }
   void freed(std::size_t requested, std::size_t bytes) {
     const Pool pool = pool_of(bytes);
@@ -33,9 +37,10 @@ class Statistics {
     subtract(pool, kBytes, static_cast<std::int64_t>(bytes));
     subtract(pool, kRequested, static_cast<std::int64_t>(requested));
   }
-  // Physical memory of stalloc's for the device.
-  void holds(std::uint64_t bytes) {
-    note_held(bytes);
+  // Physical memory of stalloc's for the device is now this.
+  void holds(stalloc_door_held held) {
+    note_held(held);
+    note_peaks(kSmall);
     note_peaks(kLarge);
   }
   void retried() { ++retries_; }
@@ -117,22 +122,30 @@ class Statistics {
     own(pool, tally).current -= amount;
     own(pool, tally).freed += amount;
   }
-  // True when it has grown.
-  bool note_held(std::uint64_t bytes) {
-    const std::int64_t more = static_cast<std::int64_t>(bytes) - own(kLarge, kHeld).current;
-    if (more > 0) add(kLarge, kHeld, more);
-    if (more < 0) subtract(kLarge, kHeld, -more);
-    return more > 0;
+  // True when it has changed.
+  bool note_held(stalloc_door_held held) {
+    const auto small = static_cast<std::int64_t>(std::min(held.for_small, held.all));
+    const bool of_small = set_held(kSmall, small);
+    const bool of_large = set_held(kLarge, static_cast<std::int64_t>(held.all) - small);
+    return of_small || of_large;
+  }
+  bool set_held(Pool pool, std::int64_t bytes) {
+    const std::int64_t more = bytes - own(pool, kHeld).current;
+    if (more > 0) add(pool, kHeld, more);
+    if (more < 0) subtract(pool, kHeld, -more);
+    return more != 0;
   }
 
-  // What is held is tallied as large.
   [[nodiscard]] std::int64_t current(std::size_t tally, std::size_t type) const {
     std::int64_t small = own(kSmall, tally).current;
     std::int64_t large = own(kLarge, tally).current;
-    if (tally == kHeld) {
+    if (tally == kHeld) {  // small tensors that lie beside large ones
       const std::int64_t segments = (own(kSmall, kBytes).current + kSmallSegment - 1) / kSmallSegment;
-      small = std::min(segments * kSmallSegment, large - own(kLarge, kBytes).current);
-      large -= small;
+      const std::int64_t room = large - own(kLarge, kBytes).current;
+      const std::int64_t beside =
+          std::clamp<std::int64_t>(segments * kSmallSegment - small, 0, std::max<std::int64_t>(room, 0));
+      small += beside;
+      large -= beside;
     }
     return type == kAll ? small + large : type == kSmall ? small : large;
   }

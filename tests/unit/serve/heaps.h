@@ -33,7 +33,6 @@ inline serve::HeapOptions small_options() {
   serve::HeapOptions options;
   options.policy.small_bytes = kPage / 4;
   options.policy.smallest_stitched = kPage;
-  options.policy.handle_pages = 2;
   options.policy.elapsed_per_mapping = 1;  // what is served does not depend on time
   return options;
 }

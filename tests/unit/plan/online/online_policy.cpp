@@ -62,13 +62,11 @@ TEST_CASE("every parameter can be switched off by a value that it accepts, and h
 TEST_CASE("absurd parameters still make handles that hold what is missing") {
   constexpr std::uint64_t kPage = 4096;
   const auto value = GENERATE(as<std::uint64_t>{}, 1, std::uint64_t{1} << 52, std::uint64_t{1} << 63);
-  const auto device = GENERATE(as<std::uint64_t>{}, 0, 8000 * kPage);
   for (const PolicyParameter& parameter : policy_parameters()) {
-    CAPTURE(parameter.name, value, device);
+    CAPTURE(parameter.name, value);
     OnlinePolicy policy;
     policy.*parameter.value = value;
-    const Growth growth{
-        .missing = 600 * kPage, .request = 600 * kPage, .held = 0, .most_held = 0, .device = device, .coarseness = 16};
+    const Growth growth{.missing = 600 * kPage, .request = 600 * kPage, .held = 0, .most_held = 0, .coarseness = 16};
     std::uint64_t sum = 0;
     for (const std::uint64_t bytes : new_handle_sizes(policy, growth, kPage)) {
       REQUIRE(bytes % kPage == 0);
