@@ -32,8 +32,8 @@ struct stalloc_door_stream {
   int device;
 };
 
-/* Physical memory of a device that stalloc holds, and the part of it that only requests of at most 1 MiB are served from.
- * A plan's memory has no such part, and where memory is short they are served from the rest, too. */
+/* Physical memory of a device that stalloc holds, and the part of it that only requests of at most 1 MiB are served
+ * from. A plan's memory has no such part, and where memory is short they are served from the rest, too. */
 struct stalloc_door_held {
   uint64_t all;
   uint64_t for_small;
