@@ -296,8 +296,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
-  std::optional<Place> take_complete(std::uint64_t bytes, StreamIndex stream);
-  std::optional<Place> take_among_large(std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
   std::optional<Place> grow_spared(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
@@ -383,7 +382,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (overdraft.held_per_slack > 0) place = exchange(bytes, stream);
   if (!place && shares) place = make(bytes, stream, Reach::All, true);
   const bool several = placement_.others_have_bytes(stream);
-  if (!place && several) place = take_complete(bytes, stream);
+  if (!place && several) place = take_of_any_stream(bytes, stream, false);
   if (!place) place = make(bytes, stream, Reach::Own, false);
 
   const bool may_wait = several && is_ordered && cross_stream_ != CrossStream::Never;
@@ -396,7 +395,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   placement_.set_overdraft({});
   if (!place) place = make(bytes, stream, Reach::Own, false);
   if (!place) place = make(bytes, stream, Reach::None, true);
-  if (!place && last_resort) place = take_among_large(bytes, stream);
+  if (!place && last_resort) place = take_of_any_stream(bytes, stream, true);
   return place;
 }
 
@@ -468,27 +467,18 @@ std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
   return given_back_ > 0 && given_back_ >= placement_.most_physical_bytes() / times ? times : 1;
 }
 
-// Takes bytes of any stream whose last use is over.
+// Takes bytes at home of any stream: those whose last use is over, or, as a last resort, others behind waits, and for a
+// small request those among large ones.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_complete(std::uint64_t bytes, StreamIndex stream) {
+std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t bytes, StreamIndex stream,
+                                                                  bool last_resort) {
   std::array<Range, kForeignRangesAsked> candidates;
-  const std::size_t count = placement_.candidates(bytes, candidates);
+  const std::size_t count = placement_.candidates(bytes, candidates, last_resort);
+  const bool may_wait = last_resort && cross_stream_ != CrossStream::Never;
   for (std::size_t i = 0; i < count; ++i) {
     const Range range{candidates[i].begin, candidates[i].begin + bytes};
-    if (!backend_.is_complete({&range, 1})) continue;
+    if (!may_wait && !backend_.is_complete({&range, 1})) continue;
     const Place place{0, range.begin};
-    return take(place, bytes, stream, Reach::All) ? std::optional(place) : std::nullopt;
-  }
-  return std::nullopt;
-}
-
-// Takes, for a small request too, free bytes in handles of large ones, whoever freed them.
-template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_among_large(std::uint64_t bytes, StreamIndex stream) {
-  std::array<Range, kForeignRangesAsked> candidates;
-  const std::size_t count = placement_.candidates(bytes, candidates, true);
-  for (std::size_t i = 0; i < count; ++i) {
-    const Place place{0, candidates[i].begin};
     if (take(place, bytes, stream, Reach::All)) return place;
   }
   return std::nullopt;
