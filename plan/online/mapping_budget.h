@@ -50,11 +50,10 @@ struct Overdraft {
 //
 // What is owed for all mapping makes new handles larger, and so does what stitching has spent, before anything is owed:
 // mapping costs per handle, so this costs only the memory in handles that are partly used. And while anything is owed,
-// idle memory is given back only to who asks for it. What is owed for stitching
-// tells that the handles which exist are too small for the program: those that are free are exchanged for larger ones.
-// If more and more is owed all the same, more and more memory may be free before a request stitches, until the program
-// finds holes that fit. A program that gives its memory back and needs it again, which slack would not help, is spared
-// it. Pure; not thread-safe.
+// idle memory is given back only to who asks for it. What is owed for stitching tells that the handles which exist are
+// too small for the program: those that are free are exchanged for larger ones. If more and more is owed all the same,
+// more and more memory may be free before a request stitches, until the program finds holes that fit. A program that
+// gives its memory back and needs it again, which slack would not help, is spared it. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);

@@ -142,8 +142,8 @@ class Heap {
   // From now on the heap creates no memory beyond `bytes`. What it holds above that stays until it is idle; a plan's
   // memory is created before any limit is set. ~0: no limit.
   void set_limit(std::uint64_t bytes) noexcept;
-  // Physical memory that is held, in bytes, and the part of it that is kept for small requests, where a plan has no
-  // such part. One load each.
+  // Physical memory that is held, in bytes, and the part of it that is kept for small requests; a plan has no such
+  // part. One load each.
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t held_for_small() const noexcept {
     return held_for_small_.load(std::memory_order_relaxed);
