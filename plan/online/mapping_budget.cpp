@@ -11,11 +11,14 @@ namespace {
 constexpr std::uint64_t kNanosecondsAMillisecond = 1'000'000;
 constexpr std::uint64_t kMostAllowance = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr std::int64_t kEighths = 8;
+constexpr std::int64_t kEighthsPerDoubling = 4;  // of the slack, when stitching takes more than it may at most
 
-LeakyBucket full_bucket(const OnlinePolicy& policy) {
+// `share` 1: there is no limit.
+LeakyBucket full_bucket(const OnlinePolicy& policy, std::uint64_t share) {
+  const std::uint64_t milliseconds = share <= 1 ? kMostAllowance : policy.mapping_allowance;
   const std::uint64_t allowance =
-      std::min(policy.mapping_allowance, kMostAllowance / kNanosecondsAMillisecond) * kNanosecondsAMillisecond;
-  return {std::max<std::uint64_t>(policy.elapsed_per_mapping, 1), static_cast<std::int64_t>(allowance)};
+      std::min(milliseconds, kMostAllowance / kNanosecondsAMillisecond) * kNanosecondsAMillisecond;
+  return {std::max<std::uint64_t>(share, 1), static_cast<std::int64_t>(allowance)};
 }
 
 }  // namespace
@@ -38,21 +41,27 @@ std::int64_t LeakyBucket::eighths_spent() const noexcept {
 MappingBudget::MappingBudget(const OnlinePolicy& policy)
     : coarsest_(std::bit_floor(std::max<std::uint64_t>(policy.coarsest, 1))),
       held_per_slack_(std::clamp<std::uint64_t>(policy.held_per_slack, 1, kMostAllowance >> kEighths)),
-      mapping_(full_bucket(policy)),
-      stitching_(full_bucket(policy)) {}
+      mapping_(full_bucket(policy, policy.elapsed_per_mapping)),
+      stitching_(full_bucket(policy, policy.elapsed_per_mapping)),
+      most_stitching_(full_bucket(policy, policy.elapsed_per_stitching)) {}
 
 Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitching) noexcept {
   const std::uint64_t elapsed = now.elapsed - last_.elapsed;
   mapping_.settle(elapsed, now.mapping - last_.mapping);
   stitching_.settle(elapsed, stitching - last_stitching_);
+  most_stitching_.settle(elapsed, stitching - last_stitching_);
   last_ = now;
   last_stitching_ = stitching;
   std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
   const auto owed_for_all = mapping_.eighths_owed();
   if (owed_for_all) coarseness = std::max(coarseness, std::uint64_t{2} << *owed_for_all);
-  const auto owed = stitching_.eighths_owed();
+  std::uint64_t held_per_slack = 0;
+  if (const auto owed = stitching_.eighths_owed()) held_per_slack = held_per_slack_ << (kEighths - *owed);
+  if (const auto owed = most_stitching_.eighths_owed()) {
+    held_per_slack = std::max<std::uint64_t>(held_per_slack_ >> (*owed / kEighthsPerDoubling), 1);
+  }
   return {.coarseness = std::min(coarseness, coarsest_),
-          .held_per_slack = owed ? held_per_slack_ << (kEighths - *owed) : 0,
+          .held_per_slack = held_per_slack,
           .keep_idle = owed_for_all.has_value()};
 }
 

@@ -46,14 +46,16 @@ struct Overdraft {
   bool keep_idle = false;  // memory that nobody needs now is not given back unasked: it would have to be mapped again
 };
 
-// Two leaky buckets: one pays for all mapping, one for stitching alone.
+// Three leaky buckets: one pays for all mapping, and two for stitching alone, of which one gains what mapping should
+// take and the other what stitching may take at most.
 //
 // What is owed for all mapping makes new handles larger, and so does what stitching has spent, before anything is owed:
 // mapping costs per handle, so this costs only the memory in handles that are partly used. And while anything is owed,
 // idle memory is given back only to who asks for it. What is owed for stitching tells that the handles which exist are
 // too small for the program: those that are free are exchanged for larger ones. If more and more is owed all the same,
-// more and more memory may be free before a request stitches, until the program finds holes that fit. A program that
-// gives its memory back and needs it again, which slack would not help, is spared it. Pure; not thread-safe.
+// more and more memory may be free before a request stitches, until the program finds holes that fit; and beyond
+// that when stitching takes more than it may at most. A program that gives its memory back and needs it again, which
+// slack would not help, is spared it. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
@@ -67,6 +69,7 @@ class MappingBudget {
   std::uint64_t held_per_slack_;
   LeakyBucket mapping_;
   LeakyBucket stitching_;
+  LeakyBucket most_stitching_;
   MappingTime last_;
   std::uint64_t last_stitching_ = 0;
 };

@@ -70,6 +70,7 @@ def of_numbers(source, text):
             f"They are {words.get(n['coarse_returns'])} times as large, too, once 1/{n['coarse_returns']} of that was given back",
             f"would be stitched of at least {n['handles_per_exchanged']} handles for each that it would have",
             f"up to 1/{n['held_per_slack']} of what is held when",
+            f"takes even more than 1/{n['elapsed_per_stitching']} of the time",
             f"addresses for {words.get(n['view_room'])} what it showed",
             f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
             f"up to {words.get(n['spared_pages'])} pages a stream are created",

@@ -11,9 +11,9 @@ With options of train.py, its steps are measured instead; the card must hold one
   dynamic     stalloc's dynamic mode: no trace, no plan
   simplest    the same backend of PyTorch on simplest_pool.cpp, the least that any allocator behind it can cost
 
-The speed of a rented host may change twofold from one second to the next. So all variants live at the same time, each
-in a process of its own on the same two cores, and measure in turns, one after the other; the ratios to the first
-variant within a turn are compared. DIR receives turns.json (every turn) and turns.md, which is printed too.
+The speed of a rented host may change twofold from one second to the next, and one core may be slower than another whose
+neighbour does nothing. So all variants live at the same time, each in a process of its own on the same core, and
+measure in turns, one after the other; the ratios to the first variant within a turn are compared. DIR receives turns.json (every turn) and turns.md, which is printed too.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def serve_turns(arguments):
 class Variant:
     """A process that measures on request."""
 
-    def __init__(self, name, arguments, cores):
+    def __init__(self, name, arguments, core):
         self.name = name
         environment = environment_for("async" if name == "simplest" else name, arguments.library)
         if name == "simplest":
@@ -126,7 +126,7 @@ class Variant:
         self.log = open(arguments.out / f"{name}.stderr", "w", encoding="utf-8")
         self.process = subprocess.Popen([*map(str, command)], env=environment, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True,
-                                        preexec_fn=lambda: os.sched_setaffinity(0, cores))
+                                        preexec_fn=lambda: os.sched_setaffinity(0, {core}))
         self.names = self.answer()
 
     def answer(self):
@@ -170,11 +170,11 @@ def main():
         arguments.variants = [variant for variant in arguments.variants if variant != "simplest"]
     else:
         arguments.simplest = arguments.simplest.resolve(strict=True)
-    cores = sorted(os.sched_getaffinity(0))[-2:]
+    core = max(os.sched_getaffinity(0))
     variants = []
     for name in arguments.variants:
         print(f"{name} ...", flush=True)
-        variants.append(Variant(name, arguments, cores))
+        variants.append(Variant(name, arguments, core))
     turns = {variant.name: {name: [] for name in variants[0].names} for variant in variants}
     for name in variants[0].names:
         print(f"{name} ...", flush=True)

@@ -111,10 +111,10 @@ class Tables(unittest.TestCase):
                 "attempts": [], "options": {**self.options, "recompute": recompute},
                 "shown": [{"size": largest, "turns": turns([9, 9, seconds, seconds, seconds], GIB, 2 * GIB, largest)}]}
 
-    def written(self, costs=(), fits=()):
+    def written(self, costs=(), fits=(), recomputed=()):
         with tempfile.TemporaryDirectory() as folder:
             raw = pathlib.Path(folder) / "raw"
-            for kind, results in (("cost", costs), ("fit", fits)):
+            for kind, results in (("cost", costs), ("fit", fits), ("recompute", recomputed)):
                 (raw / kind).mkdir(parents=True)
                 for number, result in enumerate(results):
                     (raw / kind / f"{number}.json").write_text(json.dumps(result), encoding="utf-8")
@@ -162,11 +162,32 @@ class Tables(unittest.TestCase):
         self.assertIn("## What only stalloc trains", said)
         row = next(line for line in said.splitlines() if "| 6×2048 |" in line and "recompute" in line)
         self.assertIn("| stalloc, no plan | 6×2048 |", row)
-        self.assertTrue(row.endswith("| PyTorch native, recompute selective, 9×2048: 2000 | 0.500 |"), row)
+        self.assertTrue(row.endswith("|  |  | PyTorch native, recompute selective, 9×2048: 2000 | 0.500 |"), row)
+        recomputed = [{**self.fit(f"llama-1b-{how}", allocator, largest, seconds, how), "size": 6}
+                      for how, allocator, largest, seconds in (("selective", "native", 0, 1), ("full", "native", 6, 1.5),
+                                                               ("selective", "expandable", 6, 1.25))]
+        recomputed[1]["workload"] = "llama-1b-recompute"
+        recomputed += [{**recomputed[2], "size": 7}, {**recomputed[2], "limit": GIB}, {"failed": "no such kernel"}]
+        row = next(line for line in self.written(fits=fits, recomputed=recomputed).splitlines()
+                   if "| 6×2048 |" in line and "recompute" in line)
+        self.assertIn("| 1000 | expandable segments, recompute selective, 6×2048: 800 | 1.250 | PyTorch native", row)
         fits[-1] = self.fit("llama-1b", "dynamic", 5, 1.0)
         self.assertNotIn("## What only stalloc trains", self.written(fits=fits))
         del fits[1]  # without expandable segments there is nothing to say
         self.assertNotIn("## What only stalloc trains", self.written(fits=fits))
+
+    def test_what_others_must_recompute(self):
+        fits = [self.fit("llama-1b", "native", 4, 1.0), self.fit("llama-1b", "expandable", 5, 2.0),
+                self.fit("llama-1b-selective", "native", 9, 0.5, "selective"), self.fit("llama-1b", "dynamic", 6, 1.0)]
+        with tempfile.TemporaryDirectory() as folder:
+            raw = pathlib.Path(folder)
+            (raw / "fit").mkdir()
+            for number, result in enumerate(fits):
+                (raw / "fit" / f"{number}.json").write_text(json.dumps(result), encoding="utf-8")
+            wanted = tables.to_recompute(raw, allocators.ALLOCATORS, workloads.LADDERS, 0)
+            self.assertEqual(wanted, [(rung, allocator, 6) for rung in ("llama-1b-selective", "llama-1b-recompute")
+                                      for allocator in ("native", "expandable")])
+            self.assertEqual(tables.to_recompute(raw, allocators.ALLOCATORS, workloads.LADDERS, GIB), [])
 
     def test_what_failed_is_shown(self):
         self.assertIn("failed: no such kernel", self.written(fits=[{"failed": "no such kernel"}]))
@@ -245,6 +266,12 @@ class Measurements(unittest.TestCase):
             result = measures.Fit("llama-1b-recompute", "native", self.setup, self.path).run()
         self.assertEqual((result["found"], result["largest"]), (40, 42))
         self.assertEqual([one["size"] for one in result["shown"]], [40, 41, 42, 43])
+
+    def test_one_size(self):
+        for size, largest in ((39, 39), (40, 0)):
+            FakeProcess.started = []
+            result = measures.AtSize("llama-1b-recompute", "native", size, self.setup, self.path).run()
+            self.assertEqual((result["size"], result["largest"], FakeProcess.started), (size, largest, ["native"]))
 
     def test_nothing_fits(self):
         for room, shown in ((0, 0), (1, -1)):  # already in the search, or only in a fresh process

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeats the comparison of allocators on this machine's GPU: what training costs under each, and what fits under each.
 
-  tests/gpu/benchmark [cost | fit | tables]... --library LIB --tool STALLOC_PLAN --out DIR [options]
+  tests/gpu/benchmark [cost | fit | recompute | tables]... --library LIB --tool STALLOC_PLAN --out DIR [options]
 
-Without any of these words all three are done. `cost` measures memory, time and start-up of each workload; `fit`
-searches the largest micro-batch or sequence that fits, and measures its tokens per second; `tables` makes tables and
-plots of the files in DIR/raw. Each measurement is one file there, and is not made again when its file exists, so a call
+Without any of these words all are done. `cost` measures memory, time and start-up of each workload; `fit` searches the
+largest micro-batch or sequence that fits, and measures its tokens per second; `recompute` measures how fast the other
+allocators train the sizes that only stalloc could, with more recomputed; `tables` makes tables and plots of the files
+in DIR/raw. Each measurement is one file there, and is not made again when its file exists, so a call
 goes on where the last one ended when its --seconds were over. The file of a workload that failed says why; --retry
 measures it again.
 
@@ -28,11 +29,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import measures  # noqa: E402
 import tables  # noqa: E402
 from allocators import ALLOCATORS  # noqa: E402
-from measures import Cost, Failed, Fit, Setup, applicable  # noqa: E402
+from measures import AtSize, Cost, Failed, Fit, Setup, applicable  # noqa: E402
 from workloads import LADDERS, WORKLOADS, TooLarge  # noqa: E402
 
 GIB = 1 << 30
-KINDS = ("cost", "fit", "tables")
+KINDS = ("cost", "fit", "recompute", "tables")
 
 
 def list_of(allowed):
@@ -54,7 +55,7 @@ def kind_of(text):
 def make_parser():
     parser = argparse.ArgumentParser(prog="benchmark", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", type=kind_of, metavar="cost | fit | tables", help="default: all")
+    parser.add_argument("kinds", nargs="*", type=kind_of, metavar="cost | fit | recompute | tables", help="default: all")
     parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", type=pathlib.Path, help="folder for the results; raw files lie in DIR/raw")
@@ -126,18 +127,23 @@ class Clock:
         self.longest[kind] = max(self.longest.get(kind, 0), seconds)
 
 
-def measurements(kinds, names, setup):
-    """All wanted measurements, workload by workload, as (kind, names of the raw file, function that makes it)."""
-    for kind in kinds:
-        for name in names:
-            if kind == "cost":
-                yield kind, (name,), lambda folder, name=name: Cost(name, setup, folder)
-            elif kind == "fit" and WORKLOADS[name].searched:
-                card = f"{setup.limit / GIB:g}" if setup.limit else "card"
-                for allocator in setup.allocators:
-                    if applicable(name, allocator, setup):
-                        yield kind, (name, f"{allocator}-{card}"), lambda folder, name=name, allocator=allocator: Fit(
-                            name, allocator, setup, folder)
+def measurements(kind, names, setup, raw):
+    """All wanted measurements of a kind, workload by workload, as (names of the raw file, function that makes it)."""
+    card = f"{setup.limit / GIB:g}" if setup.limit else "card"
+    if kind == "recompute":
+        for name, allocator, size in tables.to_recompute(raw.folder, ALLOCATORS, LADDERS, setup.limit):
+            if name in names and allocator in setup.allocators:
+                yield (name, f"{allocator}-{card}-{size}"), lambda folder, name=name, allocator=allocator, size=size: AtSize(
+                    name, allocator, size, setup, folder)
+        return
+    for name in names:
+        if kind == "cost":
+            yield (name,), lambda folder, name=name: Cost(name, setup, folder)
+        elif WORKLOADS[name].searched:
+            for allocator in setup.allocators:
+                if applicable(name, allocator, setup):
+                    yield (name, f"{allocator}-{card}"), lambda folder, name=name, allocator=allocator: Fit(
+                        name, allocator, setup, folder)
 
 
 def tiny(workloads):
@@ -156,7 +162,7 @@ def prepared(measurement):
     large."""
     if measurement is None:
         return None
-    _, _, path, make = measurement
+    _, path, make = measurement
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -169,7 +175,7 @@ def prepared(measurement):
 
 def measure(made, measurement):
     """Returns the result, or why there is none. Whatever fails, the other workloads are measured."""
-    _, names, path, make = measurement
+    names, path, make = measurement
     try:
         return (made or make(path.with_suffix(""))).run()
     except (Failed, TooLarge) as error:
@@ -177,6 +183,27 @@ def measure(made, measurement):
     except Exception:
         reason = traceback.format_exc()
     return {"workload": names[0], "allocator": names[-1], "failed": reason}
+
+
+def measure_all(kind, names, setup, raw, clock):
+    """Makes all measurements of a kind that have no raw file and for which there is time."""
+    pending = [(names_of_file, path, make) for names_of_file, make in measurements(kind, names, setup, raw)
+               for path in [raw.file(kind, *names_of_file)] if not raw.has(path, WORKLOADS[names_of_file[0]].settings)]
+    following = prepared(next(iter(pending), None))
+    for number, measurement in enumerate(pending):
+        names_of_file, path, _ = measurement
+        if not clock.allows(kind):
+            print(f"no time left for {kind} {' '.join(names_of_file)}; the same call goes on from there", flush=True)
+            break
+        current, following = following, prepared(pending[number + 1] if number + 1 < len(pending) else None)
+        began = time.monotonic()
+        result = measure(current, measurement)
+        seconds = time.monotonic() - began
+        clock.note(kind, seconds)
+        raw.write(path, {**result, "measured_in": seconds})
+        print(f"{kind} {' '.join(names_of_file)}: {seconds:.1f} s {tables.in_a_line(result)}", flush=True)
+    if following:
+        following.abandon()
 
 
 def lines_of(result):
@@ -203,7 +230,7 @@ def main():
     if not arguments.out:
         parser.error("--out is needed")
     raw = Raw(arguments.out.resolve() / "raw", arguments.retry)
-    if set(kinds) & {"cost", "fit"}:
+    if set(kinds) - {"tables"}:
         preloaded = [name for name in arguments.allocators if ALLOCATORS[name].variant in ("dynamic", "record", "serve")]
         if preloaded and not (arguments.library and arguments.tool):
             parser.error("--library and --tool are needed")
@@ -221,23 +248,9 @@ def main():
                       pathlib.Path(scratch.name), arguments.keep_traces, arguments.patience)
         clock = Clock(arguments.seconds)
         raw.write(raw.file("environment", str(time.time_ns())), measures.describe_environment(setup))
-        pending = [(kind, names, path, make) for kind, names, make in measurements(kinds, arguments.workloads, setup)
-                   for path in [raw.file(kind, *names)] if not raw.has(path, WORKLOADS[names[0]].settings)]
-        following = prepared(next(iter(pending), None))
-        for number, measurement in enumerate(pending):
-            kind, names, path, _ = measurement
-            if not clock.allows(kind):
-                print(f"no time left for {kind} {' '.join(names)}; the same call goes on from there", flush=True)
-                break
-            current, following = following, prepared(pending[number + 1] if number + 1 < len(pending) else None)
-            began = time.monotonic()
-            result = measure(current, measurement)
-            seconds = time.monotonic() - began
-            clock.note(kind, seconds)
-            raw.write(path, {**result, "measured_in": seconds})
-            print(f"{kind} {' '.join(names)}: {seconds:.1f} s {tables.in_a_line(result)}", flush=True)
-        if following:
-            following.abandon()
+        for kind in kinds:
+            if kind != "tables":
+                measure_all(kind, arguments.workloads, setup, raw, clock)
     if "tables" in kinds:
         print(tables.write(raw.folder, arguments.out.resolve(), WORKLOADS, ALLOCATORS, LADDERS))
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two measurements of a workload under several allocators: what it costs, and what fits.
+"""The measurements of a workload under several allocators: what it costs, what fits, and what a size needs.
 
 `cost`: memory and time. If the card has room, the processes of all allocators live at the same time, each with its part
 of the card, and make their turns one after the other, since the speed of a rented host changes; the ratios within a
@@ -11,6 +11,8 @@ process. After each that does not fit it drops what the step had and empties its
 worse off than at the beginning, or better. So the size that was found is then shown by a fresh process that makes only
 steps of this size, and is timed. Further processes show the next larger size as long as it fits, or the next smaller
 one until it does.
+
+`recompute`: a size that only stalloc trains, under another allocator in the same training with more of it recomputed.
 """
 
 import dataclasses
@@ -281,6 +283,24 @@ class Fit:
             size = self.result["found"] = self.search(self.processes[0])
             self.processes.pop(0).end(at_once=True)
             self.result["largest"] = self.show_largest(size)
+        finally:
+            self.abandon()
+        return self.result
+
+
+class AtSize(Fit):
+    """One size of a workload under one allocator, in a fresh process: whether it fits, and how fast it is then."""
+
+    def __init__(self, name, allocator, size, setup, folder):
+        super().__init__(name, allocator, setup, folder)
+        self.result["size"] = size
+
+    def prepare(self):
+        self.processes = [self.make_process()]
+
+    def run(self):
+        try:
+            self.result["largest"] = self.result["size"] if self.show(self.result["size"]) else 0
         finally:
             self.abandon()
         return self.result

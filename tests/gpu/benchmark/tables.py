@@ -229,30 +229,65 @@ def ladder_table(results, allocators, ladders):
     return "\n".join(lines) + "\n"
 
 
-def only_table(results, allocators, ladders):
+def stallocs(allocators):
+    return {name for name, allocator in allocators.items() if allocator.variant in ("dynamic", "record", "serve")}
+
+
+def only_stalloc(found, allocators):
+    """Of what one workload's searches found under each allocator: those of stalloc whose largest size is larger than that
+    of every other allocator that was tried. Empty unless native and expandable segments were."""
+    ours = stallocs(allocators)
+    others = [result["largest"] for allocator, result in found.items() if allocator not in ours]
+    if not {"native", "expandable"} <= set(found):
+        return {}
+    return {allocator: found[allocator] for allocator in allocators
+            if allocator in ours and allocator in found and found[allocator]["largest"] > max(others)}
+
+
+def rungs_above(name, ladders):
+    """The same training with more recomputed."""
+    return next((names[names.index(name) + 1:] for names in ladders.values() if name in names), ())
+
+
+def to_recompute(raw, allocators, ladders, limit):
+    """What `recompute` measures, as (workload, allocator, size): each size that only stalloc trains, under the other
+    allocators that a search was made with, in the same training with more recomputed."""
+    wanted = []
+    for (name, of), found in grouped(read(raw / "fit")).items():
+        sizes = {result["largest"] for result in only_stalloc(found, allocators).values()} if of == limit else ()
+        wanted += [(rung, allocator, size) for size in sorted(sizes) for rung in rungs_above(name, ladders)
+                   for allocator in found if allocator not in stallocs(allocators)]
+    return wanted
+
+
+def fastest(results, allocators):
+    """The fastest of some results, in words, and its tokens a second; empty words where nothing fits."""
+    best = max((result for result in results if result["largest"]), key=speed, default=None)
+    if best is None:
+        return "", 0.0
+    title = allocators[best["allocator"]].title
+    return f"{title}, recompute {best['options']['recompute']}, {size_of(best)}: {speed(best):.0f}", speed(best)
+
+
+def only_table(results, recomputed, allocators, ladders):
     """Sizes at which every other allocator that was tried, native and expandable segments among them, ran out of memory
-    and stalloc trained; and its tokens a second beside the most that another had at its own largest size, in any
-    training of the same ladder. Empty when there is none."""
-    groups = grouped(results)
-    ours = {name for name, allocator in allocators.items() if allocator.variant in ("dynamic", "record", "serve")}
+    and stalloc trained. Beside its tokens a second there: the most that another had in any training of the same ladder, at
+    this size with more recomputed, and at its own largest size. Empty when there is none."""
+    groups, ours = grouped(results), stallocs(allocators)
     lines = []
     for (name, limit), found in groups.items():
-        others = {allocator: result for allocator, result in found.items() if allocator not in ours}
-        if not {"native", "expandable"} <= set(others):
-            continue
         alike = next((names for names in ladders.values() if name in names), (name,))
-        speeds = {f"{allocators[allocator].title}, recompute {result['options']['recompute']}, {size_of(result)}": speed(result)
-                  for each in alike for allocator, result in groups.get((each, limit), {}).items()
-                  if allocator not in ours and result["largest"]}
-        best = max(speeds, key=speeds.get, default=None)
-        most = max(result["largest"] for result in others.values())
-        for allocator in allocators:
-            if best is None or allocator not in ours or found.get(allocator, {}).get("largest", 0) <= most:
-                continue
-            result = found[allocator]
+        anywhere = fastest([result for each in alike for allocator, result in groups.get((each, limit), {}).items()
+                            if allocator not in ours], allocators)
+        for allocator, result in only_stalloc(found, allocators).items():
+            here = fastest([other for other in recomputed if other.get("size") == result["largest"] and "largest" in other
+                            and other["limit"] == limit and other["workload"] in rungs_above(name, ladders)], allocators)
+            cells = [cell for words, most in (here, anywhere)
+                     for cell in (words, f"{speed(result) / most:.3f}" if most else "")]
             lines.append(f"| {name} | {card_of(limit)} | {allocators[allocator].title} | {size_of(result)} | {speed(result):.0f} | "
-                         f"{best}: {speeds[best]:.0f} | {speed(result) / speeds[best]:.3f} |")
-    head = "| workload | card | allocator | trains | tokens/s | the best that others train | ratio |\n" + "|---" * 7 + "|\n"
+                         f"{' | '.join(cells)} |")
+    head = ("| workload | card | allocator | trains | tokens/s | the fastest of others at this size | ratio "
+            "| at any size | ratio |\n" + "|---" * 9 + "|\n")
     return head + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -325,7 +360,7 @@ def write(raw, out, order, allocators, ladders):
     text = "## Environment\n\n" + "\n".join(f"- {one} (last {when})" for one, when in environments.items()) + "\n"
     if fits:
         text += "\n## What fits\n\n" + fit_table(fits, allocators)
-        only = only_table(fits, allocators, ladders)
+        only = only_table(fits, read(raw / "recompute"), allocators, ladders)
         text += f"\n## What only stalloc trains\n\n{only}" if only else ""
         text += "\n## The fastest that fits\n\n" + ladder_table(fits, allocators, ladders)
     if costs:

@@ -144,6 +144,7 @@ TEST_CASE("what is owed for stitching lets more be free before a request stitche
   constexpr std::uint64_t kMillisecond = 1'000'000;
   OnlinePolicy policy;
   policy.elapsed_per_mapping = 10;
+  policy.elapsed_per_stitching = 1;  // off
   policy.mapping_allowance = 80;
   policy.held_per_slack = 3;
   MappingBudget budget(policy);
@@ -163,6 +164,30 @@ TEST_CASE("what is owed for stitching lets more be free before a request stitche
   REQUIRE(after(0, 100000) == 3);
   REQUIRE(after(790, 0) == 768);
   REQUIRE(after(20, 0) == 0);
+}
+
+TEST_CASE("stitching that takes more than it may at most lets four times as much be free") {
+  constexpr std::uint64_t kMillisecond = 1'000'000;
+  OnlinePolicy policy;
+  policy.elapsed_per_mapping = 100;
+  policy.elapsed_per_stitching = 10;
+  policy.mapping_allowance = 80;
+  policy.held_per_slack = 12;
+  MappingBudget budget(policy);
+  MappingTime time;
+  const auto after = [&](std::uint64_t elapsed, std::uint64_t stitching) {
+    time.elapsed += elapsed * kMillisecond;
+    time.mapping += stitching * kMillisecond;
+    return budget.overdraft(time, time.mapping).held_per_slack;
+  };
+  REQUIRE(after(0, 80) == 0);
+  for (int i = 0; i < 100; ++i) REQUIRE(after(100, 9) >= 12);  // 9 % of the time, however long
+  REQUIRE(after(0, 81) == 12);                                 // what was saved, and 1 owed of a tenth of the time, too
+  REQUIRE(after(0, 39) == 6);                                  // half of the allowance
+  REQUIRE(after(0, 40) == 3);
+  REQUIRE(after(0, 100000) == 3);
+  REQUIRE(after(10, 0) == 6);    // 1 of these 80 is paid by the time
+  REQUIRE(after(790, 0) == 24);  // all of them, and 8 of what is owed of a hundredth
 }
 
 TEST_CASE("while stitching costs more than it may, a request grows rather than stitch, as long as little is free") {
@@ -240,15 +265,19 @@ TEST_CASE("what a program gives back comes again in larger handles") {
 
 TEST_CASE("a program whose sizes never repeat exchanges its handles, and ends up mapping far less") {
   const auto seed = GENERATE(range(1U, 6U));
-  const bool may_grow = GENERATE(false, true);
-  CAPTURE(seed, may_grow);
+  struct Slack {
+    std::uint64_t held_per_slack, elapsed_per_stitching, less_mapping, most_percent;
+  };
+  const auto slack = GENERATE(values<Slack>({{1 << 20, 1, 3, 115}, {12, 1, 6, 115}, {12, 10, 50, 150}}));
+  CAPTURE(seed, slack.held_per_slack, slack.elapsed_per_stitching);
   std::mt19937 random(seed);
   constexpr std::uint64_t kMostLive = 4000 * kPage;
   SimulatedAllocator::Options options = simulation_options(kPage, kMostLive);
   options.placement.policy.small_bytes = kPage / 2;
   options.placement.policy.smallest_stitched = kPage;
   options.placement.policy.mapping_allowance = 100;
-  if (!may_grow) options.placement.policy.held_per_slack = 1 << 20;
+  options.placement.policy.held_per_slack = slack.held_per_slack;
+  options.placement.policy.elapsed_per_stitching = slack.elapsed_per_stitching;
   SimulatedAllocator allocator(options, NullBackend(20'000));
   std::vector<Live> live;
   std::uint64_t live_bytes = 0;
@@ -273,8 +302,8 @@ TEST_CASE("a program whose sizes never repeat exchanges its handles, and ends up
   mapping_of(4000);
   const std::uint64_t last = mapping_of(1000);
   CAPTURE(first, last, allocator.placement().physical_bytes() / kPage);
-  REQUIRE(last * (may_grow ? 6 : 3) < first);
-  REQUIRE(allocator.placement().physical_bytes() * 100 <= 115 * kMostLive);
+  REQUIRE(last * slack.less_mapping < first);
+  REQUIRE(allocator.placement().physical_bytes() * 100 <= slack.most_percent * kMostLive);
 }
 
 TEST_CASE("what is exchanged for larger handles is not exchanged forever") {
