@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what an allocator costs a program: torch.empty and its free, and training steps that wait for the host.
 
-  bench_turns.py --library LIB [--simplest LIB] --out DIR [--turns N] [--variants LIST] [--pairs N] [-- train.py options]
+  bench_turns.py --library LIB --out DIR [--turns N] [--variants LIST] [--pairs N] [-- train.py options]
 
 With options of train.py, its steps are measured instead; the card must hold one such run for each variant. Variants:
   native      PyTorch's caching allocator
   expandable  the same with expandable segments
   async       PyTorch's cudaMallocAsync backend on the driver's pool, without stalloc
   dynamic     stalloc's dynamic mode: no trace, no plan
-  simplest    the same backend of PyTorch on simplest_pool.cpp, the least that any allocator behind it can cost
 
 The speed of a rented host may change twofold from one second to the next, and one core may be slower than another whose
 neighbour does nothing. So all variants live at the same time, each in a process of its own on the same core, and
@@ -27,8 +26,7 @@ import time
 import train
 from bench_train import TITLES, environment_for, list_of, median
 
-VARIANTS = ("native", "expandable", "async", "dynamic", "simplest")
-NAMES = {**TITLES, "simplest": "simplest pool"}
+VARIANTS = ("native", "expandable", "async", "dynamic")
 BYTES = (1 << 10, 1 << 20, 64 << 20)
 # Models so small that the device waits for the host.
 MODELS = {
@@ -42,8 +40,6 @@ WARM_UP = 6         # by then memory is mapped
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
-    parser.add_argument("--simplest", type=pathlib.Path, metavar="LIB",
-                        help="libsimplest_pool.so, for that variant; left out without")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--variants", type=list_of(VARIANTS), default=list(VARIANTS), metavar="LIST",
@@ -118,9 +114,7 @@ class Variant:
 
     def __init__(self, name, arguments, core):
         self.name = name
-        environment = environment_for("async" if name == "simplest" else name, arguments.library)
-        if name == "simplest":
-            environment["LD_PRELOAD"] = str(arguments.simplest)
+        environment = environment_for(name, arguments.library)
         command = [sys.executable, __file__, "--serve-turns", "--library", arguments.library, "--out", arguments.out,
                    "--pairs", arguments.pairs, "--device", arguments.device, "--", *arguments.train]
         self.log = open(arguments.out / f"{name}.stderr", "w", encoding="utf-8")
@@ -149,7 +143,7 @@ class Variant:
 def table(turns):
     """Medians over the turns of the times, and of the ratios to the first variant's time in the same turn."""
     first = next(iter(turns.values()))
-    lines = ["| | " + " | ".join(f"{NAMES[variant]}, us | ratio" for variant in turns) + " |",
+    lines = ["| | " + " | ".join(f"{TITLES[variant]}, us | ratio" for variant in turns) + " |",
              "|---" * (1 + 2 * len(turns)) + "|"]
     for name, compared in first.items():
         cells = (f"{median(measured[name]) / 1000:.2f} | "
@@ -166,10 +160,6 @@ def main():
     arguments = parse_arguments(sys.argv[1:])
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out, arguments.library = arguments.out.resolve(), arguments.library.resolve()
-    if arguments.simplest is None:
-        arguments.variants = [variant for variant in arguments.variants if variant != "simplest"]
-    else:
-        arguments.simplest = arguments.simplest.resolve(strict=True)
     core = max(os.sched_getaffinity(0))
     variants = []
     for name in arguments.variants:
