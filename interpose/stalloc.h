@@ -34,7 +34,7 @@ struct stalloc_statistics {
   uint64_t unplanned_requests;
   /* count: planned requests whose bytes were still taken, or could not be ordered */
   uint64_t refused_slots;
-  /* count: stitched views made or lengthened */
+  /* count: stitched views made, lengthened or repaired */
   uint64_t stitches;
   /* count: requests on free bytes of the plan, or on those of another stream */
   uint64_t borrows;

@@ -10,7 +10,8 @@
 //      plan has what lives through the run, so it meets few slots that come and go,
 //   2. the shortest free stretch of a stitched view made before,
 //   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view that is
-//      free at its end, lengthened by the rest, or a new one.
+//      free at its end, lengthened by the rest, or a new one; if nothing is missing, rather an old view in which
+//      nothing lives, repaired: of the handles that it shows, those that others use are exchanged for free ones.
 // Mapping costs per handle, hardly per byte, so the size of new handles grows with what is held (growth.h). Small
 // requests keep to small handles of their own, in a part of the home view for themselves, so that they do not pin large
 // ones.
@@ -19,6 +20,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -70,6 +72,18 @@ class HandlePlacement {
     }
   };
 
+  // How to serve a request in a view in which nothing lives, some of whose handles are in use at other addresses.
+  struct Repair {
+    struct Part {                  // consecutive handles
+      std::uint64_t at = 0;        // in the view, bytes
+      std::vector<Range> shown;    // each a handle
+      std::vector<Range> instead;  // what it shows from then on, as many bytes; empty: the part stays
+    };
+    std::uint32_t view = 0;
+    std::uint64_t offset = 0;  // of the request, in the view
+    std::vector<Part> parts;   // the whole view
+  };
+
   // Free bytes belong to the stream that freed them or for which they were created. A request may take those of its own
   // stream, those of all streams, or none; with none it is served from new memory alone.
   enum class Reach : std::uint8_t { Own, All, None };
@@ -97,6 +111,14 @@ class HandlePlacement {
   // what is missing.
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
+
+  // Proposes to repair the view of which fewest handles are in use, so that no more than `most` leave it or come into
+  // it. `is_idle` says whether the device is done with a view in which nothing lives.
+  [[nodiscard]] std::optional<Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
+                                                     std::size_t most,
+                                                     const std::function<bool(std::uint32_t)>& is_idle) const;
+  // What the view shows when it is repaired.
+  [[nodiscard]] std::vector<Range> pieces_after(const Repair& repair) const;
 
   // The sizes of handles that would be created for what is missing of a request.
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const {

@@ -18,7 +18,7 @@
 //   2. Own bytes that are mapped: a contiguous free range of the home view, else a free stretch of a stitched view that
 //      was made before.
 //   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
-//   4. A stitched view over own bytes, new or lengthened, without creating memory.
+//   4. A stitched view over own bytes, new, lengthened or repaired, without creating memory.
 //   5. For a request of at most a page: new memory as in step 7, as long as the stream had little of it that way
 //      (`spared_pages`). Two streams would otherwise take the same small bytes from each other at every request, with a
 //      wait each time.
@@ -155,7 +155,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     std::uint64_t view_hits = 0;   // requests served in a view made before
     std::uint64_t views = 0;       // stitched views made
     std::uint64_t lengthened = 0;  // times that one was lengthened
-    std::uint64_t mapped = 0;      // handles mapped for either
+    std::uint64_t repaired = 0;    // times that handles of an idle one were exchanged for others
+    std::uint64_t mapped = 0;      // handles mapped for any of these
     std::uint64_t handles = 0;     // created
     std::uint64_t grows = 0;       // requests that memory was created for
     std::uint64_t borrows = 0;     // requests served from bytes that another stream freed
@@ -292,6 +293,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
   static constexpr std::size_t kForeignRangesAsked = 4;
   static constexpr std::size_t kViewsAskedAtOnce = 4;
+  static constexpr std::size_t kFewestRepaired = 2;  // one leaves the view, and another comes
 
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
@@ -316,6 +318,11 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   }
   void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number);
 
+  // Repairing an idle view, if no more than `most` handles leave it or come into it.
+  std::optional<HandlePlacement::Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
+                                                        std::size_t most);
+  std::optional<Place> carry_out(const HandlePlacement::Repair& repair);
+
   // Carrying out a proposal, and undoing it.
   bool grow(const Proposal& proposal, StreamIndex stream);
   void shrink(const Proposal& proposal);
@@ -327,6 +334,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Views.
   bool has_room_for_view(std::uint64_t bytes);
   void forget_view(std::uint32_t view);
+  void give_up(std::uint32_t view, bool is_unmapped);
   void shorten_idle(std::uint32_t view);
   [[nodiscard]] FreeSpace shown_in_views() const;
 
@@ -509,7 +517,16 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
                                                     bool may_grow) {
   const bool may_stitch = placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
-  const auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
+  auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
+  if (proposal && !proposal->pieces.empty() && proposal->grow.empty() && stream != kAnyStream) {
+    const std::size_t most = handles_of(proposal->mapped()).size() / placement_.policy().handles_per_repaired;
+    const auto repair = propose_repair(bytes, stream, reach, most);
+    if (repair) {
+      const auto repaired = carry_out(*repair);
+      if (repaired && take(*repaired, bytes, stream, reach)) return repaired;
+      proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch);  // views are not what they were
+    }
+  }
   if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
   std::optional<Place> place;
   if (proposal->pieces.empty()) {
@@ -528,6 +545,59 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
   }
   if (!proposal->grow.empty()) ++counts_.grows;
   return place;
+}
+
+template <OnlineBackend Backend>
+std::optional<HandlePlacement::Repair> OnlineAllocator<Backend>::propose_repair(std::uint64_t bytes, StreamIndex stream,
+                                                                                Reach reach, std::size_t most) {
+  if (most < kFewestRepaired) return std::nullopt;
+  backend_.settle();
+  return placement_.propose_repair(bytes, stream, reach, most, [this](std::uint32_t view) { return is_idle(view); });
+}
+
+// Unmaps the parts that are exchanged, and maps what comes instead. A view of which a part could not be exchanged is
+// taken apart. Pre: the view is idle.
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::carry_out(const HandlePlacement::Repair& repair) {
+  struct Part {
+    VirtualAddress at;
+    std::vector<Handle> shown;
+    std::vector<Handle> instead;
+    bool is_mapped = true;
+  };
+  ViewCache::CachedView& view = placement_.views()[repair.view];
+  std::vector<Part> parts;  // all that may throw comes first
+  for (const auto& part : repair.parts) {
+    std::vector<Handle> shown = handles_of(part.shown);
+    parts.push_back({behind(begin_of(view), part.at), std::move(shown), handles_of(part.instead)});
+  }
+  StitchedView repaired(placement_.pieces_after(repair));
+
+  const std::uint64_t before = backend_.mapping_time().mapping;
+  bool unmapped = true;
+  for (Part& part : parts) {
+    if (part.instead.empty()) continue;
+    unmapped = backend_.unmap(part.at, part.shown) && unmapped;
+    part.is_mapped = false;
+  }
+  bool mapped = unmapped;
+  for (Part& part : parts) {
+    if (!mapped || part.is_mapped) continue;
+    part.is_mapped = mapped = backend_.map(part.at, part.instead);
+    if (mapped) counts_.mapped += part.instead.size();
+  }
+  if (mapped) {
+    view.stitched = std::move(repaired);
+    ++counts_.repaired;
+  } else {
+    for (const Part& part : parts) {
+      const std::vector<Handle>& handles = part.instead.empty() ? part.shown : part.instead;
+      if (part.is_mapped) unmapped = backend_.unmap(part.at, handles) && unmapped;
+    }
+    give_up(repair.view, unmapped);
+  }
+  stitching_ns_ += backend_.mapping_time().mapping - before;
+  return mapped ? std::optional(Place{repair.view, repair.offset}) : std::nullopt;
 }
 
 // False when work is still pending on the old part of a place that any stream may use at once: then nothing is created.
@@ -684,17 +754,22 @@ bool OnlineAllocator<Backend>::is_idle(std::uint32_t view) noexcept {
   return asked.bytes() > 0 && asked.live == 0 && backend_.is_complete_up_to(asked.freed_at);
 }
 
-// The addresses of a view that is still mapped in part are not used again.
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::drop_view(std::uint32_t view) {
   const ViewCache::CachedView& dropped = placement_.views()[view];
   const bool unmapped = backend_.unmap(begin_of(dropped), handles_of(dropped.mapped()));
-  if (unmapped) {
+  give_up(view, unmapped);
+  return unmapped;
+}
+
+// Removes a view. The addresses of one that is still mapped in part are not used again.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::give_up(std::uint32_t view, bool is_unmapped) {
+  if (is_unmapped) {
     forget_view(view);
   } else {
     placement_.views().remove(view);
   }
-  return unmapped;
 }
 
 template <OnlineBackend Backend>

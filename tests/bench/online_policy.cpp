@@ -210,11 +210,11 @@ void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocato
   const plan::SimulatedAllocator::Counts& counts = allocator.counts();
   std::printf(
       "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views "
-      "(lengthened %llu times), about %.0f ms\n",
+      "(lengthened %llu times, repaired %llu), about %.0f ms\n",
       device, mebibytes(sums.peak_live), mebibytes(sums.peak_held), held_to_live(sums),
       static_cast<unsigned long long>(counts.handles), static_cast<unsigned long long>(counts.mapped),
       static_cast<unsigned long long>(counts.views), static_cast<unsigned long long>(counts.lengthened),
-      mapping_milliseconds(counts));
+      static_cast<unsigned long long>(counts.repaired), mapping_milliseconds(counts));
   const plan::MappingTime time = allocator.backend().mapping_time();
   if (time.elapsed > 0) {
     std::printf("  mapping took %.0f ms of %.0f", static_cast<double>(time.mapping) / 1e6,

@@ -197,6 +197,93 @@ TEST_CASE("a view that could not be lengthened is as it was, and the request is 
   REQUIRE(fixture.take(4) == view + 2 * kPage);
 }
 
+namespace {
+
+// A view of six pages that nothing lives in, whose fifth is in use at home. Two pages are free beside it.
+struct UsedView {
+  explicit UsedView(Fixture* fixture, bool with_work = false) {
+    for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
+    for (std::size_t i = 0; i < 6; i += 2) fixture->give(blocks[i]);
+    view = fixture->take(6);
+    if (with_work) fixture->driver.work(fixture->stream);
+    fixture->give(view);
+    std::vector<CUdeviceptr> pages;
+    for (int i = 0; i < 5; ++i) pages.push_back(fixture->take(1));
+    for (int i = 0; i < 4; ++i) fixture->give(pages[i]);
+    used = pages[4];
+    REQUIRE(used == blocks[4]);
+    REQUIRE(fixture->driver.physical(view + 4 * kPage) == fixture->driver.physical(used));
+    fixture->give(blocks[6]);
+  }
+  std::vector<CUdeviceptr> blocks;
+  CUdeviceptr view = 0;
+  CUdeviceptr used = 0;
+};
+
+// The physical memory behind each of so many pages.
+std::vector<std::uint64_t> physical_of(Fixture* fixture, CUdeviceptr address, std::uint64_t pages) {
+  std::vector<std::uint64_t> behind;
+  for (std::uint64_t i = 0; i < pages; ++i) behind.push_back(fixture->driver.physical(address + i * kPage));
+  return behind;
+}
+
+}  // namespace
+
+TEST_CASE("of an idle view only the handles that others use are exchanged", "[serve][dynamic]") {
+  Fixture fixture;
+  const UsedView made(&fixture);
+  std::vector<std::uint64_t> shown = physical_of(&fixture, made.view, 6);
+  const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
+  REQUIRE(fixture.take(6) == made.view);
+  REQUIRE(fixture.statistics().mapping_calls_after_start == calls + 3);  // one unmapped, one mapped and given access to
+  shown[4] = fixture.driver.physical(made.blocks[6] + kPage);
+  REQUIRE(physical_of(&fixture, made.view, 6) == shown);
+  REQUIRE(fixture.physical() == 16 * kPage);
+  REQUIRE(fixture.statistics().views == 1);
+  REQUIRE(fixture.statistics().stitches == 2);
+  fixture.give(made.view);
+  REQUIRE(fixture.take(6) == made.view);  // and is a view like any other
+}
+
+TEST_CASE("a view that the device may still use is not repaired", "[serve][dynamic]") {
+  Fixture fixture;
+  const UsedView made(&fixture, true);
+  const CUdeviceptr address = fixture.take(6);
+  REQUIRE((address + 6 * kPage <= made.view || address >= made.view + 6 * kPage));
+  REQUIRE(fixture.driver.physical(made.view + 4 * kPage) == fixture.driver.physical(made.used));
+}
+
+TEST_CASE("nor is one whose repair would take more than half of the calls of a new view", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.policy.handles_per_repaired = GENERATE(3, 4);  // handles of six; two would be exchanged
+  const bool repairs = options.policy.handles_per_repaired == 3;
+  Fixture fixture(options);
+  const UsedView made(&fixture);
+  REQUIRE((fixture.take(6) == made.view) == repairs);
+}
+
+TEST_CASE("a view that could not be repaired is gone, and the request is served elsewhere", "[serve][dynamic]") {
+  Fixture fixture;
+  const UsedView made(&fixture);
+  const auto call =
+      static_cast<std::uint64_t>(GENERATE(range(2, 12)));  // the first one asks whether the stream is captured
+  CAPTURE(call);
+  fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+  const CUdeviceptr address = fixture.take(6);
+  fixture.driver.fail_at(0);
+  std::vector<std::uint64_t> shown = physical_of(&fixture, address, 6);
+  shown.push_back(fixture.driver.physical(made.used));
+  for (std::size_t i = 1; i < made.blocks.size(); i += 2) shown.push_back(fixture.driver.physical(made.blocks[i]));
+  std::sort(shown.begin(), shown.end());
+  REQUIRE(std::adjacent_find(shown.begin(), shown.end()) == shown.end());
+  fixture.give(address);
+  fixture.give(made.used);
+  for (std::size_t i = 1; i < made.blocks.size(); i += 2) fixture.give(made.blocks[i]);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 0);
+}
+
 TEST_CASE("when addresses for views run out, requests are served all the same", "[serve][dynamic]") {
   constexpr std::uint64_t kBlocks = 20;
   Fixture fixture(small_options(), 3 * kBlocks * kPage);
@@ -633,7 +720,9 @@ TEST_CASE("a simulation without a device holds what the run time holds", "[serve
   }
   REQUIRE(simulated.counts().views > 0);
   REQUIRE(simulated.counts().lengthened > 0);
-  REQUIRE(fixture.statistics().stitches == simulated.counts().views + simulated.counts().lengthened);
+  const plan::SimulatedAllocator::Counts& counts = simulated.counts();
+  REQUIRE(counts.repaired > 0);
+  REQUIRE(fixture.statistics().stitches == counts.views + counts.lengthened + counts.repaired);
 }
 
 TEST_CASE("a program that repeats its steps maps nothing after the first few", "[serve][dynamic]") {

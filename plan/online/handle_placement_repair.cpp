@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Making room in a stitched view in which nothing lives: other requests have taken some of its handles in the meantime,
+// and only these are exchanged for free ones.
+#include "plan/online/handle_placement.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <map>
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::size_t kMostLookedAt = 64;  // views: to look at one costs less than a call that maps
+
+// A handle as a view shows it.
+struct Shown {
+  std::uint64_t at = 0;  // in the view, bytes
+  Range handle;
+  bool is_free = false;
+};
+
+// Consecutive handles of a view.
+struct Window {
+  std::size_t first = 0;
+  std::size_t end = 0;
+  std::size_t used = 0;  // of them, not free
+};
+
+// The window of at least `bytes` that has fewest handles in use; an empty one when the view has fewer bytes.
+Window least_used(const std::vector<Shown>& handles, std::uint64_t bytes) {
+  Window best;
+  Window window;
+  std::uint64_t shown = 0;
+  for (; window.first < handles.size(); ++window.first) {
+    for (; shown < bytes && window.end < handles.size(); ++window.end) {
+      shown += handles[window.end].handle.bytes();
+      window.used += handles[window.end].is_free ? 0 : 1;
+    }
+    if (shown < bytes) break;
+    if (best.end == 0 || window.used < best.used) best = window;
+    shown -= handles[window.first].handle.bytes();
+    window.used -= handles[window.first].is_free ? 0 : 1;
+  }
+  return best;
+}
+
+// Free handles by size.
+using Spare = std::multimap<std::uint64_t, Range>;
+
+// Takes handles that have exactly `bytes` together, the largest first. False: there are none.
+bool take_spare(Spare* spare, std::uint64_t bytes, std::vector<Range>* out) {
+  while (bytes > 0) {
+    const auto larger = spare->upper_bound(bytes);
+    if (larger == spare->begin()) return false;
+    const auto found = std::prev(larger);
+    out->push_back(found->second);
+    bytes -= found->first;
+    spare->erase(found);
+  }
+  return true;
+}
+
+// The views of at least `bytes` in which nothing lives, the one that was used last first: others have had least time to
+// take something of it.
+std::vector<std::uint32_t> latest_without_life(const ViewCache& views, std::uint64_t bytes) {
+  std::vector<std::uint32_t> found;
+  for (auto at = views.by_bytes().lower_bound(bytes); at != views.by_bytes().end(); ++at) {
+    const ViewCache::CachedView& view = views[at->second];
+    if (view.live == 0 && view.lent.bytes() == 0) found.push_back(at->second);
+  }
+  const std::size_t count = std::min(found.size(), kMostLookedAt);
+  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(),
+                    [&](std::uint32_t a, std::uint32_t b) { return views[a].used_at > views[b].used_at; });
+  found.resize(count);
+  return found;
+}
+
+// Divides a view into parts that stay and parts that are exchanged, those in use in the window. Returns how many
+// handles come into the view; nothing when there are none that fit.
+std::optional<std::size_t> exchange(const std::vector<Shown>& handles, const Window& window, Spare* spare,
+                                    std::vector<HandlePlacement::Repair::Part>* parts) {
+  std::size_t mapped = 0;
+  for (std::size_t i = 0; i < handles.size();) {
+    HandlePlacement::Repair::Part part{.at = handles[i].at, .shown = {}, .instead = {}};
+    const auto is_exchanged = [&] { return i >= window.first && i < window.end && !handles[i].is_free; };
+    const bool exchanged = is_exchanged();
+    std::uint64_t bytes = 0;
+    for (; i < handles.size() && is_exchanged() == exchanged; ++i) {
+      part.shown.push_back(handles[i].handle);
+      bytes += handles[i].handle.bytes();
+    }
+    if (exchanged && !take_spare(spare, bytes, &part.instead)) return std::nullopt;
+    mapped += part.instead.size();
+    parts->push_back(std::move(part));
+  }
+  return mapped;
+}
+
+}  // namespace
+
+std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
+    std::uint64_t bytes, StreamIndex stream, Reach reach, std::size_t most,
+    const std::function<bool(std::uint32_t)>& is_idle) const {
+  const Spaces& spaces = reachable(stream, reach);
+  const auto shown_by = [&](const ViewCache::CachedView& view) {
+    std::vector<Shown> handles;
+    std::uint64_t at = 0;
+    for (const Range& piece : view.stitched.pieces()) {
+      const FreeSpace& space = part(spaces, piece.begin);
+      const bool is_free = space.contains(piece);
+      for (auto handle = holding(piece.begin); handle != handles_.end() && handle->first < piece.end; ++handle) {
+        const Range range{handle->first, handle->first + handle->second.bytes};
+        handles.push_back({at, range, is_free || space.contains(range)});
+        at += range.bytes();
+      }
+    }
+    return handles;
+  };
+  std::uint32_t best = 0;
+  Window window;
+  std::vector<Shown> handles;
+  for (const std::uint32_t view : latest_without_life(views_, bytes)) {
+    if (best != 0 && window.used <= 1) break;
+    if (!is_idle(view)) continue;
+    std::vector<Shown> shown = shown_by(views_[view]);
+    const Window found = least_used(shown, bytes);
+    if (found.end == 0 || found.used >= (best == 0 ? most : window.used)) continue;
+    best = view;
+    window = found;
+    handles.swap(shown);
+  }
+  if (best == 0) return std::nullopt;
+
+  Spare spare;
+  FreeSpace in_view;
+  for (const Range& piece : views_[best].stitched.pieces()) in_view.add(piece);
+  for (const FreeSpace* space : {&spaces.large, &spaces.planned}) {
+    for (const auto& [begin, end] : space->ranges()) {
+      auto handle = holding(begin);
+      if (handle->first < begin) ++handle;
+      for (; handle != handles_.end() && handle->first + handle->second.bytes <= end; ++handle) {
+        const Range range{handle->first, handle->first + handle->second.bytes};
+        if (!in_view.contains(range)) spare.emplace(range.bytes(), range);
+      }
+    }
+  }
+
+  Repair repair{.view = best, .offset = handles[window.first].at, .parts = {}};
+  const auto mapped = exchange(handles, window, &spare, &repair.parts);
+  return mapped && window.used + *mapped <= most ? std::optional(std::move(repair)) : std::nullopt;
+}
+
+// A piece lies on one side of the borders between the plan's handles, large ones and small ones.
+std::vector<Range> HandlePlacement::pieces_after(const Repair& repair) const {
+  std::vector<Range> pieces;
+  for (const Repair::Part& part : repair.parts) {
+    for (const Range& handle : part.instead.empty() ? part.shown : part.instead) {
+      const bool follows = !pieces.empty() && pieces.back().end == handle.begin;
+      if (follows && handle.begin != options_.large.begin && handle.begin != options_.small.begin) {
+        pieces.back().end = handle.end;
+      } else {
+        pieces.push_back(handle);
+      }
+    }
+  }
+  return pieces;
+}
+
+}  // namespace stalloc::plan
