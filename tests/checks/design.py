@@ -63,6 +63,7 @@ def of_numbers(source, text):
     flat = " ".join(text.split())
     n = dict(numbers(source))
     words = {2: "twice", 4: "four"}
+    shares = {2: "half", 3: "a third", 4: "a quarter"}
     said = [f"a page or, if more, 1/{n['held_per_handle']} of what is held or 1/{n['handles_per_request']} of the request",
             f"Requests of up to {n['small_bytes'] >> 20} MiB keep to single-page handles",
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
@@ -72,6 +73,7 @@ def of_numbers(source, text):
             f"up to 1/{n['held_per_slack']} of what is held when",
             f"takes even more than 1/{n['elapsed_per_stitching']} of the time",
             f"addresses for {words.get(n['view_room'])} what it showed",
+            f"at most {shares.get(n['handles_per_repaired'])} as many handles as a new view would need",
             f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
             f"up to {words.get(n['spared_pages'])} pages a stream are created",
             f"a block of up to {n['deferred_free_bytes'] >> 20} MiB"]
