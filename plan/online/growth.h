@@ -11,11 +11,12 @@ namespace stalloc::plan {
 
 // What the sizes of new handles depend on, in bytes.
 struct Growth {
-  std::uint64_t missing = 0;     // bytes of the request that must be created
-  std::uint64_t request = 0;     // bytes of the whole request
-  std::uint64_t held = 0;        // held already
-  std::uint64_t most_held = 0;   // the most that was ever held
-  std::uint64_t coarseness = 1;  // a factor (MappingBudget), not bytes
+  std::uint64_t missing = 0;        // bytes of the request that must be created
+  std::uint64_t request = 0;        // bytes of the whole request
+  std::uint64_t held = 0;           // held already
+  std::uint64_t most_held = 0;      // the most that was ever held
+  std::uint64_t coarseness = 1;     // a factor (MappingBudget), not bytes
+  bool to_spare_stitching = false;  // the factor is for a program that is stitched too much
 };
 
 // Sizes, in bytes, of handles that hold what is missing and less than a page more; `page` is a power of two. Pure;
@@ -25,7 +26,8 @@ struct Growth {
 // whatever is held, so the size of new handles follows what is held. It follows the request, too, since few large
 // requests are live at once, and a large part of the device may be asked for only to find out what can be had. Where
 // mapping has cost more than it may, handles are larger, and the last one may then hold more than is missing. The
-// remainder is made of smaller handles.
+// remainder is made of smaller handles. Larger handles spare a program that creates its memory again and again as many
+// calls as they are fewer; one that stitches it is spared more, so it may have handles twice as large.
 std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Growth& growth, std::uint64_t page);
 
 }  // namespace stalloc::plan

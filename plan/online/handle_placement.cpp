@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "plan/online/growth.h"
+#include "plan/placement/units.h"
 
 namespace stalloc::plan {
 
@@ -104,6 +105,16 @@ void HandlePlacement::lend_addresses(Range range) {
 }
 
 bool HandlePlacement::is_free(Range range) const { return part(all_, range.begin).contains(range); }
+
+std::vector<std::uint64_t> HandlePlacement::free_pages_for_small() const {
+  std::vector<std::uint64_t> pages;
+  for (const auto& [begin, end] : all_.small.ranges()) {
+    for (std::uint64_t at = round_up(begin, options_.page); at + options_.page <= end; at += options_.page) {
+      pages.push_back(at);
+    }
+  }
+  return pages;
+}
 
 std::uint64_t HandlePlacement::free_bytes(Range range) const {
   std::vector<Range> free;

@@ -23,6 +23,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -70,6 +71,7 @@ class HandlePlacement {
       for (const Range& piece : pieces) bytes += piece.bytes();
       return bytes;
     }
+    [[nodiscard]] std::uint64_t grown() const { return std::accumulate(grow.begin(), grow.end(), std::uint64_t{0}); }
   };
 
   // How to serve a request in a view in which nothing lives, some of whose handles are in use at other addresses.
@@ -141,6 +143,8 @@ class HandlePlacement {
   // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes.
   void adopt_handle(std::uint64_t at, const Handle& handle);
   [[nodiscard]] bool is_free(Range range) const;
+  // The physical offsets of all pages for small requests that are wholly free.
+  [[nodiscard]] std::vector<std::uint64_t> free_pages_for_small() const;
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] std::uint64_t page() const { return options_.page; }
   [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }

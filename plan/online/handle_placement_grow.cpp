@@ -3,21 +3,12 @@
 #include "plan/online/handle_placement.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "plan/online/growth.h"
 #include "plan/placement/stitching.h"
 #include "plan/placement/units.h"
 
 namespace stalloc::plan {
-namespace {
-
-std::uint64_t grown(const HandlePlacement::Proposal& proposal) {
-  return std::accumulate(proposal.grow.begin(), proposal.grow.end(), std::uint64_t{0});
-}
-
-}  // namespace
-
 std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream, Reach reach,
                                                                   bool may_grow, bool may_stitch) const {
   const Spaces& spaces = reachable(stream, reach);
@@ -28,9 +19,9 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   // A program that is to be spared stitching has many views, which would all be looked at.
   std::optional<Proposal> lengthened;
   if (overdraft_.held_per_slack == 0) lengthened = lengthen(bytes, spaces, may_grow);
-  if (lengthened && (!stitched || grown(*lengthened) <= grown(*stitched))) stitched.swap(lengthened);
+  if (lengthened && (!stitched || lengthened->grown() <= stitched->grown())) stitched.swap(lengthened);
   if (!stitched || !extended) return stitched ? stitched : extended;
-  return grown(*extended) <= grown(*stitched) ? extended : stitched;
+  return extended->grown() <= stitched->grown() ? extended : stitched;
 }
 
 // Proposes new handles behind the last one; free bytes right before them become part of the request. Where the home
@@ -50,7 +41,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
   }
   proposal.grow_at = tail.begin;
   proposal.grow = new_handles(missing, bytes, small ? 1 : overdraft_.coarseness);
-  if (grown(proposal) > tail.bytes()) {  // no room behind the last handle
+  if (proposal.grown() > tail.bytes()) {  // no room behind the last handle
     const auto room = unmapped.best_fit(round_up(bytes, options_.page));
     if (!room) return std::nullopt;
     proposal.offset = proposal.grow_at = room->begin;
@@ -101,7 +92,7 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
   if (missing == 0) return true;
   if (!may_grow) return false;
   proposal->grow = new_handles(missing, request, overdraft_.coarseness);
-  const std::uint64_t bytes = grown(*proposal);
+  const std::uint64_t bytes = proposal->grown();
   const auto room = unmapped_.large.best_fit(bytes);
   if (!room) return false;
   proposal->grow_at = room->begin;
@@ -136,7 +127,8 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                            .request = request,
                            .held = physical_bytes_,
                            .most_held = most_physical_bytes_,
-                           .coarseness = coarseness},
+                           .coarseness = coarseness,
+                           .to_spare_stitching = overdraft_.held_per_slack > 0},
                           options_.page);
 }
 

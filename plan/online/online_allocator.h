@@ -304,6 +304,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
 
   [[nodiscard]] std::uint64_t coarseness_of_returns() const noexcept;
+  void release_idle_small(std::uint64_t grown);
 
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
@@ -651,6 +652,7 @@ void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, S
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::grow(const Proposal& proposal, StreamIndex stream) {
   if (proposal.grow.empty()) return true;
+  if (!placement_.is_for_small(proposal.grow_at)) release_idle_small(proposal.grown());
   handles_.clear();
   for (const std::uint64_t bytes : proposal.grow) handles_.push_back(Handle{bytes, 0});
   if (!backend_.create(proposal.grow_at, handles_)) return false;
@@ -661,6 +663,22 @@ bool OnlineAllocator<Backend>::grow(const Proposal& proposal, StreamIndex stream
   }
   counts_.handles += handles_.size();
   return true;
+}
+
+// Before memory for other requests grows by so many bytes to more than was ever held, gives back as many in free pages
+// for small requests, if there are so many that it is worth their mapping.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::release_idle_small(std::uint64_t grown) {
+  if (placement_.physical_bytes() + grown <= placement_.most_physical_bytes()) return;
+  const std::vector<std::uint64_t> pages = placement_.free_pages_for_small();
+  const std::uint64_t divisor = placement_.policy().held_per_idle_small;
+  if (divisor == 0 || pages.size() * placement_.page() <= placement_.physical_bytes() / divisor) return;
+  backend_.settle();
+  std::uint64_t released = 0;
+  for (const std::uint64_t at : pages) {
+    const Range page{at, at + placement_.page()};
+    if (released < grown && backend_.is_complete({&page, 1})) released += release(at);
+  }
 }
 
 // Undoes `grow`. A handle that the backend does not take back stays and is free.

@@ -69,12 +69,16 @@ TEST_CASE("handles grow with what is held, and with the request") {
 }
 
 TEST_CASE("where mapping has cost more than it may, handles are larger, up to a part of the most that was held") {
-  const auto sizes_of = [](std::uint64_t coarseness, std::uint64_t most_held) {
+  const auto sizes_of = [](std::uint64_t coarseness, std::uint64_t most_held, bool to_spare_stitching = false) {
     OnlinePolicy policy;
     policy.handles_per_request = 4;
     policy.held_per_coarse_handle = 128;
-    const Growth growth{
-        .missing = 16 * kPage, .request = 16 * kPage, .held = 0, .most_held = most_held, .coarseness = coarseness};
+    const Growth growth{.missing = 16 * kPage,
+                        .request = 16 * kPage,
+                        .held = 0,
+                        .most_held = most_held,
+                        .coarseness = coarseness,
+                        .to_spare_stitching = to_spare_stitching};
     return new_handle_sizes(policy, growth, kPage);
   };
   using Sizes = std::vector<std::uint64_t>;
@@ -82,6 +86,9 @@ TEST_CASE("where mapping has cost more than it may, handles are larger, up to a 
   REQUIRE(sizes_of(2, 12800 * kPage) == Sizes(2, 8 * kPage));
   REQUIRE(sizes_of(16, 12800 * kPage) == Sizes{64 * kPage});  // more than is missing
   REQUIRE(sizes_of(16, 1280 * kPage) == Sizes{10 * kPage, 4 * kPage, 2 * kPage});
+  REQUIRE(sizes_of(16, 1280 * kPage, true) ==
+          Sizes{20 * kPage});  // twice a part, for a program that is stitched too much
+  REQUIRE(sizes_of(1, 1280 * kPage, true) == Sizes(4, 4 * kPage));
   REQUIRE(sizes_of(16, 256 * kPage) == Sizes(4, 4 * kPage));
 }
 
@@ -263,12 +270,37 @@ TEST_CASE("what a program gives back comes again in larger handles") {
   REQUIRE(comes(16) == (enough ? 16 / times : 16));  // of a page, or so many times more
 }
 
+TEST_CASE("where more would be held than ever, free pages for small requests are given back first") {
+  const auto divisor = GENERATE(as<std::uint64_t>{}, 0, 4, 8);  // 0: never; of 100 pages, 20 are free
+  const bool is_most = GENERATE(false, true);                   // more would be held than ever
+  CAPTURE(divisor, is_most);
+  SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
+  options.placement.policy.small_bytes = kPage / 2;
+  options.placement.policy.held_per_idle_small = divisor;
+  SimulatedAllocator allocator(options);
+  std::vector<Place> blocks;
+  for (int i = 0; i < 40; ++i) blocks.push_back(*allocator.allocate(kPage / 2, 1));
+  REQUIRE(allocator.allocate(80 * kPage, 1));
+  if (!is_most) {
+    const Place given_back = *allocator.allocate(100 * kPage, 1);
+    allocator.free(given_back, 100 * kPage, 1);
+    allocator.backend().settle();
+    REQUIRE(allocator.release_idle(0, false) == 100 * kPage);
+  }
+  REQUIRE(allocator.placement().physical_bytes() == 100 * kPage);
+  for (const Place block : blocks) allocator.free(block, kPage / 2, 1);
+  REQUIRE(allocator.allocate(15 * kPage, 1));
+  const bool gives_back = divisor == 8 && is_most;
+  REQUIRE(allocator.placement().physical_bytes() == (gives_back ? 100 : 115) * kPage);
+  REQUIRE(allocator.placement().bytes_for_small() == (gives_back ? 5 : 20) * kPage);
+}
+
 TEST_CASE("a program whose sizes never repeat exchanges its handles, and ends up mapping far less") {
   const auto seed = GENERATE(range(1U, 6U));
   struct Slack {
     std::uint64_t held_per_slack, elapsed_per_stitching, less_mapping, most_percent;
   };
-  const auto slack = GENERATE(values<Slack>({{1 << 20, 1, 3, 115}, {12, 1, 6, 115}, {12, 10, 12, 150}}));
+  const auto slack = GENERATE(values<Slack>({{1 << 20, 1, 2, 115}, {12, 1, 6, 115}, {12, 10, 12, 150}}));
   CAPTURE(seed, slack.held_per_slack, slack.elapsed_per_stitching);
   std::mt19937 random(seed);
   constexpr std::uint64_t kMostLive = 4000 * kPage;

@@ -60,7 +60,9 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   serve::HeapOptions options = small_options();
   options.cross_stream = cross_stream;
   if (seed % 3 == 0) options.policy.kept_views = 12;
-  options.policy.handles_per_repaired = 1 << 20;  // off: a simulated device is done with idle views, this one never is
+  // Off, since a simulated device is done with what is idle, and this one never is.
+  options.policy.handles_per_repaired = 1 << 20;
+  options.policy.held_per_idle_small = 0;
   FakeDriver driver(kPage, kMemory);
   StreamOrder order(driver, FakeDriver::context(), Dynamic::offset_bytes(kMemory, kPage), kPage);
   std::string why;
