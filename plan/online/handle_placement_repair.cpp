@@ -11,7 +11,7 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::size_t kMostLookedAt = 64;  // views: to look at one costs less than a call that maps
+constexpr std::size_t kMostLookedAt = 16;  // views: to look at these costs less than a call that maps
 
 // A handle as a view shows it.
 struct Shown {

@@ -120,10 +120,14 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // The number of the latest free. Numbers never go down.
   { backend.latest_free() }
   noexcept->std::same_as<std::uint64_t>;
-  // Finds out which frees are complete.
-  { backend.settle() }
+  // Finds out which frees are complete, by few questions: it is asked often, and some of it may be known only next
+  // time.
+  { backend.look() }
   noexcept;
-  // True only when every free up to that number is known to be complete.
+  // True only when every free up to that number was found to be complete. Asks nothing.
+  { std::as_const(backend).is_known_complete_up_to(free_number) }
+  noexcept->std::same_as<bool>;
+  // True only when every free up to that number is complete.
   { backend.is_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
   // How long all calls of `create`, `destroy`, `map` and `unmap` have taken, and how much time has passed; nothing of
@@ -430,7 +434,7 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
   const std::vector<std::uint64_t> larger = placement_.new_handles(bytes, bytes);
   const std::uint64_t times = placement_.policy().handles_per_exchanged;
   if (handles_of(proposal->pieces).size() / larger.size() < times) return std::nullopt;
-  backend_.settle();
+  backend_.look();
   return release_small(bytes, larger.front() / times) ? make(bytes, stream, Reach::None, true) : std::nullopt;
 }
 
@@ -552,8 +556,10 @@ template <OnlineBackend Backend>
 std::optional<HandlePlacement::Repair> OnlineAllocator<Backend>::propose_repair(std::uint64_t bytes, StreamIndex stream,
                                                                                 Reach reach, std::size_t most) {
   if (most < kFewestRepaired) return std::nullopt;
-  backend_.settle();
-  return placement_.propose_repair(bytes, stream, reach, most, [this](std::uint32_t view) { return is_idle(view); });
+  backend_.look();
+  return placement_.propose_repair(bytes, stream, reach, most, [this](std::uint32_t view) {
+    return backend_.is_known_complete_up_to(placement_.views()[view].freed_at);
+  });
 }
 
 // Unmaps the parts that are exchanged, and maps what comes instead. A view of which a part could not be exchanged is
@@ -673,7 +679,7 @@ void OnlineAllocator<Backend>::release_idle_small(std::uint64_t grown) {
   const std::vector<std::uint64_t> pages = placement_.free_pages_for_small();
   const std::uint64_t divisor = placement_.policy().held_per_idle_small;
   if (divisor == 0 || pages.size() * placement_.page() <= placement_.physical_bytes() / divisor) return;
-  backend_.settle();
+  backend_.look();
   std::uint64_t released = 0;
   for (const std::uint64_t at : pages) {
     const Range page{at, at + placement_.page()};

@@ -10,7 +10,7 @@
 namespace stalloc::plan {
 
 // A device of unlimited memory: memory can always be created and mapped, and every stream can wait for every other. Its
-// work is always complete, but that is known only by `settle`, until the next free. So no stitched view makes room for
+// work is always complete, but that is known only by `look`, until the next free. So no stitched view makes room for
 // another, and requests for any stream at once (kAnyStream) cannot be served. Nothing is counted as borrowed. Pure.
 //
 // Mapping takes no time, unless the backend is told the time between two frees: then each handle takes the time that
@@ -47,16 +47,17 @@ class NullBackend {
     return true;
   }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
-  bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_settled(); }
+  bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   std::uint64_t number_free(StreamIndex /*stream*/) noexcept {
     ++frees_;
     return 0;
   }
   void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/, std::uint64_t /*free_number*/) noexcept {}
-  void settle() noexcept { settled_ = frees_; }
+  void look() noexcept { complete_ = frees_; }
+  [[nodiscard]] bool is_known_complete_up_to(std::uint64_t /*free_number*/) const noexcept { return is_complete_now(); }
   std::uint64_t latest_free() noexcept { return 0; }
-  bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return is_settled(); }
+  bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return is_complete_now(); }
   [[nodiscard]] MappingTime mapping_time() const noexcept {
     if (between_frees_ == 0) return {};
     return {frees_ * between_frees_ + mapping_, mapping_};
@@ -64,11 +65,11 @@ class NullBackend {
   [[nodiscard]] Place place(const Block& block, VirtualAddress /*begin*/) const noexcept { return block; }
 
  private:
-  [[nodiscard]] bool is_settled() const noexcept { return settled_ == frees_; }
+  [[nodiscard]] bool is_complete_now() const noexcept { return complete_ == frees_; }
 
   std::uint64_t between_frees_ = 0;
   std::uint64_t frees_ = 0;
-  std::uint64_t settled_ = ~std::uint64_t{0};  // frees that are known to be complete
+  std::uint64_t complete_ = ~std::uint64_t{0};  // frees that are known to be complete
   std::uint64_t mapping_ = 0;
 };
 

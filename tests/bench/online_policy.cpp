@@ -164,7 +164,7 @@ class Run {
 
   void empty_cache() {
     allocator_.complete_deferred_free();
-    allocator_.backend().settle();
+    allocator_.backend().look();
     allocator_.drop_idle_views();
     ++sums_.emptied;
     sums_.released += allocator_.release_idle(0, false);

@@ -72,7 +72,10 @@ class DeviceBackend {
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
-  void settle() noexcept { order_->settle(); }
+  void look() noexcept { order_->look(); }
+  [[nodiscard]] bool is_known_complete_up_to(std::uint64_t free_number) const noexcept {
+    return order_->is_known_complete(free_number);
+  }
   bool is_complete_up_to(std::uint64_t free_number) noexcept { return order_->is_complete(free_number); }
   [[nodiscard]] plan::MappingTime mapping_time() const noexcept {
     const auto elapsed = std::chrono::steady_clock::now() - begin_;

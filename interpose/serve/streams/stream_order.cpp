@@ -184,6 +184,14 @@ bool StreamOrder::is_complete(std::uint64_t number) noexcept {
   return all;
 }
 
+bool StreamOrder::is_known_complete(std::uint64_t number) const noexcept {
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    const auto owner = static_cast<StreamOrdinal>(i);
+    if (clocks_.complete(owner) < std::min(number, last_free(owner))) return false;
+  }
+  return true;
+}
+
 bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   Event* event = covering(streams_[owner], number);
   if (event != nullptr && completed(owner, number)) return true;
@@ -305,6 +313,25 @@ void StreamOrder::settle() noexcept {
   mark_frees();
   const std::uint64_t all = latest_number();
   for (int asked = 0; asked < kMostQuestions && !is_complete(all); ++asked) {
+  }
+}
+
+void StreamOrder::look() noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return;
+  for (std::size_t i = 1; i <= stream_count_; ++i) {
+    const auto owner = static_cast<StreamOrdinal>(i);
+    if (clocks_.complete(owner) >= last_free(owner)) continue;
+    bool is_pending = false;
+    for (const Event& event : streams_[i].events) {
+      if (event.covers <= clocks_.complete(owner)) continue;
+      if (driver_.query_event(event.event) == CUDA_SUCCESS) {
+        clocks_.completed(owner, event.covers);
+      } else {
+        is_pending = true;
+      }
+    }
+    if (!is_pending && clocks_.complete(owner) < last_free(owner)) (void)completed(owner, last_free(owner));
   }
 }
 

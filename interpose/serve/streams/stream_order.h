@@ -60,6 +60,8 @@ class StreamOrder {
   [[nodiscard]] bool is_complete(PhysicalRanges ranges) noexcept;
   // True only when every free up to the number is complete.
   [[nodiscard]] bool is_complete(std::uint64_t number) noexcept;
+  // The same as far as it is known, without asking the device.
+  [[nodiscard]] bool is_known_complete(std::uint64_t number) const noexcept;
   // One of these two: kNoStream stands for all streams at once.
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
@@ -99,6 +101,9 @@ class StreamOrder {
   void mark_frees() noexcept;
   // Finds out which frees are complete, with a limited number of queries to the device. It never waits for work.
   void settle() noexcept;
+  // The same, for who asks often: it asks once for each event that is pending, and records one only on a stream that
+  // has none such. What completes a little later is known at the next call.
+  void look() noexcept;
 
   // Pre: the stream is still alive. Its handle may name another stream afterwards.
   void stream_destroyed(CUstream stream) noexcept;

@@ -70,6 +70,28 @@ TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
   REQUIRE(f.order.waits() == 0);
 }
 
+TEST_CASE("a look at the device asks few questions, and what they tell is known", "[serve][order]") {
+  Fixture f;
+  f.use_and_free(f.page, f.t);
+  const std::uint64_t first = f.order.latest_number();
+  REQUIRE_FALSE(f.order.is_known_complete(first));
+  std::uint64_t calls = f.driver.order_calls();
+  f.order.look();
+  REQUIRE_FALSE(f.order.is_known_complete(first));
+  REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded behind the free, and asked for
+  calls = f.driver.order_calls();
+  f.use_and_free(f.part, f.t);
+  const std::uint64_t second = f.order.latest_number();
+  f.order.look();
+  REQUIRE(f.driver.order_calls() == calls + 1);  // while that one is pending there is no other
+  f.driver.finish_all_work();
+  REQUIRE_FALSE(f.order.is_known_complete(first));
+  f.order.look();
+  REQUIRE(f.order.is_known_complete(first));
+  f.order.look();
+  REQUIRE(f.order.is_known_complete(second));
+}
+
 TEST_CASE("an event at the free spares the waiter the work behind it", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t, true);
