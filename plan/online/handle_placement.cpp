@@ -10,7 +10,7 @@
 namespace stalloc::plan {
 
 HandlePlacement::HandlePlacement(const Options& options)
-    : options_(options), by_page_(options.small.end / options.page) {
+    : options_(options), by_page_(options.small.end / options.page), free_pages_(options.small.begin, options.page) {
   unmapped_.large.add(options.large);
   unmapped_.small.add(options.small);
 }
@@ -53,6 +53,7 @@ void HandlePlacement::translate(Place place, std::uint64_t bytes, std::vector<Ra
 void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, Reach reach) {
   for (const Range& range : ranges) {
     part(all_, range.begin).subtract({range.begin, range.end});
+    if (!is_for_small(range.begin)) free_pages_.take(range);
     if (!several_) continue;
     if (reach != Reach::All) {
       part(own(stream), range.begin).subtract({range.begin, range.end});
@@ -67,7 +68,8 @@ void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, Re
 void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
   know(stream);
   for (const Range& range : ranges) {
-    part(all_, range.begin).add({range.begin, range.end});
+    const Range around = part(all_, range.begin).add({range.begin, range.end});
+    if (!is_for_small(range.begin)) free_pages_.give(range, around);
     if (several_) part(own(stream), range.begin).add({range.begin, range.end});
   }
 }

@@ -28,6 +28,7 @@
 #include <span>
 #include <vector>
 
+#include "plan/online/free_pages.h"
 #include "plan/online/mapping_budget.h"
 #include "plan/online/online_policy.h"
 #include "plan/online/view_cache.h"
@@ -225,6 +226,7 @@ class HandlePlacement {
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
   Spaces unmapped_;               // physical offsets without handles
   Spaces all_;                    // free bytes of all streams
+  FreePages free_pages_;          // of the same, but for those of small requests, which no view shows
   // As long as only one stream has had bytes, `all_` holds what is its own.
   StreamIndex first_ = 0;
   bool any_ = false;

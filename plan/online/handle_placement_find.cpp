@@ -75,7 +75,9 @@ std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamI
   const ViewCache::ByBytes& by_bytes = views_.by_bytes();
   for (auto at = by_bytes.lower_bound(bytes); at != by_bytes.end() && looked_at < options_.policy.searched_views;
        ++at, ++looked_at) {
-    const Range run = views_[at->second].stitched.shortest_free(bytes, kUnitBytes, space_of(spaces));
+    const StitchedView& view = views_[at->second].stitched;
+    if (!free_pages_.may_hold(view.pieces(), at->first, bytes)) continue;
+    const Range run = view.shortest_free(bytes, kUnitBytes, space_of(spaces));
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
     best = {at->second, run.begin};
     shortest = run;

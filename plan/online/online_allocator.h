@@ -764,7 +764,9 @@ bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
     const std::uint32_t oldest = placement_.views().least_recent();
     if (oldest == 0) return false;
     if (is_idle(oldest)) {
+      const std::uint64_t before = backend_.mapping_time().mapping;
       drop_view(oldest);
+      stitching_ns_ += backend_.mapping_time().mapping - before;
     } else {
       placement_.views()[oldest].used_at = ++clock_;  // asked again when the others have been
     }

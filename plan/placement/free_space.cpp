@@ -5,15 +5,15 @@
 
 namespace stalloc::plan {
 
-void FreeSpace::add(Range range) {
-  if (range.begin == range.end) return;
+Range FreeSpace::add(Range range) {
+  if (range.begin == range.end) return range;
   const Index before = nodes_.at_or_before(range.begin);
   const bool touches = before != 0 && nodes_[before].second >= range.begin;
   const Index first = touches ? before : nodes_.next(before);
   if (first == 0 || nodes_[first].first > range.end) {
     nodes_.insert(before, {range.begin, range.end});
     bytes_ += range.bytes();
-    return;
+    return range;
   }
   range = {std::min(range.begin, nodes_[first].first), std::max(range.end, nodes_[first].second)};
   for (Index next = nodes_.next(first); next != 0 && nodes_[next].first <= range.end; next = nodes_.next(first)) {
@@ -21,6 +21,7 @@ void FreeSpace::add(Range range) {
     erase(next);
   }
   change(first, range);
+  return range;
 }
 
 void FreeSpace::subtract(Range range) {

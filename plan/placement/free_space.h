@@ -16,8 +16,8 @@ namespace stalloc::plan {
 // Maximal free ranges: no two touch. Every operation is O(log n) in the number of ranges, plus the ranges it spans.
 class FreeSpace {
  public:
-  // Makes all of `range` free, whatever was free of it before.
-  void add(Range range);
+  // Makes all of `range` free, whatever was free of it before. Returns the free range that it is part of then.
+  Range add(Range range);
   // Makes none of `range` free, whatever was free of it before.
   void subtract(Range range);
   void clear();

@@ -4,14 +4,15 @@
 // cost. Prints a few lines for each device, and is not a test. All streams are treated as one, unless `--set` says what
 // a request does about memory that another stream freed (cross_stream=order, grow, never or share).
 //
-//     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] [--empty-caches N] TRACE...
+//     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] [--empty-caches N] [--empty-at I,J,...] TRACE...
 //     online_policy --ablate [--seeds N] TRACE...
 //
 // A TRACE may be a CSV of requests. With `--times`, requests of 1 MiB and more are so many times larger, as in a run
 // that fills a larger card. With a seed, some blocks of random sizes are allocated first: placement is chaotic, and
 // each seed is another draw. `--empty-caches` gives idle memory back in the first N valleys of live bytes, as a program
-// that empties its cache between its phases. `--ablate` switches off each parameter of the policy in turn and prints a
-// table of what that costs, as the mean over all runs and seeds, beside what the seeds alone change.
+// that empties its cache between its phases, `--empty-at` before the requests that it names. `--ablate` switches off
+// each parameter of the policy in turn and prints a table of what that costs, as the mean over all runs and seeds,
+// beside what the seeds alone change.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -242,6 +243,7 @@ struct Arguments {
   std::uint64_t seeds = 8;
   std::uint64_t microseconds = 100;
   std::size_t emptied = 0;
+  std::vector<std::size_t> emptied_at;
   bool ablate = false;
 };
 
@@ -378,6 +380,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 1'000'000));
   app.add_option("--seeds", arguments.seeds, "beginnings, with --ablate")->check(CLI::Range(2, 1000));
   app.add_option("--empty-caches", arguments.emptied, "give idle memory back in so many valleys of live bytes");
+  app.add_option("--empty-at", arguments.emptied_at,
+                 "give idle memory back before these requests, as I,J,... from 0 on")
+      ->delimiter(',');
   app.add_flag("--ablate", arguments.ablate, "switch each parameter off in turn");
   CLI11_PARSE(app, argc, argv);
   Rules rules = parse_rules(arguments.set);
@@ -387,9 +392,11 @@ int main(int argc, char** argv) {
     for (plan::Problem& problem : read(path, arguments.times)) {
       if (!arguments.ablate) {
         Run run(problem, rules);
-        std::vector<std::size_t> valleys = find_valleys(problem);
-        if (arguments.emptied < valleys.size()) valleys.resize(arguments.emptied);
-        run.empty_caches_before(std::move(valleys));
+        std::vector<std::size_t> emptied = find_valleys(problem);
+        if (arguments.emptied < emptied.size()) emptied.resize(arguments.emptied);
+        emptied.insert(emptied.end(), arguments.emptied_at.begin(), arguments.emptied_at.end());
+        std::sort(emptied.begin(), emptied.end());
+        run.empty_caches_before(std::move(emptied));
         if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
         print(problem.device, run.play(), run.allocator());
       }

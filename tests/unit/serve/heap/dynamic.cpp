@@ -265,8 +265,8 @@ TEST_CASE("nor is one whose repair would take more than half of the calls of a n
 TEST_CASE("a view that could not be repaired is gone, and the request is served elsewhere", "[serve][dynamic]") {
   Fixture fixture;
   const UsedView made(&fixture);
-  // The first calls ask whether the device is done with the view. Then one handle is unmapped, and another is mapped and
-  // given access to.
+  // The first calls ask whether the device is done with the view. Then one handle is unmapped, and another is mapped
+  // and given access to.
   const auto call = static_cast<std::uint64_t>(GENERATE(range(2, 12)));
   CAPTURE(call);
   const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pages are wholly free: a bit for each, for finding out quickly that a request does not fit.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <span>
+
+#include "plan/placement/lazy_table.h"
+#include "plan/placement/range.h"
+
+namespace stalloc::plan {
+
+// Bytes are physical offsets; a page has a power of two of them. No page is free at first. Pure; not thread-safe.
+class FreePages {
+ public:
+  // For offsets up to `bytes`. Throws std::bad_alloc.
+  FreePages(std::uint64_t bytes, std::uint64_t page)
+      : shift_(std::countr_zero(page)), words_((bytes >> shift_) / kBits + 1) {}
+
+  void take(Range range) noexcept { change(range.begin >> shift_, ((range.end - 1) >> shift_) + 1, false); }
+  // `range` was freed, and `around` is the maximal free range that it is part of now.
+  void give(Range range, Range around) noexcept {
+    const std::uint64_t inside = (std::uint64_t{1} << shift_) - 1;
+    const std::uint64_t first = std::max(range.begin >> shift_, (around.begin + inside) >> shift_);
+    const std::uint64_t end = std::min((range.end + inside) >> shift_, around.end >> shift_);
+    if (first < end) change(first, end, true);
+  }
+
+  // False only if the pieces, which begin and end with pages and follow one another, have no free stretch of `bytes`.
+  // `shown` is the sum of the pieces' bytes.
+  [[nodiscard]] bool may_hold(std::span<const Range> pieces, std::uint64_t shown, std::uint64_t bytes) const noexcept;
+
+ private:
+  static constexpr std::uint64_t kBits = 64;
+
+  // Pre: first < end.
+  void change(std::uint64_t first, std::uint64_t end, bool free) noexcept {
+    for (; first / kBits != (end - 1) / kBits; first += kBits - first % kBits)
+      change_word(first, kBits - first % kBits, free);
+    change_word(first, end - first, free);
+  }
+  void change_word(std::uint64_t first, std::uint64_t count, bool free) noexcept {
+    const std::uint64_t bits = (~std::uint64_t{0} >> (kBits - count)) << first % kBits;
+    std::uint64_t& word = words_[first / kBits];
+    word = free ? word | bits : word & ~bits;
+  }
+
+  int shift_;
+  LazyTable<std::uint64_t> words_;
+};
+
+}  // namespace stalloc::plan
