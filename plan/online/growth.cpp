@@ -14,7 +14,7 @@ std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Gr
   const std::uint64_t held = growth.held + need;
   std::uint64_t bytes =
       whole_pages(std::max(held / policy.held_per_handle, growth.request / policy.handles_per_request));
-  const std::uint64_t largest = growth.most_held / policy.held_per_coarse_handle * (growth.to_spare_stitching ? 2 : 1);
+  const std::uint64_t largest = growth.most_held / policy.held_per_coarse_handle * (growth.stitching_overdrawn ? 2 : 1);
   const std::uint64_t coarse = whole_pages(std::min(bytes * growth.coarseness, largest));
   if (coarse > bytes) {
     bytes = coarse;

@@ -11,12 +11,12 @@ namespace stalloc::plan {
 
 // What the sizes of new handles depend on, in bytes.
 struct Growth {
-  std::uint64_t missing = 0;        // bytes of the request that must be created
-  std::uint64_t request = 0;        // bytes of the whole request
-  std::uint64_t held = 0;           // held already
-  std::uint64_t most_held = 0;      // the most that was ever held
-  std::uint64_t coarseness = 1;     // a factor (MappingBudget), not bytes
-  bool to_spare_stitching = false;  // the factor is for a program that is stitched too much
+  std::uint64_t missing = 0;         // bytes of the request that must be created
+  std::uint64_t request = 0;         // bytes of the whole request
+  std::uint64_t held = 0;            // held already
+  std::uint64_t most_held = 0;       // the most that was ever held
+  std::uint64_t coarseness = 1;      // a factor (MappingBudget), not bytes
+  bool stitching_overdrawn = false;  // stitching alone has cost more than mapping may
 };
 
 // Sizes, in bytes, of handles that hold what is missing and less than a page more; `page` is a power of two. Pure;

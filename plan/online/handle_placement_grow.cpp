@@ -128,7 +128,7 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                            .held = physical_bytes_,
                            .most_held = most_physical_bytes_,
                            .coarseness = coarseness,
-                           .to_spare_stitching = overdraft_.held_per_slack > 0},
+                           .stitching_overdrawn = overdraft_.held_per_slack > 0},
                           options_.page);
 }
 

@@ -60,8 +60,8 @@ class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
 
-  // Both as of this moment, and `stitching` the part of now.mapping spent in mapping stitched views, in nanoseconds.
-  // None is less than it was at the last call.
+  // Both as of this moment, and `stitching` the part of now.mapping spent in mapping stitched views and in unmapping
+  // those that make room for others, in nanoseconds. None is less than it was at the last call.
   Overdraft overdraft(const MappingTime& now, std::uint64_t stitching) noexcept;
 
  private:

@@ -368,7 +368,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   HandlePlacement placement_;
   const CrossStream cross_stream_;
   MappingBudget budget_;
-  std::uint64_t stitching_ns_ = 0;  // spent in mapping views
+  std::uint64_t stitching_ns_ = 0;  // spent in mapping views, and in unmapping those that make room for others
   std::uint64_t given_back_ = 0;    // bytes, in all
   FreeSpace view_addresses_;
   Range at_home_;               // what `ranges` returned last, of a place at home

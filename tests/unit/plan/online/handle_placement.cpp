@@ -69,7 +69,7 @@ TEST_CASE("handles grow with what is held, and with the request") {
 }
 
 TEST_CASE("where mapping has cost more than it may, handles are larger, up to a part of the most that was held") {
-  const auto sizes_of = [](std::uint64_t coarseness, std::uint64_t most_held, bool to_spare_stitching = false) {
+  const auto sizes_of = [](std::uint64_t coarseness, std::uint64_t most_held, bool stitching_overdrawn = false) {
     OnlinePolicy policy;
     policy.handles_per_request = 4;
     policy.held_per_coarse_handle = 128;
@@ -78,7 +78,7 @@ TEST_CASE("where mapping has cost more than it may, handles are larger, up to a 
                         .held = 0,
                         .most_held = most_held,
                         .coarseness = coarseness,
-                        .to_spare_stitching = to_spare_stitching};
+                        .stitching_overdrawn = stitching_overdrawn};
     return new_handle_sizes(policy, growth, kPage);
   };
   using Sizes = std::vector<std::uint64_t>;
@@ -86,8 +86,8 @@ TEST_CASE("where mapping has cost more than it may, handles are larger, up to a 
   REQUIRE(sizes_of(2, 12800 * kPage) == Sizes(2, 8 * kPage));
   REQUIRE(sizes_of(16, 12800 * kPage) == Sizes{64 * kPage});  // more than is missing
   REQUIRE(sizes_of(16, 1280 * kPage) == Sizes{10 * kPage, 4 * kPage, 2 * kPage});
-  REQUIRE(sizes_of(16, 1280 * kPage, true) ==
-          Sizes{20 * kPage});  // twice a part, for a program that is stitched too much
+  // Twice as large where stitching has cost more than mapping may.
+  REQUIRE(sizes_of(16, 1280 * kPage, true) == Sizes{20 * kPage});
   REQUIRE(sizes_of(1, 1280 * kPage, true) == Sizes(4, 4 * kPage));
   REQUIRE(sizes_of(16, 256 * kPage) == Sizes(4, 4 * kPage));
 }
