@@ -6,18 +6,22 @@
                     [--seconds N] [-- options of the trainings]
 
 Kinds: fsdp, ddp, tensor, pipeline, pipeline-recompute (train_parallel.py) and megatron-V, -R, -VR, -ZR, -T
-(train_megatron.py). Variants: those of bench_train.py, and grow and never; they run in a fixed order, whatever order is
-given. Every kind runs in every variant, one after the other, or only in the variants given with it: `--kinds
-ddp,fsdp:native+order+grow`. The next run starts while one is measured, and waits at a gate after its imports.
+(train_megatron.py). Variants: those of bench_train.py, and grow and never. Every kind runs in every variant, or only in the
+variants given with it: `--kinds ddp,fsdp:native+order+grow`.
 
-The table says which runs failed or took too long; the next one begins all the same. No run begins when --seconds are
-over. DIR receives a folder for each kind, with each rank's report and output, traces, plans and what the planner said
-of the fleet, and results.json and table.md, both written anew after each run.
+The variants of a kind live at the same time, each in processes of its own, and make their steps in turns, one after the
+other: the cards must hold all of them. So a step of each is compared with one of the first variant's of the same turn, and a
+machine that changes its speed changes it for all. Only `record` runs alone, before the others, since `serve` needs a plan.
+
+The table says which runs failed or took too long; the others go on. Nothing begins when --seconds are over. DIR receives a
+folder for each kind, with each rank's report and output, traces, plans and what the planner said of the fleet, and
+results.json and table.md, both written anew after each kind.
 """
 
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -27,14 +31,16 @@ import bench_train
 from ranks import TIMED_OUT, Ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
-LIMIT_SECONDS = 120  # a run that takes longer is ended
+START_SECONDS = 100  # until the first step has been made
+STEP_SECONDS = 30
+END_SECONDS = 30     # for the report, and the end of the process
 VARIANTS = ("native", "expandable", "async", "record", "dynamic", "driver", "order", "grow", "never", "serve")
 PARALLEL, MEGATRON = HERE / "train_parallel.py", HERE / "train_megatron.py"
 KINDS = {
-    "fsdp": (PARALLEL, ["--parallel", "fsdp", "--batch", "4", "--accumulate", "4"]),
-    "ddp": (PARALLEL, ["--parallel", "ddp", "--batch", "4", "--accumulate", "4"]),
+    "fsdp": (PARALLEL, ["--parallel", "fsdp", "--batch", "3", "--accumulate", "4"]),
+    "ddp": (PARALLEL, ["--parallel", "ddp", "--batch", "2", "--accumulate", "4"]),
     "tensor": (PARALLEL, ["--parallel", "tensor", "--batch", "4", "--accumulate", "4"]),
-    "pipeline": (PARALLEL, ["--parallel", "pipeline", "--batch", "4", "--accumulate", "8"]),
+    "pipeline": (PARALLEL, ["--parallel", "pipeline", "--batch", "2", "--accumulate", "8"]),
     "pipeline-recompute": (PARALLEL, ["--parallel", "pipeline", "--batch", "4", "--accumulate", "8", "--recompute"]),
     **{f"megatron-{kind}": (MEGATRON, ["--kind", kind]) for kind in ("V", "R", "VR", "ZR", "T")},
 }
@@ -44,9 +50,11 @@ KINDS = {
 class Job:
     kind: str
     variant: str
+    ranks: Ranks | None = None
+    said: object = None  # the reports of the ranks, or in words why there are none
 
 
-def job_list(text):
+def kind_list(text):
     """A type for argparse: KIND[:VARIANT+VARIANT...],... as pairs of a kind and its variants, or None for those of
     --variants."""
     pairs = []
@@ -64,7 +72,7 @@ def parse_arguments(words=None):
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--kinds", type=job_list, default=[("fsdp", None), ("pipeline", None)], metavar="LIST")
+    parser.add_argument("--kinds", type=kind_list, default=[("fsdp", None), ("pipeline", None)], metavar="LIST")
     parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), metavar="LIST",
                         default=["native", "record", "serve"], help="comma-separated; default: native,record,serve")
     parser.add_argument("--seconds", type=float, default=580, help="for everything")
@@ -73,12 +81,10 @@ def parse_arguments(words=None):
     if arguments.train[:1] == ["--"]:
         del arguments.train[0]
     arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
-    arguments.jobs = []
-    for kind, variants in arguments.kinds:
-        chosen = sorted(variants or arguments.variants, key=VARIANTS.index)
-        if "serve" in chosen and "record" not in chosen:
-            parser.error("serve needs record, whose traces are planned")
-        arguments.jobs += [Job(kind, variant) for variant in chosen]
+    arguments.kinds = [(kind, sorted(variants or arguments.variants, key=VARIANTS.index))
+                       for kind, variants in arguments.kinds]
+    if any("serve" in variants and "record" not in variants for _, variants in arguments.kinds):
+        parser.error("serve needs record, whose traces are planned")
     return arguments
 
 
@@ -89,37 +95,76 @@ def environment_of(variant, library, folder):
 
 
 def start(job, arguments):
-    """Starts the job's ranks, which wait at their gate."""
+    """Starts the job's ranks, which wait for their turn after their imports."""
     folder = arguments.out / job.kind
     folder.mkdir(parents=True, exist_ok=True)
     program, options = KINDS[job.kind]
-    gate = folder / f"{job.variant}.gate"
-    gate.unlink(missing_ok=True)
     if job.variant == "record":  # traces of an earlier call: the library does not replace them
         for trace in folder.glob("trace.*.fb"):
             trace.unlink()
-    command = [sys.executable, str(program), *options, *arguments.train, "--figures", "--gate", str(gate),
+    command = [sys.executable, str(program), *options, *arguments.train, "--figures", "--in-turns",
                "--json", str(folder / job.variant)]
-    return Ranks(command, environment_of(job.variant, arguments.library, folder), arguments.ranks, folder, job.variant)
+    job.ranks = Ranks(command, environment_of(job.variant, arguments.library, folder), arguments.ranks, folder, job.variant,
+                      in_turns=True)
 
 
-def finish(job, ranks, arguments, deadline):
-    """Lets the ranks begin. Returns their reports, or in words why there are none."""
-    folder = arguments.out / job.kind
-    (folder / f"{job.variant}.gate").touch()
-    statuses = ranks.wait(min(LIMIT_SECONDS, max(deadline - time.monotonic(), 1)))
-    (folder / f"{job.variant}.gate").unlink()
-    for rank, output in enumerate(ranks.outputs()):
+def step(job, seconds):
+    """Lets a job make a step. It is ended when it fails."""
+    if job.said is None and not job.ranks.step(seconds):
+        finish(job, END_SECONDS / 4)
+
+
+def finish(job, seconds):
+    """Waits for the job's end, and notes its reports, or in words why there are none."""
+    folder = job.ranks.paths[0].parent
+    statuses = job.ranks.wait(seconds)
+    for rank, output in enumerate(job.ranks.outputs()):
         for line in output.splitlines():
             if line.startswith("stalloc:") and ("warning" in line or "error" in line or "live=" in line):
                 print(f"{job.kind}, {job.variant}, rank {rank}: {line[:400]}", flush=True)
     if any(statuses):
         first = min(range(len(statuses)), key=lambda rank: (statuses[rank] == 0, statuses[rank] == TIMED_OUT))
         print(f"{job.kind}, {job.variant}: rank {first} ended with {statuses[first]}:\n"
-              f"{ranks.outputs()[first][-2000:]}", flush=True)
-        return "did not end in time" if statuses[first] == TIMED_OUT else f"failed with status {statuses[first]}"
-    return [json.loads((folder / job.variant / f"rank-{rank}.json").read_text(encoding="utf-8"))
-            for rank in range(arguments.ranks)]
+              f"{job.ranks.outputs()[first][-2000:]}", flush=True)
+        job.said = "did not end in time" if statuses[first] == TIMED_OUT else f"failed with status {statuses[first]}"
+    else:
+        job.said = [json.loads((folder / job.variant / f"rank-{rank}.json").read_text(encoding="utf-8"))
+                    for rank in range(len(statuses))]
+
+
+def make_steps(jobs, count, deadline):
+    """Lets the jobs begin and make their steps in turns, and waits for their ends."""
+    cores = sorted(os.sched_getaffinity(0))
+    for job in jobs:
+        job.ranks.go_on()
+    for number in range(count):
+        begin = number % len(jobs)
+        for job in jobs[begin:] + jobs[:begin]:
+            step(job, min(STEP_SECONDS if number else START_SECONDS, max(deadline - time.monotonic(), 1)))
+            if number == 0 and job.said is None:
+                job.ranks.keep_to(cores)
+    left = [job for job in jobs if job.said is None]
+    for job in left:
+        job.ranks.go_on()
+    for job in left:
+        finish(job, END_SECONDS)
+
+
+def measure(kind, variants, count, arguments, deadline):
+    """Runs a kind. Returns its jobs."""
+    jobs = {variant: Job(kind, variant) for variant in variants}
+    for variant in variants:
+        if variant != "serve":  # which reads its plan when it starts
+            start(jobs[variant], arguments)
+    if "record" in jobs:
+        make_steps([jobs["record"]], count, deadline)
+    if "serve" in jobs:
+        if isinstance(jobs["record"].said, str) or not make_plans(arguments.out / kind, arguments.tool):
+            jobs["serve"].said = "no plan"
+        else:
+            start(jobs["serve"], arguments)
+    make_steps([job for job in jobs.values() if job.said is None], count, deadline)
+    return list(jobs.values())
 
 
 def make_plans(folder, tool):
@@ -147,37 +192,49 @@ def physical_to_live(report):
     return f"{last['physical_peak'] / last['served_live_peak']:.4f}" if last.get("served_live_peak") else ""
 
 
+def ratio(report, first):
+    """The median, over the steps behind the warm-up, of the time of a step to that of `first` in the same turn."""
+    warmup = report["options"]["warmup"]
+    return bench_train.median([one / other for one, other in zip(report["step_ms"][warmup:], first["step_ms"][warmup:])])
+
+
 def row(job, report, first):
-    live, held = report["max_memory_allocated"], report["max_memory_reserved"]
+    live, held = (report.get(name, 0) for name in ("max_memory_allocated", "max_memory_reserved"))
     mapping, waits = (in_steady_steps(report, name) for name in ("mapping_calls_after_start", "waits"))
     cells = [job.kind, bench_train.TITLES[job.variant], report["rank"], f"{live / bench_train.GIB:.3f}",
-             f"{held / bench_train.GIB:.3f}", f"{held / live:.4f}", physical_to_live(report),
+             f"{held / bench_train.GIB:.3f}", f"{held / live:.4f}" if live else "", physical_to_live(report),
              f"{report['median_step_ms']:.1f}"]
-    cells.append(f"{report['median_step_ms'] / first['median_step_ms']:.4f}" if first else "")
+    cells.append("alone" if job.variant == "record" else f"{ratio(report, first):.4f}")
     cells += ["" if figure is None else figure for figure in (mapping, waits)]
-    cells.append("" if first is None else "identical" if report["losses_hex"] == first["losses_hex"] else "different")
+    cells.append("identical" if report["losses_hex"] == first["losses_hex"] else "different")
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def table(results):
-    """`results`: pairs of a job and its ranks' reports, or in words why there are none."""
+def table(jobs):
     lines = ["| kind | allocator | rank | live GiB | held GiB | held / live | physical / live | step ms | / first row | "
              "mapping calls, steady | waits, steady | losses as first row |", "|---" * 12 + "|"]
     firsts = {}
-    for job, reports in results:
-        if isinstance(reports, str):
-            lines.append(f"| {job.kind} | {bench_train.TITLES[job.variant]} | {reports} |" + " |" * 9)
+    for job in jobs:
+        if isinstance(job.said, str):
+            lines.append(f"| {job.kind} | {bench_train.TITLES[job.variant]} | {job.said} |" + " |" * 9)
             continue
-        firsts.setdefault(job.kind, reports)
-        lines += [row(job, report, first) for report, first in zip(reports, firsts[job.kind])]
+        firsts.setdefault(job.kind, job.said)
+        lines += [row(job, report, first) for report, first in zip(job.said, firsts[job.kind])]
     return "\n".join(lines) + "\n"
 
 
-def write(results, arguments):
-    (arguments.out / "table.md").write_text(table(results), encoding="utf-8")
+def write(jobs, arguments):
+    (arguments.out / "table.md").write_text(table(jobs), encoding="utf-8")
     (arguments.out / "results.json").write_text(
-        json.dumps([{**dataclasses.asdict(job), "reports": reports} for job, reports in results], indent=1) + "\n",
+        json.dumps([{"kind": job.kind, "variant": job.variant, "reports": job.said} for job in jobs], indent=1) + "\n",
         encoding="utf-8")
+
+
+def steps_in(words):
+    """How many steps the trainings make with these options."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--steps", type=int, default=8)
+    return parser.parse_known_args(words)[0].steps
 
 
 def main():
@@ -185,34 +242,22 @@ def main():
     deadline = time.monotonic() + arguments.seconds
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out = arguments.out.resolve()
-    results, waiting, planned = [], None, set()
-    for index, job in enumerate(arguments.jobs):
+    count = steps_in(arguments.train)
+    jobs = []
+    for kind, variants in arguments.kinds:
         if time.monotonic() > deadline - 10:
-            results.append((job, "not run"))
+            jobs += [Job(kind, variant, said="not run") for variant in variants]
             continue
-        if job.variant == "serve" and job.kind not in planned:
-            results.append((job, "no plan"))
-            continue
-        print(f"{job.kind}, {job.variant} ...", flush=True)
-        ranks = waiting or start(job, arguments)
-        following = arguments.jobs[index + 1] if index + 1 < len(arguments.jobs) else None
-        # A run that needs a plan does not start before the plan exists.
-        early = following is not None and (following.variant != "serve" or following.kind in planned)
-        waiting = start(following, arguments) if early else None
-        results.append((job, finish(job, ranks, arguments, deadline)))
-        if job.variant == "record" and isinstance(results[-1][1], list):
-            if make_plans(arguments.out / job.kind, arguments.tool):
-                planned.add(job.kind)
-        write(results, arguments)
-    if waiting is not None:
-        waiting.end()
-    write(results, arguments)
+        print(f"{kind} ...", flush=True)
+        jobs += measure(kind, variants, count, arguments, deadline)
+        write(jobs, arguments)
+    write(jobs, arguments)
     mapping = bench_train.mapping_in_steps({f"{job.kind}, {bench_train.TITLES[job.variant]}, rank {rank}": report
-                                            for job, reports in results if isinstance(reports, list)
-                                            for rank, report in enumerate(reports)})
+                                            for job in jobs if not isinstance(job.said, str)
+                                            for rank, report in enumerate(job.said)})
     (arguments.out / "mapping.txt").write_text(mapping + "\n", encoding="utf-8")
-    print(f"\n{' '.join(arguments.train)}; {arguments.ranks} ranks\n\n{table(results)}\n{mapping}")
-    return 0 if all(isinstance(reports, list) for _, reports in results) else 1
+    print(f"\n{' '.join(arguments.train)}; {arguments.ranks} ranks\n\n{table(jobs)}\n{mapping}")
+    return 1 if any(isinstance(job.said, str) for job in jobs) else 0
 
 
 if __name__ == "__main__":

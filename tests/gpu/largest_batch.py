@@ -6,8 +6,8 @@
                    [--card-gib 80] [--first N] [--seconds 400] [-- options of train_megatron.py]
 
 A process makes the cards as small as --card-gib says by holding the rest of each (0: they are left as they are). Each
-variant begins where the one before it ended, and tries one sequence more or less in a microbatch until one size fits
-and the next one does not. `serve` records, plans and runs the largest microbatch of `dynamic`: give it last. DIR
+variant begins where the one before it ended, and tries what should just fit, judged by what a run held, or one sequence
+more or less, until one size fits and the next one does not. `serve` records, plans and runs the largest microbatch of `dynamic`: give it last. DIR
 receives probes.jsonl, with a line as soon as a run is over, and table.md, written anew each time. When --seconds are
 over, the table has what is known.
 """
@@ -51,14 +51,12 @@ def parse_arguments():
     parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), metavar="LIST",
                         default=["native", "expandable", "dynamic", "serve"])
     parser.add_argument("--card-gib", type=float, default=80)
-    parser.add_argument("--first", type=int, default=0, help="microbatch tried first; default: guessed from a run with 2")
+    parser.add_argument("--first", type=int, default=0, help="microbatch tried first; default: 2")
     parser.add_argument("--seconds", type=float, default=400, help="for everything")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train_megatron.py, after --")
     arguments = parser.parse_args()
     if arguments.train[:1] == ["--"]:
         del arguments.train[0]
-    if arguments.card_gib == 0 and arguments.first == 0:
-        parser.error("without --card-gib nothing can be guessed: give --first")
     arguments.library, arguments.tool = arguments.library.resolve(), arguments.tool.resolve()
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out = arguments.out.resolve()
@@ -109,30 +107,28 @@ class Search:
             raise RuntimeError(result)
         return isinstance(result, list)
 
-    def guess(self, variant):
-        """The microbatch with which to begin: what a small run holds beyond weights, gradients and optimizer states
-        grows with it."""
-        small = 2
-        if not self.fits(variant, small):
-            return 1
+    def guess(self, variant, batch):
+        """The microbatch that should just fit, judged by a run with `batch`: what it holds beyond weights, gradients and
+        optimizer states grows with the microbatch. None if there is nothing to judge by."""
         guesses = []
-        for report in self.found[variant][small]:
+        for report in self.found[variant][batch] if self.arguments.card_gib else ():
             fixed = 18 * report["parameters"]  # bytes: weights 2, gradients 4, 32-bit copy of the weights 4, two moments 8
-            each = max(report["max_memory_allocated"] - fixed, 1) / small
+            each = max(report["max_memory_reserved"] - fixed, 1) / batch
             guesses.append(int((self.arguments.card_gib * bench_train.GIB - fixed) / each))
-        return max(min(guesses), small)
+        return min(guesses, default=None)
 
     def largest(self, variant, first):
-        batch = first
-        if self.fits(variant, batch):
-            while self.fits(variant, batch + 1):
-                batch += 1
-            return batch
-        while batch > 1:
-            batch -= 1
+        """The largest microbatch that fits: the next one does not. 0 if none does."""
+        fits, fails, batch = 0, None, first
+        while fails is None or fails > fits + 1:
             if self.fits(variant, batch):
-                return batch
-        return 0
+                fits = batch
+                batch = max(self.guess(variant, batch) or 0, fits + 1)
+                batch = batch if fails is None else min(batch, fails - 1)
+            else:
+                fails = batch
+                batch = fails - 1
+        return fits
 
     def planned(self, batch):
         if self.fits("record", batch) and make_plans(self.arguments.out / f"record-{batch}", self.arguments.tool):
@@ -182,7 +178,7 @@ def main():
                 if variant == "serve":
                     search.planned(search.best("dynamic") or batch)
                     continue
-                batch = search.largest(variant, batch or search.guess(variant)) or 1
+                batch = search.largest(variant, batch or 2) or 1
             except RuntimeError as error:  # the next allocator may do better
                 print(f"{variant}: {error}", flush=True)
     except OutOfTime:

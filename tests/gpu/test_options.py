@@ -123,40 +123,52 @@ class Streams(unittest.TestCase):
 class Parallel(unittest.TestCase):
     WORDS = ["--library", __file__, "--tool", __file__, "--out", "out"]
 
-    def test_jobs_come_in_order(self):
+    def test_variants_come_in_order(self):
         arguments = bench_parallel.parse_arguments([*self.WORDS, "--variants", "serve,native,record", "--kinds",
                                                     "ddp,fsdp:never+native", "--", "--steps", "9"])
-        self.assertEqual([(job.kind, job.variant) for job in arguments.jobs],
-                         [("ddp", "native"), ("ddp", "record"), ("ddp", "serve"), ("fsdp", "native"), ("fsdp", "never")])
-        self.assertEqual(arguments.train, ["--steps", "9"])
+        self.assertEqual(arguments.kinds, [("ddp", ["native", "record", "serve"]), ("fsdp", ["native", "never"])])
+        self.assertEqual(bench_parallel.steps_in(arguments.train), 9)
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             bench_parallel.parse_arguments([*self.WORDS, "--kinds", "ddp:serve"])
 
-    def test_table(self):
-        def report(held, step, loss, calls=()):
+    def test_table_compares_steps_of_one_turn(self):
+        def job(variant, held, steps, loss, calls=()):
             figures = [{"mapping_calls_after_start": each, "waits": 2 * each, "physical_peak": 5, "served_live_peak": 4}
                        for each in calls]
-            return {"rank": 0, "max_memory_allocated": 8 << 30, "max_memory_reserved": held << 30, "median_step_ms": step,
-                    "losses_hex": [loss], "options": {"warmup": 2}, **({"figures": figures} if figures else {})}
+            said = {"rank": 0, "max_memory_allocated": 8 << 30, "max_memory_reserved": held << 30, "step_ms": steps,
+                    "median_step_ms": bench_train.median(steps[2:]), "losses_hex": [loss], "options": {"warmup": 2},
+                    **({"figures": figures} if figures else {})}
+            return bench_parallel.Job("ddp", variant, said=[said])
 
-        rows = bench_parallel.table([(bench_parallel.Job("ddp", "native"), [report(10, 200.0, "a")]),
-                                     (bench_parallel.Job("ddp", "expandable"), "failed with status 1"),
-                                     (bench_parallel.Job("ddp", "dynamic"), [report(8, 100.0, "b", (7, 9, 9, 12))])])
-        self.assertIn("| ddp | PyTorch native | 0 | 8.000 | 10.000 | 1.2500 |  | 200.0 | 1.0000 |  |  | identical |", rows)
+        rows = bench_parallel.table([job("native", 10, [9.0, 9.0, 100.0, 400.0, 400.0], "a"),
+                                     bench_parallel.Job("ddp", "expandable", said="failed with status 1"),
+                                     job("dynamic", 8, [9.0, 9.0, 50.0, 300.0, 200.0], "b", (7, 9, 9, 12))])
+        self.assertIn("| ddp | PyTorch native | 0 | 8.000 | 10.000 | 1.2500 |  | 400.0 | 1.0000 |  |  | identical |", rows)
         self.assertIn("| ddp | native, expandable segments | failed with status 1 |", rows)
-        self.assertIn("| 1.0000 | 1.2500 | 100.0 | 0.5000 | 3 | 6 | different |", rows)
+        self.assertIn("| 1.0000 | 1.2500 | 200.0 | 0.5000 | 3 | 6 | different |", rows)
 
     def test_largest_batch_is_beside_one_that_does_not_fit(self):
         class Known(largest_batch.Search):
-            def __init__(self, largest):
-                self.found, self.most = {}, largest
+            """1 GiB of weights and what belongs to them, and 1 GiB for each sequence."""
+
+            def __init__(self, card_gib):
+                self.found, self.arguments = {"native": {}}, argparse.Namespace(card_gib=card_gib)
 
             def run(self, variant, batch):
-                return [] if batch <= self.most else "out of memory"
+                held = (1 + batch) * 2**30
+                self.found[variant][batch] = "out of memory"
+                if held <= self.arguments.card_gib * 2**30:
+                    self.found[variant][batch] = [{"parameters": 2**30 / 18, "max_memory_reserved": held}]
+                return self.found[variant][batch]
 
-        for first in (1, 5, 9):
-            self.assertEqual(Known(5).largest("native", first), 5)
-        self.assertEqual(Known(0).largest("native", 3), 0)
+        for first in (1, 5, 9, 40):
+            search = Known(6)
+            self.assertEqual(search.largest("native", first), 5)
+            self.assertEqual(search.found["native"][6], "out of memory")
+        self.assertEqual(Known(1.5).largest("native", 3), 0)
+        search = Known(80)
+        self.assertEqual(search.largest("native", 2), 79)
+        self.assertLess(len(search.found["native"]), 6)
 
 
 class Processes(unittest.TestCase):
@@ -173,6 +185,23 @@ class Processes(unittest.TestCase):
         program = "import os, sys, time; time.sleep(600) if os.environ['RANK'] == '0' else sys.exit(3)"
         with unittest.mock.patch.object(ranks, "SURVIVOR_SECONDS", 0.1):
             self.assertEqual(self.run_ranks(program, 60)[0], [ranks.TIMED_OUT, 3])
+
+    def test_ranks_make_steps_in_turns(self):
+        program = (f"import sys; sys.path.insert(0, {str(pathlib.Path(ranks.__file__).parent)!r})\n"
+                   "from ranks import Turns\n"
+                   "turns = Turns(True); turns.wait(); print('begun', flush=True)\n"
+                   "for step in turns.steps(2): print(step, flush=True)\n"
+                   "print('done')")
+        with tempfile.TemporaryDirectory() as folder:
+            started = ranks.Ranks([sys.executable, "-c", program], dict(os.environ), 2, folder, "rank", in_turns=True)
+            started.go_on()
+            self.assertTrue(started.step(60) and started.step(60))
+            started.go_on()
+            self.assertEqual(started.wait(60), [0, 0])
+            self.assertEqual(started.outputs(), ["begun\n0\n1\ndone\n"] * 2)
+            failed = ranks.Ranks([sys.executable, "-c", "import sys; sys.exit(3)"], dict(os.environ), 2, folder, "rank", True)
+            self.assertFalse(failed.step(60))
+            self.assertEqual(failed.wait(60), [3, 3])
 
     def test_what_takes_too_long_is_ended(self):
         self.assertEqual(self.run_ranks("import time; time.sleep(600)", 0.2)[0], [ranks.TIMED_OUT] * 2)

@@ -27,7 +27,7 @@ import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import train  # noqa: E402  (found beside this file)
-from ranks import pass_gate  # noqa: E402
+from ranks import Turns  # noqa: E402
 
 OUT_OF_MEMORY = 3  # exit status
 # name: hidden, intermediate size, heads, vocabulary
@@ -60,7 +60,7 @@ def make_parser():
     parser.add_argument("--device", choices=("cuda",), default="cuda")
     parser.add_argument("--figures", action="store_true",
                         help="report also what a preloaded stalloc says after each step")
-    parser.add_argument("--gate", metavar="FILE", help="begin when this file is there")
+    parser.add_argument("--in-turns", action="store_true", help="begin, and make each step, when told so (ranks.py)")
     parser.add_argument("--json", metavar="DIR", required=True, help="folder for the ranks' reports")
     return parser
 
@@ -171,11 +171,11 @@ class Training:
         return float(sum(each["loss"] for each in reduced) / len(reduced)) if reduced else 0.0
 
 
-def run(options, torch, device, local):
+def run(options, torch, device, local, turns):
     training = Training(options, torch, device)
     statistics = train.statistics_of(options)
     losses, milliseconds, said = [], [], []
-    for _ in range(options.steps):
+    for _ in turns.steps(options.steps):
         torch.cuda.synchronize()
         started = time.perf_counter()
         losses.append(training.step())
@@ -194,6 +194,7 @@ def run(options, torch, device, local):
 
 def main():
     options = make_parser().parse_args()
+    turns = Turns(options.in_turns)
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as in Megatron's own programs
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -203,7 +204,7 @@ def main():
     import megatron.core.models.gpt  # noqa: F401
     import megatron.core.optimizer  # noqa: F401
 
-    pass_gate(options.gate)
+    turns.wait()
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)
@@ -212,7 +213,7 @@ def main():
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
     try:
-        report = run(options, torch, device, local)
+        report = run(options, torch, device, local, turns)
     except torch.OutOfMemoryError as error:
         print(f"out of memory: {error}", file=sys.stderr, flush=True)
         os._exit(OUT_OF_MEMORY)  # the other ranks wait for this one, so nothing can be ended in order

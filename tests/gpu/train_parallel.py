@@ -5,8 +5,9 @@
   torchrun --nproc-per-node 2 train_parallel.py --parallel fsdp|ddp|tensor|pipeline --json DIR [train.py options]
 
 Every rank writes DIR/rank-N.json: losses, step times and memory, as train.py reports them. In the pipeline every rank
-holds two stages and a step is a 1F1B schedule over --accumulate microbatches. With --gate a rank waits for that file
-after its imports, before it uses CUDA, so that the next run can be started while another is measured.
+holds two stages and a step is a 1F1B schedule over --accumulate microbatches. With --in-turns a rank waits
+after its imports, before it uses CUDA, and before each step, until it is told to go on (ranks.py), so that several
+allocators can be measured in turns.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import train  # noqa: E402  (found beside this file)
-from ranks import pass_gate  # noqa: E402
+from ranks import Turns  # noqa: E402
 
 STAGES_PER_RANK = 2
 
@@ -27,7 +28,7 @@ def make_parser():
     parser = train.make_parser()
     parser.description = __doc__
     parser.add_argument("--parallel", choices=("fsdp", "ddp", "tensor", "pipeline"), required=True)
-    parser.add_argument("--gate", metavar="FILE", help="begin when this file is there")
+    parser.add_argument("--in-turns", action="store_true", help="begin, and make each step, when told so (ranks.py)")
     return parser
 
 
@@ -177,6 +178,7 @@ class Pipeline:
 
 def main():
     options = parse_arguments()
+    turns = Turns(options.in_turns)
     rank = int(os.environ["RANK"])
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -184,7 +186,7 @@ def main():
     import torch.distributed.tensor.parallel  # noqa: F401
     import transformers  # noqa: F401
 
-    pass_gate(options.gate)
+    turns.wait()
     local = int(os.environ.get("LOCAL_RANK", rank))
     device = torch.device(f"cuda:{local}" if options.device == "cuda" else "cpu")
     if options.device == "cuda":
@@ -200,7 +202,7 @@ def main():
 
     statistics = train.statistics_of(options)
     losses, milliseconds, said = [], [], []
-    for _ in range(options.steps):
+    for _ in turns.steps(options.steps):
         synchronize()
         started = time.perf_counter()
         losses.append(run.step(optimizer))
