@@ -74,6 +74,8 @@ struct stalloc_statistics {
   uint64_t mapping_ns_after_start;
   /* count: of planned_requests: at a place that the plan keeps for a later request, never freed */
   uint64_t spare_slots;
+  /* bytes: as served_live_peak, with what was freed while other streams still used it */
+  uint64_t served_in_use_peak;
   /* end */
 };
 

@@ -348,6 +348,10 @@ void Heaps::primary_released(int device) noexcept {
   if (serve::Heap* heap = take_heap(released)) heap->close_after_context();
 }
 
+void Heaps::tell_of_frees_under_way() noexcept {
+  each_heap([](int, serve::Heap& heap) { heap.tell_of_frees_under_way(); });
+}
+
 bool Heaps::statistics(int device, serve::Statistics* figures) noexcept {
   if (device < 0 || device >= kDevices) return false;
   const serve::Heap* heap = devices_[static_cast<std::size_t>(device)].heap.load(std::memory_order_acquire);

@@ -135,6 +135,9 @@ class Heaps {
   void context_released(CUcontext context) noexcept;
   void primary_released(int device) noexcept;
 
+  // As Heap::tell_of_frees_under_way, for all heaps.
+  void tell_of_frees_under_way() noexcept;
+
   // Figures so far; false when nothing is served on that device.
   bool statistics(int device, serve::Statistics* figures) noexcept;
   // One line a device, at log level info; `always`: whatever the level. Takes no lock when nothing would be said.

@@ -27,6 +27,18 @@ static_assert(static_cast<int>(CrossStream::Grow) == static_cast<int>(serve::Cro
 static_assert(static_cast<int>(CrossStream::Never) == static_cast<int>(serve::CrossStream::Never));
 static_assert(static_cast<int>(CrossStream::Share) == static_cast<int>(serve::CrossStream::Share));
 
+// A block that other streams used is recorded as freed when it serves again: a plan may not count on it before.
+void record_over(int device, CUdeviceptr address, StreamKey owner) noexcept {
+  record::Recorder* recorder = Session::get().recorder();
+  if (recorder == nullptr) return;
+  record::TracedCall event;
+  event.kind = trace::EventKind::FreeAsync;
+  event.device = device;
+  event.address = address;
+  event.stream = owner;
+  recorder->record(event);
+}
+
 serve::HeapOptions heap_options(const Options& options) {
   serve::HeapOptions heap;
   heap.dynamic = options.dynamic || options.mode == Mode::Dynamic;
@@ -36,6 +48,7 @@ serve::HeapOptions heap_options(const Options& options) {
   heap.plan_is_strict = options.plan_strict;
   heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
   heap.events = program_order::watched.load();
+  if (options.mode == Mode::Trace) heap.over = record_over;
   return heap;
 }
 
@@ -198,7 +211,10 @@ void Session::stop_in_child() noexcept {
 
 void Session::finish() noexcept {
   if (!active_.load()) return;
-  if (record::Recorder* recorder = recorder_.load()) recorder->close();
+  if (record::Recorder* recorder = recorder_.load()) {
+    if (Heaps* heaps = heaps_.load()) heaps->tell_of_frees_under_way();
+    recorder->close();
+  }
   // Another thread may be in the middle of a call into the driver that never returns.
   if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/false, /*wait=*/false);
   if (StatisticsPage* page = page_.load()) page->finish();

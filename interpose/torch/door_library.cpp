@@ -143,10 +143,10 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
   CUstream behind = nullptr;
   const CUresult result = find_stream_behind(*heaps, *heap, {streams, count}, &behind);
   if (result == CUDA_SUCCESS) {
-    const CUresult freed = heap->free_when_over(as_address(address), key_of(behind));
+    // It is recorded when it is over (Session).
+    const CUresult freed = heap->free_when_over(as_address(address), key_of(behind), key_of(streams[0].stream));
     if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;        // a capture began just now
     if (freed != CUDA_SUCCESS) return give_back(*heap, address, device, behind, behind);  // no event can be made
-    record(EventKind::FreeAsync, device, 0, behind, nullptr, address);
     return STALLOC_DOOR_DONE;
   }
   if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_any()) return STALLOC_DOOR_LATER;

@@ -13,6 +13,9 @@ The variants of a kind live at the same time, each in processes of its own, and 
 other: the cards must hold all of them. So a step of each is compared with one of the first variant's of the same turn, and a
 machine that changes its speed changes it for all. Only `record` runs alone, before the others, since `serve` needs a plan.
 
+Physical memory is compared with what is live, and with what is in use: also what was freed while other streams still used it,
+as a pipeline's messages are (`record_stream`).
+
 The table says which runs failed or took too long; the others go on. Nothing begins when --seconds are over. DIR receives a
 folder for each kind, with each rank's report and output, traces, plans and what the planner said of the fleet, and
 results.json and table.md, both written anew after each kind.
@@ -186,10 +189,10 @@ def in_steady_steps(report, name):
     return figures[-1][name] - (figures[warmup - 1][name] if warmup > 0 else 0)
 
 
-def physical_to_live(report):
-    """The ratio of the peak of what stalloc held to the peak of what was live in it."""
+def physical_to(name, report):
+    """The ratio of the peak of what stalloc held to another of its figures."""
     last = (report.get("figures") or [{}])[-1]
-    return f"{last['physical_peak'] / last['served_live_peak']:.4f}" if last.get("served_live_peak") else ""
+    return f"{last['physical_peak'] / last[name]:.4f}" if last.get(name) else ""
 
 
 def ratio(report, first):
@@ -202,7 +205,8 @@ def row(job, report, first):
     live, held = (report.get(name, 0) for name in ("max_memory_allocated", "max_memory_reserved"))
     mapping, waits = (in_steady_steps(report, name) for name in ("mapping_calls_after_start", "waits"))
     cells = [job.kind, bench_train.TITLES[job.variant], report["rank"], f"{live / bench_train.GIB:.3f}",
-             f"{held / bench_train.GIB:.3f}", f"{held / live:.4f}" if live else "", physical_to_live(report),
+             f"{held / bench_train.GIB:.3f}", f"{held / live:.4f}" if live else "", physical_to("served_live_peak", report),
+             physical_to("served_in_use_peak", report),
              f"{report['median_step_ms']:.1f}"]
     cells.append("alone" if job.variant == "record" else f"{ratio(report, first):.4f}")
     cells += ["" if figure is None else figure for figure in (mapping, waits)]
@@ -211,12 +215,12 @@ def row(job, report, first):
 
 
 def table(jobs):
-    lines = ["| kind | allocator | rank | live GiB | held GiB | held / live | physical / live | step ms | / first row | "
-             "mapping calls, steady | waits, steady | losses as first row |", "|---" * 12 + "|"]
+    lines = ["| kind | allocator | rank | live GiB | held GiB | held / live | physical / live | physical / in use | step ms | / first row | "
+             "mapping calls, steady | waits, steady | losses as first row |", "|---" * 13 + "|"]
     firsts = {}
     for job in jobs:
         if isinstance(job.said, str):
-            lines.append(f"| {job.kind} | {bench_train.TITLES[job.variant]} | {job.said} |" + " |" * 9)
+            lines.append(f"| {job.kind} | {bench_train.TITLES[job.variant]} | {job.said} |" + " |" * 10)
             continue
         firsts.setdefault(job.kind, job.said)
         lines += [row(job, report, first) for report, first in zip(job.said, firsts[job.kind])]

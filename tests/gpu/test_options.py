@@ -133,7 +133,8 @@ class Parallel(unittest.TestCase):
 
     def test_table_compares_steps_of_one_turn(self):
         def job(variant, held, steps, loss, calls=()):
-            figures = [{"mapping_calls_after_start": each, "waits": 2 * each, "physical_peak": 5, "served_live_peak": 4}
+            figures = [{"mapping_calls_after_start": each, "waits": 2 * each, "physical_peak": 5, "served_live_peak": 4,
+                        "served_in_use_peak": 5}
                        for each in calls]
             said = {"rank": 0, "max_memory_allocated": 8 << 30, "max_memory_reserved": held << 30, "step_ms": steps,
                     "median_step_ms": bench_train.median(steps[2:]), "losses_hex": [loss], "options": {"warmup": 2},
@@ -143,9 +144,9 @@ class Parallel(unittest.TestCase):
         rows = bench_parallel.table([job("native", 10, [9.0, 9.0, 100.0, 400.0, 400.0], "a"),
                                      bench_parallel.Job("ddp", "expandable", said="failed with status 1"),
                                      job("dynamic", 8, [9.0, 9.0, 50.0, 300.0, 200.0], "b", (7, 9, 9, 12))])
-        self.assertIn("| ddp | PyTorch native | 0 | 8.000 | 10.000 | 1.2500 |  | 400.0 | 1.0000 |  |  | identical |", rows)
+        self.assertIn("| ddp | PyTorch native | 0 | 8.000 | 10.000 | 1.2500 |  |  | 400.0 | 1.0000 |  |  | identical |", rows)
         self.assertIn("| ddp | native, expandable segments | failed with status 1 |", rows)
-        self.assertIn("| 1.0000 | 1.2500 | 200.0 | 0.5000 | 3 | 6 | different |", rows)
+        self.assertIn("| 1.0000 | 1.2500 | 1.0000 | 200.0 | 0.5000 | 3 | 6 | different |", rows)
 
     def test_largest_batch_is_beside_one_that_does_not_fit(self):
         class Known(largest_batch.Search):

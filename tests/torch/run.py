@@ -12,6 +12,7 @@ MODE  native      PyTorch's own allocator, without the library: the checks must 
       expandable  like dynamic, with expandable_segments:True set by the user
 """
 import argparse
+import json
 import os
 import pathlib
 import subprocess
@@ -26,6 +27,8 @@ OF_BACKEND = {"random_program", "random_threads", "record_stream"}
 NOT_OF_PLAN = {"halves_give_way", "memory_fraction", "exporting_a_librarys_buffer"}
 # These checks start the program once more, which an emulator of single programs cannot.
 NOT_EMULATED = {"sharing_between_processes", "sharing_what_is_gone"} if EMULATOR else set()
+DELAYED = "record_stream_does_not_stall"  # frees a tensor of DELAYED_BYTES, which is not over while it makes ten others
+DELAYED_BYTES = 8 << 20
 REPEATS = "record_stream"  # makes the same requests again and again, so a plan must serve them
 SETTINGS = {"native": {}, "async": {"STALLOC_MODE": "dynamic", "STALLOC_TORCH": "async"},
             "dynamic": {"STALLOC_MODE": "dynamic"}, "record": {"STALLOC_MODE": "trace"}, "plan": {},
@@ -67,6 +70,16 @@ class Runner:
                                  stderr=subprocess.STDOUT, text=True, check=False)
         return plan if planned.returncode == 0 else None
 
+    def requests_in_life(self, trace, size):
+        """How many requests a trace has in the life of the first one of that size."""
+        done = subprocess.run([*EMULATOR, self.options.tool, "show", "--events", trace], stdout=subprocess.PIPE, text=True,
+                              check=True)
+        events = json.loads(done.stdout)["events"]
+        begin = events["size"].index(size)
+        end = next(at for at in range(begin + 1, len(events["size"]))
+                   if events["size"][at] == 0 and events["address"][at] == events["address"][begin])
+        return sum(1 for size in events["size"][begin + 1:end] if size > 0)
+
     def check(self, name, mode):
         """Runs a check. Returns what went wrong, or an empty text."""
         more = {}
@@ -78,6 +91,8 @@ class Runner:
         done = self.run(name, mode, **more)
         if mode == "plan" and name == REPEATS and " planned_requests=0 " in done.stdout:
             return f"{name}: nothing was served from the plan\n{done.stdout}"
+        if mode == "record" and name == DELAYED and self.requests_in_life(more["STALLOC_TRACE"], DELAYED_BYTES) < 10:
+            return f"{name}: recorded as free while another stream used it\n{done.stdout}"
         return "" if done.returncode == 0 else f"{name} ({mode}): exit status {done.returncode}\n{done.stdout}"
 
 

@@ -107,6 +107,7 @@ Statistics Figures::statistics() const noexcept {
   all.live = live();
   all.live_peak = live_.peak;
   all.served_live_peak = live_.served_peak;
+  all.served_in_use_peak = std::max(counts_.served_in_use_peak, live_.served_peak);
   all.planned_live = live_.planned;
   all.dynamic_live = live_.dynamic;
   all.unplanned_live = live_.unplanned;

@@ -72,6 +72,10 @@ class Figures {
     if (shown_ != nullptr) ShownFigures::set(&shown_->misses, counts_.misses);
   }
   void physical_is(std::uint64_t bytes) noexcept;
+  // `bytes` of served requests were freed and are still used, beside what is live.
+  void still_used(std::uint64_t bytes) noexcept {
+    counts_.served_in_use_peak = std::max(counts_.served_in_use_peak, live_.served() + bytes);
+  }
 
   // From now on these figures are kept in `shown` too, which must outlive them.
   void show_in(ShownFigures* shown) noexcept;

@@ -165,8 +165,12 @@ void Heap::close_after_context() noexcept {
 }
 
 void Heap::give_back_all(bool context_lives) noexcept {
-  for (const PendingFree& free : pending_frees_) driver_.destroy_event(free.event);
+  for (PendingFree& free : pending_frees_) {
+    driver_.destroy_event(free.event);
+    tell_over(free);
+  }
   pending_frees_.clear();
+  pending_bytes_ = 0;
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
   planned_.close();
@@ -298,6 +302,7 @@ CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
   const CUdeviceptr address = planned_.address(slot);
   live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
   figures_.planned(ask.bytes, ask.pool);
+  if (pending_bytes_ > 0) figures_.still_used(pending_bytes_);
   return address;
 }
 
@@ -313,6 +318,7 @@ CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   const CUdeviceptr address = dynamic_->address_of(*place);
   live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
   figures_.dynamic(ask.bytes, ask.pool);
+  if (pending_bytes_ > 0) figures_.still_used(pending_bytes_);
   if (dynamic_->is_of_plan(*place)) figures_.borrowed();
   return address;
 }
@@ -381,7 +387,7 @@ void Heap::complete_deferred_free_now() noexcept {
   }
   if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   lock.unlock();
-  return free_behind_event(address, stream);
+  return free_behind_event(address, stream, std::nullopt);
 }
 
 CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
@@ -409,18 +415,19 @@ CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) 
   return CUDA_SUCCESS;
 }
 
-CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream) noexcept {
+CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
   {
     const Lock lock(*this);
     if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   }
-  return free_behind_event(address, stream);
+  return free_behind_event(address, stream, owner);
 }
 
 // For a stream that others cannot be ordered behind (of another context, or one too many), or should not wait for. An
 // event behind the free tells when the bytes can be used again.
-CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept {
+CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
   PendingFree free;
+  free.owner = owner;
   if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
     return result;
   const ContextScope scope(driver_, free.context);
@@ -433,6 +440,7 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept
       forget(free.entry);
       try {
         pending_frees_.push_back(free);
+        pending_bytes_ += free.entry.bytes;
         return CUDA_SUCCESS;
       } catch (const std::bad_alloc&) {
         // The bytes stay taken for good.
@@ -450,7 +458,7 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream) noexcept
 void Heap::collect_pending_frees() {
   constexpr int kMostPending = 4;
   int pending = 0;
-  std::erase_if(pending_frees_, [&](const PendingFree& free) {
+  std::erase_if(pending_frees_, [&](PendingFree& free) {
     if (pending == kMostPending) return false;
     const CUresult result = driver_.query_event(free.event);
     const bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -459,9 +467,23 @@ void Heap::collect_pending_frees() {
       return false;
     }
     if (result == CUDA_SUCCESS) driver_.destroy_event(free.event);
+    tell_over(free);
+    pending_bytes_ -= free.entry.bytes;
     give_back(free.entry, kNoStream);
     return true;
   });
+}
+
+// Once for each.
+void Heap::tell_over(PendingFree& free) const noexcept {
+  if (options_.over != nullptr && free.owner) options_.over(device_, free.entry.address, *free.owner);
+  free.owner.reset();
+}
+
+void Heap::tell_of_frees_under_way() noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (PendingFree& free : pending_frees_) tell_over(free);
 }
 
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {

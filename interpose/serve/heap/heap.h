@@ -103,8 +103,12 @@ class Heap {
   // is current.
   CUresult free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
   // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
-  // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live.
-  CUresult free_when_over(CUdeviceptr address, StreamKey stream) noexcept;
+  // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live. `owner`: the
+  // stream that it was served for, which HeapOptions::over is told.
+  CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
+  // Tells HeapOptions::over of all of these that are not over yet, as the program ends. Without waiting: of none when
+  // another thread uses the heap just now.
+  void tell_of_frees_under_way() noexcept;
   // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
   // from a pool is not waited for, since CUDA relies on the program that nothing uses it. Returns what CUDA returns:
   // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
@@ -229,6 +233,7 @@ class Heap {
     LiveEntry entry;
     CUcontext context = nullptr;  // of the stream and the event
     CUevent event = nullptr;
+    std::optional<StreamKey> owner;  // of one that HeapOptions::over is to be told of
   };
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
@@ -261,7 +266,8 @@ class Heap {
   void complete_deferred_free_now() noexcept;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
-  CUresult free_behind_event(CUdeviceptr address, StreamKey stream) noexcept;
+  CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
+  void tell_over(PendingFree& free) const noexcept;
   void collect_pending_frees();
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream);
@@ -312,6 +318,7 @@ class Heap {
   StreamOrder order_;
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
+  std::uint64_t pending_bytes_ = 0;  // of these, as requested
   Figures figures_;
   ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::uint64_t mapping_calls_at_start_ = 0;

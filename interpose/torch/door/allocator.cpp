@@ -269,7 +269,7 @@ bool DoorAllocator::free_served(int device, void* address) {
   const cudaStream_t current = current_stream_or(device, block.stream);
   if (block.extras != nullptr && !block.extras->users.empty()) {
     std::vector<stalloc_door_stream>& users = block.extras->users;
-    users.push_back({block.stream, device});
+    users.insert(users.begin(), {block.stream, device});  // free_after wants the block's own stream first
     const auto is_current = [&](const auto& user) { return user.stream == current && user.device == device; };
     if (std::none_of(users.begin(), users.end(), is_current)) users.push_back({current, device});
     give_back(device, {address, block.stream, current, std::move(users)});

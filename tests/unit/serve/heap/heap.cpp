@@ -332,6 +332,61 @@ TEST_CASE("under capture nothing is served, freed or counted as a deviation", "[
   REQUIRE(f.heap->statistics().refused_slots == 0);
 }
 
+namespace {
+
+struct Told {
+  int device;
+  CUdeviceptr address;
+  StreamKey owner;
+};
+std::vector<Told> told;
+
+}  // namespace
+
+TEST_CASE("who records is told of a free when it is over, once", "[serve][heap]") {
+  FakeDriver driver;
+  serve::HeapOptions options = small_options();
+  options.over = [](int device, CUdeviceptr address, StreamKey owner) { told.push_back({device, address, owner}); };
+  told.clear();
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
+  REQUIRE(heap != nullptr);
+  const StreamKey owner{driver.new_stream(), 0};
+  const StreamKey user{driver.new_stream(), 0};
+  const CUdeviceptr first = *heap->allocate(3 * kPage, owner, nullptr);
+  const CUdeviceptr second = *heap->allocate(3 * kPage, owner, nullptr);
+  const CUdeviceptr third = *heap->allocate(kPage, owner, nullptr);
+  driver.work(user);
+  REQUIRE(heap->free_when_over(first, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->allocate(2 * kPage, owner, nullptr));
+  CHECK(told.empty());
+  CHECK(heap->statistics().served_live_peak == 7 * kPage);
+  CHECK(heap->statistics().served_in_use_peak == 9 * kPage);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(kPage, owner, nullptr));
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].device == 0);
+  CHECK(told[0].address == first);
+  CHECK(told[0].owner == owner);
+
+  // The program ends while the work goes on.
+  driver.work(user);
+  REQUIRE(heap->free_when_over(second, user, owner) == CUDA_SUCCESS);
+  heap->tell_of_frees_under_way();
+  REQUIRE(told.size() == 2);
+  CHECK(told[1].address == second);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(kPage, owner, nullptr));
+  CHECK(told.size() == 2);
+
+  // Or the context ends.
+  driver.work(user);
+  REQUIRE(heap->free_when_over(third, user, owner) == CUDA_SUCCESS);
+  heap->close();
+  REQUIRE(told.size() == 3);
+  CHECK(told[2].address == third);
+}
+
 TEST_CASE("bytes freed on a stream of another context are free when that stream is done", "[serve][heap]") {
   Fixture f(overlapping_plan());
   const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
