@@ -22,23 +22,36 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
 
 // A heap's context is a primary one, which CUDA does not let anybody destroy; if it did, the heap would be told.
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
-  const CUresult result = call.original(context);
   Heaps* heaps = Session::active_heaps();
+  if (heaps != nullptr) heaps->context_ends(context);
+  const CUresult result = call.original(context);
+  if (heaps != nullptr) heaps->context_ended(context, result == CUDA_SUCCESS);
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->context_released(context);
   return result;
 }
 
 CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
   Heaps* heaps = Session::active_heaps();
-  if (heaps != nullptr) heaps->resetting(device);
+  const CUcontext primary = heaps != nullptr ? Session::cuda().primary_context(device) : nullptr;
+  if (heaps != nullptr) {
+    heaps->resetting(device);
+    heaps->context_ends(primary);
+  }
   const CUresult result = call.original(device);
-  if (heaps != nullptr) heaps->was_reset(device);
+  if (heaps != nullptr) {
+    heaps->context_ended(primary, result == CUDA_SUCCESS);
+    heaps->was_reset(device);
+  }
   return result;
 }
 
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
-  const CUresult result = call.original(device);
   Heaps* heaps = Session::active_heaps();
+  const CUcontext primary = heaps != nullptr ? Session::cuda().primary_context(device) : nullptr;
+  if (heaps != nullptr) heaps->context_ends(primary);
+  const CUresult result = call.original(device);
+  // The last release ends it.
+  if (heaps != nullptr) heaps->context_ended(primary, primary != nullptr && !Session::cuda().is_primary_active(device));
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->primary_released(device);
   return result;
 }

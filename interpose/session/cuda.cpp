@@ -33,12 +33,16 @@ bool Cuda::is_primary_active(int device) const noexcept {
 }
 
 // Retaining a primary context that is not active would create it, which takes a quarter of a second.
-bool Cuda::is_primary_context(CUcontext context, int device) const noexcept {
-  if (cuDevicePrimaryCtxRelease_.get() == nullptr || !is_primary_active(device)) return false;
+CUcontext Cuda::primary_context(int device) const noexcept {
+  if (cuDevicePrimaryCtxRelease_.get() == nullptr || !is_primary_active(device)) return nullptr;
   CUcontext primary = nullptr;
-  if (cuDevicePrimaryCtxRetain_(&primary, device) != CUDA_SUCCESS) return false;
+  if (cuDevicePrimaryCtxRetain_(&primary, device) != CUDA_SUCCESS) return nullptr;
   cuDevicePrimaryCtxRelease_(device);
-  return primary == context;
+  return primary;
+}
+
+bool Cuda::is_primary_context(CUcontext context, int device) const noexcept {
+  return context != nullptr && primary_context(device) == context;
 }
 
 trace::Device Cuda::describe_device(int device) const {

@@ -48,7 +48,9 @@ class Cuda {
   [[nodiscard]] int current_device() const noexcept;                // of the thread's context; -1: none
   [[nodiscard]] int device_of(CUcontext context) const noexcept;    // -1: cannot be told
   [[nodiscard]] bool is_primary_active(int device) const noexcept;  // false: cannot be told
-  // Whether it is the device's primary context; makes none where none is active.
+  // The device's primary context; null: none is active, and none is made, or it cannot be told.
+  [[nodiscard]] CUcontext primary_context(int device) const noexcept;
+  // Whether it is the device's primary context.
   [[nodiscard]] bool is_primary_context(CUcontext context, int device) const noexcept;
   [[nodiscard]] trace::Device describe_device(int device) const;  // may throw std::bad_alloc
   // From now on memory operations that the program asks for synchronously, in that context, are over when their

@@ -334,6 +334,14 @@ void Heaps::was_reset(int device) noexcept {
   if (serve::Heap* heap = devices_[static_cast<std::size_t>(device)].closed_heap.load()) heap->close_after_context();
 }
 
+void Heaps::context_ends(CUcontext context) noexcept {
+  if (context != nullptr) each_heap([&](int, serve::Heap& heap) { heap.context_ends(context); });
+}
+
+void Heaps::context_ended(CUcontext context, bool ended) noexcept {
+  if (context != nullptr) each_heap([&](int, serve::Heap& heap) { heap.context_ended(context, ended); });
+}
+
 void Heaps::context_released(CUcontext context) noexcept {
   each_heap([&](int ordinal, serve::Heap& heap) {
     if (heap.context() == context) primary_released(ordinal);

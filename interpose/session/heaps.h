@@ -131,6 +131,9 @@ class Heaps {
   // The device's primary context and all memory in it is about to be destroyed; and it was.
   void resetting(int device) noexcept;
   void was_reset(int device) noexcept;
+  // As the functions of serve::Heap, for all heaps; null: no context.
+  void context_ends(CUcontext context) noexcept;
+  void context_ended(CUcontext context, bool ended) noexcept;
   // The program destroyed a context, or released a primary one: if that ended a heap's context, the heap is closed.
   void context_released(CUcontext context) noexcept;
   void primary_released(int device) noexcept;

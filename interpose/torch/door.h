@@ -74,8 +74,8 @@ struct stalloc_door_library {
    * the thread works on, which may have been given work on the block: other streams than `stream` get the bytes behind
    * that, too. Any thread may call, whatever its context. */
   enum stalloc_door_answer (*free)(void* address, int device, void* stream, void* current);
-  /* The same, when the work so far of all of `streams` is over, the first of which is the one that it was served on. They
-   * go on at once, and so does the caller; nobody is made to wait for them. */
+  /* The same, when the work so far of all of `streams` is over, the first of which is the one that it was served on.
+   * They go on at once, and so does the caller; nobody is made to wait for them. */
   enum stalloc_door_answer (*free_after)(void* address, int device, const struct stalloc_door_stream* streams,
                                          size_t count);
   /* The device whose memory the address lies in; -1: it is none that stalloc may have served. A few loads. */

@@ -18,7 +18,7 @@ as a pipeline's messages are (`record_stream`).
 
 The table says which runs failed or took too long; the others go on. Nothing begins when --seconds are over. DIR receives a
 folder for each kind, with each rank's report and output, traces, plans and what the planner said of the fleet, and
-results.json and table.md, both written anew after each kind.
+results.jsonl and table.md, both written anew after each kind.
 """
 
 import argparse
@@ -227,11 +227,18 @@ def table(jobs):
     return "\n".join(lines) + "\n"
 
 
+def without_paths(said):
+    """Reports without what names folders of the machine."""
+    if isinstance(said, str):
+        return said
+    return [report | {"options": {name: value for name, value in report["options"].items() if name != "json"}}
+            for report in said]
+
+
 def write(jobs, arguments):
     (arguments.out / "table.md").write_text(table(jobs), encoding="utf-8")
-    (arguments.out / "results.json").write_text(
-        json.dumps([{"kind": job.kind, "variant": job.variant, "reports": job.said} for job in jobs], indent=1) + "\n",
-        encoding="utf-8")
+    lines = [json.dumps({"kind": job.kind, "variant": job.variant, "reports": without_paths(job.said)}) for job in jobs]
+    (arguments.out / "results.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def steps_in(words):

@@ -12,6 +12,7 @@ here. No check uses multicast, which is only for machines whose cards are not sh
 
 import argparse
 import ctypes
+import faulthandler
 import hashlib
 import io
 import json
@@ -814,6 +815,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
     options = parser.parse_args()
+    faulthandler.enable()
     if options.list or options.name is None:
         print("\n".join(CHECKS))
         return

@@ -6,8 +6,11 @@
 
 #include <cstdint>
 
-#include "interpose/base/stream_key.h"
 #include "plan/online/online_policy.h"
+
+namespace stalloc {
+struct StreamKey;
+}
 
 namespace stalloc::serve {
 
@@ -15,8 +18,8 @@ using plan::CrossStream;
 
 class EventOrder;
 
-// Told that what `Heap::free_when_over` freed is over: nothing uses it any more, and it is about to serve again. `owner`
-// is what that function was given. Called with the heap's lock held; must neither call the heap nor throw.
+// Told that what `Heap::free_when_over` freed is over: nothing uses it any more, and it is about to serve again.
+// `owner` is what that function was given. Called with the heap's lock held; must neither call the heap nor throw.
 using Over = void (*)(int device, CUdeviceptr address, StreamKey owner);
 
 struct HeapOptions {

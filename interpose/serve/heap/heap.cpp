@@ -166,7 +166,8 @@ void Heap::close_after_context() noexcept {
 
 void Heap::give_back_all(bool context_lives) noexcept {
   for (PendingFree& free : pending_frees_) {
-    driver_.destroy_event(free.event);
+    const bool event_lives = free.event != nullptr && !free.context_ends && (context_lives || free.context != context_);
+    if (event_lives) driver_.destroy_event(free.event);
     tell_over(free);
   }
   pending_frees_.clear();
@@ -453,25 +454,41 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
   return result;
 }
 
-// Gives back the blocks whose events have completed. A destroyed context has no work left. The oldest events are
-// queried first, and no more once several are pending: a query costs as much as a request.
+// Gives back the blocks whose events have completed. The oldest events are queried first, and no more once several are
+// pending: a query costs as much as a request.
 void Heap::collect_pending_frees() {
   constexpr int kMostPending = 4;
   int pending = 0;
   std::erase_if(pending_frees_, [&](PendingFree& free) {
-    if (pending == kMostPending) return false;
-    const CUresult result = driver_.query_event(free.event);
-    const bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (!over) {
-      ++pending;
-      return false;
+    if (pending == kMostPending || free.context_ends) return false;
+    if (free.event != nullptr) {
+      if (driver_.query_event(free.event) != CUDA_SUCCESS) {
+        ++pending;
+        return false;
+      }
+      driver_.destroy_event(free.event);
     }
-    if (result == CUDA_SUCCESS) driver_.destroy_event(free.event);
     tell_over(free);
     pending_bytes_ -= free.entry.bytes;
     give_back(free.entry, kNoStream);
     return true;
   });
+}
+
+void Heap::context_ends(CUcontext context) noexcept {
+  const Look look(mutex_);
+  for (PendingFree& free : pending_frees_) {
+    if (free.context == context) free.context_ends = true;
+  }
+}
+
+void Heap::context_ended(CUcontext context, bool ended) noexcept {
+  const Look look(mutex_);
+  for (PendingFree& free : pending_frees_) {
+    if (free.context != context || !free.context_ends) continue;
+    free.context_ends = false;
+    if (ended) free.event = nullptr;
+  }
 }
 
 // Once for each.

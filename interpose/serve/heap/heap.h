@@ -106,6 +106,10 @@ class Heap {
   // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live. `owner`: the
   // stream that it was served for, which HeapOptions::over is told.
   CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
+  // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
+  // none of its work is left.
+  void context_ends(CUcontext context) noexcept;
+  void context_ended(CUcontext context, bool ended) noexcept;
   // Tells HeapOptions::over of all of these that are not over yet, as the program ends. Without waiting: of none when
   // another thread uses the heap just now.
   void tell_of_frees_under_way() noexcept;
@@ -232,7 +236,8 @@ class Heap {
   struct PendingFree {
     LiveEntry entry;
     CUcontext context = nullptr;  // of the stream and the event
-    CUevent event = nullptr;
+    CUevent event = nullptr;      // null: its context has ended
+    bool context_ends = false;
     std::optional<StreamKey> owner;  // of one that HeapOptions::over is to be told of
   };
 

@@ -253,6 +253,11 @@ CUstream FakeDriver::new_stream(CUcontext owner, unsigned flags) {
   return handle;
 }
 
+void FakeDriver::end_events_of(CUcontext context) {
+  const Lock lock(mutex_);
+  std::erase_if(events_, [&](const auto& event) { return event.second.context == context; });
+}
+
 void FakeDriver::destroy_stream(CUstream stream) {
   const Lock lock(mutex_);
   usable(stream).alive = false;

@@ -41,6 +41,8 @@ class FakeDriver final : public serve::Driver {
   static CUcontext other_context() { return reinterpret_cast<CUcontext>(0x2000); }
 
   CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
+  // The context ends: nobody may touch its events any more.
+  void end_events_of(CUcontext context);
   void destroy_stream(CUstream stream);
   void set_capturing(CUstream stream, bool capturing);
 

@@ -34,7 +34,7 @@ struct Fixture {
     REQUIRE(heap);
   }
 
-  // Requests of every kind, some of them freed, some on another stream.
+  // Requests of every kind, some of them freed, some on another stream, some of these while another stream uses them.
   std::vector<CUdeviceptr> live_tensors() {
     std::vector<CUdeviceptr> live;
     for (int i = 0; i < 20; ++i) {
@@ -44,6 +44,9 @@ struct Fixture {
       const auto freed = heap->allocate(5 * kPage, stream, nullptr);
       REQUIRE(heap->free_async(*freed, stream) == CUDA_SUCCESS);
       live.push_back(*heap->allocate(4 * kPage, other, nullptr));
+      const auto used = heap->allocate(2 * kPage, stream, nullptr);
+      driver.work(other);
+      REQUIRE(heap->free_when_over(*used, other, stream) == CUDA_SUCCESS);
     }
     return live;
   }
@@ -85,6 +88,7 @@ TEST_CASE("after the end of its context a heap leaves events and streams alone",
   Fixture f;
   const std::vector<CUdeviceptr> live = f.live_tensors();
   const std::uint64_t before = f.driver.order_calls();
+  f.driver.end_events_of(FakeDriver::context());
   f.heap->close_after_context();
   REQUIRE(f.driver.order_calls() == before);
   REQUIRE(f.driver.holds_nothing());

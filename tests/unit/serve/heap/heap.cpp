@@ -402,6 +402,24 @@ TEST_CASE("bytes freed on a stream of another context are free when that stream 
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
 }
 
+TEST_CASE("bytes freed on a stream of a context that ends are free then, and its events are left alone",
+          "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
+  REQUIRE(f.ask(4 * kKiB, foreign) == -1);
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+  f.driver.work(foreign);
+  REQUIRE(f.give(0, foreign) == CUDA_SUCCESS);
+  const bool ends = GENERATE(true, false);
+  f.heap->context_ends(FakeDriver::other_context());
+  if (ends) f.driver.end_events_of(FakeDriver::other_context());
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.s) == -1);
+  f.heap->context_ended(FakeDriver::other_context(), ends);
+  if (!ends) f.driver.finish_all_work();  // it was refused, or not the last release: the event tells, as before
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+}
+
 TEST_CASE("a stream destroyed with work pending leaves its bytes ordered", "[serve][heap]") {
   Fixture f(overlapping_plan());
   f.ask(4 * kKiB, f.s);
