@@ -44,7 +44,8 @@ class Runner:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         simcuda = self.options.simcuda
         variables |= {"LD_LIBRARY_PATH": f"{self.options.torch}/lib:{simcuda}-12:{simcuda}", "SIMCUDA_DEVICES": "2",
-                      "SIMCUDA_DEVICE_BYTES": str(2 << 30), "SIMCUDA_DELAY_US": "300", "SIMCUDA_DELAY_EVERY": "4"}
+                      "SIMCUDA_DEVICE_BYTES": str(2 << 30), "SIMCUDA_DELAY_US": "300", "SIMCUDA_DELAY_EVERY": "4",
+                      "SIMCUDA_STRICT_STREAMS": "1"}
         if mode != "native":
             # DOOR says whether the checks expect a door to be open.
             variables |= {"LD_PRELOAD": self.options.library, "STALLOC_LOG_LEVEL": "info",

@@ -130,6 +130,33 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   settle();
 }
 
+// Memory that is freed while the process ends, or a thread: behind the destructors of thread-local variables PyTorch no
+// longer knows what stream the thread works on, and answers what is left in memory that it has freed.
+CHECK_OF_DOOR(freed_at_the_end) {
+  static std::vector<c10::DataPtr> of_process;
+  static std::vector<c10::DataPtr> of_thread;
+  struct Frees {
+    ~Frees() { of_thread.clear(); }
+  };
+  const auto use_streams = [] {
+    for (int device = 0; device < 2; ++device) c10::cuda::setCurrentCUDAStream(make_stream(device));
+  };
+  use_streams();
+  for (int device = 0; device < 2; ++device) {
+    MUST(cudaSetDevice(device));
+    for (std::size_t i = 0; i < 20; ++i) {
+      of_process.push_back(allocator().allocate(kMiB + i * 1000));
+      of_thread.push_back(allocator().allocate(kMiB + i * 1000));
+    }
+  }
+  std::thread([&] {
+    const thread_local Frees frees;  // destroyed behind what PyTorch makes later
+    use_streams();
+    static_cast<void>(allocator().allocate(kMiB));
+  }).join();
+  EXPECT(of_thread.empty());
+}
+
 // A tensor that another stream reads is freed there, and PyTorch is not told. The native allocator gives its memory to
 // the stream that it was made on, so that a program which leaves that stream idle gets away with it: a third stream
 // must not overwrite what the second one still reads.

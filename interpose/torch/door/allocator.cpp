@@ -18,6 +18,10 @@ int current_device() {
   return device;
 }
 
+// Whether the calling thread's thread-local variables are being destroyed, PyTorch's too: as the thread ends, and for
+// the first thread before the destructors of static variables, which may free tensors.
+thread_local bool thread_ends = false;  // needs no destructor, so it may be asked until the thread is gone
+
 // The stream of the device that this thread works on. PyTorch gives its streams numbers that stay theirs; what handle
 // belongs to a number is remembered, since PyTorch asks CUDA for the thread's device before it says so.
 cudaStream_t current_stream(int device) {
@@ -28,12 +32,18 @@ cudaStream_t current_stream(int device) {
   };
   thread_local Known known;
   const c10::cuda::CUDAStream now = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  struct End {
+    ~End() { thread_ends = true; }
+  };
+  thread_local const End end;  // made behind PyTorch's table of current streams, and so destroyed before it
   if (known.device != device || known.id != now.id()) known = {device, now.id(), now.stream()};
   return known.stream;
 }
 
-// The same for a free, which must not throw: when CUDA no longer answers, no stream works on the block.
+// The same for a free, which must not throw: when CUDA no longer answers, no stream works on the block. A thread that
+// ends may have no stream any more, and nothing is known of one that has never been asked for.
 cudaStream_t current_stream_or(int device, cudaStream_t otherwise) noexcept {
+  if (thread_ends) return otherwise;
   try {
     return current_stream(device);
   } catch (const std::exception&) {
@@ -255,7 +265,7 @@ bool DoorAllocator::free_served(int device, void* address) {
     total = own.statistics.bytes();
     reserved = own.statistics.reserved();
   }
-  if (history_.is_watched()) {
+  if (history_.is_watched() && !thread_ends) {
     const Context context = history_.gather(native::RecordContext::ALL);
     for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
       history_.add(action, static_cast<c10::DeviceIndex>(device), address, block.requested, block.stream, context,

@@ -18,6 +18,7 @@ struct Config {
   std::uint64_t device_bytes = 150'109'880'320;
   std::uint64_t seed = 1;
   std::uint64_t slow_map_us = 0;
+  bool strict_streams = false;
   std::atomic<std::uint64_t> delay_us{0};
   std::atomic<std::uint64_t> delay_every{1};
 };

@@ -2,12 +2,15 @@
 #include "tests/simcuda/driver/stream.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "tests/simcuda/driver/capture.h"
+#include "tests/simcuda/driver/config.h"
+#include "tests/simcuda/driver/of_thread.h"
 #include "tests/simcuda/driver/pool.h"
 
 namespace simcuda {
@@ -22,8 +25,7 @@ std::unordered_map<CUstream, std::shared_ptr<Stream>>& created() {
 
 // The calling thread's default stream in a context, which ends with the context.
 std::shared_ptr<Stream> own_stream(Context& context) {
-  thread_local std::map<std::uint64_t, std::weak_ptr<Stream>> own;
-  std::weak_ptr<Stream>& slot = own[context.id];
+  std::weak_ptr<Stream>& slot = of_thread<std::map<std::uint64_t, std::weak_ptr<Stream>>>()[context.id];
   std::shared_ptr<Stream> stream = slot.lock();
   if (stream == nullptr) {
     stream = make_stream(context, CU_STREAM_DEFAULT, 0);
@@ -34,12 +36,21 @@ std::shared_ptr<Stream> own_stream(Context& context) {
 
 // A destroyed stream's handle is the next one given out, even while work of the old stream is pending. This is the
 // worst that a driver may do.
+constexpr std::uintptr_t kFirstHandle = 0x10000;
+constexpr std::uintptr_t kBetweenHandles = 16;
+std::uintptr_t last_handle = kFirstHandle;
+
 CUstream new_handle(std::vector<CUstream>& spare) {
-  static std::uintptr_t next = 0x10000;
-  if (spare.empty()) return reinterpret_cast<CUstream>(next += 16);
+  if (spare.empty()) return reinterpret_cast<CUstream>(last_handle += kBetweenHandles);
   const CUstream handle = spare.back();
   spare.pop_back();
   return handle;
+}
+
+// Pre: stream_mutex() is held.
+bool was_handle(CUstream handle) {
+  const auto value = reinterpret_cast<std::uintptr_t>(handle);
+  return value > kFirstHandle && value <= last_handle && value % kBetweenHandles == 0;
 }
 
 std::vector<CUstream>& spare_handles() {
@@ -96,7 +107,10 @@ CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>*
     *stream = own_stream(context);
   } else {
     const auto found = created().find(handle);
-    if (found == created().end()) return CUDA_ERROR_INVALID_HANDLE;
+    if (found == created().end()) {
+      if (config().strict_streams && !was_handle(handle)) std::abort();
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
     *stream = found->second;
   }
   if ((*stream)->orphaned) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
