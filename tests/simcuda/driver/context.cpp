@@ -4,6 +4,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -13,7 +15,6 @@
 #include "tests/simcuda/driver/capture.h"
 #include "tests/simcuda/driver/device.h"
 #include "tests/simcuda/driver/module.h"
-#include "tests/simcuda/driver/of_thread.h"
 #include "tests/simcuda/driver/pool.h"
 #include "tests/simcuda/driver/stream.h"
 
@@ -28,7 +29,24 @@ std::map<CUcontext, Context*>& contexts() {
   return *all;
 }
 
-std::vector<Context*>& stack() { return of_thread<std::vector<Context*>>(); }
+// The contexts that a thread has pushed. It needs no destructor: as in CUDA, those of the thread's thread_local
+// variables may still free memory.
+class Stack {
+ public:
+  [[nodiscard]] bool empty() const { return size_ == 0; }
+  [[nodiscard]] Context* back() const { return contexts_[size_ - 1]; }
+  void push_back(Context* context) {
+    if (size_ == contexts_.size()) std::abort();
+    contexts_[size_++] = context;
+  }
+  void pop_back() { --size_; }
+
+ private:
+  std::array<Context*, 64> contexts_;
+  std::size_t size_;
+};
+
+thread_local Stack stack{};
 
 // Pre: stream_mutex() is held.
 void activate_locked(Context& context, int device) {
@@ -79,8 +97,8 @@ CUresult check_initialized() { return initialized ? CUDA_SUCCESS : CUDA_ERROR_NO
 CUresult enter(Context** context) {
   if (const CUresult result = check_initialized()) return result;
   if (on_stream_thread()) return CUDA_ERROR_NOT_PERMITTED;
-  if (stack().empty() || stack().back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  *context = stack().back();
+  if (stack.empty() || stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = stack.back();
   if (const CUresult result = check_active(**context)) return result;
   return error_of(**context);
 }
@@ -207,7 +225,7 @@ CUresult context_create(CUcontext* handle, unsigned, CUdevice ordinal) {
     const std::scoped_lock lock(contexts_mutex);
     contexts()[*handle] = context;
   }
-  stack().push_back(context);
+  stack.push_back(context);
   return CUDA_SUCCESS;
 }
 
@@ -221,7 +239,7 @@ CUresult context_destroy(CUcontext handle) {
   if (context == nullptr || context->parent != nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (context == &find_device(context->device)->primary || !destroy_context(*context))
     return CUDA_ERROR_INVALID_CONTEXT;
-  if (!stack().empty() && stack().back() == context) stack().pop_back();
+  if (!stack.empty() && stack.back() == context) stack.pop_back();
   return CUDA_SUCCESS;
 }
 
@@ -229,15 +247,15 @@ CUresult context_push(CUcontext handle) {
   if (const CUresult result = check_initialized()) return result;
   Context* const context = find_context(handle);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  stack().push_back(context);
+  stack.push_back(context);
   return CUDA_SUCCESS;
 }
 
 CUresult context_pop(CUcontext* handle) {
   if (const CUresult result = check_initialized()) return result;
-  if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (handle != nullptr) *handle = handle_of(stack().back());
-  stack().pop_back();
+  if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (handle != nullptr) *handle = handle_of(stack.back());
+  stack.pop_back();
   return CUDA_SUCCESS;
 }
 
@@ -245,27 +263,27 @@ CUresult context_set(CUcontext handle) {
   if (const CUresult result = check_initialized()) return result;
   Context* const context = find_context(handle);
   if (handle != nullptr && context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!stack().empty()) stack().pop_back();
-  if (context != nullptr) stack().push_back(context);
+  if (!stack.empty()) stack.pop_back();
+  if (context != nullptr) stack.push_back(context);
   return CUDA_SUCCESS;
 }
 
 CUresult context_get(CUcontext* handle) {
   if (const CUresult result = check_initialized()) return result;
-  *handle = stack().empty() ? nullptr : handle_of(stack().back());
+  *handle = stack.empty() ? nullptr : handle_of(stack.back());
   return CUDA_SUCCESS;
 }
 
 CUresult context_device(CUdevice* device) {
   if (const CUresult result = check_initialized()) return result;
-  if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *device = stack().back()->device;
+  if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = stack.back()->device;
   return CUDA_SUCCESS;
 }
 
 CUresult context_id(CUcontext handle, unsigned long long* id) {
   if (const CUresult result = check_initialized()) return result;
-  Context* const context = handle != nullptr ? find_context(handle) : stack().empty() ? nullptr : stack().back();
+  Context* const context = handle != nullptr ? find_context(handle) : stack.empty() ? nullptr : stack.back();
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   *id = context->id;
   return CUDA_SUCCESS;

@@ -10,7 +10,6 @@
 
 #include "tests/simcuda/driver/capture.h"
 #include "tests/simcuda/driver/config.h"
-#include "tests/simcuda/driver/of_thread.h"
 #include "tests/simcuda/driver/pool.h"
 
 namespace simcuda {
@@ -25,7 +24,8 @@ std::unordered_map<CUstream, std::shared_ptr<Stream>>& created() {
 
 // The calling thread's default stream in a context, which ends with the context.
 std::shared_ptr<Stream> own_stream(Context& context) {
-  std::weak_ptr<Stream>& slot = of_thread<std::map<std::uint64_t, std::weak_ptr<Stream>>>()[context.id];
+  thread_local std::map<std::uint64_t, std::weak_ptr<Stream>> own;
+  std::weak_ptr<Stream>& slot = own[context.id];
   std::shared_ptr<Stream> stream = slot.lock();
   if (stream == nullptr) {
     stream = make_stream(context, CU_STREAM_DEFAULT, 0);
