@@ -137,6 +137,8 @@ def finish(job, seconds):
 
 def make_steps(jobs, count, deadline):
     """Lets the jobs begin and make their steps in turns, and waits for their ends."""
+    if not jobs:
+        return
     cores = sorted(os.sched_getaffinity(0))
     for job in jobs:
         job.ranks.go_on()

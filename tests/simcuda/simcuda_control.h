@@ -12,8 +12,8 @@
 //   SIMCUDA_FAIL_CREATE    the n-th cuMemCreate runs out of memory; "n+": all from the n-th on
 //   SIMCUDA_FAIL_MAP       likewise cuMemMap
 //   SIMCUDA_FAIL_ALLOC     likewise cuMemAlloc, cuMemAllocAsync and cuMemAllocFromPoolAsync together
-//   SIMCUDA_STRICT_STREAMS 1: a handle that was never a stream's ends the process, as a driver may, which looks behind
-//   it (0) SIMCUDA_SLOW_MAP_US    each cuMemCreate, cuMemMap and cuMemSetAccess takes at least this long (0)
+//   SIMCUDA_SLOW_MAP_US    each cuMemCreate, cuMemMap and cuMemSetAccess takes at least this long (0)
+//   SIMCUDA_STRICT_STREAMS 1: a handle that was never a stream's ends the process; drivers look behind it (0)
 #pragma once
 
 #include <stdint.h>

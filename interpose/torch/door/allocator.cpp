@@ -40,8 +40,8 @@ cudaStream_t current_stream(int device) {
   return known.stream;
 }
 
-// The same for a free, which must not throw: when CUDA no longer answers, no stream works on the block. A thread that
-// ends may have no stream any more, and nothing is known of one that has never been asked for.
+// The same for a free, which must not throw: when CUDA no longer answers, no stream works on the block, and
+// of a thread that ends PyTorch no longer knows the stream.
 cudaStream_t current_stream_or(int device, cudaStream_t otherwise) noexcept {
   if (thread_ends) return otherwise;
   try {

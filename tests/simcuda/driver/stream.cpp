@@ -34,12 +34,13 @@ std::shared_ptr<Stream> own_stream(Context& context) {
   return stream;
 }
 
-// A destroyed stream's handle is the next one given out, even while work of the old stream is pending. This is the
-// worst that a driver may do.
+// Handles behind the first, up to the last one, were given out. stream_mutex() guards them.
 constexpr std::uintptr_t kFirstHandle = 0x10000;
 constexpr std::uintptr_t kBetweenHandles = 16;
 std::uintptr_t last_handle = kFirstHandle;
 
+// A destroyed stream's handle is the next one given out, even while work of the old stream is pending. This is the
+// worst that a driver may do.
 CUstream new_handle(std::vector<CUstream>& spare) {
   if (spare.empty()) return reinterpret_cast<CUstream>(last_handle += kBetweenHandles);
   const CUstream handle = spare.back();
