@@ -130,6 +130,12 @@ class HandlePlacement {
 
   // What the mapping budget asks of the proposals from now on.
   void set_overdraft(const Overdraft& overdraft) { overdraft_ = overdraft; }
+  // Whether the sizes of handles for a request of `bytes` depend on the room that is left.
+  [[nodiscard]] bool depends_on_room(std::uint64_t bytes) const {
+    return overdraft_.coarseness > 1 || (physical_bytes_ + bytes) / options_.policy.held_per_handle > options_.page;
+  }
+  // How many bytes can still be created.
+  void set_room(std::uint64_t bytes) { room_ = bytes; }
 
   // Appends the physical ranges behind a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
@@ -223,6 +229,7 @@ class HandlePlacement {
   std::uint64_t bytes_for_small_ = 0;
   std::uint64_t most_physical_bytes_ = 0;  // ever
   Overdraft overdraft_;
+  std::uint64_t room_ = ~std::uint64_t{0};
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
   Spaces unmapped_;               // physical offsets without handles
   Spaces all_;                    // free bytes of all streams

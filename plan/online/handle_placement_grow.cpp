@@ -127,6 +127,7 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                            .request = request,
                            .held = physical_bytes_,
                            .most_held = most_physical_bytes_,
+                           .room = room_,
                            .coarseness = coarseness,
                            .stitching_overdrawn = overdraft_.held_per_slack > 0},
                           options_.page);

@@ -92,6 +92,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // in the home view from `at` on. Nothing is pending on their bytes.
   { backend.create(at, new_handles) }
   noexcept->std::same_as<bool>;
+  // How many bytes `create` can still create. It is asked before memory grows, and now and then when it does not.
+  { std::as_const(backend).room() }
+  noexcept->std::same_as<std::uint64_t>;
   // Unmaps a handle from its place in the home view and gives its memory back. Pre: no work is pending on its bytes.
   { backend.destroy(at, handle) }
   noexcept->std::same_as<bool>;
@@ -431,6 +434,7 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
   if (placement_.free_bytes() < bytes) return std::nullopt;
   const auto proposal = placement_.propose(bytes, stream, Reach::All, false, true);
   if (!proposal) return std::nullopt;
+  placement_.set_room(backend_.room());
   const std::vector<std::uint64_t> larger = placement_.new_handles(bytes, bytes);
   const std::uint64_t times = placement_.policy().handles_per_exchanged;
   if (handles_of(proposal->pieces).size() / larger.size() < times) return std::nullopt;
@@ -522,6 +526,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
                                                     bool may_grow) {
   const bool may_stitch = placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
+  if (may_grow && placement_.depends_on_room(bytes)) placement_.set_room(backend_.room());
   auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
   if (proposal && !proposal->pieces.empty() && proposal->grow.empty() && stream != kAnyStream) {
     const std::size_t most = handles_of(proposal->mapped()).size() / placement_.policy().handles_per_repaired;

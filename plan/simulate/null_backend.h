@@ -2,6 +2,7 @@
 // The online allocator without a device: for simulations.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -21,6 +22,8 @@ class NullBackend {
   static constexpr std::uint64_t kMapNanoseconds = 29'000;    // with access
   static constexpr std::uint64_t kUnmapNanoseconds = 15'000;  // or giving back
 
+  static constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
   struct Handle {
     std::uint64_t bytes = 0;
     std::uint64_t id = 0;  // always 0
@@ -28,13 +31,16 @@ class NullBackend {
   using Block = Place;
 
   NullBackend() = default;
-  explicit NullBackend(std::uint64_t nanoseconds_between_frees) : between_frees_(nanoseconds_between_frees) {}
+  explicit NullBackend(std::uint64_t nanoseconds_between_frees, std::uint64_t device_bytes = kUnlimited)
+      : between_frees_(nanoseconds_between_frees), device_bytes_(device_bytes) {}
 
   bool create(std::uint64_t /*at*/, std::span<Handle> handles) noexcept {
+    for (const Handle& handle : handles) created_ += handle.bytes;
     mapping_ += handles.size() * (kCreateNanoseconds + kMapNanoseconds);
     return true;
   }
-  bool destroy(std::uint64_t /*at*/, const Handle& /*handle*/) noexcept {
+  bool destroy(std::uint64_t /*at*/, const Handle& handle) noexcept {
+    created_ -= handle.bytes;
     mapping_ += kUnmapNanoseconds;
     return true;
   }
@@ -62,6 +68,7 @@ class NullBackend {
     if (between_frees_ == 0) return {};
     return {frees_ * between_frees_ + mapping_, mapping_};
   }
+  [[nodiscard]] std::uint64_t room() const noexcept { return device_bytes_ - std::min(created_, device_bytes_); }
   [[nodiscard]] Place place(const Block& block, VirtualAddress /*begin*/) const noexcept { return block; }
 
  private:
@@ -71,6 +78,8 @@ class NullBackend {
   std::uint64_t frees_ = 0;
   std::uint64_t complete_ = ~std::uint64_t{0};  // frees that are known to be complete
   std::uint64_t mapping_ = 0;
+  std::uint64_t device_bytes_ = kUnlimited;
+  std::uint64_t created_ = 0;
 };
 
 // stalloc without a plan and without a device.

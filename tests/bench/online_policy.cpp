@@ -50,6 +50,7 @@ constexpr std::size_t kParts = 10;  // of a run, to show whether mapping ends
 struct Rules {
   plan::OnlinePolicy policy;
   std::uint64_t between_frees = 0;                // ns
+  std::uint64_t device_percent = 0;               // of what is live at the peak; 0: the device is unlimited
   std::optional<plan::CrossStream> cross_stream;  // nothing: all streams are treated as one
 };
 
@@ -115,7 +116,7 @@ class Run {
                                     : std::vector<plan::StreamIndex>(problem.requests.size(), kStream)),
         allocator_(plan::simulation_options(kPage, plan::peak_live_bytes(problem), rules.policy,
                                             rules.cross_stream.value_or(plan::kDefaultCrossStream)),
-                   plan::NullBackend(rules.between_frees)) {}
+                   plan::NullBackend(rules.between_frees, device_bytes(problem, rules))) {}
 
   void begin_with_blocks(std::uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -189,6 +190,11 @@ class Run {
   const std::vector<plan::Request>& requests_;
   const std::vector<plan::StreamIndex> streams_;
   plan::SimulatedAllocator allocator_;
+  static std::uint64_t device_bytes(const plan::Problem& problem, const Rules& rules) {
+    return rules.device_percent == 0 ? plan::NullBackend::kUnlimited
+                                     : plan::peak_live_bytes(problem) * rules.device_percent / 100;
+  }
+
   std::vector<std::size_t> emptied_;
   std::uint64_t before_ = 0;  // bytes that were allocated before the run
   Sums sums_;
@@ -242,6 +248,7 @@ struct Arguments {
   std::uint64_t seed = 0;
   std::uint64_t seeds = 8;
   std::uint64_t microseconds = 100;
+  std::uint64_t device_percent = 0;
   std::size_t emptied = 0;
   std::vector<std::size_t> emptied_at;
   bool ablate = false;
@@ -378,6 +385,10 @@ int main(int argc, char** argv) {
   app.add_option("--between", arguments.microseconds,
                  "microseconds from one free to the next; 0: mapping takes no time")
       ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--device", arguments.device_percent,
+                 "the device has so many percent of what is live at the peak; 0: more than is ever needed. Nothing is "
+                 "refused: its room tells how large handles may be")
+      ->check(CLI::Range(0, 100'000));
   app.add_option("--seeds", arguments.seeds, "beginnings, with --ablate")->check(CLI::Range(2, 1000));
   app.add_option("--empty-caches", arguments.emptied, "give idle memory back in so many valleys of live bytes");
   app.add_option("--empty-at", arguments.emptied_at,
@@ -387,6 +398,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   Rules rules = parse_rules(arguments.set);
   rules.between_frees = arguments.microseconds * 1000;
+  rules.device_percent = arguments.device_percent;
   std::vector<plan::Problem> all;
   for (const std::string& path : arguments.traces) {
     for (plan::Problem& problem : read(path, arguments.times)) {

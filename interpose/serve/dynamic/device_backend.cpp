@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/dynamic/device_backend.h"
 
+#include <algorithm>
+
 #include "interpose/serve/planned/arena.h"
 
 namespace stalloc::serve {
@@ -30,6 +32,13 @@ bool DeviceBackend::device_has(std::uint64_t bytes) noexcept {
   std::size_t free = 0;
   std::size_t total = 0;
   return driver_->memory_info(&free, &total) != CUDA_SUCCESS || free >= bytes + kLeftOver * page_;
+}
+
+std::uint64_t DeviceBackend::room() const noexcept {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const std::uint64_t below_limit = limit_ - std::min(created_bytes_, limit_);
+  return driver_->memory_info(&free, &total) == CUDA_SUCCESS ? std::min<std::uint64_t>(free, below_limit) : below_limit;
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {

@@ -82,6 +82,8 @@ class DeviceBackend {
     return {static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
             mapper_->nanoseconds()};
   }
+  // What the device has free now, within the limit. Asks the driver.
+  [[nodiscard]] std::uint64_t room() const noexcept;
   [[nodiscard]] plan::Place place(const Block& block, plan::VirtualAddress begin) const noexcept {
     if (block.view != 0) return {block.view, block.address - address(begin)};
     if (contains(block.address)) return {0, block.address - mapper_->home(0) + own_begin_};

@@ -92,6 +92,27 @@ TEST_CASE("where mapping has cost more than it may, handles are larger, up to a 
   REQUIRE(sizes_of(16, 256 * kPage) == Sizes(4, 4 * kPage));
 }
 
+TEST_CASE("where little room is left, handles are small, unless stitching has cost more than mapping may") {
+  const auto largest_of = [](std::uint64_t room, std::uint64_t coarseness, bool stitching_overdrawn = false) {
+    const Growth growth{.missing = 1000 * kPage,
+                        .request = 1000 * kPage,
+                        .held = 400'000 * kPage,
+                        .most_held = 800'000 * kPage,
+                        .room = room,
+                        .coarseness = coarseness,
+                        .stitching_overdrawn = stitching_overdrawn};
+    return new_handle_sizes({}, growth, kPage).front();
+  };
+  const std::uint64_t plenty = 1'000'000 * kPage;
+  REQUIRE(largest_of(plenty, 1) == 97 * kPage);
+  REQUIRE(largest_of(plenty, 4) == 388 * kPage);
+  REQUIRE(largest_of(20'480 * kPage, 1) == 10 * kPage);
+  REQUIRE(largest_of(20'480 * kPage, 16) == 10 * kPage);
+  REQUIRE(largest_of(1000 * kPage, 16) == 3 * kPage);  // as large as the request wants them
+  REQUIRE(largest_of(0, 1) == 3 * kPage);
+  REQUIRE(largest_of(20'480 * kPage, 4, true) == 388 * kPage);
+}
+
 TEST_CASE("a large request has some hundred handles") {
   for (const std::uint64_t pages : {1000, 4000, 32000, 64000}) {
     const auto handles = new_handle_sizes({}, {.missing = pages * kPage, .request = pages * kPage}, kPage);

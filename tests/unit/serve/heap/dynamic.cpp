@@ -632,6 +632,22 @@ TEST_CASE("a request for a large part of the device comes in few handles", "[ser
   REQUIRE(calls <= 2 * 256 + 1);
 }
 
+TEST_CASE("where the device, or a limit, has little left, handles are small", "[serve][dynamic]") {
+  constexpr std::uint64_t kHeld = 60'000;
+  const auto calls_for_more = [](std::uint64_t memory_pages, std::uint64_t limit_pages) {
+    Fixture fixture(small_options(), memory_pages * kPage);
+    fixture.heap->set_limit(limit_pages * kPage);
+    for (std::uint64_t held = 0; held < kHeld; held += 500) fixture.take(500);
+    const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
+    fixture.take(140);  // 1/4096 of what is held is 14 pages
+    return fixture.statistics().mapping_calls_after_start - calls;
+  };
+  const std::uint64_t roomy = calls_for_more(1'000'000, 1'000'000);
+  REQUIRE(roomy <= 2 * 14 + 1);
+  REQUIRE(calls_for_more(kHeld + 4000, 1'000'000) >= 2 * 140);
+  REQUIRE(calls_for_more(1'000'000, kHeld + 4000) >= 2 * 140);
+}
+
 TEST_CASE("what cannot be had costs a question and leaves views and handles alone", "[serve][dynamic]") {
   constexpr std::uint64_t kMemory = 64;
   Fixture fixture(small_options(), kMemory * kPage);
