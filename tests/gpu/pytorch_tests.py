@@ -80,7 +80,7 @@ def run_here(options):
             inductor_utils.HAS_CUDA = inductor_utils.HAS_CUDA_AND_TRITON
     os.chdir(options.tests / pathlib.Path(options.serve).parent)
     sys.path.insert(0, str(options.tests))
-    words = [pathlib.Path(options.serve).name, "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
+    words = [pathlib.Path(options.serve).name, "-q", "--noconftest", "-p", "no:cacheprovider", "-p", "no:randomly",
              f"--timeout={TEST_SECONDS}", "--timeout-method=thread", "-o", "addopts="]
     words += ["-k", options.select] if options.select else []
     sys.exit(pytest.main(words, plugins=[Recorder(options.log, options.share, options.of)]))

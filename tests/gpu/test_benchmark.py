@@ -50,6 +50,12 @@ class TheLargest(unittest.TestCase):
         self.assertEqual(found, 100)
         self.assertLessEqual(len(tried), 5, tried)
 
+    def test_nothing_absurd_is_tried_where_the_peak_hardly_depends_on_the_size(self):
+        search = Search(lambda size: max(1000 + size // 20, 7 * size) if size <= 500 else None, 3600, 1 << 20, 40)
+        found = search.largest()
+        self.assertLess(500 - found, resolution(500) + 1)
+        self.assertLess(max(search.tried), 1000, search.tried)
+
     def test_nothing_is_tried_beyond_the_most(self):
         for guess in (2, 8):
             found, tried = search(100, capacity=10 + 7 * 100, most=5, guess=guess)

@@ -441,6 +441,8 @@ def dlpack_jax(torch):
         not_here("no JAX")
     tensor = torch.arange(1000, device="cuda", dtype=torch.float32)
     torch.cuda.synchronize()
+    jax.devices()  # makes each card's context, and leaves the last card the thread's current one
+    torch.cuda.set_device(0)
     array = jax.dlpack.from_dlpack(tensor)
     back = torch.from_dlpack(array + 1)
     assert back.sum().item() == sum(range(1, 1001))

@@ -12,8 +12,10 @@ class Search:
 
     It first tries 1, half of `guess`, and `guess`. The live bytes of these show what a larger size would need, and so
     how large a size could be under an allocator that wastes nothing of `capacity` bytes (0: not known). That size is
-    tried next. If it does not fit, smaller sizes follow in growing strides, and if it does, larger ones; then the
-    middle between the largest that fits and the smallest that does not. Nothing above `most` is tried.
+    tried next, but at most four times the largest that fits so far, and again from there: as long as the peak is in the
+    optimizer's step, live bytes do not show what a larger size needs. If it does not fit, smaller sizes follow in growing
+    strides, and if it does, larger ones; then the middle between the largest that fits and the smallest that does not.
+    Nothing above `most` is tried.
     """
 
     def __init__(self, attempt, capacity, most, guess=2):
@@ -26,12 +28,13 @@ class Search:
         return self.tried[size] is not None
 
     def bound(self, low):
-        """The size at which live bytes alone would reach the capacity, on a line through the two largest sizes that fit."""
+        """The size at which live bytes alone would reach the capacity, on a line through the two largest sizes that fit;
+        at most four times the largest."""
         *_, first, second = [0, 0, *sorted(size for size, live in self.tried.items() if live is not None)]
         more = (self.tried[second] - self.tried[first]) / (second - first) if first else 0
         if not self.capacity or more <= 0:
             return 2 * low
-        return second + int((self.capacity - self.tried[second]) / more)
+        return min(second + int((self.capacity - self.tried[second]) / more), 4 * low)
 
     def largest(self):
         """The largest size that fits; 0: not even 1 does."""
@@ -42,6 +45,9 @@ class Search:
             if low < size < high:
                 low, high = (size, high) if self.fits(size) else (low, size)
         size = min(max(self.bound(low), low + 1), high - 1)
+        while size == 4 * low and self.fits(size):
+            low = size
+            size = min(max(self.bound(low), low + 1), high - 1)
         stride = resolution(size)
         while low < size < high:
             if self.fits(size):

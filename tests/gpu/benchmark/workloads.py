@@ -430,6 +430,10 @@ def llama_8b(**settings):
     return training(**{"shape": "llama-3.1-8b", "accumulate": 1, **settings})
 
 
+def two_in_flight(recompute):
+    return training(layers=16, sequences=4, unit=16, recompute=recompute, accumulate=4, in_flight=2)
+
+
 WORKLOADS = {
     # Models of Llama-3.1-8B's shape.
     "llama-8b": llama_8b(sequences=1),
@@ -446,6 +450,9 @@ WORKLOADS = {
     "llama-1b-lora": training(layers=16, recompute="full", lora=True),
     "llama-1b-varlen": training(layers=16, sequences=4, varlen=True, accumulate=4),
     "llama-1b-in-flight": training(layers=16, sequences=4, recompute="full", accumulate=4, in_flight=4),
+    "llama-1b-two-in-flight": two_in_flight("none"),
+    "llama-1b-two-in-flight-selective": two_in_flight("selective"),
+    "llama-1b-two-in-flight-recompute": two_in_flight("full"),
     # Mixtures of experts.
     "qwen3-moe-eager": training(shape="qwen3-30b-a3b", optimizer="sgd"),
     "qwen3-moe-grouped": training(shape="qwen3-30b-a3b", optimizer="sgd", experts_by="grouped_mm"),
@@ -480,7 +487,9 @@ WORKLOADS = {
 }
 # The same training with more and more recomputed, to find the fastest that fits.
 LADDERS = {"llama-8b": ("llama-8b", "llama-8b-selective", "llama-8b-recompute"),
-           "llama-1b": ("llama-1b", "llama-1b-selective", "llama-1b-recompute")}
+           "llama-1b": ("llama-1b", "llama-1b-selective", "llama-1b-recompute"),
+           "llama-1b-two-in-flight": ("llama-1b-two-in-flight", "llama-1b-two-in-flight-selective",
+                                      "llama-1b-two-in-flight-recompute")}
 
 
 def modules_of(name):
