@@ -187,10 +187,12 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   bool take_exactly(Ranges wanted, StreamIndex stream);
 
   // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
-  // it. Throws std::bad_alloc; the block is then never used again.
-  void free(Block block, std::uint64_t bytes, StreamIndex stream) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream));
+  // it. The bytes are offered to requests of the stream `first` before others take them: what a stream had, it has
+  // again. Throws std::bad_alloc; the block is then never used again.
+  void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex first) {
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream), first);
   }
+  void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
   // defer every free, the library those of the stream that was used last (heap.cpp). Completes the free that was
   // deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
@@ -322,9 +324,9 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
-    free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number);
+    free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number, stream);
   }
-  void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number);
+  void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number, StreamIndex first);
 
   // Repairing an idle view, if no more than `most` handles leave it or come into it.
   std::optional<HandlePlacement::Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
@@ -648,12 +650,12 @@ bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
 }
 
 template <OnlineBackend Backend>
-void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, StreamIndex stream,
-                                             std::uint64_t number) {
+void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number,
+                                             StreamIndex first) {
   const Place left = place(block);
   const Ranges freed = ranges(left, bytes);
   backend_.freed(freed, stream, number);
-  placement_.give(freed, stream);
+  placement_.give(freed, first);
   if (left.view == 0) return;
   ViewCache::CachedView& view = placement_.views()[left.view];
   --view.live;

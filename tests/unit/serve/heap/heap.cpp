@@ -387,6 +387,24 @@ TEST_CASE("who records is told of a free when it is over, once", "[serve][heap]"
   CHECK(told[2].address == third);
 }
 
+TEST_CASE("what other streams used is its own stream's again when they are done", "[serve][heap]") {
+  FakeDriver driver;
+  serve::HeapOptions options = small_options();
+  options.policy.small_bytes = kPage;
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
+  REQUIRE(heap != nullptr);
+  const StreamKey owner{driver.new_stream(), 0};
+  const StreamKey user{driver.new_stream(), 0};
+  const CUdeviceptr used = *heap->allocate(512, owner, nullptr);
+  REQUIRE(heap->allocate(2 * kPage, user, nullptr));
+  driver.work(user);
+  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->allocate(512, owner, nullptr) != used);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(512, owner, nullptr) == used);
+}
+
 TEST_CASE("bytes freed on a stream of another context are free when that stream is done", "[serve][heap]") {
   Fixture f(overlapping_plan());
   const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
