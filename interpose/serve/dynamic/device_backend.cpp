@@ -27,18 +27,24 @@ bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept
   return true;
 }
 
-// Avoids creating many handles for a request that cannot be served, which some programs make to learn what is free.
-bool DeviceBackend::device_has(std::uint64_t bytes) noexcept {
+// The thread may work on another device, whose memory the driver would tell of.
+std::optional<std::uint64_t> DeviceBackend::device_free() const noexcept {
   std::size_t free = 0;
   std::size_t total = 0;
-  return driver_->memory_info(&free, &total) != CUDA_SUCCESS || free >= bytes + kLeftOver * page_;
+  const ContextScope scope(*driver_, order_->context());
+  if (!scope.ok() || driver_->memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
+  return free;
+}
+
+// Avoids creating many handles for a request that cannot be served, which some programs make to learn what is free.
+bool DeviceBackend::device_has(std::uint64_t bytes) const noexcept {
+  const auto free = device_free();
+  return !free || *free >= bytes + kLeftOver * page_;
 }
 
 std::uint64_t DeviceBackend::room() const noexcept {
-  std::size_t free = 0;
-  std::size_t total = 0;
   const std::uint64_t below_limit = limit_ - std::min(created_bytes_, limit_);
-  return driver_->memory_info(&free, &total) == CUDA_SUCCESS ? std::min<std::uint64_t>(free, below_limit) : below_limit;
+  return std::min(device_free().value_or(below_limit), below_limit);
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {

@@ -44,6 +44,8 @@ class StreamOrder {
   // destroys its events itself.
   void close(bool destroy_events) noexcept;
 
+  [[nodiscard]] CUcontext context() const noexcept { return context_; }
+
   // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams
   // have work pending to tell them apart. `context_is_current`: the calling thread's context is known to be ours, so
   // that a default stream need not be asked for its own.

@@ -648,6 +648,13 @@ TEST_CASE("where the device, or a limit, has little left, handles are small", "[
   REQUIRE(calls_for_more(1'000'000, kHeld + 4000) >= 2 * 140);
 }
 
+TEST_CASE("a thread that works on another device gets memory of the stream's", "[serve][dynamic]") {
+  Fixture fixture;
+  REQUIRE(fixture.driver.push_context(FakeDriver::other_context()) == CUDA_SUCCESS);
+  fixture.take(64);  // so much that the device is asked whether it has it
+  REQUIRE(fixture.driver.pop_context() == CUDA_SUCCESS);
+}
+
 TEST_CASE("what cannot be had costs a question and leaves views and handles alone", "[serve][dynamic]") {
   constexpr std::uint64_t kMemory = 64;
   Fixture fixture(small_options(), kMemory * kPage);
