@@ -91,14 +91,15 @@ def parse_arguments(words=None):
     return arguments
 
 
-def environment_of(variant, library, folder):
-    environment = bench_train.environment_for(variant, library, folder / "trace.%r.fb", folder / "plans" / "plan.%r.fb")
+def environment_of(variant, library, folder, programs=1):
+    environment = bench_train.environment_for(variant, library, folder / "trace.%r.fb", folder / "plans" / "plan.%r.fb",
+                                              programs)
     # A program that uses NVLink multicast can put out of service cards that others share.
     return environment | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-def start(job, arguments):
-    """Starts the job's ranks, which wait for their turn after their imports."""
+def start(job, arguments, programs):
+    """Starts the job's ranks, which wait for their turn after their imports. `programs`: how many jobs take turns."""
     folder = arguments.out / job.kind
     folder.mkdir(parents=True, exist_ok=True)
     program, options = KINDS[job.kind]
@@ -107,8 +108,8 @@ def start(job, arguments):
             trace.unlink()
     command = [sys.executable, str(program), *options, *arguments.train, "--figures", "--in-turns",
                "--json", str(folder / job.variant)]
-    job.ranks = Ranks(command, environment_of(job.variant, arguments.library, folder), arguments.ranks, folder, job.variant,
-                      in_turns=True)
+    job.ranks = Ranks(command, environment_of(job.variant, arguments.library, folder, programs), arguments.ranks, folder,
+                      job.variant, in_turns=True)
 
 
 def step(job, seconds):
@@ -158,16 +159,17 @@ def make_steps(jobs, count, deadline):
 def measure(kind, variants, count, arguments, deadline):
     """Runs a kind. Returns its jobs."""
     jobs = {variant: Job(kind, variant) for variant in variants}
+    in_turns = len(jobs.keys() - {"record"})
     for variant in variants:
         if variant != "serve":  # which reads its plan when it starts
-            start(jobs[variant], arguments)
+            start(jobs[variant], arguments, 1 if variant == "record" else in_turns)
     if "record" in jobs:
         make_steps([jobs["record"]], count, deadline)
     if "serve" in jobs:
         if isinstance(jobs["record"].said, str) or not make_plans(arguments.out / kind, arguments.tool):
             jobs["serve"].said = "no plan"
         else:
-            start(jobs["serve"], arguments)
+            start(jobs["serve"], arguments, in_turns)
     make_steps([job for job in jobs.values() if job.said is None], count, deadline)
     return list(jobs.values())
 

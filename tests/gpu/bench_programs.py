@@ -213,9 +213,9 @@ class Measurement:
         processes = {}
         try:
             for variant in self.arguments.variants:
-                environment = environment_for(variant, self.arguments.library)
+                environment = environment_for(variant, self.arguments.library, programs=len(self.arguments.variants))
                 if self.arguments.set and "LD_PRELOAD" in environment:
-                    environment["STALLOC_POLICY"] = self.arguments.set
+                    environment["STALLOC_POLICY"] = ",".join(filter(None, (environment.get("STALLOC_POLICY"), self.arguments.set)))
                 log = open(self.arguments.out / f"{name}-{variant}.stderr", "w", encoding="utf-8")
                 processes[variant] = subprocess.Popen([sys.executable, __file__, "--serve", name], env=environment, text=True,
                                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)

@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -38,6 +39,7 @@ TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments
           "serve": "stalloc, serving the plan"}
 PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first is read since 2.9, the second before
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
+POLICY = pathlib.Path(__file__).resolve().parents[2] / "plan" / "online" / "online_policy.def"
 
 
 def list_of(allowed):
@@ -77,8 +79,16 @@ def parse_arguments(words=None):
     return arguments
 
 
-def environment_for(variant, library, trace=None, plan=None):
-    """The environment of a variant's run; record needs the path of its trace, serve that of its plan."""
+def policy_in_turns(programs):
+    """STALLOC_POLICY for a program that waits while `programs` - 1 others have their turns: without it, mapping might take
+    its share of that time too, so many times what it may take of the program's own."""
+    shares = re.findall(r"STALLOC_POLICY\((elapsed_per_\w+), (\d+)", POLICY.read_text(encoding="utf-8"))
+    return ",".join(f"{name}={int(value) * programs}" for name, value in shares)
+
+
+def environment_for(variant, library, trace=None, plan=None, programs=1):
+    """The environment of a variant's run; record needs the path of its trace, serve that of its plan. `programs`: how many
+    take turns."""
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("STALLOC_") and name not in ("LD_PRELOAD", *PYTORCH_SETTINGS)}
     settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}.get(variant)
@@ -87,6 +97,8 @@ def environment_for(variant, library, trace=None, plan=None):
     if variant in (*DYNAMIC, "record", "serve"):
         environment["LD_PRELOAD"] = str(library)
         environment["STALLOC_LOG_LEVEL"] = "info"
+        if programs > 1:
+            environment["STALLOC_POLICY"] = policy_in_turns(programs)
     if variant in DYNAMIC:
         environment.update({"STALLOC_MODE": "dynamic"}, **DYNAMIC[variant])
     if variant == "record":

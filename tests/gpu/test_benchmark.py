@@ -207,7 +207,7 @@ class FakeProcess:
     room, shown = {"native": 40, "dynamic": 50}, -1
     started = []
 
-    def __init__(self, name, allocator, setup, folder, trace=None, plan=None):
+    def __init__(self, name, allocator, setup, folder, trace=None, plan=None, programs=1):
         self.allocator, self.trace, self.log = allocator, trace, folder / f"{allocator}.stderr"
         self.log.write_text("stalloc: served\n", encoding="utf-8")
         self.ready, self.seed = None, 0

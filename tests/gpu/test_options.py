@@ -64,6 +64,14 @@ class Environment(unittest.TestCase):
                              variant)
             self.assertEqual("STALLOC_PLAN" in environment, variant == "serve", variant)
 
+    def test_a_program_that_waits_for_its_turn_may_not_map_more_for_it(self):
+        def policy(variant, programs):
+            return bench_train.environment_for(variant, "/lib.so", programs=programs).get("STALLOC_POLICY")
+
+        self.assertEqual(policy("dynamic", 1), None)
+        self.assertEqual(policy("native", 3), None)
+        self.assertEqual(policy("dynamic", 3), "elapsed_per_mapping=300,elapsed_per_stitching=30")
+
 
 class Table(unittest.TestCase):
     def test_mapping_calls_of_each_step(self):

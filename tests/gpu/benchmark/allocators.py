@@ -38,11 +38,11 @@ def names_for(framework):
     return [name for name in ALLOCATORS if framework == "torch" or name in FRAMEWORKS]
 
 
-def make_environment(name, framework, library, trace=None, plan=None):
+def make_environment(name, framework, library, trace=None, plan=None, programs=1):
     """The environment of a process that runs under the allocator; record needs the path of its trace, planned that of
-    its plan."""
+    its plan. `programs`: how many take turns."""
     allocator = ALLOCATORS[name]
-    environment = environment_for(allocator.variant, library, trace, plan)
+    environment = environment_for(allocator.variant, library, trace, plan, programs)
     if allocator.settings:
         environment.update(dict.fromkeys(PYTORCH_SETTINGS, allocator.settings))
     if framework != "torch":

@@ -45,9 +45,10 @@ class Failed(Exception):
 class Process:
     """A worker. It first imports what it needs, which takes seconds but no memory of the card; `begin` makes the program."""
 
-    def __init__(self, name, allocator, setup, folder, trace=None, plan=None):
+    def __init__(self, name, allocator, setup, folder, trace=None, plan=None, programs=1):
         self.setup, self.ready = setup, None
-        environment = allocators.make_environment(allocator, workloads.WORKLOADS[name].framework, setup.library, trace, plan)
+        environment = allocators.make_environment(allocator, workloads.WORKLOADS[name].framework, setup.library, trace, plan,
+                                                  programs)
         environment["TMPDIR"] = str(setup.scratch)
         self.log = folder / f"{allocator}.stderr"
         with open(self.log, "a", encoding="utf-8") as log:
@@ -134,7 +135,10 @@ class Cost:
     def make_process(self, allocator):
         if allocator == "record":  # the library does not replace an old trace
             (self.folder / "trace.fb").unlink(missing_ok=True)
-        return Process(self.name, allocator, self.setup, self.folder, self.folder / "trace.fb", self.folder / "plan.fb")
+        beside_native = 2 if "native" in self.names else 1
+        programs = beside_native if allocator == "planned" else len(self.names) - ("planned" in self.names)
+        return Process(self.name, allocator, self.setup, self.folder, self.folder / "trace.fb", self.folder / "plan.fb",
+                       programs if self.result["at_once"] else 1)
 
     def prepare(self):
         """Lets the imports begin."""
