@@ -104,7 +104,7 @@ class Heap {
   CUresult free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
   // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
   // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live. `owner`: the
-  // stream that it was served for, which HeapOptions::over is told.
+  // stream that it was served for, which is offered the bytes first then, and which HeapOptions::over is told.
   CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
   // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
   // none of its work is left.

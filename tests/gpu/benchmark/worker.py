@@ -135,7 +135,7 @@ def carry_out(order, program, meter, device, statistics):
         if exhausted:  # outside the handler, where nothing refers to what the turn had
             program.give_up()
             meter.forget()
-            return {"turns": turns, "exhausted": text[:500]}
+            return {"turns": turns, "exhausted": text[:1500]}
     return {"turns": turns}
 
 
