@@ -21,7 +21,7 @@ import time
 
 import bench_train
 from bench_parallel import MEGATRON, environment_of, make_plans
-from ranks import Ranks
+from ranks import TIMED_OUT, Ranks
 from train_megatron import KINDS, OUT_OF_MEMORY
 
 VARIANTS = ("native", "expandable", "dynamic", "order", "grow", "never", "serve")
@@ -87,6 +87,8 @@ class Search:
                    *self.arguments.train, "--batch", str(batch)]
         ranks = Ranks(command, environment_of(variant, self.arguments.library, place), self.arguments.ranks, folder, "out")
         statuses = ranks.wait(min(LIMIT_SECONDS, self.deadline - time.monotonic()))
+        if TIMED_OUT in statuses and time.monotonic() >= self.deadline:
+            raise OutOfTime
         if OUT_OF_MEMORY in statuses:
             known[batch] = "out of memory"
         elif any(statuses):
