@@ -187,10 +187,10 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   bool take_exactly(Ranges wanted, StreamIndex stream);
 
   // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
-  // it. The bytes are offered to requests of the stream `first` before others take them: what a stream had, it has
-  // again. Throws std::bad_alloc; the block is then never used again.
-  void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex first) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream), first);
+  // it. Requests of the stream `preferred` find the bytes before they look at those of others. Throws std::bad_alloc;
+  // the block is then never used again.
+  void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
@@ -326,7 +326,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
     free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number, stream);
   }
-  void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number, StreamIndex first);
+  void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number, StreamIndex preferred);
 
   // Repairing an idle view, if no more than `most` handles leave it or come into it.
   std::optional<HandlePlacement::Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
@@ -651,11 +651,11 @@ bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
 
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number,
-                                             StreamIndex first) {
+                                             StreamIndex preferred) {
   const Place left = place(block);
   const Ranges freed = ranges(left, bytes);
   backend_.freed(freed, stream, number);
-  placement_.give(freed, first);
+  placement_.give(freed, preferred);
   if (left.view == 0) return;
   ViewCache::CachedView& view = placement_.views()[left.view];
   --view.live;

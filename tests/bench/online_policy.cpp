@@ -161,6 +161,11 @@ class Run {
   const plan::SimulatedAllocator& allocator() const { return allocator_; }
 
  private:
+  static std::uint64_t device_bytes(const plan::Problem& problem, const Rules& rules) {
+    return rules.device_percent == 0 ? plan::NullBackend::kUnlimited
+                                     : plan::peak_live_bytes(problem) * rules.device_percent / 100;
+  }
+
   const HandlePlacement& placement() const { return allocator_.placement(); }
   std::uint64_t mapped_so_far() const { return allocator_.counts().handles + allocator_.counts().mapped; }
 
@@ -190,11 +195,6 @@ class Run {
   const std::vector<plan::Request>& requests_;
   const std::vector<plan::StreamIndex> streams_;
   plan::SimulatedAllocator allocator_;
-  static std::uint64_t device_bytes(const plan::Problem& problem, const Rules& rules) {
-    return rules.device_percent == 0 ? plan::NullBackend::kUnlimited
-                                     : plan::peak_live_bytes(problem) * rules.device_percent / 100;
-  }
-
   std::vector<std::size_t> emptied_;
   std::uint64_t before_ = 0;  // bytes that were allocated before the run
   Sums sums_;

@@ -114,7 +114,7 @@ class Variant:
 
     def __init__(self, name, arguments, core):
         self.name = name
-        environment = environment_for(name, arguments.library)
+        environment = environment_for(name, arguments.library, programs=len(arguments.variants))
         command = [sys.executable, __file__, "--serve-turns", "--library", arguments.library, "--out", arguments.out,
                    "--pairs", arguments.pairs, "--device", arguments.device, "--", *arguments.train]
         self.log = open(arguments.out / f"{name}.stderr", "w", encoding="utf-8")

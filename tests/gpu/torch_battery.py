@@ -32,6 +32,8 @@ import tempfile
 import threading
 import time
 
+from bench_train import policy_in_turns
+
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = HERE / "torch_checks.py"
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -163,7 +165,8 @@ class Battery:
         try:
             for variant in variants:
                 processes[variant] = subprocess.Popen(
-                    [self.options.python, str(PROGRAM), "--serve", name], env=self.environment(variant),
+                    [self.options.python, str(PROGRAM), "--serve", name],
+                    env=self.environment(variant, STALLOC_POLICY=policy_in_turns(len(variants))),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                     cwd=self.folder)
             if any(json.loads(process.stdout.readline() or '""') != "ready" for process in processes.values()):

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace stalloc::serve {
@@ -88,5 +89,15 @@ class ContextScope {
   bool ok_ = false;
   bool pushed_ = false;
 };
+
+// The bytes that the device of `context` has free, whatever context the thread has; nothing when the driver does not
+// say.
+inline std::optional<std::uint64_t> free_bytes_of_device(Driver& driver, CUcontext context) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const ContextScope scope(driver, context);
+  if (!scope.ok() || driver.memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
+  return free;
+}
 
 }  // namespace stalloc::serve

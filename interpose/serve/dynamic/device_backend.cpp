@@ -27,24 +27,15 @@ bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept
   return true;
 }
 
-// The thread may work on another device, whose memory the driver would tell of.
-std::optional<std::uint64_t> DeviceBackend::device_free() const noexcept {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  const ContextScope scope(*driver_, order_->context());
-  if (!scope.ok() || driver_->memory_info(&free, &total) != CUDA_SUCCESS) return std::nullopt;
-  return free;
-}
-
 // Avoids creating many handles for a request that cannot be served, which some programs make to learn what is free.
 bool DeviceBackend::device_has(std::uint64_t bytes) const noexcept {
-  const auto free = device_free();
+  const auto free = free_bytes_of_device(*driver_, order_->context());
   return !free || *free >= bytes + kLeftOver * page_;
 }
 
 std::uint64_t DeviceBackend::room() const noexcept {
   const std::uint64_t below_limit = limit_ - std::min(created_bytes_, limit_);
-  return std::min(device_free().value_or(below_limit), below_limit);
+  return std::min(free_bytes_of_device(*driver_, order_->context()).value_or(below_limit), below_limit);
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {

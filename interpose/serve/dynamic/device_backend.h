@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -131,8 +130,6 @@ class DeviceBackend {
     for (const PhysicalRange& range : ranges) bytes += range.bytes();
     return bytes >= event_bytes_;
   }
-  // Nothing when the driver does not say.
-  [[nodiscard]] std::optional<std::uint64_t> device_free() const noexcept;
   [[nodiscard]] bool device_has(std::uint64_t bytes) const noexcept;
   [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
 

@@ -437,7 +437,7 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
   CUresult result = driver_.record_event(free.event, stream.handle);
   if (result == CUDA_SUCCESS) {
     const Lock lock(*this);
-    if (owner) free.first = order_.ordinal(*owner);
+    if (owner) free.preferred = order_.ordinal(*owner);
     if (live_.erase(address, &free.entry)) {
       forget(free.entry);
       try {
@@ -471,7 +471,7 @@ void Heap::collect_pending_frees() {
     }
     tell_over(free);
     pending_bytes_ -= free.entry.bytes;
-    give_back(free.entry, kNoStream, free.first);
+    give_back(free.entry, kNoStream, free.preferred);
     return true;
   });
 }
@@ -568,10 +568,10 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
 }
 
 // The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
-void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal first) {
+void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
   try {
     if (entry.origin == Origin::Dynamic) {
-      dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream, first);
+      dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream, preferred);
       return;
     }
     const PhysicalRanges freed = ranges(entry);
@@ -583,7 +583,7 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal
     if (planned_.keeps_free_bytes()) {
       planned_.release(freed);
     } else {
-      dynamic_->give(freed, first);
+      dynamic_->give(freed, preferred);
     }
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.

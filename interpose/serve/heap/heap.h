@@ -238,8 +238,8 @@ class Heap {
     CUcontext context = nullptr;  // of the stream and the event
     CUevent event = nullptr;      // null: its context has ended
     bool context_ends = false;
-    std::optional<StreamKey> owner;   // of one that HeapOptions::over is to be told of
-    StreamOrdinal first = kNoStream;  // that the bytes are offered to first: the owner
+    std::optional<StreamKey> owner;       // of one that HeapOptions::over is to be told of
+    StreamOrdinal preferred = kNoStream;  // that the bytes are offered to first: the owner
   };
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
@@ -277,7 +277,7 @@ class Heap {
   void collect_pending_frees();
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream) { give_back(entry, stream, stream); }
-  void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal first);
+  void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
   void release_freed(const LiveEntry& entry);
 
   // Memory under pressure.

@@ -53,10 +53,7 @@ CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
 
 // When the driver does not say, assumes the largest number.
 std::uint64_t Heap::device_free_bytes() const {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  const ContextScope scope(driver_, context_);
-  return scope.ok() && driver_.memory_info(&free, &total) == CUDA_SUCCESS ? free : device_bytes_;
+  return free_bytes_of_device(driver_, context_).value_or(device_bytes_);
 }
 
 void Heap::complain(const Ask& ask) {

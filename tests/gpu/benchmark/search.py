@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the largest size that fits. It only decides which sizes are tried, and uses no CUDA."""
 
+LEAP = 4  # a size is at most so many times the largest that fits so far
+
 
 def resolution(size):
     """How near two sizes must be for the search between them to end: 1 %, or one."""
@@ -34,7 +36,7 @@ class Search:
         more = (self.tried[second] - self.tried[first]) / (second - first) if first else 0
         if not self.capacity or more <= 0:
             return 2 * low
-        return min(second + int((self.capacity - self.tried[second]) / more), 4 * low)
+        return min(second + int((self.capacity - self.tried[second]) / more), LEAP * low)
 
     def largest(self):
         """The largest size that fits; 0: not even 1 does."""
@@ -45,7 +47,7 @@ class Search:
             if low < size < high:
                 low, high = (size, high) if self.fits(size) else (low, size)
         size = min(max(self.bound(low), low + 1), high - 1)
-        while size == 4 * low and self.fits(size):
+        while size == LEAP * low and self.fits(size):
             low = size
             size = min(max(self.bound(low), low + 1), high - 1)
         stride = resolution(size)
