@@ -156,6 +156,8 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t page() const { return options_.page; }
   [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }
   [[nodiscard]] const Handles& handles() const { return handles_; }
+  // Whether the handle at a physical offset is the plan's.
+  [[nodiscard]] bool is_of_plan(std::uint64_t at) const { return at < options_.large.begin; }
   // Whether the handle at a physical offset is for small requests.
   [[nodiscard]] bool is_for_small(std::uint64_t at) const { return at >= options_.small.begin; }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
@@ -192,7 +194,7 @@ class HandlePlacement {
 
   template <class S>
   [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
-    return at < options_.large.begin ? spaces.planned : is_for_small(at) ? spaces.small : spaces.large;
+    return is_of_plan(at) ? spaces.planned : is_for_small(at) ? spaces.small : spaces.large;
   }
   [[nodiscard]] const Spaces& reachable(StreamIndex stream, Reach reach) const;
   Spaces& own(StreamIndex stream);

@@ -23,13 +23,14 @@
 //      (`spared_pages`). Two streams would otherwise take the same small bytes from each other at every request, with a
 //      wait each time.
 //   6. Bytes of any stream, behind a wait on the device for the streams that freed them: mapped ones as in step 2, else
-//      a stitched view, with new memory for what is missing.
+//      a stitched view, with new memory for what is missing. Of places at home that fit nearly equally well, one for
+//      which the program need not order the stream first comes before others: it will do so a little later.
 //   7. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
 //   8. New memory alone, when own bytes could not be made ready.
 //
 // Steps 3, 5 and 6 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
 // does about those. Share, the default, lets a request, unless it is small, treat the bytes of all streams as its own
-// at first: it tries steps 2 and 7 with the bytes of all streams before it goes on at step 3. OrderThenGrow is the
+// at first: it tries steps 6 and 7 with the bytes of all streams before it goes on at step 3. OrderThenGrow is the
 // order above. GrowThenOrder tries step 6 after step 7. Never leaves out steps 5 and 6.
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
@@ -110,6 +111,10 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   noexcept->std::same_as<bool>;
   // True only when the device is known to be done with the bytes.
   { backend.is_complete(ranges) }
+  noexcept->std::same_as<bool>;
+  // True when `make_ready` would let the stream wait for another one, and the program will order it so by itself a
+  // little later. Asks nothing.
+  { backend.is_ordered_soon(ranges, stream) }
   noexcept->std::same_as<bool>;
   // True when a stream other than this one freed some of the bytes last. The answer is only counted.
   { backend.is_foreign(ranges, stream) }
@@ -301,11 +306,13 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
   static constexpr std::size_t kForeignRangesAsked = 4;
+  static constexpr std::size_t kFitsAsked = 16;
   static constexpr std::size_t kViewsAskedAtOnce = 4;
   static constexpr std::size_t kFewestRepaired = 2;  // one leaves the view, and another comes
 
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
+  Place not_too_soon(Place best, std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
   std::optional<Place> grow_spared(std::uint64_t bytes, StreamIndex stream);
@@ -420,12 +427,33 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
 // Takes free bytes that are mapped: at home, else in a view made before.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach) {
-  const auto home = placement_.find_home(bytes, stream, reach);
+  auto home = placement_.find_home(bytes, stream, reach);
+  if (home && reach == Reach::All && placement_.others_have_bytes(stream)) home = not_too_soon(*home, bytes, stream);
   if (home && take(*home, bytes, stream, reach)) return home;
   const auto found = placement_.find_in_views(bytes, stream, reach);
   if (!found || !take(*found, bytes, stream, reach)) return std::nullopt;
   ++counts_.view_hits;
   return found;
+}
+
+// Where the best place at home would let the stream wait for what the program will order by itself a little later, a
+// place that fits nearly as well and does not, if there is one.
+template <OnlineBackend Backend>
+Place OnlineAllocator<Backend>::not_too_soon(Place best, std::uint64_t bytes, StreamIndex stream) {
+  const auto is_too_soon = [&](std::uint64_t begin) {
+    const Range range{begin, begin + bytes};
+    return backend_.is_ordered_soon({&range, 1}, stream);
+  };
+  if (stream == kAnyStream || !is_too_soon(best.offset)) return best;
+  std::array<Range, kFitsAsked> fits;
+  const std::size_t count = placement_.candidates(bytes, fits);
+  for (const Range& fit : std::span(fits).first(count)) {
+    if (placement_.is_of_plan(fit.begin)) break;  // its slots will be wanted, and these ranges are the last
+    for (const std::uint64_t begin : {fit.begin, fit.end - bytes}) {
+      if (!is_too_soon(begin)) return {0, begin};
+    }
+  }
+  return best;
 }
 
 // Serves a request that would be stitched of many small handles from few large ones, which are made anew: as many

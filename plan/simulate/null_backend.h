@@ -54,6 +54,7 @@ class NullBackend {
   }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
+  bool is_ordered_soon(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   std::uint64_t number_free(StreamIndex /*stream*/) noexcept {
     ++frees_;

@@ -11,11 +11,12 @@ Programs (default: all but `compiled`):
   models     training of two models in turns, on batches of random length
   trainer    a training with an evaluation every 5 steps, a checkpoint every 10, and other accumulation later
   vision     a convolutional network at six resolutions, for which cuDNN searches the best algorithms
+  streams    two streams train side by side, each step of another length, and the host waits for neither
   compiled   a training under torch.compile
 
 All variants of a program live at the same time, each in a process of its own, and work in turns, since the speed of a
 rented host changes; the ratios within a turn are compared. The first turn is left out. Variants are those of
-bench_train.py. --set is the policy for stalloc's variants (docs/policy.md). DIR receives programs.jsonl, with a line
+bench_train.py, and grow and never. --set is the policy for stalloc's variants (docs/policy.md). DIR receives programs.jsonl, with a line
 for each turn, and programs.md, which is printed too.
 """
 
@@ -28,10 +29,13 @@ import subprocess
 import sys
 import time
 
+import bench_train
 import train
-from bench_train import TITLES, VARIANTS, environment_for, list_of, median
+from bench_train import TITLES, environment_for, list_of, median
 
 MIB = 1 << 20
+VARIANTS = (*bench_train.VARIANTS, "grow", "never")
+FIGURES = ("mapping_calls_after_start", "mapping_ns_after_start", "waits")
 
 
 def options_of(*words):
@@ -161,6 +165,25 @@ def vision(torch):
     return turn
 
 
+def streams(torch):
+    draw = random.Random(1)
+    hidden = 2048
+    pairs = [(torch.cuda.Stream(),
+              torch.nn.Sequential(*(layer for _ in range(8) for layer in (torch.nn.Linear(hidden, 4 * hidden), torch.nn.GELU(),
+                                                                          torch.nn.Linear(4 * hidden, hidden))))
+              .to("cuda", torch.bfloat16)) for _ in range(2)]
+    torch.cuda.synchronize()
+
+    def turn():
+        for _ in range(20):
+            for stream, model in pairs:
+                with torch.cuda.stream(stream):
+                    tokens = torch.randn(draw.randrange(512, 4096), hidden, device="cuda", dtype=torch.bfloat16)
+                    model(tokens).square().mean().backward()
+                    model.zero_grad(set_to_none=True)
+    return turn
+
+
 def compiled(torch):
     model, _ = make_trained(torch, "--size", "200m")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -175,7 +198,7 @@ def compiled(torch):
 
 
 PROGRAMS = {"generate": generate, "turns": turns, "random": random_tensors, "models": models, "trainer": trainer,
-            "vision": vision, "compiled": compiled}
+            "vision": vision, "streams": streams, "compiled": compiled}
 
 
 def serve(name):
@@ -196,7 +219,7 @@ def serve(name):
         seconds = time.perf_counter() - started
         after = said.read()
         answer = {"seconds": seconds, "live": torch.cuda.max_memory_allocated(), "held": torch.cuda.max_memory_reserved()}
-        for figure in ("mapping_calls_after_start", "mapping_ns_after_start"):
+        for figure in FIGURES:
             if figure in after:
                 answer[figure] = after[figure] - before.get(figure, 0)
         print(json.dumps(answer), flush=True)
@@ -242,11 +265,11 @@ class Measurement:
     def table(self):
         first = self.arguments.variants[0]
         lines = ["| program | allocator | live GiB | held / live | turn, s | to the first | mapping, of the time | "
-                 "mapping calls a turn, the last five |", "|---|---|---|---|---|---|---|---|"]
+                 "mapping calls a turn, the last five | waits between streams, the last |", "|---" * 9 + "|"]
         for name, by_variant in self.answers.items():
             whole = min(map(len, by_variant.values()))
             if whole < 2:
-                lines.append(f"| {name} | not measured | | | | | | |")
+                lines.append(f"| {name} | not measured | | | | | | | |")
                 continue
             for variant, answers in by_variant.items():
                 answers = answers[:whole]
@@ -258,7 +281,7 @@ class Measurement:
                 lines.append(f"| {name} | {TITLES[variant]} | {answers[-1]['live'] / 2**30:.2f} | "
                              f"{answers[-1]['held'] / answers[-1]['live']:.3f} | "
                              f"{median([answer['seconds'] for answer in answers[1:]]):.2f} | {ratio:.3f} | "
-                             f"{100 * share:.1f} % | {calls} |")
+                             f"{100 * share:.1f} % | {calls} | {answers[-1].get('waits', '')} |")
         return "\n".join(lines) + "\n"
 
 

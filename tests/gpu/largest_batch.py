@@ -6,10 +6,10 @@
                    [--card-gib 80] [--first N] [--seconds 400] [-- options of train_megatron.py]
 
 A process makes the cards as small as --card-gib says by holding the rest of each (0: they are left as they are). Each
-variant begins where the one before it ended, and tries what should just fit, judged by what a run held, or one sequence
-more or less, until one size fits and the next one does not. `serve` records, plans and runs the largest microbatch of `dynamic`: give it last. DIR
-receives probes.jsonl, with a line as soon as a run is over, and table.md, written anew each time. When --seconds are
-over, the table has what is known.
+variant begins where the one before it ended, and tries what should just fit, judged by what a run held, or what lies half-way
+between a size that fits and one that does not, until one fits and the next one does not. `serve` records, plans and runs
+the largest microbatch of `dynamic`: give it last. DIR receives probes.jsonl, with a line as soon as a run is over, and
+table.md, written anew each time. When --seconds are over, the table has what is known.
 """
 
 import argparse
@@ -126,10 +126,10 @@ class Search:
             if self.fits(variant, batch):
                 fits = batch
                 batch = max(self.guess(variant, batch) or 0, fits + 1)
-                batch = batch if fails is None else min(batch, fails - 1)
+                batch = batch if fails is None else min(batch, (fits + fails + 1) // 2)
             else:
                 fails = batch
-                batch = fails - 1
+                batch = (fits + fails) // 2
         return fits
 
     def planned(self, batch):

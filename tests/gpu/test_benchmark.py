@@ -297,6 +297,10 @@ class Command(unittest.TestCase):
         self.command = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.command)
 
+    def test_a_workload_is_also_called_as_its_file(self):
+        read = self.command.list_of(workloads.WORKLOADS)
+        self.assertEqual(read("Llama2-7B-N,OPT-13B RO,jax"), ["Llama2-7B N", "OPT-13B RO", "jax"])
+
     def test_words(self):
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             self.command.make_parser().parse_args(["nothing"])

@@ -16,7 +16,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import bench_pairs  # noqa: E402
 import bench_parallel  # noqa: E402
-import bench_streams  # noqa: E402
+import bench_programs  # noqa: E402
 import bench_train  # noqa: E402
 import bench_turns  # noqa: E402
 import comm_battery  # noqa: E402
@@ -118,14 +118,19 @@ class Turns(unittest.TestCase):
         self.assertEqual(bench_turns.parse_arguments(given).train, [])
 
 
-class Streams(unittest.TestCase):
+class Programs(unittest.TestCase):
     def test_table(self):
-        results = {"native": {"ms": [4.0, 5.0], "live": 2**30, "held": 2**31, "figures": {}},
-                   "stalloc, order": {"ms": [4.5], "live": 2**30, "held": 2**30,
-                                       "figures": {"waits": 7, "mapping_calls_after_start": 90}}}
-        rows = bench_streams.table(results)
-        self.assertIn("| native | 1024 | 2.000 |  |  | 4.50 | 1.000 |", rows)
-        self.assertIn("| stalloc, order | 1024 | 1.000 | 7 | 90 | 4.50 | 1.000 |", rows)
+        arguments = argparse.Namespace(variants=["native", "order"], seconds=1)
+        measurement = bench_programs.Measurement(arguments)
+        memory = {"live": 2**30, "held": 2**31}
+        figures = {"mapping_calls_after_start": 90, "mapping_ns_after_start": 10**9, "waits": 7}
+        native = [{"seconds": seconds, **memory} for seconds in (9.0, 4.0, 5.0)]
+        order = [{"seconds": seconds, **memory, **figures} for seconds in (9.0, 2.0, 8.0, 100.0)]
+        measurement.answers = {"streams": {"native": native, "order": order}, "models": {"native": native[:1], "order": []}}
+        rows = measurement.table()
+        self.assertIn("| streams | PyTorch native | 1.00 | 2.000 | 4.50 | 1.000 | 0.0 % |  |  |", rows)
+        self.assertIn("| streams | stalloc, without a plan, order | 1.00 | 2.000 | 5.00 | 1.050 | 20.0 % | 90 90 90 | 7 |", rows)
+        self.assertIn("| models | not measured |", rows)
 
 
 class Parallel(unittest.TestCase):
@@ -160,14 +165,15 @@ class Parallel(unittest.TestCase):
         class Known(largest_batch.Search):
             """1 GiB of weights and what belongs to them, and 1 GiB for each sequence."""
 
-            def __init__(self, card_gib):
+            def __init__(self, card_gib, told=1):
                 self.found, self.arguments = {"native": {}}, argparse.Namespace(card_gib=card_gib)
+                self.told = told
 
             def run(self, variant, batch):
                 held = (1 + batch) * 2**30
                 self.found[variant][batch] = "out of memory"
                 if held <= self.arguments.card_gib * 2**30:
-                    self.found[variant][batch] = [{"parameters": 2**30 / 18, "max_memory_reserved": held}]
+                    self.found[variant][batch] = [{"parameters": 2**30 / 18, "max_memory_reserved": held * self.told}]
                 return self.found[variant][batch]
 
         for first in (1, 5, 9, 40):
@@ -178,6 +184,9 @@ class Parallel(unittest.TestCase):
         search = Known(80)
         self.assertEqual(search.largest("native", 2), 79)
         self.assertLess(len(search.found["native"]), 6)
+        search = Known(80, told=1 / 4)  # what a run held says too little of what the next one needs
+        self.assertEqual(search.largest("native", 20), 79)
+        self.assertLess(len(search.found["native"]), 12)
 
 
 class Processes(unittest.TestCase):

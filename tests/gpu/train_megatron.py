@@ -214,7 +214,9 @@ def main():
     torch.manual_seed(options.seed)
     try:
         report = run(options, torch, device, local, turns)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, torch.distributed.DistBackendError) as error:
+        if "out of memory" not in str(error):  # NCCL names CUDA's error: it, too, needs memory of the card
+            raise
         print(f"out of memory: {error}", file=sys.stderr, flush=True)
         os._exit(OUT_OF_MEMORY)  # the other ranks wait for this one, so nothing can be ended in order
     folder = pathlib.Path(options.json)

@@ -60,6 +60,9 @@ class DeviceBackend {
     return order_->make_ready(ranges, ordinal(stream));
   }
   bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
+  bool is_ordered_soon(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+    return order_->is_ordered_soon(ranges, ordinal(stream));
+  }
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }

@@ -20,7 +20,8 @@ StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physic
       streams_(std::make_unique<Stream[]>(kMaxStreams + 1)),
       clocks_(context),
       ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
-      waited_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
+      waited_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
+      program_orders_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
 
 StreamOrder::~StreamOrder() {
   if (stream_count_ == 0) return;
@@ -97,9 +98,11 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   admitted.alive = true;
   admitted.uses_memory = false;
   admitted.used_at = latest_number();
-  for (std::size_t owner = 1; owner <= kMaxStreams; ++owner) {
-    ordered_[pair(stream, static_cast<StreamOrdinal>(owner))] = 0;
-    waited_[pair(stream, static_cast<StreamOrdinal>(owner))] = 0;
+  for (std::size_t i = 1; i <= kMaxStreams; ++i) {
+    const auto other = static_cast<StreamOrdinal>(i);
+    ordered_[pair(stream, other)] = 0;
+    waited_[pair(stream, other)] = 0;
+    program_orders_[pair(stream, other)] = program_orders_[pair(other, stream)] = false;
   }
   unsigned flags = CU_STREAM_DEFAULT;
   const bool asked = !key.is_default() && clocks_.of(stream) != nullptr;
@@ -222,6 +225,7 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
   std::uint64_t& waited = waited_[pair(waiter, owner)];
   if (waited >= number) return;
   waited = last_free(owner);
+  program_orders_[pair(waiter, owner)] = true;
   ++spared_waits_;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -67,6 +68,19 @@ class StreamOrder {
   // One of these two: kNoStream stands for all streams at once.
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
+  }
+
+  // True when `order` would let the stream wait for another one behind which the program has ordered it before: it will
+  // do so for these frees, too, and the stream could use the bytes a little later without that wait. Asks nothing.
+  [[nodiscard]] bool is_ordered_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+    bool soon = false;
+    if (spared_waits_ > 0 && !marks_.only(ranges, stream)) {
+      for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
+        soon = soon || (program_orders_[pair(stream, owner)] &&
+                        !is_behind(stream, owner, std::min(sequence, last_free(owner))));
+      });
+    }
+    return soon;
   }
 
   // True when another stream freed some of them last.
@@ -158,6 +172,10 @@ class StreamOrder {
   Event* record(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
+  // Whether the waiter is known to be ordered behind the owner's free with that number, or the free to be complete.
+  [[nodiscard]] bool is_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+    return ordered(waiter, owner) >= number || clocks_.complete(owner) >= number;
+  }
   void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
@@ -175,6 +193,7 @@ class StreamOrder {
   StreamClocks clocks_;
   LazyTable<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
   LazyTable<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
+  LazyTable<bool> program_orders_;    // by pair: it has spared us a wait
   StreamOrdinal stream_count_ = 0;
   bool closed_ = false;  // no event is recorded any more
   unsigned users_ = 0;   // how often an ordinal was first used for memory

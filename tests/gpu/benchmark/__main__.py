@@ -36,9 +36,16 @@ GIB = 1 << 30
 KINDS = ("cost", "fit", "recompute", "tables")
 
 
+def file_name(name):
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
 def list_of(allowed):
+    """A type for argparse: names, each also as its raw file is called."""
+    by_file = {file_name(name): name for name in allowed}
+
     def read(text):
-        names = [name for name in text.split(",") if name]
+        names = [by_file.get(name, name) for name in text.split(",") if name]
         unknown = [name for name in names if name not in allowed]
         if unknown:
             raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: none of {', '.join(allowed)}")
@@ -97,7 +104,7 @@ class Raw:
         self.folder, self.retry = folder, retry
 
     def file(self, kind, *names):
-        path = self.folder.joinpath(kind, *(re.sub(r"[^\w.-]+", "-", name) for name in names))
+        path = self.folder.joinpath(kind, *map(file_name, names))
         return path.with_name(f"{path.name}.json")  # a name may have a dot, as Qwen2.5 has
 
     def has(self, path, settings):

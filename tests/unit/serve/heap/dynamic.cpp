@@ -418,6 +418,67 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
   REQUIRE(fixture.statistics().borrows == (shared ? 1 : 0));
 }
 
+namespace {
+
+// The program makes a stream wait for all that another one was given so far.
+void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
+  serve::StreamClock* clock = fixture->heap->clock(waiter);
+  REQUIRE(clock != nullptr);
+  clock->raise(fixture->heap->clock(owner)->ordinal(), fixture->heap->clocks().latest_number());
+}
+
+}  // namespace
+
+TEST_CASE("shared memory: what the program orders a little later is left to it where there is another place",
+          "[serve][dynamic]") {
+  const bool program_orders = GENERATE(false, true);
+  HeapOptions options = small_options();
+  options.cross_stream = CrossStream::Share;
+  Fixture fixture(options);
+  const CUdeviceptr first = fixture.take(2);
+  fixture.take(1);  // keeps them apart
+  const CUdeviceptr best = fixture.take(4);
+  fixture.take(1);
+  const CUdeviceptr own = fixture.take_on(fixture.other, 6);
+  fixture.driver.work(fixture.stream);
+  fixture.give(first);
+  if (program_orders) order_behind(&fixture, fixture.other, fixture.stream);
+  REQUIRE(fixture.take_on(fixture.other, 2) == first);
+  REQUIRE(fixture.statistics().waits == (program_orders ? 0 : 1));
+  fixture.driver.work(fixture.stream);
+  fixture.give(best);
+  fixture.driver.work(fixture.other);
+  REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
+  REQUIRE(fixture.take_on(fixture.other, 4) == (program_orders ? own : best));
+  REQUIRE(fixture.statistics().waits == (program_orders ? 0 : 2));
+  if (!program_orders) return;
+  fixture.take_on(fixture.other, 2);
+  REQUIRE(fixture.take_on(fixture.other, 3) == best);  // there is no other place
+  REQUIRE(fixture.statistics().waits == 1);
+}
+
+TEST_CASE("shared memory: nor is a slot of a plan taken for that", "[serve][dynamic]") {
+  HeapOptions options = small_options();
+  options.cross_stream = CrossStream::Share;
+  options.beside_plan = 0;
+  options.policy.stitch = false;
+  const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
+  Fixture fixture(options, std::uint64_t{1} << 30, &plan);
+  const CUdeviceptr of_plan = fixture.take_on(fixture.other, plan.physical_bytes / kPage);
+  const CUdeviceptr larger = fixture.take(10);
+  fixture.give(larger);
+  order_behind(&fixture, fixture.other, fixture.stream);
+  const CUdeviceptr again = fixture.take_on(fixture.other, 10);
+  REQUIRE(again == larger);  // so the program is known to make this order
+  REQUIRE(fixture.heap->free_async(of_plan, fixture.other) == CUDA_SUCCESS);
+  fixture.driver.work(fixture.stream);
+  REQUIRE(fixture.heap->free_async(again, fixture.stream) == CUDA_SUCCESS);
+  REQUIRE(fixture.heap->idle_plan_bytes() == plan.physical_bytes);
+  fixture.take_on(fixture.other, 4);
+  REQUIRE(fixture.statistics().waits == 1);
+  REQUIRE(fixture.heap->idle_plan_bytes() == plan.physical_bytes);
+}
+
 TEST_CASE("shared memory: who waits for a large free waits for nothing behind it", "[serve][dynamic]") {
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
@@ -782,23 +843,37 @@ TEST_CASE("what one stream takes and another frees, again and again, is mapped o
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
 }
 
+namespace {
+
 // Fully sharded training: a second stream gathers each layer's weights, the first one computes and frees them, and in
-// the backward pass the second one takes gradients that the first one made. All frees are late.
-TEST_CASE("streams that take turns map nothing from the fourth step on", "[serve][dynamic]") {
-  HeapOptions options = small_options();
-  options.policy.small_bytes = 0;
-  Fixture fixture(options);
-  const auto give_on = [&](CUdeviceptr address, StreamKey key) {
+// the backward pass the second one reduces gradients that the first one made. All frees are late. `program_orders`: as
+// a program does, each stream waits for what the other was given before the last layer began.
+struct ShardedTraining {
+  explicit ShardedTraining(bool orders) : fixture(options()), program_orders(orders) {}
+
+  static HeapOptions options() {
+    HeapOptions options = small_options();
+    options.policy.small_bytes = 0;
+    return options;
+  }
+
+  void give_on(CUdeviceptr address, StreamKey key) {
     fixture.driver.work(key);
     REQUIRE(fixture.heap->free_async(address, key) == CUDA_SUCCESS);
-  };
-  constexpr int kLayers = 12;
-  std::uint64_t mapped = 0;
-  for (int step = 0; step < 10; ++step) {
-    if (step == 3) mapped = fixture.statistics().mapping_calls_after_start;
+  }
+  void begin_layer() {
+    const auto order_behind = [&](StreamKey waiter, StreamKey owner) {
+      fixture.heap->clock(waiter)->raise(fixture.heap->clock(owner)->ordinal(), before_layer);
+    };
+    if (program_orders) order_behind(fixture.stream, fixture.other);
+    if (program_orders) order_behind(fixture.other, fixture.stream);
+    before_layer = fixture.heap->clocks().latest_number();
+  }
+  void step() {
     std::vector<CUdeviceptr> activations;
     CUdeviceptr gathered = fixture.take_on(fixture.other, 9);
     for (int layer = 0; layer < kLayers; ++layer) {
+      begin_layer();
       const CUdeviceptr next = fixture.take_on(fixture.other, layer % 3 == 0 ? 11 : 9);
       activations.push_back(fixture.take(static_cast<std::uint64_t>(4 + layer % 4)));
       const CUdeviceptr scratch = fixture.take(7);
@@ -807,6 +882,7 @@ TEST_CASE("streams that take turns map nothing from the fourth step on", "[serve
       gathered = next;
     }
     for (int layer = kLayers; layer-- > 0;) {
+      begin_layer();
       const CUdeviceptr next = fixture.take_on(fixture.other, 9);
       const CUdeviceptr gradient = fixture.take(10);
       const CUdeviceptr reduced = fixture.take_on(fixture.other, 3);
@@ -818,8 +894,33 @@ TEST_CASE("streams that take turns map nothing from the fourth step on", "[serve
     }
     give_on(gathered, fixture.stream);
   }
-  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
-  REQUIRE(mapped > 0);
+
+  static constexpr int kLayers = 12;
+  Fixture fixture;
+  bool program_orders;
+  std::uint64_t before_layer = 0;  // the number of the latest free
+};
+
+}  // namespace
+
+TEST_CASE("streams that take turns map nothing from the fourth step on, and wait less if the program orders them",
+          "[serve][dynamic]") {
+  std::vector<std::uint64_t> waits;  // in the last step
+  for (const bool program_orders : {false, true}) {
+    ShardedTraining training(program_orders);
+    serve::Statistics third;
+    serve::Statistics last;
+    for (int step = 0; step < 10; ++step) {
+      if (step == 3) third = training.fixture.statistics();
+      last = training.fixture.statistics();
+      training.step();
+    }
+    const serve::Statistics end = training.fixture.statistics();
+    REQUIRE(end.mapping_calls_after_start == third.mapping_calls_after_start);
+    REQUIRE(third.mapping_calls_after_start > 0);
+    waits.push_back(end.waits - last.waits);
+  }
+  REQUIRE(waits[1] < waits[0]);
 }
 
 TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {

@@ -62,6 +62,46 @@ TEST_CASE("another stream waits for the free, once", "[serve][order]") {
   REQUIRE(f.order.waits() == 1);
 }
 
+TEST_CASE("a stream that the program has ordered behind another is so soon again", "[serve][order]") {
+  Fixture f;
+  const auto is_ordered_soon = [&](StreamKey key) { return f.order.is_ordered_soon(f.page, f.order.ordinal(key)); };
+  f.use_and_free(f.page, f.t);
+  REQUIRE_FALSE(is_ordered_soon(f.s));  // nobody knows
+  const StreamOrdinal owner = f.order.ordinal(f.t);
+  f.order.clock(f.s)->raise(owner, f.order.latest_number());
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.order.spared_waits() == 1);
+  REQUIRE_FALSE(is_ordered_soon(f.s));  // it is ordered now
+  f.use_and_free(f.page, f.t);
+  const std::uint64_t calls = f.driver.order_calls();
+  REQUIRE(is_ordered_soon(f.s));
+  REQUIRE_FALSE(is_ordered_soon(f.t));
+  REQUIRE(f.driver.order_calls() == calls);
+  const bool waits = GENERATE(false, true);
+  if (waits) {
+    REQUIRE(f.use(f.page, f.s));
+  } else {
+    f.driver.finish_all_work();
+    f.order.settle();
+  }
+  REQUIRE_FALSE(is_ordered_soon(f.s));
+  f.use_and_free(f.page, f.s);
+  REQUIRE_FALSE(is_ordered_soon(f.t));  // the other way round it has not ordered them
+}
+
+TEST_CASE("a new stream is not taken for one that the program orders", "[serve][order]") {
+  Fixture f;
+  f.use_and_free(f.page, f.t);
+  f.order.clock(f.s)->raise(f.order.ordinal(f.t), f.order.latest_number());
+  REQUIRE(f.use(f.page, f.s));
+  const StreamOrdinal gone = f.order.ordinal(f.s);
+  f.order.stream_destroyed(f.s.handle);
+  const StreamKey fresh{f.driver.new_stream(), 0};
+  REQUIRE(f.order.ordinal(fresh) == gone);
+  f.use_and_free(f.page, f.t);
+  REQUIRE_FALSE(f.order.is_ordered_soon(f.page, gone));
+}
+
 TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
   Fixture f;
   f.use_and_free(f.page, f.t, true);
