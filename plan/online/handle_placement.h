@@ -100,6 +100,11 @@ class HandlePlacement {
   }
   // The same in a stitched view made before; for a small request there is none, since views show no handles for these.
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
+  // How many of the best fits are compared.
+  static constexpr std::size_t kMostCompared = 16;
+  [[nodiscard]] std::size_t compared_fits() const {
+    return std::min<std::size_t>(options_.policy.compared_fits, kMostCompared);
+  }
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
   // `among_large`: also for a small request in handles of large ones.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out, bool among_large = false) const;

@@ -6,11 +6,6 @@
 #include <array>
 
 namespace stalloc::plan {
-namespace {
-
-constexpr std::size_t kMostCompared = 16;  // ranges
-
-}  // namespace
 
 std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
@@ -31,9 +26,7 @@ std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_
   if (!fit) return kNowhere;
   if (fit->bytes() == bytes || is_small(bytes)) return fit->begin;
   std::array<Range, kMostCompared> ranges;
-  const OnlinePolicy& policy = options_.policy;
-  const std::size_t most =
-      bytes / options_.page < policy.compared_pages ? 1 : std::min<std::size_t>(policy.compared_fits, kMostCompared);
+  const std::size_t most = bytes / options_.page < options_.policy.compared_pages ? 1 : compared_fits();
   const std::size_t count = space.fits(bytes, std::span(ranges).first(most));
   std::uint64_t best = fit->begin;
   std::uint64_t fewest = ~std::uint64_t{0};

@@ -30,8 +30,8 @@
 //
 // Steps 3, 5 and 6 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
 // does about those. Share, the default, lets a request, unless it is small, treat the bytes of all streams as its own
-// at first: it tries steps 6 and 7 with the bytes of all streams before it goes on at step 3. OrderThenGrow is the
-// order above. GrowThenOrder tries step 6 after step 7. Never leaves out steps 5 and 6.
+// at first: it tries step 6 right after step 1. OrderThenGrow is the order above. GrowThenOrder tries step 6 after step
+// 7. Never leaves out steps 5 and 6.
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
 // is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
@@ -306,7 +306,6 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
   static constexpr std::size_t kForeignRangesAsked = 4;
-  static constexpr std::size_t kFitsAsked = 16;
   static constexpr std::size_t kViewsAskedAtOnce = 4;
   static constexpr std::size_t kFewestRepaired = 2;  // one leaves the view, and another comes
 
@@ -445,8 +444,8 @@ Place OnlineAllocator<Backend>::not_too_soon(Place best, std::uint64_t bytes, St
     return backend_.is_ordered_soon({&range, 1}, stream);
   };
   if (stream == kAnyStream || !is_too_soon(best.offset)) return best;
-  std::array<Range, kFitsAsked> fits;
-  const std::size_t count = placement_.candidates(bytes, fits);
+  std::array<Range, HandlePlacement::kMostCompared> fits;
+  const std::size_t count = placement_.candidates(bytes, std::span(fits).first(placement_.compared_fits()));
   for (const Range& fit : std::span(fits).first(count)) {
     if (placement_.is_of_plan(fit.begin)) break;  // its slots will be wanted, and these ranges are the last
     for (const std::uint64_t begin : {fit.begin, fit.end - bytes}) {
