@@ -420,11 +420,15 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
 
 namespace {
 
-// The program makes a stream wait for all that another one was given so far.
-void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
+// The program makes a stream wait for what another one had been given at the free with that number.
+void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner, std::uint64_t number) {
   serve::StreamClock* clock = fixture->heap->clock(waiter);
   REQUIRE(clock != nullptr);
-  clock->raise(fixture->heap->clock(owner)->ordinal(), fixture->heap->clocks().latest_number());
+  clock->raise(fixture->heap->clock(owner)->ordinal(), number);
+}
+// The same for all that it was given so far.
+void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
+  order_behind(fixture, waiter, owner, fixture->heap->clocks().latest_number());
 }
 
 }  // namespace
@@ -862,11 +866,10 @@ struct ShardedTraining {
     REQUIRE(fixture.heap->free_async(address, key) == CUDA_SUCCESS);
   }
   void begin_layer() {
-    const auto order_behind = [&](StreamKey waiter, StreamKey owner) {
-      fixture.heap->clock(waiter)->raise(fixture.heap->clock(owner)->ordinal(), before_layer);
-    };
-    if (program_orders) order_behind(fixture.stream, fixture.other);
-    if (program_orders) order_behind(fixture.other, fixture.stream);
+    if (program_orders) {
+      order_behind(&fixture, fixture.stream, fixture.other, before_layer);
+      order_behind(&fixture, fixture.other, fixture.stream, before_layer);
+    }
     before_layer = fixture.heap->clocks().latest_number();
   }
   void step() {
