@@ -188,6 +188,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Takes `bytes` that work on `stream` may use from now on. Returns nothing, and takes nothing, when there is no place
   // and the backend creates no more memory. `last_resort`: the device is out of memory. Throws std::bad_alloc.
   std::optional<Place> allocate(std::uint64_t bytes, StreamIndex stream, bool last_resort = false);
+  // The same without creating or mapping anything: nothing is returned where `allocate` would have to.
+  std::optional<Place> allocate_mapped(std::uint64_t bytes, StreamIndex stream);
   // Takes exactly these ranges, which a plan chose, if they are free and `stream` may use them.
   bool take_exactly(Ranges wanted, StreamIndex stream);
 
@@ -309,6 +311,11 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   static constexpr std::size_t kViewsAskedAtOnce = 4;
   static constexpr std::size_t kFewestRepaired = 2;  // one leaves the view, and another comes
 
+  // True when the request treats the bytes of all streams as its own at first.
+  [[nodiscard]] bool shares_bytes(std::uint64_t bytes, StreamIndex stream) const noexcept {
+    return cross_stream_ == CrossStream::Share && stream != kAnyStream && !placement_.is_small(bytes);
+  }
+
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
   Place not_too_soon(Place best, std::uint64_t bytes, StreamIndex stream);
@@ -390,13 +397,11 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, StreamIndex stream, bool last_resort) {
-  if (deferred_serves(bytes, stream)) return place(reuse_deferred());
-  complete_deferred_free();
-  const bool is_ordered = stream != kAnyStream;
-  const bool shares = cross_stream_ == CrossStream::Share && is_ordered && !placement_.is_small(bytes);
-  std::optional<Place> place = take_mapped(bytes, stream, shares ? Reach::All : Reach::Own);
+  std::optional<Place> place = allocate_mapped(bytes, stream);
   if (place) return place;
 
+  const bool is_ordered = stream != kAnyStream;
+  const bool shares = shares_bytes(bytes, stream);
   Overdraft overdraft;
   if (!last_resort) {
     overdraft = budget_.overdraft(backend_.mapping_time(), stitching_ns_);
@@ -421,6 +426,13 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   if (!place) place = make(bytes, stream, Reach::None, true);
   if (!place && last_resort) place = take_of_any_stream(bytes, stream, true);
   return place;
+}
+
+template <OnlineBackend Backend>
+std::optional<Place> OnlineAllocator<Backend>::allocate_mapped(std::uint64_t bytes, StreamIndex stream) {
+  if (deferred_serves(bytes, stream)) return place(reuse_deferred());
+  complete_deferred_free();
+  return take_mapped(bytes, stream, shares_bytes(bytes, stream) ? Reach::All : Reach::Own);
 }
 
 // Takes free bytes that are mapped: at home, else in a view made before.

@@ -8,7 +8,7 @@
 //      free is deferred, and a request of its size on its stream has the block back as it was
 //      (`Dynamic::deferred_serves`, `reuse_deferred`).
 //   3. Everything else goes through `allocate_slow_path` to `serve`, which first makes known what is free:
-//      `complete_deferred_free`, and `collect_pending_frees` for what waited for an event.
+//      `complete_deferred_free`, and `look_at_pending_frees` for what waited for an event.
 //   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
 //   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
 //      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
@@ -223,7 +223,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
   complete_deferred_free();
-  if (!pending_frees_.empty()) collect_pending_frees();
+  look_at_pending_frees();
   if (capturing) {
     planned_.pass_through(bytes);
     return 0;
@@ -278,7 +278,8 @@ bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, 
 }
 
 CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
-  const CUdeviceptr address = take_slot(slot, ask);
+  CUdeviceptr address = take_slot(slot, ask);
+  if (address == 0 && collect_pending_frees()) address = take_slot(slot, ask);
   if (address == 0) figures_.slot_refused();
   return address;
 }
@@ -313,7 +314,12 @@ CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   if (keeps && (last_resort || planned_.is_dropped() || dynamic_->largest_free() < rounded(ask.bytes))) {
     dynamic_->give(planned_.give_up_kept(), ask.stream);
   }
-  const auto place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
+  std::optional<Place> place;
+  if (!pending_frees_.empty()) {
+    place = dynamic_->allocate_mapped(rounded(ask.bytes), ask.stream);
+    if (!place) collect_pending_frees();
+  }
+  if (!place) place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
   if (!place) return 0;
   const CUdeviceptr address = dynamic_->address_of(*place);
@@ -455,10 +461,23 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
   return result;
 }
 
-// Gives back the blocks whose events have completed. The oldest events are queried first, and no more once several are
-// pending: a query costs as much as a request.
-void Heap::collect_pending_frees() {
+// Collects them at every so many requests, since a query costs as much as a request, and at the first one after the
+// program has synchronised, since it may count on what it knows to be over. A request that would map memory, or that
+// finds its slot taken, collects them in any case.
+void Heap::look_at_pending_frees() {
+  constexpr std::uint32_t kRequestsBetween = 16;
+  if (pending_frees_.empty()) return;
+  if (synchronized_.exchange(false, std::memory_order_relaxed)) requests_until_collected_ = 0;
+  if (requests_until_collected_-- > 0) return;
+  requests_until_collected_ = kRequestsBetween - 1;
+  collect_pending_frees();
+}
+
+// Gives back the blocks whose events have completed; false when there are none. The oldest events are queried first,
+// and no more once several are pending.
+bool Heap::collect_pending_frees() {
   constexpr int kMostPending = 4;
+  const std::size_t before = pending_frees_.size();
   int pending = 0;
   std::erase_if(pending_frees_, [&](PendingFree& free) {
     if (pending == kMostPending || free.context_ends) return false;
@@ -474,6 +493,7 @@ void Heap::collect_pending_frees() {
     give_back(free.entry, kNoStream, free.preferred);
     return true;
   });
+  return pending_frees_.size() < before;
 }
 
 void Heap::context_ends(CUcontext context) noexcept {

@@ -274,7 +274,8 @@ class Heap {
                           bool context_is_current) noexcept;
   CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
   void tell_over(PendingFree& free) const noexcept;
-  void collect_pending_frees();
+  void look_at_pending_frees();
+  bool collect_pending_frees();
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream) { give_back(entry, stream, stream); }
   void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
@@ -311,6 +312,7 @@ class Heap {
   Planned planned_;
   const HeapOptions options_;
   std::atomic<bool> refuses_{false};
+  std::atomic<bool> synchronized_{false};  // the program has, since pending frees were looked at
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};
@@ -326,6 +328,7 @@ class Heap {
   LiveTable unplanned_;
   std::vector<PendingFree> pending_frees_;
   std::uint64_t pending_bytes_ = 0;  // of these, as requested
+  std::uint32_t requests_until_collected_ = 0;
   Figures figures_;
   ShownFigures* shown_ = nullptr;  // null: figures are not shown
   std::uint64_t mapping_calls_at_start_ = 0;

@@ -102,6 +102,7 @@ void Heap::before_synchronization() noexcept {
 }
 
 void Heap::after_synchronization() noexcept {
+  synchronized_.store(true, std::memory_order_relaxed);
   const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
   if (keep == ~std::uint64_t{0}) return;
   try {

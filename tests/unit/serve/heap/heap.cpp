@@ -402,7 +402,36 @@ TEST_CASE("what other streams used is its own stream's again when they are done"
   REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
   REQUIRE(heap->allocate(512, owner, nullptr) != used);
   driver.finish_all_work();
+  heap->after_synchronization();
   REQUIRE(heap->allocate(512, owner, nullptr) == used);
+}
+
+TEST_CASE("whether other streams are done is asked now and then, and before memory is mapped", "[serve][heap]") {
+  FakeDriver driver;
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+  REQUIRE(heap != nullptr);
+  const StreamKey owner{driver.new_stream(), 0};
+  const StreamKey user{driver.new_stream(), 0};
+  const CUdeviceptr used = *heap->allocate(4 * kPage, owner, nullptr);
+  const CUdeviceptr room = *heap->allocate(16 * kPage, owner, nullptr);
+  REQUIRE(heap->free_async(room, owner) == CUDA_SUCCESS);
+  driver.work(user);
+  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+
+  constexpr std::uint64_t kRequests = 320;
+  const std::uint64_t queries = driver.order_calls();
+  for (std::uint64_t i = 0; i < kRequests; ++i) {
+    const CUdeviceptr block = *heap->allocate((1 + i % 2) * kPage, owner, nullptr);
+    CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
+  }
+  CHECK(driver.order_calls() - queries == kRequests / 16);
+
+  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // asks, so that the next request would not
+  CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(20 * kPage, owner, nullptr) == used);
+  CHECK(heap->statistics().physical == 20 * kPage);
 }
 
 TEST_CASE("bytes freed on a stream of another context are free when that stream is done", "[serve][heap]") {
