@@ -6,9 +6,10 @@
                    [--card-gib 80] [--first N] [--seconds 400] [-- options of train_megatron.py]
 
 A process makes the cards as small as --card-gib says by holding the rest of each (0: they are left as they are). Each
-variant begins where the one before it ended, and tries what should just fit, judged by what a run held, or what lies half-way
-between a size that fits and one that does not, until one fits and the next one does not. `serve` records, plans and runs
-the largest microbatch of `dynamic`: give it last. DIR receives probes.jsonl, with a line as soon as a run is over, and
+variant begins where the one before it ended. As long as nothing fits it tries one sequence less, then two, four and so on. Then it
+tries what should just fit, judged by what a run held, or what lies half-way between a size that fits and one that does not,
+until one fits and the next one does not. `serve` is recorded and planned at each size before, and begins at the largest
+microbatch of `dynamic`: give it last. DIR receives probes.jsonl, with a line as soon as a run is over, and
 table.md, written anew each time. When --seconds are over, the table has what is known.
 """
 
@@ -104,6 +105,8 @@ class Search:
         return known[batch]
 
     def fits(self, variant, batch):
+        if variant == "serve" and not self.is_planned(batch):
+            return False
         result = self.run(variant, batch)
         if isinstance(result, str) and result != "out of memory":
             raise RuntimeError(result)
@@ -122,6 +125,7 @@ class Search:
     def largest(self, variant, first):
         """The largest microbatch that fits: the next one does not. 0 if none does."""
         fits, fails, batch = 0, None, first
+        less = 1
         while fails is None or fails > fits + 1:
             if self.fits(variant, batch):
                 fits = batch
@@ -129,12 +133,12 @@ class Search:
                 batch = batch if fails is None else min(batch, (fits + fails + 1) // 2)
             else:
                 fails = batch
-                batch = (fits + fails) // 2
+                batch = (fits + fails) // 2 if fits > 0 else max(fails - less, 1)
+                less *= 2
         return fits
 
-    def planned(self, batch):
-        if self.fits("record", batch) and make_plans(self.arguments.out / f"record-{batch}", self.arguments.tool):
-            self.run("serve", batch)
+    def is_planned(self, batch):
+        return self.fits("record", batch) and make_plans(self.arguments.out / f"record-{batch}", self.arguments.tool)
 
     def best(self, variant):
         fitting = [batch for batch, result in self.found.get(variant, {}).items() if isinstance(result, list)]
@@ -178,8 +182,7 @@ def main():
         for variant in arguments.variants:
             try:
                 if variant == "serve":
-                    search.planned(search.best("dynamic") or batch)
-                    continue
+                    batch = search.best("dynamic") or batch
                 batch = search.largest(variant, batch or 2) or 1
             except RuntimeError as error:  # the next allocator may do better
                 print(f"{variant}: {error}", flush=True)

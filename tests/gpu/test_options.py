@@ -181,6 +181,11 @@ class Parallel(unittest.TestCase):
             self.assertEqual(search.largest("native", first), 5)
             self.assertEqual(search.found["native"][6], "out of memory")
         self.assertEqual(Known(1.5).largest("native", 3), 0)
+        search = Known(61)
+        self.assertEqual(search.largest("native", 61), 60)
+        self.assertEqual(len(search.found["native"]), 2)
+        search.found["serve"], search.is_planned = {}, lambda batch: batch < 60
+        self.assertEqual(search.largest("serve", 60), 59)
         search = Known(80)
         self.assertEqual(search.largest("native", 2), 79)
         self.assertLess(len(search.found["native"]), 6)
