@@ -2,6 +2,7 @@
 # Functions by which tools/test, tools/demo and others configure and build. They source this file with `root` set to the
 # checkout.
 export LC_ALL=C.UTF-8
+export CCACHE_BASEDIR=$root  # what was compiled for one build folder serves another one beside it
 
 say() { echo "== $*"; }
 

@@ -22,7 +22,7 @@ struct FrameworkVariable {
 };
 
 // PyTorch read PYTORCH_CUDA_ALLOC_CONF up to 2.8 and reads PYTORCH_ALLOC_CONF since; each release accepts one of them.
-constexpr FrameworkVariable kVariables[] = {
+constexpr FrameworkVariable kFrameworkVariables[] = {
     {"PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync", "PyTorch"},
     {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync", "PyTorch"},
     {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async", "cuda_async", "JAX"},
@@ -60,14 +60,14 @@ void set_framework_variables(bool pytorch) noexcept {
   // A user who set one of PyTorch's two names meant both.
   const bool user_pytorch =
       std::getenv("PYTORCH_ALLOC_CONF") != nullptr || std::getenv("PYTORCH_CUDA_ALLOC_CONF") != nullptr;
-  for (const FrameworkVariable& variable : kVariables) {
+  for (const FrameworkVariable& variable : kFrameworkVariables) {
     if (is_pytorchs(variable) && (user_pytorch || !pytorch)) continue;
     setenv(variable.name, variable.value, /*overwrite=*/0);
   }
 }
 
 void warn_of_conflicting_variables(bool pytorch) noexcept {
-  for (const FrameworkVariable& variable : kVariables) {
+  for (const FrameworkVariable& variable : kFrameworkVariables) {
     if (is_pytorchs(variable) && !pytorch) continue;
     const char* value = std::getenv(variable.name);
     if (value == nullptr || serves(value, variable)) continue;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // getenv: while PyTorch is being loaded, it gets the allocator configuration that road.h decides on; all other callers
 // get what the environment says.
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstring>
 
 #include "interpose/torch/road.h"
-
-extern "C" char** environ;
 
 namespace {
 

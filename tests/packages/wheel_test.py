@@ -3,12 +3,15 @@
 """`pip install .` as a new user has it: builds the wheel, installs it into a fresh virtual environment, and does the
 main job there on simcuda. Skipped (77) where pip cannot fetch the build backend.
 
-  wheel_test.py BUILD_FOLDER    of the release preset; the wheel is built in BUILD_FOLDER/wheel, which is kept
+  wheel_test.py BUILD_FOLDER    of the release preset; the wheel is built in BUILD_FOLDER-wheel, which is kept
+
+That folder lies beside the other one, so that ccache, if it is installed, has what was compiled there.
 """
 
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -45,8 +48,10 @@ def build_wheel(python, build, folder):
     if backend.returncode != 0:
         print("skipped: pip cannot fetch scikit-build-core")
         sys.exit(SKIPPED)
-    options = ["-C", f"build-dir={build / 'wheel'}", "-C", f"cmake.define.STALLOC_TORCH_DOORS={RELEASE}"]
+    options = ["-C", f"build-dir={build}-wheel", "-C", f"cmake.define.STALLOC_TORCH_DOORS={RELEASE}"]
     if shutil.which("ccache"):
+        cache = (build / "CMakeCache.txt").read_text(encoding="utf-8")
+        os.environ.update(CCACHE_BASEDIR=str(SOURCE), CXX=re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)", cache, re.M)[1])
         options += ["-C", "cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache"]
     run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder / "wheels", *options, SOURCE)
     wheels = list((folder / "wheels").glob("*.whl"))

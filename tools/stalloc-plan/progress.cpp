@@ -14,8 +14,6 @@
 namespace stalloc::tool {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr auto kPatience = std::chrono::seconds(1);
 constexpr auto kPause = std::chrono::milliseconds(200);
 constexpr std::size_t kMostWords = 60;  // of 80 columns
@@ -58,11 +56,11 @@ void Progress::at(double share) {
 }
 
 void Progress::run() {
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   std::unique_lock lock(mutex_);
   if (ended_.wait_for(lock, kPatience, [this] { return over_; })) return;
   do {
-    draw(std::chrono::duration<double>(Clock::now() - start).count());
+    draw(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   } while (!ended_.wait_for(lock, kPause, [this] { return over_; }));
 }
 
