@@ -109,12 +109,12 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // are complete. False: the bytes may still be in use.
   { backend.make_ready(ranges, stream) }
   noexcept->std::same_as<bool>;
+  // The same, but false where the stream would have to wait for another one, and the program will order it so by itself
+  // a little later. Pre: the stream is not kAnyStream.
+  { backend.make_ready_unless_soon(ranges, stream) }
+  noexcept->std::same_as<bool>;
   // True only when the device is known to be done with the bytes.
   { backend.is_complete(ranges) }
-  noexcept->std::same_as<bool>;
-  // True when `make_ready` would let the stream wait for another one, and the program will order it so by itself a
-  // little later. Asks nothing.
-  { backend.is_ordered_soon(ranges, stream) }
   noexcept->std::same_as<bool>;
   // True when a stream other than this one freed some of the bytes last. The answer is only counted.
   { backend.is_foreign(ranges, stream) }
@@ -318,7 +318,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
-  Place not_too_soon(Place best, std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
   std::optional<Place> grow_spared(std::uint64_t bytes, StreamIndex stream);
@@ -330,6 +330,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
+  void take_ready(Place place, Ranges wanted, StreamIndex stream, Reach reach);
   [[nodiscard]] bool can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept;
   void used_again(std::uint32_t view) noexcept {
     ++counts_.view_hits;
@@ -438,8 +439,11 @@ std::optional<Place> OnlineAllocator<Backend>::allocate_mapped(std::uint64_t byt
 // Takes free bytes that are mapped: at home, else in a view made before.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach) {
-  auto home = placement_.find_home(bytes, stream, reach);
-  if (home && reach == Reach::All && placement_.others_have_bytes(stream)) home = not_too_soon(*home, bytes, stream);
+  const auto home = placement_.find_home(bytes, stream, reach);
+  const bool chooses = reach == Reach::All && stream != kAnyStream && placement_.others_have_bytes(stream);
+  if (home && chooses) {
+    if (const auto ready = take_unless_soon(*home, bytes, stream)) return ready;
+  }
   if (home && take(*home, bytes, stream, reach)) return home;
   const auto found = placement_.find_in_views(bytes, stream, reach);
   if (!found || !take(*found, bytes, stream, reach)) return std::nullopt;
@@ -447,24 +451,27 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   return found;
 }
 
-// Where the best place at home would let the stream wait for what the program will order by itself a little later, a
-// place that fits nearly as well and does not, if there is one.
+// Takes the best place at home or, if the stream would wait there for what the program will order by itself a little
+// later, one that fits nearly as well, if there is one for which it would not.
 template <OnlineBackend Backend>
-Place OnlineAllocator<Backend>::not_too_soon(Place best, std::uint64_t bytes, StreamIndex stream) {
-  const auto is_too_soon = [&](std::uint64_t begin) {
-    const Range range{begin, begin + bytes};
-    return backend_.is_ordered_soon({&range, 1}, stream);
+std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream) {
+  const auto take_at = [&](std::uint64_t begin) -> std::optional<Place> {
+    const Place place{0, begin};
+    const Ranges wanted = ranges(place, bytes);
+    if (!backend_.make_ready_unless_soon(wanted, stream)) return std::nullopt;
+    take_ready(place, wanted, stream, Reach::All);
+    return place;
   };
-  if (stream == kAnyStream || !is_too_soon(best.offset)) return best;
+  if (const auto place = take_at(best.offset)) return place;
   std::array<Range, HandlePlacement::kMostCompared> fits;
   const std::size_t count = placement_.candidates(bytes, std::span(fits).first(placement_.compared_fits()));
   for (const Range& fit : std::span(fits).first(count)) {
     if (placement_.is_of_plan(fit.begin)) break;  // its slots will be wanted, and these ranges are the last
     for (const std::uint64_t begin : {fit.begin, fit.end - bytes}) {
-      if (!is_too_soon(begin)) return {0, begin};
+      if (const auto place = take_at(begin)) return place;
     }
   }
-  return best;
+  return std::nullopt;
 }
 
 // Serves a request that would be stitched of many small handles from few large ones, which are made anew: as many
@@ -668,6 +675,13 @@ template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach) {
   const Ranges wanted = ranges(place, bytes);
   if (!backend_.make_ready(wanted, stream)) return false;
+  take_ready(place, wanted, stream, reach);
+  return true;
+}
+
+// Takes a place whose bytes, `wanted`, are ready.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::take_ready(Place place, Ranges wanted, StreamIndex stream, Reach reach) {
   if (reach == Reach::All && backend_.is_foreign(wanted, stream)) ++counts_.borrows;
   placement_.take(wanted, stream, reach);
   if (place.view != 0) {
@@ -675,7 +689,6 @@ bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamInde
     ++view.live;
     view.used_at = ++clock_;
   }
-  return true;
 }
 
 template <OnlineBackend Backend>

@@ -53,8 +53,8 @@ class NullBackend {
     return true;
   }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
+  bool make_ready_unless_soon(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return true; }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
-  bool is_ordered_soon(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   std::uint64_t number_free(StreamIndex /*stream*/) noexcept {
     ++frees_;

@@ -59,10 +59,10 @@ class DeviceBackend {
   bool make_ready(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->make_ready(ranges, ordinal(stream));
   }
-  bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
-  bool is_ordered_soon(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
-    return order_->is_ordered_soon(ranges, ordinal(stream));
+  bool make_ready_unless_soon(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+    return order_->order_unless_soon(ranges, ordinal(stream));
   }
+  bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }

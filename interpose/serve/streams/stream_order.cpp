@@ -151,6 +151,21 @@ bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   return marks_.only(ranges, stream) || order_slowly(ranges, stream);
 }
 
+bool StreamOrder::order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  if (marks_.only(ranges, stream)) return true;
+  if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders nothing
+  bool known = true;
+  bool soon = false;
+  for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
+    const std::uint64_t number = std::min(sequence, last_free(owner));
+    if (ordered(stream, owner) >= number) return count_spared_wait(stream, owner, number);
+    if (clocks_.complete(owner) >= number) return;
+    known = false;
+    soon = soon || program_orders_[pair(stream, owner)];
+  });
+  return known || (!soon && order_slowly(ranges, stream));
+}
+
 bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;

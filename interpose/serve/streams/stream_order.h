@@ -65,23 +65,14 @@ class StreamOrder {
   [[nodiscard]] bool is_complete(std::uint64_t number) noexcept;
   // The same as far as it is known, without asking the device.
   [[nodiscard]] bool is_known_complete(std::uint64_t number) const noexcept;
-  // One of these two: kNoStream stands for all streams at once.
+  // `order`, or for all streams at once, which kNoStream stands for, `is_complete`.
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
   }
-
-  // True when `order` would let the stream wait for another one behind which the program has ordered it before: it will
-  // do so for these frees, too, and the stream could use the bytes a little later without that wait. Asks nothing.
-  [[nodiscard]] bool is_ordered_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
-    bool soon = false;
-    if (spared_waits_ > 0 && !marks_.only(ranges, stream)) {
-      for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
-        soon = soon || (program_orders_[pair(stream, owner)] &&
-                        !is_behind(stream, owner, std::min(sequence, last_free(owner))));
-      });
-    }
-    return soon;
-  }
+  // `order`, but false, with no wait made, where the stream would wait for another one behind which the program has
+  // ordered it before: it will do so for these frees, too, and the stream could use the bytes a little later without
+  // that wait.
+  [[nodiscard]] bool order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
 
   // True when another stream freed some of them last.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
@@ -172,10 +163,6 @@ class StreamOrder {
   Event* record(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
-  // Whether the waiter is known to be ordered behind the owner's free with that number, or the free to be complete.
-  [[nodiscard]] bool is_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
-    return ordered(waiter, owner) >= number || clocks_.complete(owner) >= number;
-  }
   void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {

@@ -31,8 +31,8 @@ constexpr std::size_t kStreams = 3;
 class KnowsOrder : public plan::NullBackend {
  public:
   explicit KnowsOrder(StreamOrder* order) : order_(order) {}
-  bool is_ordered_soon(std::span<const plan::Range> ranges, plan::StreamIndex stream) noexcept {
-    return order_->is_ordered_soon(ranges, static_cast<serve::StreamOrdinal>(stream));
+  bool make_ready_unless_soon(std::span<const plan::Range> ranges, plan::StreamIndex stream) noexcept {
+    return order_->order_unless_soon(ranges, static_cast<serve::StreamOrdinal>(stream));
   }
 
  private:

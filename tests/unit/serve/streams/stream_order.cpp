@@ -64,18 +64,20 @@ TEST_CASE("another stream waits for the free, once", "[serve][order]") {
 
 TEST_CASE("a stream that the program has ordered behind another is so soon again", "[serve][order]") {
   Fixture f;
-  const auto is_ordered_soon = [&](StreamKey key) { return f.order.is_ordered_soon(f.page, f.order.ordinal(key)); };
+  const auto order_unless_soon = [&](StreamKey key) { return f.order.order_unless_soon(f.page, f.order.ordinal(key)); };
   f.use_and_free(f.page, f.t);
-  REQUIRE_FALSE(is_ordered_soon(f.s));  // nobody knows
+  REQUIRE(order_unless_soon(f.s));  // nobody knows
+  REQUIRE(f.order.waits() == 1);
+  f.use_and_free(f.page, f.t);
   const StreamOrdinal owner = f.order.ordinal(f.t);
   f.order.clock(f.s)->raise(owner, f.order.latest_number());
-  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(order_unless_soon(f.s));  // it is ordered now
   REQUIRE(f.order.spared_waits() == 1);
-  REQUIRE_FALSE(is_ordered_soon(f.s));  // it is ordered now
+  REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
   const std::uint64_t calls = f.driver.order_calls();
-  REQUIRE(is_ordered_soon(f.s));
-  REQUIRE_FALSE(is_ordered_soon(f.t));
+  REQUIRE_FALSE(order_unless_soon(f.s));
+  REQUIRE(order_unless_soon(f.t));
   REQUIRE(f.driver.order_calls() == calls);
   const bool waits = GENERATE(false, true);
   if (waits) {
@@ -84,9 +86,11 @@ TEST_CASE("a stream that the program has ordered behind another is so soon again
     f.driver.finish_all_work();
     f.order.settle();
   }
-  REQUIRE_FALSE(is_ordered_soon(f.s));
+  REQUIRE(order_unless_soon(f.s));
+  REQUIRE(f.order.waits() == (waits ? 2 : 1));
   f.use_and_free(f.page, f.s);
-  REQUIRE_FALSE(is_ordered_soon(f.t));  // the other way round it has not ordered them
+  REQUIRE(order_unless_soon(f.t));  // the other way round the program has not ordered them
+  REQUIRE(f.order.waits() == (waits ? 3 : 2));
 }
 
 TEST_CASE("a new stream is not taken for one that the program orders", "[serve][order]") {
@@ -99,7 +103,8 @@ TEST_CASE("a new stream is not taken for one that the program orders", "[serve][
   const StreamKey fresh{f.driver.new_stream(), 0};
   REQUIRE(f.order.ordinal(fresh) == gone);
   f.use_and_free(f.page, f.t);
-  REQUIRE_FALSE(f.order.is_ordered_soon(f.page, gone));
+  REQUIRE(f.order.order_unless_soon(f.page, gone));
+  REQUIRE(f.order.waits() == 1);
 }
 
 TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
