@@ -11,6 +11,7 @@
 //     free: the frees of these requests
 //     serve-dynamic, free-dynamic: the same without a plan
 //     serve-streams, free-streams: the same without a plan, every second request on a second stream
+//     serve-ordered: as serve-streams, and the program orders both streams behind each other before every 16th request
 //     match: matching each request with a slot of the plan, with one request in 500 left out
 //     plan: finding the lifetimes of the recorded events, and planning
 //     record, record-stacks: recording the run's requests and frees, without and with call stacks
@@ -47,6 +48,7 @@ using namespace stalloc;
 
 namespace {
 
+constexpr std::size_t kBetweenOrders = 16;
 constexpr std::size_t kLeftOut = 500;  // in matching, one request in so many is left out
 const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
 
@@ -121,8 +123,17 @@ void play(const plan::Problem& problem, Make make, End end) {
 struct Serving {
   bool planned = false;
   bool two_streams = false;
+  bool program_orders = false;
   bool count_frees = false;
 };
+
+// What a program does by an event of each stream that the other one waits for.
+void order_behind_each_other(serve::Heap* heap) {
+  const std::uint64_t number = heap->clocks().latest_number();
+  serve::StreamClock* clocks[2] = {heap->clock(kStreams[0]), heap->clock(kStreams[1])};
+  if (clocks[0] == nullptr || clocks[1] == nullptr) give_up("a stream has no clock");
+  for (std::size_t i = 0; i < 2; ++i) clocks[i]->raise(2 - i, number);  // a heap's streams are 1 and 2
+}
 
 Result serve_run(const plan::Problem& problem, const Serving& how) {
   bench::NothingDriver driver;
@@ -144,6 +155,7 @@ Result serve_run(const plan::Problem& problem, const Serving& how) {
       problem,
       [&](std::size_t i) {
         const plan::Request& request = problem.requests[i];
+        if (how.program_orders && i % kBetweenOrders == 0) order_behind_each_other(heap.get());
         count_if(!how.count_frees,
                  [&] { addresses[i] = heap->allocate(request.size, stream(i), nullptr).value_or(0); });
         if (addresses[i] == 0) give_up("a request was not served");
@@ -228,6 +240,7 @@ Result work(std::string_view piece, const Run& run) {
   if (piece == "serve-dynamic") return serve_run(run.problem, {});
   if (piece == "free-dynamic") return serve_run(run.problem, {.count_frees = true});
   if (piece == "serve-streams") return serve_run(run.problem, {.two_streams = true});
+  if (piece == "serve-ordered") return serve_run(run.problem, {.two_streams = true, .program_orders = true});
   if (piece == "free-streams") return serve_run(run.problem, {.two_streams = true, .count_frees = true});
   if (piece == "match") return match(run.problem);
   if (piece == "plan") return make_plan(run);

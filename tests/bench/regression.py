@@ -45,8 +45,8 @@ MEMORY_TOLERANCE = 0.005
 # Such a change also changes the number of driver calls that map by a few in a hundred.
 MAPPING_TOLERANCE = 0.10
 
-COUNTED = [(piece, "llama-lora") for piece in ("serve", "free", "serve-dynamic", "free-dynamic", "serve-streams", "free-streams",
-                                               "match", "plan", "record", "record-stacks")]
+COUNTED = [(piece, "llama-lora") for piece in ("serve", "free", "serve-dynamic", "free-dynamic", "serve-streams", "serve-ordered",
+                                               "free-streams", "match", "plan", "record", "record-stacks")]
 COUNTED += [("serve-dynamic", "turns"), ("free-dynamic", "turns")]
 HELD = [(piece, run) for run in ("llama-lora", *MADE_UP) for piece in ("plan", "serve-dynamic", "serve-streams", "online")]
 
