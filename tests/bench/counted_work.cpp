@@ -48,8 +48,8 @@ using namespace stalloc;
 
 namespace {
 
-constexpr std::size_t kBetweenOrders = 16;
-constexpr std::size_t kLeftOut = 500;  // in matching, one request in so many is left out
+constexpr std::size_t kBetweenOrders = 16;  // requests
+constexpr std::size_t kLeftOut = 500;       // in matching, one request in so many is left out
 const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
 
 template <class Work>
