@@ -28,6 +28,18 @@ class FreePages {
     if (first < end) change(first, end, true);
   }
 
+  // Whether the pages of a range, which begins and ends with pages, are all free.
+  [[nodiscard]] bool holds(Range range) const noexcept {
+    std::uint64_t first = range.begin >> shift_;
+    const std::uint64_t end = range.end >> shift_;
+    while (first < end) {
+      const std::uint64_t count = std::min(end - first, kBits - first % kBits);
+      const std::uint64_t bits = bits_of(first, count);
+      if ((words_[first / kBits] & bits) != bits) return false;
+      first += count;
+    }
+    return true;
+  }
   // False only if the pieces, which begin and end with pages and follow one another, have no free stretch of `bytes`.
   // `shown` is the sum of the pieces' bytes.
   [[nodiscard]] bool may_hold(std::span<const Range> pieces, std::uint64_t shown, std::uint64_t bytes) const noexcept;
@@ -41,8 +53,12 @@ class FreePages {
       change_word(first, kBits - first % kBits, free);
     change_word(first, end - first, free);
   }
+  // Those of `count` pages in the word of the first one. Pre: they are all in it, and count > 0.
+  [[nodiscard]] static std::uint64_t bits_of(std::uint64_t first, std::uint64_t count) noexcept {
+    return (~std::uint64_t{0} >> (kBits - count)) << first % kBits;
+  }
   void change_word(std::uint64_t first, std::uint64_t count, bool free) noexcept {
-    const std::uint64_t bits = (~std::uint64_t{0} >> (kBits - count)) << first % kBits;
+    const std::uint64_t bits = bits_of(first, count);
     std::uint64_t& word = words_[first / kBits];
     word = free ? word | bits : word & ~bits;
   }

@@ -65,14 +65,15 @@ std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamI
   Place best;
   Range shortest;
   std::size_t looked_at = 0;
-  const ViewCache::ByBytes& by_bytes = views_.by_bytes();
-  for (auto at = by_bytes.lower_bound(bytes); at != by_bytes.end() && looked_at < options_.policy.searched_views;
-       ++at, ++looked_at) {
-    const StitchedView& view = views_[at->second].stitched;
-    if (!free_pages_.may_hold(view.pieces(), at->first, bytes)) continue;
+  for (const ViewCache::Entry& entry : views_.from(bytes)) {
+    if (looked_at++ == options_.policy.searched_views) break;
+    const ViewCache::CachedView& candidate = views_[entry.number];
+    if (entry.bytes - candidate.live < bytes) continue;
+    const StitchedView& view = candidate.stitched;
+    if (!free_pages_.may_hold(view.pieces(), entry.bytes, bytes)) continue;
     const Range run = view.shortest_free(bytes, kUnitBytes, space_of(spaces));
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
-    best = {at->second, run.begin};
+    best = {entry.number, run.begin};
     shortest = run;
     if (shortest.bytes() == bytes) break;
   }

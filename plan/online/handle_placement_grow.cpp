@@ -68,6 +68,9 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   std::uint64_t most = round_up(bytes / options_.policy.request_per_free_end, kUnitBytes);
   for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
     const ViewCache::CachedView& candidate = views_[number];
+    if (candidate.bytes() == 0) continue;
+    const std::uint64_t end = candidate.stitched.pieces().back().end;
+    if (most >= options_.page && !free_pages_.holds({end - options_.page, end})) continue;
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
     if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
     most = free;

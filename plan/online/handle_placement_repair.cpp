@@ -65,14 +65,11 @@ bool take_spare(Spare* spare, std::uint64_t bytes, std::vector<Range>* out) {
 // take something of it.
 std::vector<std::uint32_t> latest_without_life(const ViewCache& views, std::uint64_t bytes) {
   std::vector<std::uint32_t> found;
-  for (auto at = views.by_bytes().lower_bound(bytes); at != views.by_bytes().end(); ++at) {
-    const ViewCache::CachedView& view = views[at->second];
-    if (view.live == 0 && view.lent.bytes() == 0) found.push_back(at->second);
+  for (std::uint32_t number = views.most_recent(); number != 0 && found.size() < kMostLookedAt;
+       number = views.older(number)) {
+    const ViewCache::CachedView& view = views[number];
+    if (view.bytes() >= bytes && view.lent.bytes() == 0) found.push_back(number);
   }
-  const std::size_t count = std::min(found.size(), kMostLookedAt);
-  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(),
-                    [&](std::uint32_t a, std::uint32_t b) { return views[a].used_at > views[b].used_at; });
-  found.resize(count);
   return found;
 }
 
@@ -103,27 +100,29 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
     std::uint64_t bytes, StreamIndex stream, Reach reach, std::size_t most,
     const std::function<bool(std::uint32_t)>& is_idle) const {
   const Spaces& spaces = reachable(stream, reach);
-  const auto shown_by = [&](const ViewCache::CachedView& view) {
-    std::vector<Shown> handles;
+  const auto is_free = [&](Range pages) {
+    return free_pages_.holds(pages) && (&spaces == &all_ || part(spaces, pages.begin).contains(pages));
+  };
+  const auto show = [&](const ViewCache::CachedView& view, std::vector<Shown>& handles) {
+    handles.clear();
     std::uint64_t at = 0;
     for (const Range& piece : view.stitched.pieces()) {
-      const FreeSpace& space = part(spaces, piece.begin);
-      const bool is_free = space.contains(piece);
+      const bool wholly = is_free(piece);
       for (auto handle = holding(piece.begin); handle != handles_.end() && handle->first < piece.end; ++handle) {
         const Range range{handle->first, handle->first + handle->second.bytes};
-        handles.push_back({at, range, is_free || space.contains(range)});
+        handles.push_back({at, range, wholly || is_free(range)});
         at += range.bytes();
       }
     }
-    return handles;
   };
   std::uint32_t best = 0;
   Window window;
   std::vector<Shown> handles;
+  std::vector<Shown> shown;
   for (const std::uint32_t view : latest_without_life(views_, bytes)) {
     if (best != 0 && window.used <= 1) break;
     if (!is_idle(view)) continue;
-    std::vector<Shown> shown = shown_by(views_[view]);
+    show(views_[view], shown);
     const Window found = least_used(shown, bytes);
     if (found.end == 0 || found.used >= (best == 0 ? most : window.used)) continue;
     best = view;

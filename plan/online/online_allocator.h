@@ -230,7 +230,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Pre: `deferred_serves` returned true. The result is valid until the next free.
   const Block& reuse_deferred() noexcept {
     deferred_.stream = kNotDeferred;
-    if (deferred_.block.view != 0) used_again(deferred_.block.view);
+    if (deferred_.block.view != 0) ++counts_.view_hits;
     return deferred_.block;
   }
 
@@ -330,12 +330,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
 
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
-  void take_ready(Place place, Ranges wanted, StreamIndex stream, Reach reach);
+  void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, Reach reach);
   [[nodiscard]] bool can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept;
-  void used_again(std::uint32_t view) noexcept {
-    ++counts_.view_hits;
-    placement_.views()[view].used_at = ++clock_;
-  }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
     free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number, stream);
@@ -380,7 +376,6 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // These lie in the first cache line.
   DeferredFree deferred_;
   const std::uint64_t most_deferred_bytes_;
-  std::uint64_t clock_ = 0;
   Counts counts_;
 
   Backend backend_;
@@ -459,7 +454,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std:
     const Place place{0, begin};
     const Ranges wanted = ranges(place, bytes);
     if (!backend_.make_ready_unless_soon(wanted, stream)) return std::nullopt;
-    take_ready(place, wanted, stream, Reach::All);
+    take_ready(place, bytes, wanted, stream, Reach::All);
     return place;
   };
   if (const auto place = take_at(best.offset)) return place;
@@ -675,20 +670,17 @@ template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach) {
   const Ranges wanted = ranges(place, bytes);
   if (!backend_.make_ready(wanted, stream)) return false;
-  take_ready(place, wanted, stream, reach);
+  take_ready(place, bytes, wanted, stream, reach);
   return true;
 }
 
 // Takes a place whose bytes, `wanted`, are ready.
 template <OnlineBackend Backend>
-void OnlineAllocator<Backend>::take_ready(Place place, Ranges wanted, StreamIndex stream, Reach reach) {
+void OnlineAllocator<Backend>::take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream,
+                                          Reach reach) {
   if (reach == Reach::All && backend_.is_foreign(wanted, stream)) ++counts_.borrows;
   placement_.take(wanted, stream, reach);
-  if (place.view != 0) {
-    ViewCache::CachedView& view = placement_.views()[place.view];
-    ++view.live;
-    view.used_at = ++clock_;
-  }
+  if (place.view != 0) placement_.views().enter(place.view, bytes);
 }
 
 template <OnlineBackend Backend>
@@ -709,9 +701,8 @@ void OnlineAllocator<Backend>::free_numbered(Block block, std::uint64_t bytes, S
   backend_.freed(freed, stream, number);
   placement_.give(freed, preferred);
   if (left.view == 0) return;
-  ViewCache::CachedView& view = placement_.views()[left.view];
-  --view.live;
-  if (stream != kAnyStream) view.freed_at = backend_.latest_free();
+  placement_.views().leave(left.view, bytes);
+  if (stream != kAnyStream) placement_.views()[left.view].freed_at = backend_.latest_free();
 }
 
 template <OnlineBackend Backend>
@@ -827,7 +818,7 @@ bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
       drop_view(oldest);
       stitching_ns_ += backend_.mapping_time().mapping - before;
     } else {
-      placement_.views()[oldest].used_at = ++clock_;  // asked again when the others have been
+      placement_.views().refresh(oldest);  // asked again when the others have been
     }
   }
   return has_room();

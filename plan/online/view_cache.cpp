@@ -8,16 +8,21 @@ namespace stalloc::plan {
 
 std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent) {
   if (unused_.empty()) {
-    unused_.reserve(views_.size() + 1);
     views_.emplace_back();
+    try {
+      unused_.reserve(views_.capacity());
+      by_bytes_.reserve(views_.capacity());
+    } catch (...) {
+      views_.pop_back();
+      throw;
+    }
     unused_.push_back(numbers());
   }
   const std::uint32_t number = unused_.back();
-  StitchedView stitched(pieces);
-  const std::uint64_t bytes = stitched.bytes();
-  by_bytes_.emplace(bytes, number);
-  (*this)[number] = {std::move(stitched), at, room, lent};
-  unused_.pop_back();
+  (*this)[number] = {StitchedView(pieces), at, room, lent};
+  unused_.pop_back();  // nothing throws from here on
+  insert(number);
+  link(number);
   return number;
 }
 
@@ -30,34 +35,64 @@ void ViewCache::shorten(std::uint32_t number, std::size_t pieces) {
 }
 
 void ViewCache::change(std::uint32_t number, auto change) {
-  CachedView& view = (*this)[number];
-  const auto entry = entry_of(number);
-  change(view.stitched);
-  auto node = by_bytes_.extract(entry);  // nothing throws from here on
-  node.key() = view.bytes();
-  by_bytes_.insert(std::move(node));
+  erase(number);
+  try {
+    change((*this)[number].stitched);
+  } catch (...) {
+    insert(number);
+    throw;
+  }
+  insert(number);
 }
 
-ViewCache::ByBytes::const_iterator ViewCache::entry_of(std::uint32_t number) const {
-  const auto [first, last] = by_bytes_.equal_range((*this)[number].bytes());
-  return std::find_if(first, last, [&](const auto& entry) { return entry.second == number; });
+std::span<const ViewCache::Entry> ViewCache::from(std::uint64_t bytes) const {
+  const auto first = std::ranges::lower_bound(by_bytes_, bytes, {}, &Entry::bytes);
+  return {first, by_bytes_.end()};
+}
+
+void ViewCache::insert(std::uint32_t number) noexcept {
+  const Entry entry{(*this)[number].bytes(), number};
+  by_bytes_.insert(std::ranges::upper_bound(by_bytes_, entry.bytes, {}, &Entry::bytes), entry);
+}
+
+void ViewCache::erase(std::uint32_t number) noexcept {
+  auto entry = std::ranges::lower_bound(by_bytes_, (*this)[number].bytes(), {}, &Entry::bytes);
+  while (entry->number != number) ++entry;
+  by_bytes_.erase(entry);
 }
 
 void ViewCache::remove(std::uint32_t number) {
   unused_.push_back(number);
   CachedView& gone = (*this)[number];
-  by_bytes_.erase(entry_of(number));
+  if (gone.live == 0) unlink(number);
+  erase(number);
   gone = {};
 }
 
-std::uint32_t ViewCache::least_recent() const {
-  std::uint32_t oldest = 0;
-  for (std::uint32_t number = 1; number <= numbers(); ++number) {
-    const CachedView& candidate = (*this)[number];
-    if (candidate.room == 0 || candidate.live > 0) continue;  // not in use, or lived in
-    if (oldest == 0 || candidate.used_at < (*this)[oldest].used_at) oldest = number;
-  }
-  return oldest;
+void ViewCache::enter(std::uint32_t number, std::uint64_t bytes) noexcept {
+  CachedView& view = (*this)[number];
+  if (view.live == 0) unlink(number);
+  view.live += bytes;
+}
+
+void ViewCache::leave(std::uint32_t number, std::uint64_t bytes) noexcept {
+  CachedView& view = (*this)[number];
+  view.live -= bytes;
+  if (view.live == 0) link(number);
+}
+
+void ViewCache::link(std::uint32_t number) noexcept {
+  CachedView& view = (*this)[number];
+  view.older = most_recent_;
+  view.newer = 0;
+  (most_recent_ == 0 ? least_recent_ : (*this)[most_recent_].newer) = number;
+  most_recent_ = number;
+}
+
+void ViewCache::unlink(std::uint32_t number) noexcept {
+  const CachedView& view = (*this)[number];
+  (view.newer == 0 ? most_recent_ : (*this)[view.newer].older) = view.older;
+  (view.older == 0 ? least_recent_ : (*this)[view.older].newer) = view.newer;
 }
 
 }  // namespace stalloc::plan

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <vector>
 
@@ -21,9 +20,10 @@ class ViewCache {
     std::uint64_t at = 0;        // place in the range of addresses for views, bytes
     std::uint64_t room = 0;      // bytes that it may show there
     Range lent;                  // home addresses: it lies there instead, its last piece behind that, at home
-    std::uint64_t live = 0;      // requests that live in it
-    std::uint64_t used_at = 0;   // for finding the least recently used
+    std::uint64_t live = 0;      // bytes of the requests that live in it
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
+    std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
+    std::uint32_t newer = 0;
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
     // The pieces that are mapped for it.
     [[nodiscard]] std::span<const Range> mapped() const {
@@ -31,7 +31,10 @@ class ViewCache {
       return lent.bytes() > 0 ? all.first(all.size() - 1) : all;
     }
   };
-  using ByBytes = std::multimap<std::uint64_t, std::uint32_t>;  // bytes, number
+  struct Entry {
+    std::uint64_t bytes = 0;
+    std::uint32_t number = 0;
+  };
 
   // Adds a view and returns its number. `room` is at least what the pieces show; with `lent`, exactly that.
   std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent);
@@ -40,21 +43,40 @@ class ViewCache {
   void shorten(std::uint32_t number, std::size_t pieces);
   void remove(std::uint32_t number);
 
+  // A request of `bytes`, which are not 0, begins, or ends, to live in a view. One in which nothing lives any more is
+  // the most recently used then.
+  void enter(std::uint32_t number, std::uint64_t bytes) noexcept;
+  void leave(std::uint32_t number, std::uint64_t bytes) noexcept;
+  // The views in which nothing lives, from the most to the least recently used; 0: there is none, or none before.
+  [[nodiscard]] std::uint32_t most_recent() const noexcept { return most_recent_; }
+  [[nodiscard]] std::uint32_t least_recent() const noexcept { return least_recent_; }
+  [[nodiscard]] std::uint32_t older(std::uint32_t number) const { return (*this)[number].older; }
+  // Pre: nothing lives in the view. It counts as the most recently used.
+  void refresh(std::uint32_t number) noexcept {
+    unlink(number);
+    link(number);
+  }
+
   [[nodiscard]] CachedView& operator[](std::uint32_t number) { return views_[number - 1]; }
   [[nodiscard]] const CachedView& operator[](std::uint32_t number) const { return views_[number - 1]; }
   [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }  // the highest
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
-  [[nodiscard]] const ByBytes& by_bytes() const { return by_bytes_; }
-  // The least recently used view in which nothing lives; 0: there is none.
-  [[nodiscard]] std::uint32_t least_recent() const;
+  // The views of at least `bytes`, the smallest first. Valid until the views change.
+  [[nodiscard]] std::span<const Entry> from(std::uint64_t bytes) const;
 
  private:
   void change(std::uint32_t number, auto change);
-  [[nodiscard]] ByBytes::const_iterator entry_of(std::uint32_t number) const;
+  // Pre: by_bytes_ has room.
+  void insert(std::uint32_t number) noexcept;
+  void erase(std::uint32_t number) noexcept;
+  void link(std::uint32_t number) noexcept;
+  void unlink(std::uint32_t number) noexcept;
 
   std::vector<CachedView> views_;
   std::vector<std::uint32_t> unused_;  // numbers
-  ByBytes by_bytes_;                   // the views in use
+  std::vector<Entry> by_bytes_;        // the views in use; an array, since requests look at hundreds of them
+  std::uint32_t most_recent_ = 0;
+  std::uint32_t least_recent_ = 0;
 };
 
 }  // namespace stalloc::plan

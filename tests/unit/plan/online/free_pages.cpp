@@ -39,6 +39,7 @@ TEST_CASE("no view that has a free stretch is passed over, and most that have no
       const std::uint64_t first = below(kPages - 70);
       pieces.push_back({first * kPage, (first + 1 + below(70)) * kPage});
     }
+    for (const Range& piece : pieces) REQUIRE(pages.holds(piece) == space.contains(piece));
     const StitchedView view(pieces);
     const std::uint64_t bytes = (1 + below(view.bytes() / kUnitBytes)) * kUnitBytes;
     const bool fits =
