@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file does: library and door must agree. */
-#define STALLOC_DOOR_INTERFACE 4
+#define STALLOC_DOOR_INTERFACE 5
 
 enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
@@ -32,11 +32,14 @@ struct stalloc_door_stream {
   int device;
 };
 
-/* Physical memory of a device that stalloc holds, and the part of it that only requests of at most 1 MiB are served
- * from. A plan's memory has no such part, and where memory is short they are served from the rest, too. */
+/* Physical memory of a device that stalloc holds, in bytes, and the part of it that only requests of at most 1 MiB are
+ * served from, which is mapped in [small_begin, small_end): addresses that stay the same, and are both 0 as long as
+ * there is no such part. Such requests are served from the rest, too; a plan's memory has no such part. */
 struct stalloc_door_held {
   uint64_t all;
   uint64_t for_small;
+  uintptr_t small_begin;
+  uintptr_t small_end;
 };
 
 /* What stalloc holds of a device. */
@@ -97,7 +100,7 @@ struct stalloc_door_library {
   enum stalloc_door_answer (*open_offer)(int device, const char* text, size_t bytes, void** base, const char** why);
   void (*close_offer)(void* base);
 
-  /* Two loads, not of the same moment. */
+  /* Four loads, not of the same moment. */
   struct stalloc_door_held (*held)(int device);
   /* All of the device's memory; 0 when the driver does not say. Makes no context. */
   uint64_t (*device_total)(int device);

@@ -215,7 +215,9 @@ serve::Heap* heap_of(int device) noexcept {
 
 stalloc_door_held held(int device) {
   const serve::Heap* heap = heap_of(device);
-  return heap == nullptr ? stalloc_door_held{} : stalloc_door_held{heap->held_bytes(), heap->held_for_small()};
+  if (heap == nullptr) return {};
+  const serve::Heap::Addresses small = heap->addresses_for_small();
+  return {heap->held_bytes(), heap->held_for_small(), small.begin, small.end};
 }
 
 std::uint64_t device_total(int device) {

@@ -14,7 +14,7 @@
 //      nothing lives, repaired: of the handles that it shows, those that others use are exchanged for free ones.
 // Mapping costs per handle, hardly per byte, so the size of new handles grows with what is held (growth.h). Small
 // requests keep to small handles of their own, in a part of the home view for themselves, so that they do not pin large
-// ones.
+// ones; but where another page would be more than was ever held, they lie among large ones if a page is free there.
 #pragma once
 
 #include <algorithm>
@@ -184,6 +184,8 @@ class HandlePlacement {
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }
 
  private:
+  // Whether more than ever would be held with another page.
+  [[nodiscard]] bool would_hold_most() const { return physical_bytes_ + options_.page > most_physical_bytes_; }
   // So little is free that, as the mapping budget is, requests should grow.
   [[nodiscard]] bool should_grow() const {
     return overdraft_.held_per_slack > 0 && free_bytes() <= physical_bytes_ / overdraft_.held_per_slack;

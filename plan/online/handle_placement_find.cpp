@@ -10,6 +10,9 @@ namespace stalloc::plan {
 std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
   std::uint64_t at = gentlest_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
+  if (at == kNowhere && is_small(bytes) && would_hold_most() && spaces.large.largest() >= options_.page) {
+    at = gentlest_fit(spaces.large, bytes);
+  }
   if (at == kNowhere) {
     const auto fit = spaces.planned.lowest_fit(bytes);
     at = fit ? fit->begin : gentlest_fit(spaces.planned, bytes);

@@ -682,7 +682,12 @@ void Heap::update_physical() noexcept {
   const std::uint64_t physical = planned_.physical_bytes() + (dynamic_ ? dynamic_->physical_bytes() : 0);
   if (physical != figures_.physical()) figures_.physical_is(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
-  held_for_small_.store(dynamic_ ? dynamic_->bytes_for_small() : 0, std::memory_order_relaxed);
+  if (dynamic_) {
+    const plan::Range small = dynamic_->offsets_for_small();
+    held_for_small_.store(dynamic_->bytes_for_small(), std::memory_order_relaxed);
+    small_begin_.store(dynamic_->home(small.begin), std::memory_order_relaxed);
+    small_end_.store(dynamic_->home(small.begin) + small.bytes(), std::memory_order_relaxed);
+  }
   if (shown_ != nullptr) {
     ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
   }

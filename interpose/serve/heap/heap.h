@@ -156,6 +156,14 @@ class Heap {
   [[nodiscard]] std::uint64_t held_for_small() const noexcept {
     return held_for_small_.load(std::memory_order_relaxed);
   }
+  // Where that part is mapped; it stays the same, and is empty until there is one. Two loads.
+  struct Addresses {
+    CUdeviceptr begin = 0;
+    CUdeviceptr end = 0;
+  };
+  [[nodiscard]] Addresses addresses_for_small() const noexcept {
+    return {small_begin_.load(std::memory_order_relaxed), small_end_.load(std::memory_order_relaxed)};
+  }
   // The idle part of it, and the largest contiguous part of that.
   [[nodiscard]] std::uint64_t free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t largest_free() const noexcept;
@@ -316,6 +324,8 @@ class Heap {
   std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};
+  std::atomic<CUdeviceptr> small_begin_{0};
+  std::atomic<CUdeviceptr> small_end_{0};
   FreeFence fence_;
 
   // Covers everything below, and planned_, except for the `contains` of planned_ and dynamic_ and for the clocks of

@@ -184,7 +184,7 @@ void DoorAllocator::enter(int device, void* address, std::size_t bytes, cudaStre
     const std::lock_guard lock(own.mutex);
     own.blocks.reserve_one();
     own.blocks.insert(std::move(block));
-    own.statistics.allocated(bytes, counted, library_.held(device));
+    own.statistics.allocated(address, bytes, counted, library_.held(device));
     total = own.statistics.bytes();
     reserved = own.statistics.reserved();
   } catch (const std::bad_alloc&) {
@@ -261,7 +261,7 @@ bool DoorAllocator::free_served(int device, void* address) {
     const std::lock_guard lock(own.mutex);
     block = own.blocks.erase(address);
     if (block.address == nullptr) return false;
-    own.statistics.freed(block.requested, block.bytes());
+    own.statistics.freed(block.address, block.requested, block.bytes());
     total = own.statistics.bytes();
     reserved = own.statistics.reserved();
   }

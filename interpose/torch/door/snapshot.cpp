@@ -2,7 +2,8 @@
 // torch.cuda.memory._snapshot: stalloc's memory as segments, in between the native allocator's.
 //
 // A physical byte is shown once: where a block lives in a stitched view, the block is a segment of its own, and its
-// bytes are cut out of where they are mapped at home. So what the segments show is what is held.
+// bytes are cut out of where they are mapped at home. So what the segments show is what is held. A small block that
+// lies beside large ones is a segment of its own, too, since a segment is of small blocks or of large ones.
 #include <algorithm>
 #include <cstdint>
 
@@ -30,6 +31,8 @@ struct Live {
   cudaStream_t stream = nullptr;
   Context context;
 };
+
+bool is_small(const Live& block) { return Statistics::pool_of(block.end - block.begin) == Statistics::kSmall; }
 
 void add_home(void* data, std::uintptr_t address, std::uint64_t bytes, int for_small) {
   std::vector<Span>& home = static_cast<Shown*>(data)->home;
@@ -101,7 +104,7 @@ void append_segments(int device, const std::vector<Span>& pieces, const std::vec
   const Live* const last = live.data() + live.size();
   const auto append_stitched = [&](std::uintptr_t until) {
     for (; block != last && block->begin < until; ++block) {
-      segments->push_back(make_segment(device, {block->begin, block->end}, block, block + 1));
+      segments->push_back(make_segment(device, {block->begin, block->end, is_small(*block)}, block, block + 1));
     }
   };
   for (const Span& piece : pieces) {
@@ -133,6 +136,11 @@ native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces)
       });
     }
     std::sort(live.begin(), live.end(), [](const Live& a, const Live& b) { return a.begin < b.begin; });
+    const stalloc_door_held held = library_.held(device);
+    for (const Live& block : live) {
+      const bool is_apart = block.begin >= held.small_begin && block.begin < held.small_end;
+      if (is_small(block) && !is_apart) shown.used_elsewhere.push_back({block.begin, block.end});
+    }
     append_segments(device, without(std::move(shown.home), std::move(shown.used_elsewhere)), live, &snapshot.segments);
   }
   std::sort(snapshot.segments.begin(), snapshot.segments.end(),

@@ -14,13 +14,21 @@
 namespace stalloc::torch::door {
 
 // Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks, and what
-// stalloc keeps for small requests counts as reserved for that pool. A plan has one memory for both: of it as much
-// counts as small as small tensors fill, in segments of PyTorch's size. stalloc has no segments of its own that could
-// be split: its memory is mapped, as expandable segments are, which PyTorch does not count. Not thread-safe.
+// stalloc keeps for small requests counts as reserved for that pool, as does what small tensors fill of the rest: a
+// plan has one memory for both. stalloc has no segments of its own that could be split: its memory is mapped, as
+// expandable segments are, which PyTorch does not count. Not thread-safe.
 class Statistics {
  public:
-  void allocated(std::size_t requested, std::size_t bytes, stalloc_door_held held) {
+  // As c10's StatType.
+  enum Pool : std::size_t { kSmall = 1, kLarge = 2 };
+  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as PyTorch rounds them
+  static Pool pool_of(std::size_t bytes) { return bytes <= kLargestSmall ? kSmall : kLarge; }
+
+  // `bytes` at `address` for a request of `requested` bytes, since when stalloc holds that.
+  void allocated(const void* address, std::size_t requested, std::size_t bytes, stalloc_door_held held) {
     const Pool pool = pool_of(bytes);
+    held_ = held;
+    if (is_beside(address, pool)) beside_ += static_cast<std::int64_t>(bytes);
     add(pool, kCount, 1);
     add(pool, kBytes, static_cast<std::int64_t>(bytes));
     add(pool, kRequested, static_cast<std::int64_t>(requested));
@@ -31,14 +39,16 @@ class Statistics {
       note_peaks(pool);
     }
   }
-  void freed(std::size_t requested, std::size_t bytes) {
+  void freed(const void* address, std::size_t requested, std::size_t bytes) {
     const Pool pool = pool_of(bytes);
+    if (is_beside(address, pool)) beside_ -= static_cast<std::int64_t>(bytes);
     subtract(pool, kCount, 1);
     subtract(pool, kBytes, static_cast<std::int64_t>(bytes));
     subtract(pool, kRequested, static_cast<std::int64_t>(requested));
   }
   // Physical memory of stalloc's for the device is now this.
   void holds(stalloc_door_held held) {
+    held_ = held;
     note_held(held);
     note_peaks(kSmall);
     note_peaks(kLarge);
@@ -86,12 +96,8 @@ class Statistics {
   [[nodiscard]] std::int64_t native_reserved() const { return native_[kReservedBytes][kAll]; }
 
  private:
-  // As c10's StatType.
-  enum Pool : std::size_t { kSmall = 1, kLarge = 2 };
   static constexpr std::size_t kAll = 0;
   static constexpr std::size_t kTypes = 3;
-  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as PyTorch rounds them
-  static constexpr std::int64_t kSmallSegment = std::int64_t{2} << 20;
   enum : std::size_t { kCount, kBytes, kRequested, kHeld, kTallies };
   struct Tally {
     std::int64_t current = 0;
@@ -110,7 +116,11 @@ class Statistics {
                                                      {&DeviceStats::reserved_bytes, kHeld}}};
   enum : std::size_t { kAllocatedBytes = 2, kReservedBytes = 5 };  // of kMerged
 
-  static Pool pool_of(std::size_t bytes) { return bytes <= kLargestSmall ? kSmall : kLarge; }
+  // Whether a tensor is small and lies where large ones do.
+  [[nodiscard]] bool is_beside(const void* address, Pool pool) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    return pool == kSmall && (at < held_.small_begin || at >= held_.small_end);
+  }
   Tally& own(Pool pool, std::size_t tally) { return own_[pool - kSmall][tally]; }
   [[nodiscard]] const Tally& own(Pool pool, std::size_t tally) const { return own_[pool - kSmall][tally]; }
 
@@ -139,13 +149,9 @@ class Statistics {
   [[nodiscard]] std::int64_t current(std::size_t tally, std::size_t type) const {
     std::int64_t small = own(kSmall, tally).current;
     std::int64_t large = own(kLarge, tally).current;
-    if (tally == kHeld) {  // small tensors that lie beside large ones
-      const std::int64_t segments = (own(kSmall, kBytes).current + kSmallSegment - 1) / kSmallSegment;
-      const std::int64_t room = large - own(kLarge, kBytes).current;
-      const std::int64_t beside =
-          std::clamp<std::int64_t>(segments * kSmallSegment - small, 0, std::max<std::int64_t>(room, 0));
-      small += beside;
-      large -= beside;
+    if (tally == kHeld) {
+      small += beside_;
+      large -= beside_;
     }
     return type == kAll ? small + large : type == kSmall ? small : large;
   }
@@ -166,7 +172,9 @@ class Statistics {
     }
   }
 
-  std::array<std::array<Tally, kTallies>, 2> own_{};  // of small and large tensors
+  std::array<std::array<Tally, kTallies>, 2> own_{};  // of small and large tensors; kHeld: of what is kept for them
+  stalloc_door_held held_{};
+  std::int64_t beside_ = 0;  // bytes of small tensors that lie where large ones do
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;

@@ -316,6 +316,30 @@ TEST_CASE("where more would be held than ever, free pages for small requests are
   REQUIRE(allocator.placement().bytes_for_small() == (gives_back ? 5 : 20) * kPage);
 }
 
+TEST_CASE("small requests lie among large ones where memory would grow beyond what it was, if a page is free there") {
+  SimulatedAllocator::Options options = simulation_options(kPage, 1000 * kPage);
+  options.placement.policy.small_bytes = kPage / 2;
+  SimulatedAllocator allocator(options);
+  const HandlePlacement& placement = allocator.placement();
+  const Place large = *allocator.allocate(100 * kPage, 1);
+  REQUIRE(allocator.allocate(kPage / 4, 1));
+  REQUIRE(placement.bytes_for_small() == kPage);  // there was no room elsewhere
+  const bool is_freed = GENERATE(true, false);
+  const bool is_most = GENERATE(true, false);
+  CAPTURE(is_freed, is_most);
+  if (!is_most) {
+    const Place given_back = *allocator.allocate(50 * kPage, 1);
+    allocator.free(given_back, 50 * kPage, 1);
+    allocator.backend().look();
+    REQUIRE(allocator.release_idle(0, false) == 50 * kPage);
+  }
+  if (is_freed) allocator.free(large, 100 * kPage, 1);
+  for (int i = 0; i < 20; ++i) REQUIRE(allocator.allocate(kPage / 2, 1));
+  const bool is_among_large = is_freed && is_most;
+  REQUIRE(placement.physical_bytes() == (is_among_large ? 101 : 111) * kPage);
+  REQUIRE(placement.bytes_for_small() == (is_among_large ? 1 : 11) * kPage);
+}
+
 TEST_CASE("a program whose sizes never repeat exchanges its handles, and ends up mapping far less") {
   const auto seed = GENERATE(range(1U, 6U));
   struct Slack {
