@@ -14,7 +14,8 @@
 //      nothing lives, repaired: of the handles that it shows, those that others use are exchanged for free ones.
 // Mapping costs per handle, hardly per byte, so the size of new handles grows with what is held (growth.h). Small
 // requests keep to small handles of their own, in a part of the home view for themselves, so that they do not pin large
-// ones; but where another page would be more than was ever held, they lie among large ones if a page is free there.
+// ones; but where another page would be more than was ever held, and they have much, they lie among large ones if a
+// page is free there.
 #pragma once
 
 #include <algorithm>
@@ -184,8 +185,6 @@ class HandlePlacement {
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }
 
  private:
-  // Whether more than ever would be held with another page.
-  [[nodiscard]] bool would_hold_most() const { return physical_bytes_ + options_.page > most_physical_bytes_; }
   // So little is free that, as the mapping budget is, requests should grow.
   [[nodiscard]] bool should_grow() const {
     return overdraft_.held_per_slack > 0 && free_bytes() <= physical_bytes_ / overdraft_.held_per_slack;
@@ -210,6 +209,7 @@ class HandlePlacement {
   // These return a physical offset, or kNowhere: a plain number is returned faster than an optional.
   static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
   [[nodiscard]] std::uint64_t find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
+  [[nodiscard]] bool prefers_large(const Spaces& spaces) const;
   [[nodiscard]] std::uint64_t gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   // Pre: `at` lies in a handle.

@@ -10,14 +10,20 @@ namespace stalloc::plan {
 std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
   const Spaces& spaces = reachable(stream, reach);
   std::uint64_t at = gentlest_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
-  if (at == kNowhere && is_small(bytes) && would_hold_most() && spaces.large.largest() >= options_.page) {
-    at = gentlest_fit(spaces.large, bytes);
-  }
+  if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = gentlest_fit(spaces.large, bytes);
   if (at == kNowhere) {
     const auto fit = spaces.planned.lowest_fit(bytes);
     at = fit ? fit->begin : gentlest_fit(spaces.planned, bytes);
   }
   return at;
+}
+
+// Whether small requests lie among large ones rather than in another page for themselves: more than ever would be held
+// with that page, they have much already, and a page is free elsewhere.
+bool HandlePlacement::prefers_large(const Spaces& spaces) const {
+  const std::uint64_t divisor = options_.policy.held_per_small;
+  return divisor != 0 && physical_bytes_ + options_.page > most_physical_bytes_ &&
+         bytes_for_small_ > physical_bytes_ / divisor && spaces.large.largest() >= options_.page;
 }
 
 // Finds the place, among the two ends of the best-fitting ranges, that strands fewest bytes: free ones beside the

@@ -727,7 +727,7 @@ template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::release_idle_small(std::uint64_t grown) {
   if (placement_.physical_bytes() + grown <= placement_.most_physical_bytes()) return;
   const std::vector<std::uint64_t> pages = placement_.free_pages_for_small();
-  const std::uint64_t divisor = placement_.policy().held_per_idle_small;
+  const std::uint64_t divisor = placement_.policy().held_per_small;
   if (divisor == 0 || pages.size() * placement_.page() <= placement_.physical_bytes() / divisor) return;
   backend_.look();
   std::uint64_t released = 0;

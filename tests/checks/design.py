@@ -75,7 +75,7 @@ def of_numbers(source, text):
             f"takes even more than 1/{n['elapsed_per_stitching']} of the time",
             f"addresses for {words.get(n['view_room'])} what it showed",
             f"at most {shares.get(n['handles_per_repaired'])} as many handles as a new view would need",
-            f"given back, if they are more than 1/{n['held_per_idle_small']} of what is held",
+            f"small requests have more than 1/{n['held_per_small']} of it to themselves",
             f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
             f"up to {words.get(n['spared_pages'])} pages a stream are created",
             f"a block of up to {n['deferred_free_bytes'] >> 20} MiB"]

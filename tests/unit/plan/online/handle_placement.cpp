@@ -297,7 +297,7 @@ TEST_CASE("where more would be held than ever, free pages for small requests are
   CAPTURE(divisor, is_most);
   SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
   options.placement.policy.small_bytes = kPage / 2;
-  options.placement.policy.held_per_idle_small = divisor;
+  options.placement.policy.held_per_small = divisor;
   SimulatedAllocator allocator(options);
   std::vector<Place> blocks;
   for (int i = 0; i < 40; ++i) blocks.push_back(*allocator.allocate(kPage / 2, 1));
@@ -316,9 +316,11 @@ TEST_CASE("where more would be held than ever, free pages for small requests are
   REQUIRE(allocator.placement().bytes_for_small() == (gives_back ? 5 : 20) * kPage);
 }
 
-TEST_CASE("small requests lie among large ones where memory would grow beyond what it was, if a page is free there") {
+TEST_CASE("where more would be held than ever, small requests that have much lie among large ones, if a page is free") {
   SimulatedAllocator::Options options = simulation_options(kPage, 1000 * kPage);
   options.placement.policy.small_bytes = kPage / 2;
+  const bool is_much = GENERATE(true, false);  // one page of about a hundred
+  options.placement.policy.held_per_small = is_much ? 200 : 50;
   SimulatedAllocator allocator(options);
   const HandlePlacement& placement = allocator.placement();
   const Place large = *allocator.allocate(100 * kPage, 1);
@@ -326,7 +328,7 @@ TEST_CASE("small requests lie among large ones where memory would grow beyond wh
   REQUIRE(placement.bytes_for_small() == kPage);  // there was no room elsewhere
   const bool is_freed = GENERATE(true, false);
   const bool is_most = GENERATE(true, false);
-  CAPTURE(is_freed, is_most);
+  CAPTURE(is_much, is_freed, is_most);
   if (!is_most) {
     const Place given_back = *allocator.allocate(50 * kPage, 1);
     allocator.free(given_back, 50 * kPage, 1);
@@ -335,9 +337,9 @@ TEST_CASE("small requests lie among large ones where memory would grow beyond wh
   }
   if (is_freed) allocator.free(large, 100 * kPage, 1);
   for (int i = 0; i < 20; ++i) REQUIRE(allocator.allocate(kPage / 2, 1));
-  const bool is_among_large = is_freed && is_most;
-  REQUIRE(placement.physical_bytes() == (is_among_large ? 101 : 111) * kPage);
-  REQUIRE(placement.bytes_for_small() == (is_among_large ? 1 : 11) * kPage);
+  const std::uint64_t own = !is_freed || !is_most ? 11 : is_much ? 1 : 3;  // 3 of 103 are more than one of fifty
+  REQUIRE(placement.physical_bytes() == (100 + own) * kPage);
+  REQUIRE(placement.bytes_for_small() == own * kPage);
 }
 
 TEST_CASE("a program whose sizes never repeat exchanges its handles, and ends up mapping far less") {

@@ -74,7 +74,7 @@ serve::HeapOptions options_for(unsigned seed, CrossStream cross_stream) {
   if (seed % 3 == 0) options.policy.kept_views = 12;
   // Off, since a simulated device is done with what is idle, and this one never is.
   options.policy.handles_per_repaired = 1 << 20;
-  options.policy.held_per_idle_small = 0;
+  options.policy.held_per_small = 0;
   return options;
 }
 
