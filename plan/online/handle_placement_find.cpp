@@ -29,7 +29,7 @@ bool HandlePlacement::prefers_large(const Spaces& spaces) const {
 // Finds the place, among the two ends of the best-fitting ranges, that strands fewest bytes: free ones beside the
 // request in handles that it takes only a part of. A handle can be mapped only whole, so no stitched view can use them.
 // Bytes that were stranded before count half.
-// For small requests the best fit is taken as it is, since they lie in handles of one page.
+// For small requests the best fit is taken as it is, since most lie in handles of one page.
 std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
