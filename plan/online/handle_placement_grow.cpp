@@ -69,6 +69,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
     const ViewCache::CachedView& candidate = views_[number];
     if (candidate.bytes() == 0) continue;
+    // Free bytes of a page or more at its end have its last page in them, which a bit tells.
     const std::uint64_t end = candidate.stitched.pieces().back().end;
     if (most >= options_.page && !free_pages_.holds({end - options_.page, end})) continue;
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;

@@ -27,7 +27,7 @@ class Statistics {
   // `bytes` at `address` for a request of `requested` bytes, since when stalloc holds that.
   void allocated(const void* address, std::size_t requested, std::size_t bytes, stalloc_door_held held) {
     const Pool pool = pool_of(bytes);
-    held_ = held;
+    note_addresses(held);
     if (is_beside(address, pool)) beside_ += static_cast<std::int64_t>(bytes);
     add(pool, kCount, 1);
     add(pool, kBytes, static_cast<std::int64_t>(bytes));
@@ -48,7 +48,7 @@ class Statistics {
   }
   // Physical memory of stalloc's for the device is now this.
   void holds(stalloc_door_held held) {
-    held_ = held;
+    note_addresses(held);
     note_held(held);
     note_peaks(kSmall);
     note_peaks(kLarge);
@@ -116,10 +116,16 @@ class Statistics {
                                                      {&DeviceStats::reserved_bytes, kHeld}}};
   enum : std::size_t { kAllocatedBytes = 2, kReservedBytes = 5 };  // of kMerged
 
+  // They stay the same, also when the library, being off, says no more of them.
+  void note_addresses(stalloc_door_held held) {
+    if (held.small_end == 0) return;
+    small_begin_ = held.small_begin;
+    small_end_ = held.small_end;
+  }
   // Whether a tensor is small and lies where large ones do.
   [[nodiscard]] bool is_beside(const void* address, Pool pool) const {
     const auto at = reinterpret_cast<std::uintptr_t>(address);
-    return pool == kSmall && (at < held_.small_begin || at >= held_.small_end);
+    return pool == kSmall && (at < small_begin_ || at >= small_end_);
   }
   Tally& own(Pool pool, std::size_t tally) { return own_[pool - kSmall][tally]; }
   [[nodiscard]] const Tally& own(Pool pool, std::size_t tally) const { return own_[pool - kSmall][tally]; }
@@ -173,7 +179,8 @@ class Statistics {
   }
 
   std::array<std::array<Tally, kTallies>, 2> own_{};  // of small and large tensors; kHeld: of what is kept for them
-  stalloc_door_held held_{};
+  std::uintptr_t small_begin_ = 0;                    // as in stalloc_door_held
+  std::uintptr_t small_end_ = 0;
   std::int64_t beside_ = 0;  // bytes of small tensors that lie where large ones do
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
