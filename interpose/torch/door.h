@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file does: library and door must agree. */
-#define STALLOC_DOOR_INTERFACE 5
+#define STALLOC_DOOR_INTERFACE 6
 
 enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
@@ -53,9 +53,8 @@ struct stalloc_door_memory {
 /* What `describe` calls, one call a range, in ascending order of addresses within each kind. */
 struct stalloc_door_visitor {
   void* data;
-  /* Memory mapped at its home, whether anything lives in it or not. `for_small`: 1 where nothing but small requests is
-   * served (`stalloc_door_held`). */
-  void (*home)(void* data, uintptr_t address, uint64_t bytes, int for_small);
+  /* Memory mapped at its home, whether anything lives in it or not. */
+  void (*home)(void* data, uintptr_t address, uint64_t bytes);
   /* A block that lives in a stitched view (or in an alias of the plan's), and then each of the home ranges whose bytes
    * it uses: those are not free there. */
   void (*stitched)(void* data, uintptr_t address, uint64_t bytes);

@@ -266,9 +266,7 @@ void limit(int device, std::uint64_t bytes) {
 void describe(int device, const stalloc_door_visitor* visitor) {
   struct Forward final : serve::Heap::Visitor {
     explicit Forward(const stalloc_door_visitor* target) : to(target) {}
-    void home(CUdeviceptr address, std::uint64_t bytes, bool for_small) override {
-      to->home(to->data, address, bytes, for_small ? 1 : 0);
-    }
+    void home(CUdeviceptr address, std::uint64_t bytes) override { to->home(to->data, address, bytes); }
     void stitched(CUdeviceptr address, std::uint64_t bytes) override { to->stitched(to->data, address, bytes); }
     void used_by_stitched(CUdeviceptr address, std::uint64_t bytes) override {
       to->used_by_stitched(to->data, address, bytes);

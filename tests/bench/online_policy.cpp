@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the dynamic sub-allocator's placement (plan/online) over a recorded trace without a device, for choosing its
 // numbers: what it would hold, where its free bytes lie when memory grows for the last time, and what mapping would
-// cost. Prints a few lines for each device, and is not a test. All streams are treated as one, unless `--set` says what
-// a request does about memory that another stream freed (cross_stream=order, grow, never or share).
+// cost; and what small tensors still pin when all others are gone and idle memory was given back. Prints a few lines
+// for each device, and is not a test. All streams are treated as one, unless `--set` says what a request does about
+// memory that another stream freed (cross_stream=order, grow, never or share).
 //
 //     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] [--empty-caches N] [--empty-at I,J,...] TRACE...
 //     online_policy --ablate [--seeds N] TRACE...
@@ -133,11 +134,11 @@ class Run {
   Sums play() {
     std::size_t next_emptied = 0;
     std::vector<std::vector<std::size_t>> ends(requests_.size() + 1);
-    std::vector<plan::Place> places(requests_.size());
+    places_.resize(requests_.size());
     std::uint64_t live = before_;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       for (const std::size_t ended : ends[i]) {
-        allocator_.defer_free(places[ended], requests_[ended].bytes(), streams_[ended]);
+        allocator_.defer_free(places_[ended], requests_[ended].bytes(), streams_[ended]);
         live -= requests_[ended].bytes();
       }
       if (next_emptied < emptied_.size() && emptied_[next_emptied] == i) {
@@ -148,7 +149,7 @@ class Run {
       if (bytes == 0) continue;
       const std::uint64_t held = placement().physical_bytes();
       const std::uint64_t mapped = mapped_so_far();
-      places[i] = *allocator_.allocate(bytes, streams_[i]);
+      places_[i] = *allocator_.allocate(bytes, streams_[i]);
       sums_.mapped_in_part[i * kParts / requests_.size()] += mapped_so_far() - mapped;
       if (placement().physical_bytes() > held) look_at_handles();
       live += bytes;
@@ -157,6 +158,22 @@ class Run {
       if (requests_[i].until <= requests_.size()) ends[requests_[i].until].push_back(i);
     }
     return sums_;
+  }
+  // After the run, ends all requests of more than 1 MiB and empties the caches, as a program that leaves the card to
+  // another one for a while. Returns the bytes that are live then.
+  std::uint64_t keep_small() {
+    std::uint64_t live = before_;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      const std::uint64_t bytes = requests_[i].bytes();
+      if (bytes == 0 || requests_[i].until < requests_.size()) continue;
+      if (bytes > kMiB) {
+        allocator_.defer_free(places_[i], bytes, streams_[i]);
+      } else {
+        live += bytes;
+      }
+    }
+    empty_cache();
+    return live;
   }
   const plan::SimulatedAllocator& allocator() const { return allocator_; }
 
@@ -195,6 +212,7 @@ class Run {
   const std::vector<plan::Request>& requests_;
   const std::vector<plan::StreamIndex> streams_;
   plan::SimulatedAllocator allocator_;
+  std::vector<plan::Place> places_;
   std::vector<std::size_t> emptied_;
   std::uint64_t before_ = 0;  // bytes that were allocated before the run
   Sums sums_;
@@ -411,6 +429,9 @@ int main(int argc, char** argv) {
         run.empty_caches_before(std::move(emptied));
         if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
         print(problem.device, run.play(), run.allocator());
+        const std::uint64_t small = run.keep_small();
+        std::printf("  without what is larger than 1 MiB: live %.1f MiB, physical %.1f MiB\n", mebibytes(small),
+                    mebibytes(run.allocator().placement().physical_bytes()));
       }
       all.push_back(std::move(problem));
     }

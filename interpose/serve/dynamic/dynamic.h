@@ -72,7 +72,6 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   // Of that, in handles for small requests.
   [[nodiscard]] std::uint64_t bytes_for_small() const noexcept { return placement().bytes_for_small(); }
   [[nodiscard]] plan::Range offsets_for_small() const noexcept { return placement().options().small; }
-  [[nodiscard]] bool is_for_small(std::uint64_t at) const noexcept { return placement().is_for_small(at); }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement().free_bytes(); }
   [[nodiscard]] std::uint64_t free_plan_bytes() const noexcept { return placement().free_plan_bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement().largest_free(); }

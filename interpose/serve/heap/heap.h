@@ -182,8 +182,7 @@ class Heap {
   // std::bad_alloc, which ends the visit.
   struct Visitor {
     virtual ~Visitor() = default;
-    // `for_small`: nothing but small requests is served there.
-    virtual void home(CUdeviceptr address, std::uint64_t bytes, bool for_small) = 0;
+    virtual void home(CUdeviceptr address, std::uint64_t bytes) = 0;
     virtual void stitched(CUdeviceptr address, std::uint64_t bytes) = 0;
     virtual void used_by_stitched(CUdeviceptr home_address, std::uint64_t bytes) = 0;
   };

@@ -21,11 +21,11 @@ void Heap::describe(Visitor& visitor) noexcept {
     const Arena* arena = planned_.arena();
     for (std::size_t i = 0; arena != nullptr && i < arena->handle_count(); ++i) {
       const PhysicalRange range = arena->handle_range(i);
-      if (arena->is_held(i)) visitor.home(home_address(range.begin), range.bytes(), false);
+      if (arena->is_held(i)) visitor.home(home_address(range.begin), range.bytes());
     }
     if (dynamic_) {
       for (const auto& [at, handle] : dynamic_->handles()) {
-        if (!handle.planned) visitor.home(home_address(at), handle.bytes, dynamic_->is_for_small(at));
+        if (!handle.planned) visitor.home(home_address(at), handle.bytes);
       }
     }
     live_.for_each([&](const LiveEntry& entry) {

@@ -19,6 +19,7 @@ struct Span {
 };
 
 struct Shown {
+  stalloc_door_held held;
   std::vector<Span> home;  // mapped there, neighbours of a kind joined
   std::vector<Span> used_elsewhere;
 };
@@ -34,12 +35,17 @@ struct Live {
 
 bool is_small(const Live& block) { return Statistics::pool_of(block.end - block.begin) == Statistics::kSmall; }
 
-void add_home(void* data, std::uintptr_t address, std::uint64_t bytes, int for_small) {
-  std::vector<Span>& home = static_cast<Shown*>(data)->home;
-  if (!home.empty() && home.back().end == address && home.back().for_small == (for_small != 0)) {
-    home.back().end += bytes;
+bool is_for_small(const stalloc_door_held& held, std::uintptr_t address) {
+  return address >= held.small_begin && address < held.small_end;
+}
+
+void add_home(void* data, std::uintptr_t address, std::uint64_t bytes) {
+  Shown& shown = *static_cast<Shown*>(data);
+  const bool for_small = is_for_small(shown.held, address);
+  if (!shown.home.empty() && shown.home.back().end == address && shown.home.back().for_small == for_small) {
+    shown.home.back().end += bytes;
   } else {
-    home.push_back({address, address + bytes, for_small != 0});
+    shown.home.push_back({address, address + bytes, for_small});
   }
 }
 
@@ -122,7 +128,7 @@ native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces)
   native::SnapshotInfo snapshot = native_snapshot(pool, traces);
   if (pool != MempoolId_t{0, 0}) return snapshot;
   for (int device = 0; device < devices_.load(); ++device) {
-    Shown shown;
+    Shown shown{library_.held(device), {}, {}};
     const stalloc_door_visitor visitor{&shown, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
     library_.describe(device, &visitor);
     std::vector<Live> live;
@@ -136,10 +142,10 @@ native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces)
       });
     }
     std::sort(live.begin(), live.end(), [](const Live& a, const Live& b) { return a.begin < b.begin; });
-    const stalloc_door_held held = library_.held(device);
     for (const Live& block : live) {
-      const bool is_apart = block.begin >= held.small_begin && block.begin < held.small_end;
-      if (is_small(block) && !is_apart) shown.used_elsewhere.push_back({block.begin, block.end});
+      if (is_small(block) && !is_for_small(shown.held, block.begin)) {
+        shown.used_elsewhere.push_back({block.begin, block.end});
+      }
     }
     append_segments(device, without(std::move(shown.home), std::move(shown.used_elsewhere)), live, &snapshot.segments);
   }
