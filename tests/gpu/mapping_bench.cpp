@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What mapping costs: microseconds to create, map, give access to and unmap a handle of 4 MiB, depending on how many
 // handles exist, in which reservation of addresses they lie, and whether they are for GPUDirect RDMA or for sharing;
-// and whether parts of a handle can be mapped. Prints a table, and is not a test.
+// whether parts of a handle can be mapped; and what a handle costs as programs make it: alone, after other work on the
+// host, while the card works, at addresses and in memory that were not used before. Prints a table, and is not a test.
 //
 //     mapping_bench [most handles]
 #include <cuda.h>
@@ -163,6 +164,68 @@ void print_view(const Handles& old, CUdeviceptr big) {
   std::printf("      a view: in the big one %.1f, its own %.1f us a handle\n", median(costs[0]), median(costs[1]));
 }
 
+// How a program makes handles.
+struct Habit {
+  const char* name;
+  bool alone;    // each is given access to before the next one is created
+  bool cold;     // the processor's caches hold something else
+  bool working;  // the card has work to do
+  bool fresh;    // at other addresses each time, and nothing is given back in between
+};
+constexpr std::array<Habit, 6> kHabits{{{"together", false, false, false, false},
+                                        {"one by one", true, false, false, false},
+                                        {"cold caches", true, true, false, false},
+                                        {"card working", true, false, true, false},
+                                        {"fresh", true, false, false, true},
+                                        {"all of it", true, true, true, true}}};
+
+// Work for some tens of milliseconds.
+void give_work(CUdeviceptr at, std::size_t bytes) {
+  for (int i = 0; i < 2000; ++i) check(cuMemsetD8Async(at, 1, bytes, nullptr), "giving work");
+}
+
+// Measures a handle that is created, mapped and given access to.
+void print_habits(CUdeviceptr big) {
+  constexpr std::size_t kWorkBytes = 64 * kMiB;
+  std::vector<unsigned char> other(64 * kMiB);
+  CUdeviceptr work = 0;
+  check(cuMemAlloc(&work, kWorkBytes), "allocating");
+  CUdeviceptr unused = big + kBig / 4;
+  for (const Habit& habit : kHabits) {
+    std::vector<double> costs;
+    Handles all;
+    const CUdeviceptr first = unused;
+    for (std::size_t turn = 0; turn < kTurns / 4; ++turn) {
+      Handles handles(kBatch);
+      const CUdeviceptr at = habit.fresh ? unused : big + kBig / 2;
+      if (habit.fresh) unused += kBatchBytes;
+      if (habit.working) give_work(work, kWorkBytes);
+      const std::size_t count = habit.alone ? 1 : kBatch;
+      for (std::size_t i = 0; i < kBatch; i += count) {
+        if (habit.cold) {
+          for (std::size_t byte = 0; byte < other.size(); byte += 64) other[byte] = static_cast<unsigned char>(turn);
+        }
+        const auto begin = Clock::now();
+        for (std::size_t j = i; j < i + count; ++j) handles[j] = create();
+        map(at + i * kHandle, std::span(handles).subspan(i, count));
+        give_access(at + i * kHandle, count * kHandle);
+        costs.push_back(since(begin) / static_cast<double>(count));
+      }
+      check(cuCtxSynchronize(), "waiting");
+      if (habit.fresh) {
+        all.insert(all.end(), handles.begin(), handles.end());
+      } else {
+        unmap(at, kBatch);
+        for (const CUmemGenericAllocationHandle handle : handles) check(cuMemRelease(handle), "releasing");
+      }
+    }
+    unmap(first, all.size());
+    for (const CUmemGenericAllocationHandle handle : all) check(cuMemRelease(handle), "releasing");
+    std::printf("      %-12s %.1f us a handle\n", habit.name, median(costs));
+  }
+  check(cuMemFree(work), "freeing");
+}
+
 // Prints whether a part of a handle can be mapped, as the documentation of cuMemMap suggests with its bounds on offset
 // and size, and whether the mapping then shows the right bytes.
 void print_parts(CUdeviceptr big) {
@@ -215,5 +278,6 @@ int main(int argc, char** argv) {
     }
     print_batches(there, big);
     if (there > 0) print_view(old, big);
+    if (there == kHandlesThere[1]) print_habits(big);
   }
 }
