@@ -4,7 +4,6 @@
 import argparse
 import importlib
 import importlib.util
-import os
 import sys
 
 from stalloc import environment, installation, planner, process, terminal
@@ -102,13 +101,19 @@ def parse(parser, arguments):
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
+    terminal.open_missing_streams()
+    status = answer(sys.argv[1:] if arguments is None else arguments)
+    terminal.drop_unwritten(sys.stdout)
+    terminal.drop_unwritten(sys.stderr)
+    return status
+
+
+def answer(arguments):
+    """Runs the command and returns its exit status. What goes wrong is said in one line."""
     try:
-        if arguments and arguments[0] in planner.COMMANDS:
-            return plan(arguments[0], arguments[1:])
-        parser, module_of = make_parser(present_modules())
-        parsed = parse(parser, arguments)
-        return module_of[parsed.subcommand].run(parsed)
+        status = run(arguments)
+        sys.stdout.flush()
+        return status
     except process.CannotRun as error:
         terminal.say(str(error))
         return error.status
@@ -116,11 +121,20 @@ def main(arguments=None):
         terminal.say(str(error))
         return 1
     except BrokenPipeError:
-        # The reader of the output has closed it: end as other programs do. What is still in the buffer goes nowhere, or
-        # Python would complain of it at its end, with a status of its own.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        return process.BY_SIGNAL + 13
+        return process.BY_SIGNAL + 13  # the reader of the output has closed it: end as other programs do
+    except OSError as error:
+        terminal.say(terminal.why(error))
+        return 1
     except KeyboardInterrupt:
         return process.BY_SIGNAL + 2
+
+
+def run(arguments):
+    if arguments and arguments[0] in planner.COMMANDS:
+        return plan(arguments[0], arguments[1:])
+    parser, module_of = make_parser(present_modules())
+    try:
+        parsed = parse(parser, arguments)
+    except SystemExit as end:  # it has printed help, the version, or what is wrong with the arguments
+        return end.code
+    return module_of[parsed.subcommand].run(parsed)

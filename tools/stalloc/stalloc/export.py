@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stalloc export`: writes a recorded run in formats that other tools open."""
 
-import os
-import sys
-
-from stalloc import perfetto, pytorch_snapshot, recording, terminal
+from stalloc import output, perfetto, pytorch_snapshot, recording, terminal
 
 HELP = "write a trace in a format that other tools open"
 DESCRIPTION = """\
@@ -30,30 +27,14 @@ def register(subparsers):
 
 def run(arguments):
     options = ["--accept-truncated"] if arguments.accept_truncated else []
+    output.refuse_inputs(arguments.output, [arguments.trace])
     try:
         with terminal.Progress("reading " + arguments.trace) as progress:
             recorded = recording.ask("show", arguments.trace, "--events", *options)
             progress.begin("naming functions")
             named, stacks = recording.name_frames(recorded)
             progress.begin("writing " + arguments.output)
-            save(arguments.output, lambda file: WRITERS[arguments.to](recorded, named, stacks, file))
+            output.save(arguments.output, lambda file: WRITERS[arguments.to](recorded, named, stacks, file))
     except (recording.BadInput, OSError) as error:
         return recording.complain(error, arguments.output)
     return 0
-
-
-def save(path, write):
-    """Calls `write(file)` for standard output, or for a file that exists only once it is complete."""
-    if path == "-":
-        write(sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    temporary = f"{path}.{os.getpid()}.part"
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise

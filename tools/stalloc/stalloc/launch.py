@@ -2,12 +2,14 @@
 """What `stalloc run` and `stalloc record` share: their options, starting the program, and the report at its end."""
 
 import argparse
+import contextlib
 import json
-import sys
 
-from stalloc import pages, process, summary, terminal
+from stalloc import output, pages, process, summary, terminal
+from stalloc.environment import BadPath
 
 STATISTICS = "STALLOC_STATISTICS"
+STANDARD_OUTPUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def add_options(parser):
@@ -35,7 +37,7 @@ def statistics_folder(arguments, environment):
             return None
         folder = pages.make_run_folder()
     except (pages.Unsafe, OSError) as error:
-        terminal.say(f"no report at the end: {error}")
+        terminal.say(f"no report at the end: {terminal.why(error) if isinstance(error, OSError) else error}")
         return None
     environment[STATISTICS] = str(folder)
     return folder
@@ -48,33 +50,45 @@ def no_trace():
 def run_program(arguments, environment, remarks, title, traced=no_trace):
     """Runs the program and returns its exit status. `title` is the heading of the report at its end. `traced` is called
     then; it returns the trace for comparing other allocators, or None, and the last lines of the report. Raises
-    process.CannotRun."""
+    process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
+    check_report(arguments)
     for remark in remarks:
         terminal.say(remark)
     process.find_program(arguments.command[0], environment)
-    pages.tidy()
+    with contextlib.suppress(OSError):
+        pages.tidy()
     folder = statistics_folder(arguments, environment)
     if folder is None:
         return process.execute(arguments.command, environment)
     try:
         status = process.run_and_wait(arguments.command, environment)
-        found = summary.rows(pages.read(folder))
+        try:
+            report(arguments, pages.read(folder), status, title, traced)
+        except Exception as error:  # what counts is how the program itself ended
+            terminal.say(f"no report: {terminal.why(error) if isinstance(error, OSError) else error}")
     finally:
         pages.let_go(folder)
-    trace, next_lines = traced()
-    compared = summary.comparison(trace) if trace and found else None
-    lines = summary.text(found, status, title) + summary.comparison_lines(compared) + next_lines
-    report(arguments, lines, {"status": status, "title": title, "processes": found, "compared": compared})
     return status
 
 
-def report(arguments, lines, figures):
-    try:
-        print("\n".join(lines), file=sys.stderr, flush=True)
-        if arguments.report:
-            with open(arguments.report, "w", encoding="utf-8") as file:
-                json.dump(figures, file, indent=2)
-                file.write("\n")
-    except OSError as error:
-        # What counts is how the program itself ended.
-        print(f"stalloc: no report: {error}", file=sys.stderr)
+def check_report(arguments):
+    """Raises BadPath if the file for the report is one that the run reads, or its standard output, which the program
+    has to itself."""
+    if not arguments.report:
+        return
+    if arguments.report in STANDARD_OUTPUT:
+        raise BadPath(f"{arguments.report} is the program's: write the report to a file")
+    output.refuse_inputs(arguments.report, arguments.command)
+
+
+def report(arguments, seen, status, title, traced):
+    """Prints the report; `seen` are the pages of the program's processes."""
+    found = summary.rows(seen)
+    trace, next_lines = traced()
+    compared = summary.comparison(trace) if trace and found else None
+    lines = summary.text(found, status, title) + summary.comparison_lines(compared) + next_lines
+    terminal.tell("\n".join(lines) + "\n")
+    if arguments.report:
+        figures = {"status": status, "title": title, "processes": found, "compared": compared}
+        content = (json.dumps(figures, indent=2) + "\n").encode()
+        output.replace(arguments.report, lambda file: file.write(content))

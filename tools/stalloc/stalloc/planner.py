@@ -31,6 +31,7 @@ def main():
     import sys
 
     from stalloc import terminal
+    terminal.open_missing_streams()
     try:
         process.execute([installation.tool_path(), *sys.argv[1:]], dict(os.environ))
     except (installation.NotInstalled, process.CannotRun) as error:

@@ -10,6 +10,8 @@ import struct
 import sys
 import time
 
+from stalloc import terminal
+
 NOT_EXECUTABLE = 126  # as shells return it
 NOT_FOUND = 127
 BY_SIGNAL = 128  # added to the number of the signal that ended the program
@@ -51,13 +53,19 @@ def find_program(name, environment):
 def execute(command, environment):
     """Becomes the program. Returns only by raising CannotRun."""
     path = find_program(command[0], environment)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     undo_python_signals()
     try:
         os.execve(path, command, environment)
     except OSError as error:
         raise CannotRun(f"{path}: {error.strerror}", NOT_EXECUTABLE) from error
+
+
+def flush_streams():
+    """Writes what is still to be written, as far as that is possible: the program starts in any case."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
 
 
 def undo_python_signals():
@@ -134,8 +142,7 @@ def run_and_wait(command, environment):
     (launchers pass some). Raises CannotRun.
     """
     find_program(command[0], environment)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     forwarded = {number for number in signal.valid_signals()
                  if not (isinstance(number, signal.Signals) and number.name in KEPT)}
     # If the caller made this process ignore ended children, there would be no status to return.
@@ -170,7 +177,7 @@ def become_program(command, environment, mask, children):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         execute(command, environment)
     except CannotRun as error:
-        print(f"stalloc: {error}", file=sys.stderr, flush=True)
+        terminal.say(str(error))
         os._exit(error.status)
     finally:
         os._exit(NOT_EXECUTABLE)

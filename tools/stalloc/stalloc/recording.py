@@ -38,11 +38,12 @@ class BadInput(Exception):
 
 
 def complain(error, output):
-    """Says in one line why a command that writes `output` failed, and returns its exit status. When the reader of the
-    output has closed it, nothing is said and the error is raised again."""
+    """Says in one line why a command that writes `output` (-: standard output) failed, and returns its exit status. When
+    the reader of the output has closed it, nothing is said and the error is raised again."""
     if isinstance(error, BrokenPipeError):
         raise error
-    terminal.say(str(error) if isinstance(error, BadInput) else f"{error.filename or output}: {error.strerror}")
+    place = "standard output" if output == "-" else output
+    terminal.say(str(error) if isinstance(error, BadInput) else terminal.why(error, place))
     return 1
 
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 
-from stalloc import installation, planner, pytorch_history, safe_pickle, terminal
+from stalloc import installation, output, planner, pytorch_history, safe_pickle, terminal
 
+USAGE = 2
 HELP = "describe a memory snapshot that PyTorch has dumped, or write its requests"
 DESCRIPTION = """\
 Reads what torch.cuda.memory._dump_snapshot() has written and says what it holds. The file may come from anywhere: only
@@ -45,9 +46,11 @@ def shown_name(path):
 
 
 def write_requests(history, file):
-    file.write("id,lower,upper,size,stream,stack\n")
+    """Writes to a binary file."""
+    file.write(b"id,lower,upper,size,stream,stack\n")
     for number, request in enumerate(history.requests):
-        file.write(f"{number},{request.lower},{request.upper},{request.size},{request.stream},{request.stack}\n")
+        row = f"{number},{request.lower},{request.upper},{request.size},{request.stream},{request.stack}\n"
+        file.write(row.encode("ascii"))
 
 
 def described(path, found):
@@ -86,22 +89,31 @@ def busiest(found, wanted=None):
 
 
 def complain(path, error):
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    terminal.say(f"{path}: {why}")
+    terminal.say(terminal.why(error, path) if isinstance(error, OSError) else f"{path}: {error}")
     return 1
 
 
 def run(arguments):
+    if arguments.device is not None and not arguments.output:
+        terminal.say("--device says whose requests are written: name their file with -o")
+        return USAGE
+    if arguments.output:
+        output.refuse_inputs(arguments.output, [arguments.snapshot])
+    shown = False
     try:
         found = read(arguments.snapshot)
         if arguments.output:
+            shown = output.is_standard_output(arguments.output)
             device = busiest(found, arguments.device)
-            with open(arguments.output, "w", encoding="ascii") as file:
-                write_requests(found[device], file)
+            output.save(arguments.output, lambda file: write_requests(found[device], file))
     except safe_pickle.BadPickle as error:
         return complain(arguments.snapshot, error)
     except OSError as error:
-        return complain(error.filename or arguments.snapshot, error)
+        if isinstance(error, BrokenPipeError):
+            raise
+        return complain("standard output" if shown else arguments.snapshot, error)
+    if shown:
+        return 0
     description = described(arguments.snapshot, found)
     sys.stdout.write(json.dumps(description) + "\n" if arguments.json else as_text(description))
     return 0
@@ -125,7 +137,7 @@ def compare_histories(path, found, options):
     with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
         for device, history in found.items():
             requests = os.path.join(folder, name if name.isprintable() and len(name) < 200 else "snapshot")
-            with open(requests, "w", encoding="ascii") as file:
+            with open(requests, "wb") as file:
                 write_requests(history, file)
             done = subprocess.run([installation.tool_path(), "compare", requests, *options], stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, check=False)

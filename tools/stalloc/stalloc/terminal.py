@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the command prints: in plain lines of at most 80 columns, with colours only where a person reads them."""
 
+import contextlib
+import errno
 import os
 import sys
 import textwrap
@@ -8,6 +10,8 @@ import threading
 import time
 
 WIDTH = 80
+# What a write may fail with.
+WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CODES = {"good": "32", "note": "36", "warning": "33", "bad": "31", "strong": "1", "faint": "2"}
 
 
@@ -29,7 +33,47 @@ def wrapped(text, indent=""):
 def say(text):
     """Prints a remark to standard error, in one line if no person reads it."""
     line = "stalloc: " + text
-    print(wrapped(line, "         ") if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+    tell((wrapped(line, "         ") if sys.stderr.isatty() else line) + "\n")
+
+
+def tell(text):
+    """Writes to standard error. Where that cannot be written to, nothing happens: no command fails for a remark."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def why(error, place=""):
+    """An OSError in one line: the file that it is about, or else `place`, and what went wrong."""
+    if not place and error.errno in WRITING:
+        place = "standard output"
+    name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else place
+    text = error.strerror or str(error)
+    return f"{name}: {text}" if name else text
+
+
+def open_missing_streams():
+    """Opens standard input, output and error on the null device where they are closed: another file that is opened would
+    take their place, and be written to."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+
+
+def drop_unwritten(stream):
+    """Drops what a stream has not written where it cannot be written: Python would complain of it at its end, and exit
+    with a status of its own."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def size(count):
@@ -61,12 +105,10 @@ class Progress:
     def show(self):
         start, drawn, pause = time.monotonic(), False, self.PATIENCE
         while not self.over.wait(pause):
-            sys.stderr.write(f"\r\033[K{self.what[:60]} ({time.monotonic() - start:.0f} s)")
-            sys.stderr.flush()
+            tell(f"\r\033[K{self.what[:60]} ({time.monotonic() - start:.0f} s)")
             drawn, pause = True, self.PAUSE
         if drawn:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+            tell("\r\033[K")
 
     def __enter__(self):
         if self.thread:

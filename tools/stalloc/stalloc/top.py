@@ -2,13 +2,11 @@
 """`stalloc top`: shows the processes that stalloc serves now, with what they hold."""
 
 import json
-import os
 import pathlib
 import sys
-import tempfile
 import time
 
-from stalloc import pages, prometheus, summary, terminal
+from stalloc import output, pages, prometheus, summary, terminal
 
 HELP = "watch running programs: live and physical memory, out-of-memory events"
 DESCRIPTION = """\
@@ -21,6 +19,7 @@ examples:
   stalloc top --once --json
   stalloc top --prometheus /srv/metrics/stalloc.prom --seconds 15"""
 CLEAR = "\033[H\033[J"
+EVERYONE = 0o644  # Prometheus's files can be read by other users
 SHOWN = (pages.RUNNING, pages.ELSEWHERE)
 
 
@@ -65,20 +64,6 @@ def as_json(found):
     return json.dumps({"time": time.time(), "processes": processes}) + "\n"
 
 
-def write_whole(path, content):
-    """Replaces the file in one step, so that a reader sees either version whole. Other users can read it."""
-    folder, name = os.path.split(os.path.abspath(path))
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
 def look(arguments, places):
     """The pages that are shown now."""
     found, remarks = pages.all_pages(places)
@@ -89,7 +74,8 @@ def look(arguments, places):
 
 def show(arguments, found):
     if arguments.prometheus and arguments.prometheus != "-":
-        write_whole(arguments.prometheus, prometheus.text(found))
+        content = prometheus.text(found).encode()
+        output.replace(arguments.prometheus, lambda file: file.write(content), EVERYONE)
         return
     if arguments.prometheus:
         content = prometheus.text(found)
@@ -115,5 +101,5 @@ def run(arguments):
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        terminal.say(f"{error.filename or arguments.prometheus}: {error.strerror}")
+        terminal.say(terminal.why(error))
         return 1

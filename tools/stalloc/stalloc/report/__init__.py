@@ -4,10 +4,9 @@
 import json
 import os
 import re
-import sys
 import tempfile
 
-from stalloc import export, recording, safe_pickle, snapshot, terminal
+from stalloc import output, recording, safe_pickle, snapshot, terminal
 from stalloc.report import fit, page, ticket
 
 HELP = "show a recorded run as a page: where its memory goes, and what would help"
@@ -41,9 +40,13 @@ def register(subparsers):
     parser = subparsers.add_parser("report", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run, a CSV of requests, or PyTorch's snapshot")
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan of this run (default: one is made)")
-    parser.add_argument("-o", "--output", metavar="HTML", help="where the page goes (default: report.html)")
-    parser.add_argument("--text", action="store_true", help="print what can be pasted in a ticket, write no page")
-    parser.add_argument("--json", action="store_true", help="print what the page shows, write none (docs/formats.md)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes (default: report.html; with "
+                        "--text and --json, and for -: standard output)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="print what can be pasted in a ticket, or write it to -o, in "
+                      "place of the page")
+    form.add_argument("--json", action="store_true", help="print what the page shows, or write it to -o, in place of the "
+                      "page (docs/formats.md)")
     parser.add_argument("--card", metavar="SIZE", type=card_bytes,
                         help="does the run fit a card of so many bytes (80g; default: the recorded one)")
     parser.add_argument("--accept-truncated", action="store_true",
@@ -51,24 +54,29 @@ def register(subparsers):
 
 
 def run(arguments):
+    target = arguments.output or ("-" if arguments.text or arguments.json else "report.html")
+    output.refuse_inputs(target, [arguments.trace, *([arguments.plan] if arguments.plan else [])])
     try:
         with terminal.Progress("reading " + arguments.trace) as progress:
             report = made(arguments, progress)
             progress.begin("writing")
-            if arguments.text or arguments.json:
-                answer = ticket.text(report) if arguments.text else json.dumps(report) + "\n"
-            else:
-                answer = None
-                export.save(arguments.output or "report.html", lambda file: file.write(page.html(report).encode()))
-        if answer is None:
-            print(f"wrote {arguments.output or 'report.html'}")
-        else:
-            sys.stdout.write(answer)
+            content = written(arguments, report)
+        shown = output.is_standard_output(target)
+        output.save(target, lambda file: file.write(content))
     except safe_pickle.BadPickle as error:
         return snapshot.complain(arguments.trace, error)
     except (recording.BadInput, OSError) as error:
-        return recording.complain(error, arguments.output)
+        return recording.complain(error, target)
+    if not shown:
+        print(f"wrote {target}")
     return 0
+
+
+def written(arguments, report):
+    """The report in the form that is wanted, as bytes."""
+    if arguments.text:
+        return ticket.text(report).encode()
+    return (json.dumps(report) + "\n").encode() if arguments.json else page.html(report).encode()
 
 
 def made(arguments, progress):
@@ -94,7 +102,7 @@ def of_snapshot(path, options):
     device = snapshot.busiest(found)
     with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
         requests = os.path.join(folder, "requests.csv")
-        with open(requests, "w", encoding="ascii") as file:
+        with open(requests, "wb") as file:
             snapshot.write_requests(found[device], file)
         report = recording.ask("report", requests, *options)
     report["source"] = snapshot.shown_name(path)

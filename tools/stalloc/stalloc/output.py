@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a command's output files: whole or not at all, through links, and into devices and pipes as they are."""
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import tempfile
+
+from stalloc import environment
+
+
+def save(path, write):
+    """Calls `write(file)` with a binary file: standard output for `-`, else as `replace` does. Raises OSError."""
+    if path != "-":
+        replace(path, write)
+        return
+    write(sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+def replace(path, write, mode=None):
+    """Calls `write(file)` with a binary file that takes the place of `path` once it is complete. A link is followed.
+    What is not a regular file, such as a device or a pipe, is written to. `mode`: the new file's permissions (None: as
+    the umask has them). Raises OSError, which names `path`."""
+    try:
+        status = status_of(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        stream = None if status is None else standard_stream(status)
+        if stream is not None:
+            write_to(stream, write)
+        elif status is not None and not stat.S_ISREG(status.st_mode):
+            write_to(os.open(path, os.O_WRONLY | os.O_CLOEXEC), write)
+        else:
+            write_beside(os.path.realpath(path), write, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def is_standard_output(path):
+    """Whether this names standard output: as `-`, or as /dev/stdout does."""
+    if path == "-":
+        return True
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(sys.stdout.fileno()))
+    except OSError:
+        return False
+
+
+def status_of(path):
+    """What `path` or the file behind a link is; None: it does not exist."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def standard_stream(status):
+    """A copy of standard output or error if it is this file, as /dev/stdout is; else None."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            descriptor = stream.fileno()
+            if os.path.samestat(os.fstat(descriptor), status):
+                stream.flush()
+                return os.dup(descriptor)
+    return None
+
+
+def write_to(descriptor, write):
+    with os.fdopen(descriptor, "wb") as file:
+        write(file)
+
+
+def write_beside(path, write, mode):
+    """Writes a new file in the same folder, which then replaces `path` in one step."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".stalloc-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            os.fchmod(file.fileno(), usual_mode() if mode is None else mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def usual_mode():
+    """The permissions of a file that a program makes."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def refuse_inputs(path, inputs):
+    """Raises BadPath if writing to `path` would replace one of the files `inputs`."""
+    for name in inputs:
+        if is_same_file(path, name):
+            raise environment.BadPath(f"{path}: this is an input, which the output would replace; name another file")
+
+
+def is_same_file(path, other):
+    """Whether both name the same regular file."""
+    try:
+        return os.path.isfile(path) and os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return False
