@@ -31,30 +31,61 @@ class WhatTheProgramGets(CommandTest):
         self.assertEqual(environment["STALLOC_MODE"], "dynamic")
         self.assertEqual(said, "")
 
+    def make_plan(self, name="plan.fb"):
+        self.run_command("record", "-o", "for-plan.fb", "--", HOST)
+        self.run_command("plan", "for-plan.fb", "-o", name)
+
     def test_plan_is_absolute(self):
-        (self.folder / "plan.fb").write_bytes(b"x")
+        self.make_plan()
         environment, _ = self.shown("run", "--plan", "plan.fb")
         self.assertEqual((environment["STALLOC_MODE"], environment["STALLOC_PLAN"]),
                          ("alloc", str(self.folder / "plan.fb")))
 
     def test_folder_of_plans(self):
         (self.folder / "plans").mkdir()
+        self.make_plan("plans/plan.0.fb")
         environment, _ = self.shown("run", "--plan", "plans")
         self.assertEqual(environment["STALLOC_PLAN"], str(self.folder / "plans" / "plan.%r.fb"))
 
     def test_plans_of_ranks(self):
-        (self.folder / "plan.0.fb").write_bytes(b"x")
+        self.make_plan("plan.0.fb")
         environment, _ = self.shown("run", "--plan", "plan.fb")
         self.assertEqual(environment["STALLOC_PLAN"], str(self.folder / "plan.fb"))
 
     def test_plan_of_the_environment(self):
-        (self.folder / "plan.fb").write_bytes(b"x")
+        self.make_plan()
         environment, _ = self.shown("run", STALLOC_PLAN="plan.fb")
         self.assertEqual(environment["STALLOC_MODE"], "alloc")
 
     def test_no_such_plan(self):
         done = self.run_command("run", "--plan", "none.fb", "--", "true", status=1)
         self.assertIn("stalloc plan trace.fb -o none.fb", done.stderr)
+
+    def test_no_plan_in_the_file(self):
+        self.make_plan()
+        content = (self.folder / "plan.fb").read_bytes()
+        (self.folder / "empty").mkdir()
+        for name, bad in (("text.fb", b"some text"), ("nothing.fb", b""), ("cut.fb", content[:len(content) // 2])):
+            (self.folder / name).write_bytes(bad)
+        for name in ("for-plan.fb", "text.fb", "nothing.fb", "cut.fb", "empty"):
+            done = self.run_command("run", "--plan", name, "--", "touch", "started", status=1)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertFalse((self.folder / "started").exists())
+
+    def test_a_rank_alone(self):
+        for variables in ({"SLURM_PROCID": "0"}, {"RANK": "0", "WORLD_SIZE": "1"}):
+            trace = f"{len(variables)}.fb"
+            done = self.run_command("record", "-o", trace, "--", HOST, variables=variables)
+            self.assertIn(f"stalloc plan {len(variables)}.0.fb -o plan.0.fb", done.stderr)
+            self.make_plan()
+            (self.folder / "for-plan.fb").unlink()
+            done = self.run_command("run", "--plan", "plan.fb", "--", HOST, variables=variables, status=1)
+            self.assertIn("a rank reads the plan of its own", done.stderr)
+            (self.folder / "plan.fb").unlink()
+            self.run_command("plan", f"{len(variables)}.0.fb", "-o", "plan.0.fb")
+            done = self.run_command("run", "--plan", "plan.fb", "--", HOST, variables=variables)
+            self.assertIn("stalloc: served from the plan", done.stderr)
+            (self.folder / "plan.0.fb").unlink()
 
     def test_record(self):
         environment, _ = self.shown("record", "-o", "a.%r.fb", STALLOC_PLAN="other.fb")
@@ -178,6 +209,22 @@ class Main(CommandTest):
     def test_recording_to_nowhere(self):
         done = self.run_command("record", "-o", "none/trace.fb", "--", "true", status=1)
         self.assertIn("mkdir -p", done.stderr)
+
+    def test_recording_to_what_is_no_new_file(self):
+        (self.folder / "there.fb").write_bytes(b"x")
+        os.mkfifo(self.folder / "pipe")
+        for name in ("", ".", "there.fb", "pipe"):
+            done = self.run_command("record", "-o", name, "--", "touch", "started", status=1)
+            self.assertIn("stalloc record -o NAME", done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertFalse((self.folder / "started").exists())
+
+    def test_nothing_recorded(self):
+        self.assertIn("nothing was recorded", self.run_command("record", "--", "true").stderr)
+
+    def test_names_are_quoted(self):
+        done = self.run_command("record", "-o", "a b.fb", "--", HOST)
+        self.assertIn("stalloc plan 'a b.fb' -o plan.fb", done.stderr)
 
     def test_planner_errors_come_through(self):
         self.assertIn("none.fb", self.run_command("plan", "none.fb", "-o", "plan.fb", status=1).stderr)

@@ -48,8 +48,8 @@ def no_trace():
 
 
 def run_program(arguments, environment, remarks, title, traced=no_trace):
-    """Runs the program and returns its exit status. `title` is the heading of the report at its end. `traced` is called
-    then; it returns the trace for comparing other allocators, or None, and the last lines of the report. Raises
+    """Runs the program and returns its exit status. At its end `title(rows, trace)` returns the heading of the
+    report. `traced` is called before; it returns the trace for comparing other allocators, or None, and the last lines of the report. Raises
     process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
     check_report(arguments)
     for remark in remarks:
@@ -71,14 +71,14 @@ def run_program(arguments, environment, remarks, title, traced=no_trace):
     return status
 
 
-def check_report(arguments):
+def check_report(arguments, inputs=()):
     """Raises BadPath if the file for the report is one that the run reads, or its standard output, which the program
     has to itself."""
     if not arguments.report:
         return
     if arguments.report in STANDARD_OUTPUT:
         raise BadPath(f"{arguments.report} is the program's: write the report to a file")
-    output.refuse_inputs(arguments.report, arguments.command)
+    output.refuse_inputs(arguments.report, [*arguments.command, *filter(None, inputs)])
 
 
 def report(arguments, seen, status, title, traced):
@@ -86,6 +86,7 @@ def report(arguments, seen, status, title, traced):
     found = summary.rows(seen)
     trace, next_lines = traced()
     compared = summary.comparison(trace) if trace and found else None
+    title = title(found, trace)
     lines = summary.text(found, status, title) + summary.comparison_lines(compared) + next_lines
     terminal.tell("\n".join(lines) + "\n")
     if arguments.report:

@@ -3,9 +3,10 @@
 
 import os
 import re
+import shlex
 import socket
 
-from stalloc import environment, installation, launch
+from stalloc import environment, installation, launch, plans
 
 HELP = "run a program and record what it allocates"
 DESCRIPTION = """\
@@ -31,17 +32,30 @@ def register(subparsers):
     launch.add_options(parser)
 
 
+def check_target(output):
+    """Raises BadPath if nothing can be recorded to this file."""
+    if not output or output.endswith("/") or os.path.isdir(output):
+        raise environment.BadPath(f"{output or 'an empty name'}: no file; name one: stalloc record -o NAME")
+    path = plans.expanded(os.path.abspath(output), plans.rank_of(os.environ)[1])
+    if path is None or not os.path.lexists(path):
+        return
+    if not os.path.isfile(path):
+        raise environment.BadPath(f"{path}: no regular file; name another: stalloc record -o NAME")
+    raise environment.BadPath(f"{path}: is there already; remove it, or name another: stalloc record -o NAME")
+
+
 def run(arguments):
+    check_target(arguments.output)
     folder = os.path.dirname(os.path.abspath(arguments.output))
     if "%" not in folder and not os.path.isdir(folder):
-        raise environment.BadPath(f"{folder}: no such folder; make it first: mkdir -p {folder}")
+        raise environment.BadPath(f"{folder}: no such folder; make it first: mkdir -p {shlex.quote(folder)}")
     made, remarks = environment.stalloc_environment(
         os.environ, installation.library_path(), mode="trace", trace=arguments.output,
         keep_settings=arguments.keep_settings)
     if arguments.no_stacks:
         made["STALLOC_STACKS"] = "off"
     before = versions(made["STALLOC_TRACE"])
-    return launch.run_program(arguments, made, remarks, "recorded", lambda: traced(made["STALLOC_TRACE"], before))
+    return launch.run_program(arguments, made, remarks, heading, lambda: traced(made["STALLOC_TRACE"], before))
 
 
 def versions(template):
@@ -59,12 +73,32 @@ def versions(template):
     return {path: (status.st_ino, status.st_size, status.st_mtime_ns) for path, status in statuses.items()}
 
 
+def heading(found, trace):
+    """The heading of the report."""
+    if trace:
+        return "recorded"
+    return "nothing was recorded" + (": the trace could not be written, a warning above says why" if found else "")
+
+
 def traced(template, before):
     """A trace for comparing allocators, and lines that say what to do with all traces that were written since `before`."""
     traces = [path for path, version in versions(template).items() if before.get(path) != version]
     if not traces:
         return None, []
-    name = os.path.relpath(traces[0])
-    if len(traces) == 1:
+    name = shlex.quote(os.path.relpath(traces[0]))
+    if len(traces) > 1:
+        return traces[0], [f"stalloc: wrote {len(traces)} traces, {name} and others; next: stalloc plan {name} ... -o plans"]
+    rank = rank_in(traces[0], template)
+    if not rank:
         return traces[0], [f"stalloc: wrote {name}; next: stalloc plan {name} -o plan.fb"]
-    return traces[0], [f"stalloc: wrote {len(traces)} traces, {name} and others; next: stalloc plan {name} ... -o plans"]
+    return traces[0], [f"stalloc: wrote {name}; next: stalloc plan {name} -o plan.{rank}.fb",
+                       "stalloc: then, under the same launcher: stalloc run --plan plan.fb -- ..."]
+
+
+def rank_in(trace, template):
+    """The rank that a launcher has given to the process that wrote the trace; empty: none. A rank reads the plan of its
+    own."""
+    _, rank = plans.rank_of(os.environ)
+    if rank or "%" in template or trace == template:
+        return rank
+    return os.path.splitext(os.path.splitext(trace)[0])[1].removeprefix(".")

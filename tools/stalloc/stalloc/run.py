@@ -4,7 +4,7 @@
 import os
 import tempfile
 
-from stalloc import environment, installation, launch, terminal
+from stalloc import environment, installation, launch, plans, terminal
 
 USAGE = 2
 HELP = "run a program with its device memory served by stalloc"
@@ -38,7 +38,23 @@ def run(arguments):
     made, remarks = environment.stalloc_environment(
         os.environ, installation.library_path(), mode="alloc" if plan else "dynamic", plan=plan,
         keep_settings=arguments.keep_settings)
-    return launch.run_program(arguments, made, remarks, "served from the plan" if plan else "served without a plan")
+    if plan:
+        plans.check(made["STALLOC_PLAN"], os.environ)
+        launch.check_report(arguments, [plan, plans.expanded(made["STALLOC_PLAN"], plans.rank_of(os.environ)[1])])
+    return launch.run_program(arguments, made, remarks, from_plan if plan else without_plan)
+
+
+def from_plan(found, trace):
+    """The heading of the report of a run with a plan."""
+    del trace
+    if any(row["mode"] == "alloc" for row in found):
+        return "served from the plan"
+    return "nothing was served from the plan"
+
+
+def without_plan(found, trace):
+    del found, trace
+    return "served without a plan"
 
 
 def run_compared(arguments, plan):
@@ -50,7 +66,7 @@ def run_compared(arguments, plan):
             os.environ, installation.library_path(), mode="trace", trace=os.path.join(folder, "run.fb"),
             keep_settings=arguments.keep_settings)
         made["STALLOC_STACKS"] = "off"
-        return launch.run_program(arguments, made, remarks, "served without a plan", lambda: (largest(folder), []))
+        return launch.run_program(arguments, made, remarks, without_plan, lambda: (largest(folder), []))
 
 
 def largest(folder):

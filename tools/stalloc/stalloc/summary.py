@@ -100,5 +100,6 @@ def text(found, status, title):
     """The report's lines."""
     head = f"stalloc: {title}{ending(status)}"
     if not found:
-        return [head, terminal.wrapped("  " + nothing_seen(status), "  ")]
+        refused = "if a warning above says that the plan was refused, that is why; else " if "the plan" in title else ""
+        return [head, terminal.wrapped("  " + refused + nothing_seen(status), "  ")]
     return [head, *table(found), *(terminal.wrapped("  " + remark, "  ") for remark in remarks(found))]

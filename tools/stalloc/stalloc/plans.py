@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which plan or trace a process of this environment will open, and whether a plan can be served from."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+
+from stalloc import installation
+from stalloc.environment import BadPath
+
+# The variables that hold a rank, in the order of interpose/base/process.cpp.
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+IDENTIFIER = b"SLPN"  # of schemas/plan.fbs, after four bytes
+CHECK_SECONDS = 60
+
+
+def rank_of(environment):
+    """The variable in which a launcher gives this process its rank, and the rank; two empty texts: there is none."""
+    for name in RANKS:
+        if re.fullmatch(r"[0-9]{1,9}", environment.get(name, "")):
+            return name, environment[name]
+    return "", ""
+
+
+def expanded(template, rank):
+    """The file that the library makes of STALLOC_PLAN or STALLOC_TRACE; None: its name has the process id in it."""
+    marks = re.findall("%[rph%]", template)
+    if "%p" in marks:
+        return None
+    words = {"%r": rank or "0", "%h": socket.gethostname(), "%%": "%"}
+    path = re.sub("%[rh%]", lambda match: words[match[0]], template)
+    if not rank or "%r" in marks:
+        return path
+    stem, extension = os.path.splitext(path)
+    return f"{stem}.{rank}{extension}"
+
+
+def of_ranks(template):
+    """The plans of ranks that are there, such as plan.0.fb."""
+    if "%p" in template or "%h" in template:
+        return []
+    folder, name = os.path.split(template if "%r" in template else ".%r".join(os.path.splitext(template)))
+    if "%" in folder or not os.path.isdir(folder):
+        return []
+    pattern = re.compile(r"\d+".join(re.escape(part.replace("%%", "%")) for part in name.split("%r")))
+    return [os.path.join(folder, other) for other in sorted(os.listdir(folder)) if pattern.fullmatch(other)]
+
+
+def check(template, environment):
+    """Raises BadPath if it is certain that no process will be served from the plan. `template`: STALLOC_PLAN."""
+    variable, rank = rank_of(environment)
+    path = expanded(template, rank)
+    if path is None:
+        return
+    if not os.path.isfile(path):
+        others = of_ranks(template)
+        # The program may be a launcher itself, whose processes have ranks of their own.
+        if variable == "RANK" or not others:
+            raise BadPath(missing(path, variable, rank))
+        path = others[0]
+    fault = fault_of(path)
+    if fault:
+        raise BadPath(f"{path}: {fault}: nothing could be served from it. Plans are made by: stalloc plan trace.fb -o "
+                      "plan.fb")
+
+
+def missing(path, variable, rank):
+    own = f" ({variable}={rank}: a rank reads the plan of its own)" if variable else ""
+    trace = f"trace.{rank}.fb" if variable else "trace.fb"
+    return f"{path}: no such plan{own}; make it by: stalloc plan {trace} -o {shlex.quote(os.path.relpath(path))}"
+
+
+def fault_of(path):
+    """What is wrong with the plan; empty: nothing that can be found."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    if head[4:] != IDENTIFIER:
+        return "not a plan"
+    try:
+        done = subprocess.run([installation.tool_path(), "show", path], stdin=subprocess.DEVNULL, capture_output=True,
+                              timeout=CHECK_SECONDS, check=False)
+    except (installation.NotInstalled, subprocess.TimeoutExpired, OSError):
+        return ""
+    if done.returncode != 1:
+        return ""
+    said = done.stderr.decode("utf-8", "replace").strip().removeprefix("stalloc-plan: ").removeprefix(f"{path}: ")
+    return said or "not a plan"
