@@ -211,13 +211,20 @@ class Main(CommandTest):
         self.assertIn("mkdir -p", done.stderr)
 
     def test_recording_to_what_is_no_new_file(self):
-        (self.folder / "there.fb").write_bytes(b"x")
         os.mkfifo(self.folder / "pipe")
-        for name in ("", ".", "there.fb", "pipe"):
+        for name in ("", ".", "pipe"):
             done = self.run_command("record", "-o", name, "--", "touch", "started", status=1)
             self.assertIn("stalloc record -o NAME", done.stderr)
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertFalse((self.folder / "started").exists())
+
+    def test_recording_again(self):
+        self.run_command("record", "--", HOST)
+        before = (self.folder / "trace.fb").read_bytes()
+        said = self.run_command("record", "--", HOST).stderr
+        self.assertIn("stalloc record -o NAME names another", said)
+        self.assertRegex(said, r"next: stalloc plan trace\.\d+\.fb -o plan\.fb\n")
+        self.assertEqual((self.folder / "trace.fb").read_bytes(), before)
 
     def test_nothing_recorded(self):
         self.assertIn("nothing was recorded", self.run_command("record", "--", "true").stderr)

@@ -6,7 +6,7 @@ import re
 import shlex
 import socket
 
-from stalloc import environment, installation, launch, plans
+from stalloc import environment, installation, launch, plans, terminal
 
 HELP = "run a program and record what it allocates"
 DESCRIPTION = """\
@@ -33,7 +33,8 @@ def register(subparsers):
 
 
 def check_target(output):
-    """Raises BadPath if nothing can be recorded to this file."""
+    """Raises BadPath if nothing can be recorded to this file. Says so if it is there already: the library leaves it alone
+    and records beside it."""
     if not output or output.endswith("/") or os.path.isdir(output):
         raise environment.BadPath(f"{output or 'an empty name'}: no file; name one: stalloc record -o NAME")
     path = plans.expanded(os.path.abspath(output), plans.rank_of(os.environ)[1])
@@ -41,7 +42,8 @@ def check_target(output):
         return
     if not os.path.isfile(path):
         raise environment.BadPath(f"{path}: no regular file; name another: stalloc record -o NAME")
-    raise environment.BadPath(f"{path}: is there already; remove it, or name another: stalloc record -o NAME")
+    terminal.say(f"{path}: is there already and is left alone, the trace goes beside it; stalloc record -o NAME names "
+                 "another")
 
 
 def run(arguments):
@@ -99,6 +101,6 @@ def rank_in(trace, template):
     """The rank that a launcher has given to the process that wrote the trace; empty: none. A rank reads the plan of its
     own."""
     _, rank = plans.rank_of(os.environ)
-    if rank or "%" in template or trace == template:
+    if rank or "%" in template or os.path.exists(template):
         return rank
     return os.path.splitext(os.path.splitext(trace)[0])[1].removeprefix(".")
