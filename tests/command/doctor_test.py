@@ -84,6 +84,11 @@ class OnSimcuda(CommandTest):
     def test_no_such_python(self):
         found = self.examined("--python", "/nonexistent/python", status=1)
         self.assertIn("--python /path/to/python", found["python"][0]["advice"])
+        self.assertIn("was not looked at", found["driver"][0]["text"])
+
+    def test_another_library_that_is_not_there(self):
+        found = self.examined(variables={"LD_PRELOAD": "/nonexistent/x.so"})
+        self.assertIn("another library of LD_PRELOAD", found["library"][-1]["text"])
 
     def test_limits(self):
         def limit():
@@ -218,6 +223,7 @@ class Probes(bench.unittest.TestCase):
         self.assertEqual(self.found(requests=4, statistics=SERVED).level, GOOD)
         self.assertEqual(self.found(requests=4, statistics=dict(SERVED, dynamic=0)).level, PROBLEM)
         self.assertEqual(self.found(requests=4, statistics=dict(SERVED, dynamic=1, unplanned=3)).level, WARNING)
+        self.assertEqual(self.found(requests=4, statistics=dict(SERVED, dynamic=0, unplanned=4)).level, PROBLEM)
         self.assertEqual(self.found(requests=4, statistics=None).level, PROBLEM)
         self.assertEqual(self.found("runtime", error={"missing": "libcudart.so"}).level, NOTE)
         self.assertEqual(self.found("torch", error={"why": "RuntimeError: x"}).level, WARNING)

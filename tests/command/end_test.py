@@ -118,6 +118,38 @@ class Signals(CommandTest):
         self.assertEqual(process.returncode, 4)
 
 
+class Streams(CommandTest):
+    """Standard streams that are closed, or that nobody reads: the program starts and its exit status stays."""
+
+    def shell(self, script, status=0):
+        done = subprocess.run(["bash", "-c", script, "bash", sys.executable, str(bench.COMMAND)], cwd=self.folder,
+                              env=self.environment(), capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        return done
+
+    def test_nobody_reads_standard_error(self):
+        for road in ([], ["--no-report"]):
+            reading, writing = os.pipe()
+            os.close(reading)
+            self.run_command("run", *road, "--", "sh", "-c", "exit 5", status=5, stderr=writing)
+            os.close(writing)
+
+    def test_closed_standard_error(self):
+        self.shell('"$1" "$2" run -- touch started 2>&-')
+        self.assertTrue((self.folder / "started").exists())
+        self.shell('"$1" "$2" run -- sh -c "exit 3" 2>&- >&- <&-', status=3)
+
+    def test_closed_standard_output(self):
+        for command in ("run -- true", "record -- true", "plan --help", "env", "top --once", "doctor --no-probe"):
+            self.shell(f'"$1" "$2" {command} >&-')
+
+    def test_report_that_cannot_be_written(self):
+        done = self.run_command("run", "--report", "none/r.json", "--", "sh", "-c", "exit 3", status=3)
+        self.assertIn("no report: none/r.json: No such file", done.stderr)
+        self.run_command("run", "--report", "/dev/stdout", "--", "true", status=1)
+
+
 class Terminal(CommandTest):
     """The command as the foreground job of a terminal."""
 

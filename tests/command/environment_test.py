@@ -48,6 +48,11 @@ class Env(CommandTest):
         self.assertEqual(self.run_command("env", "--format", "slurm").stdout,
                          f"ALL,LD_PRELOAD={LIBRARY},STALLOC_MODE=dynamic\n")
 
+    def test_mpirun_and_spaces(self):
+        done = self.run_command("env", "--record", "a b.fb", "--format", "mpirun", status=1)
+        self.assertIn("has a space", done.stderr)
+        self.assertEqual(done.stdout, "")
+
     def test_hiding_settings_are_named(self):
         done = self.run_command("env", variables={"TF_GPU_ALLOCATOR": "bfc"})
         self.assertIn("TF_GPU_ALLOCATOR=bfc hides tensors", done.stderr)

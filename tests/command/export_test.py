@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import pickletools
+import stat
 
 import bench
 from bench import HOST, SOURCE, CommandTest
@@ -126,6 +127,47 @@ class Export(CommandTest):
         process = self.start("export", "lora.fb", "--to", "perfetto", "-o", "-")
         stdout, _ = process.communicate(timeout=60)
         self.assertGreater(len(json.loads(stdout)["traceEvents"]), 1000)
+
+    def test_links_devices_and_pipes_stay(self):
+        (self.folder / "link").symlink_to("target.json")
+        os.mkfifo(self.folder / "pipe")
+        self.run_command("export", "lora.fb", "--to", "perfetto", "-o", "link")
+        self.assertTrue((self.folder / "link").is_symlink())
+        content = (self.folder / "target.json").read_bytes()
+        self.assertGreater(len(json.loads(content)["traceEvents"]), 1000)
+        process = self.start("export", "lora.fb", "--to", "perfetto", "-o", "pipe")
+        self.assertEqual((self.folder / "pipe").read_bytes(), content)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0)
+        self.assertTrue((self.folder / "pipe").is_fifo())
+        process = self.start("export", "lora.fb", "--to", "perfetto", "-o", "/dev/stdout")
+        stdout, _ = process.communicate(timeout=60)
+        self.assertEqual(stdout.encode(), content)
+
+    def test_a_private_device_stays(self):
+        try:
+            os.mknod(self.folder / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            self.skipTest("only root makes devices")
+        self.run_command("export", "lora.fb", "--to", "perfetto", "-o", "null")
+        self.run_command("top", "--once", "--prometheus", "null")
+        self.run_command("run", "--report", "null", "--", "true")
+        self.assertTrue((self.folder / "null").is_char_device())
+
+    def test_an_input_is_not_replaced(self):
+        (self.folder / "same.fb").symlink_to("lora.fb")
+        before = (self.folder / "lora.fb").read_bytes()
+        for command in (["export", "lora.fb", "--to", "pytorch", "-o", "lora.fb"], ["report", "same.fb", "-o", "lora.fb"],
+                        ["run", "--report", "lora.fb", "--", "cat", "same.fb"]):
+            done = self.run_command(*command, status=1)
+            self.assertIn("lora.fb: this is an input", done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertEqual((self.folder / "lora.fb").read_bytes(), before)
+
+    def test_planning_onto_the_trace(self):
+        before = (self.folder / "lora.fb").read_bytes()
+        self.assertIn("would replace the input", self.run_command("plan", "lora.fb", "-o", "./lora.fb", status=1).stderr)
+        self.assertEqual((self.folder / "lora.fb").read_bytes(), before)
 
     def test_bad_input(self):
         (self.folder / "requests.csv").write_text("id,lower,upper,size\n0,0,1,512\n")

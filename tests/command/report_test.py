@@ -190,5 +190,16 @@ class Columns(CommandTest):
                          {"until": [3, 2, 3], "slot": [-1, 4]})
 
 
+
+class Output(CommandTest):
+    def test_text_and_json_go_where_they_are_wanted(self):
+        self.run_command("record", "--", bench.HOST)
+        for form in ("--text", "--json"):
+            shown = self.run_command("report", "trace.fb", form).stdout
+            self.run_command("report", "trace.fb", form, "-o", "out")
+            self.assertEqual((self.folder / "out").read_text(encoding="utf-8"), shown)
+        self.run_command("report", "trace.fb", "--text", "--json", status=2)
+
+
 if __name__ == "__main__":
     bench.main()

@@ -136,6 +136,10 @@ class Made(CommandTest):
         self.run_command("snapshot", "made.pickle", "--device", "1", "-o", "requests.csv")
         self.assertEqual(len((self.folder / "requests.csv").read_text().splitlines()), 2)
         self.run_command("snapshot", "made.pickle", "--device", "7", "-o", "requests.csv", status=1)
+        self.run_command("snapshot", "made.pickle", "--device", "1", status=2)
+        before = (self.folder / "made.pickle").read_bytes()
+        self.run_command("snapshot", "made.pickle", "-o", "made.pickle", status=1)
+        self.assertEqual((self.folder / "made.pickle").read_bytes(), before)
 
     def test_names_of_any_bytes(self):
         alloc = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}

@@ -113,6 +113,11 @@ class Top(CommandTest):
         process.terminate()
         process.communicate()
 
+    def test_times_that_nobody_can_wait(self):
+        for word in ("-1", "nan", "inf", "1e20"):
+            done = self.run_command("top", "--seconds", word, status=2)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
     def test_prometheus_to_nowhere(self):
         done = self.run_command("top", "--once", "--prometheus", self.folder / "none" / "file", status=1)
         self.assertIn("none", done.stderr)

@@ -49,7 +49,12 @@ def as_slurm(variables):
 
 
 def as_mpirun(variables):
-    return " ".join(f"-x {shlex.quote(f'{name}={value}')}" for name, value in variables.items()) + "\n"
+    for name, value in variables.items():
+        if shlex.quote(value) != value:
+            raise environment.BadPath(f"{name}={value} has a space or another character at which the shell divides or "
+                                      "changes what $(stalloc env --format mpirun) prints: name the file otherwise, or "
+                                      "export the variables and name them alone (-x LD_PRELOAD)")
+    return " ".join(f"-x {name}={value}" for name, value in variables.items()) + "\n"
 
 
 FORMATS = {"shell": as_shell, "docker": as_docker, "json": as_json, "kubernetes": as_kubernetes, "slurm": as_slurm,

@@ -20,13 +20,22 @@ examples:
   stalloc top --prometheus /srv/metrics/stalloc.prom --seconds 15"""
 CLEAR = "\033[H\033[J"
 EVERYONE = 0o644  # Prometheus's files can be read by other users
+MOST_SECONDS = 1e6  # about twelve days
 SHOWN = (pages.RUNNING, pages.ELSEWHERE)
+
+
+def seconds(word):
+    """A type for argparse: a time that can be waited."""
+    value = float(word)
+    if not 0 <= value <= MOST_SECONDS:  # false for nan, too
+        raise ValueError(word)
+    return value
 
 
 def register(subparsers):
     parser = subparsers.add_parser("top", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--once", action="store_true", help="once, and not again and again")
-    parser.add_argument("--seconds", metavar="N", type=float, default=2.0, help="how long to wait between two looks "
+    parser.add_argument("--seconds", metavar="N", type=seconds, default=2.0, help="how long to wait between two looks "
                         "(default: 2)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON, one line for each look")

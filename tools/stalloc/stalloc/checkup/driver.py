@@ -41,6 +41,9 @@ def findings(answer, variables, root=""):
 
 
 def of_error(error):
+    if "python" in error:
+        return Finding("driver", PROBLEM, f"it was not looked at: {error['why']}", "Name a Python that runs: stalloc doctor "
+                       "--python /path/to/python")
     if error.get("missing"):
         return Finding("driver", PROBLEM, f"no NVIDIA driver here ({error['why']})",
                        "Install NVIDIA's driver for Linux. " + CONTAINER)

@@ -3,6 +3,7 @@
 
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 from stalloc.checkup.start import reason
+from stalloc.installation import LIBRARY_NAME
 
 TITLES = {"driver": "through the driver", "runtime": "through the CUDA runtime", "torch": "by PyTorch"}
 LOADER = ("cannot be preloaded", "ERROR: ld.so")
@@ -10,8 +11,15 @@ LOADER = ("cannot be preloaded", "ERROR: ld.so")
 
 def loads(answer):
     """Whether the library is loaded into programs at all; `answer` is that of the probe `packages` under stalloc."""
+    if "python" in answer.get("error", {}):
+        return Finding("library", NOTE, f"it was not tried: {answer['error']['why']}")
     complaints = [line for line in answer["stderr"].splitlines() if any(word in line for word in LOADER)]
+    others = [line for line in complaints if LIBRARY_NAME not in line]
+    if others and len(others) == len(complaints):
+        return Finding("library", WARNING, f"another library of LD_PRELOAD is not loaded: {others[0]}",
+                       "Correct LD_PRELOAD, or unset it; stalloc itself is loaded")
     if complaints:
+        complaints = [line for line in complaints if LIBRARY_NAME in line]
         return Finding("library", PROBLEM, f"it is not loaded: {complaints[0]}",
                        "It needs glibc 2.34 or newer, and a program of the same architecture")
     return Finding("library", GOOD, "it is loaded into programs")
@@ -33,6 +41,9 @@ def findings(what, answer):
     if seen < asked:
         yield Finding("probe", PROBLEM, f"requests {title}: {asked} made, {seen} seen",
                       "Look at the lines on preload and settings above")
+    elif served == 0:
+        yield Finding("probe", PROBLEM, f"requests {title}: {asked} made and seen, none served by stalloc",
+                      "With STALLOC_LOG_LEVEL=debug the library says why")
     elif served < asked:
         yield Finding("probe", WARNING, f"requests {title}: {asked} made and seen, {served} served by stalloc",
                       "With STALLOC_LOG_LEVEL=debug the library says why")

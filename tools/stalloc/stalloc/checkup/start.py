@@ -20,7 +20,7 @@ def start(python, what, environment):
     except subprocess.TimeoutExpired:
         return {"error": {"why": f"no answer within {SECONDS} seconds"}, "stderr": ""}
     except OSError as error:
-        return {"error": {"why": f"{python}: {error.strerror}"}, "stderr": ""}
+        return {"error": {"why": f"{python}: {error.strerror}", "python": python}, "stderr": ""}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if lines:
         answer = json.loads(lines[-1])
