@@ -264,6 +264,14 @@ class Report(CommandTest):
         done = self.run_command("run", "--plan", "plan.fb", "--", sys.executable, PROGRAM, "50", str(1 << 20))
         self.assertIn("was it made from this program?", done.stderr)
 
+    def test_a_plan_that_is_refused_after_the_start(self):
+        self.run_command("record", "--", HOST)
+        self.run_command("plan", "trace.fb", "-o", "plan.fb")
+        done = self.run_command("run", "--plan", "plan.fb", "--", "sh", "-c", f"rm plan.fb; {HOST}")
+        self.assertIn("stalloc: nothing was served from the plan\n", done.stderr)
+        self.assertIn("the plan was refused", done.stderr)
+        self.assertNotIn("stalloc doctor", done.stderr)
+
     def test_nothing_was_used(self):
         self.assertIn("stalloc doctor", self.run_command("run", "--", "true").stderr)
 

@@ -48,9 +48,9 @@ def no_trace():
 
 
 def run_program(arguments, environment, remarks, title, traced=no_trace):
-    """Runs the program and returns its exit status. At its end `title(rows, trace)` returns the heading of the
-    report. `traced` is called before; it returns the trace for comparing other allocators, or None, and the last lines of the report. Raises
-    process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
+    """Runs the program and returns its exit status. At its end, `traced` returns the trace for comparing other
+    allocators, or None, and the last lines of the report; then `title(rows, trace)` returns the heading of the report.
+    Raises process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
     check_report(arguments)
     for remark in remarks:
         terminal.say(remark)
@@ -87,7 +87,7 @@ def report(arguments, seen, status, title, traced):
     trace, next_lines = traced()
     compared = summary.comparison(trace) if trace and found else None
     title = title(found, trace)
-    lines = summary.text(found, status, title) + summary.comparison_lines(compared) + next_lines
+    lines = summary.text(found, status, title, summary.refused(seen)) + summary.comparison_lines(compared) + next_lines
     terminal.tell("\n".join(lines) + "\n")
     if arguments.report:
         figures = {"status": status, "title": title, "processes": found, "compared": compared}

@@ -96,10 +96,19 @@ def comparison_lines(compared):
     return lines
 
 
-def text(found, status, title):
-    """The report's lines."""
+def refused(pages):
+    """How many processes asked for memory and were served nothing, though there was a plan."""
+    return sum(page.mode == "alloc" and not page.devices for page in pages)
+
+
+def refusal(count):
+    return (f"{count} process{'es' * (count > 1)} got nothing from stalloc: the plan was refused, and a warning above says "
+            "why")
+
+
+def text(found, status, title, without_plan=0):
+    """The report's lines. `without_plan` is what `refused` has counted."""
     head = f"stalloc: {title}{ending(status)}"
-    if not found:
-        refused = "if a warning above says that the plan was refused, that is why; else " if "the plan" in title else ""
-        return [head, terminal.wrapped("  " + refused + nothing_seen(status), "  ")]
-    return [head, *table(found), *(terminal.wrapped("  " + remark, "  ") for remark in remarks(found))]
+    said = [refusal(without_plan)] if without_plan else [] if found else [nothing_seen(status)]
+    lines = table(found) if found else []
+    return [head, *lines, *(terminal.wrapped("  " + remark, "  ") for remark in [*remarks(found), *said])]
