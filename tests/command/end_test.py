@@ -20,15 +20,15 @@ from bench import HOST, CommandTest
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
 # Counts the signals that it gets; ends by SIGTERM's handler, with status 7.
 COUNTER = """
-import collections, signal, sys, time
+import collections, os, signal, sys, time
 counts = collections.Counter()
 def count(number, frame):
     counts[number] += 1
-    print(signal.Signals(number).name, counts[number], flush=True)
+    os.write(1, f"{signal.Signals(number).name} {counts[number]}\\n".encode())  # a print may be interrupted by the next
     if number == signal.SIGTERM: sys.exit(7)
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2):
     signal.signal(number, count)
-print('ready', flush=True)
+os.write(1, b'ready\\n')
 while True: time.sleep(0.05)
 """
 
