@@ -14,7 +14,8 @@ DlsymFunction find_real_dlsym() noexcept;
 // Calls it. RTLD_NEXT means after this library.
 void* real_dlsym(void* handle, const char* symbol) noexcept;
 
-// A pinned handle of the loaded library with this file name or path; null when it is not loaded.
+// A handle of the loaded library with this file name or path; null when it is not loaded. It keeps the library loaded
+// until dlclose.
 void* loaded(const char* name) noexcept;
 
 // Keeps the library that holds `address` from being unloaded, for good.

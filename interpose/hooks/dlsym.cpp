@@ -20,14 +20,21 @@ struct Answer {
   std::uintptr_t answered;
 };
 
-Answer answer(void* handle, const char* symbol) noexcept {
+// Whether the function that this library calls on is the caller's own: a library that was preloaded behind this one, or
+// one that stands in for the driver. What it looks up is the true function, lest both call each other forever.
+bool is_of_original(Hook hook, const void* caller) noexcept {
+  loader::Module module;
+  return loader::find_module(caller, &module) && module.holds(original_of(hook).find(caller));
+}
+
+Answer answer(void* handle, const char* symbol, const void* caller) noexcept {
   if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u') return {nullptr, 0};
   const Hook hook = find_hook(symbol);
   if (hook == Hook::kCount) {
     Session::captures().looked_up(symbol);
     events::looked_up(symbol);
   }
-  if (hook == Hook::kCount || !Session::get().active()) return {nullptr, 0};
+  if (hook == Hook::kCount || !Session::get().active() || is_of_original(hook, caller)) return {nullptr, 0};
   if (handle == RTLD_NEXT) {
     // Next behind the program itself is our own export: without CUDA the answer is "no", with dlerror set.
     if (original_of(hook).find(reinterpret_cast<const void*>(&answer)) != nullptr) return {nullptr, 0};
@@ -51,8 +58,9 @@ extern "C" {
 // glibc's dlsym, for the stub to jump to.
 __attribute__((visibility("hidden"))) void* (*stalloc_real_dlsym)(void*, const char*) = nullptr;
 
-__attribute__((visibility("hidden"))) stalloc::hooks::Answer stalloc_answer_dlsym(void* handle, const char* symbol) {
+__attribute__((visibility("hidden"))) stalloc::hooks::Answer stalloc_answer_dlsym(void* handle, const char* symbol,
+                                                                                  const void* caller) {
   if (stalloc_real_dlsym == nullptr) stalloc_real_dlsym = stalloc::loader::find_real_dlsym();
-  return stalloc::hooks::answer(handle, symbol);
+  return stalloc::hooks::answer(handle, symbol, caller);
 }
 }

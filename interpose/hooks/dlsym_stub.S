@@ -14,6 +14,7 @@ dlsym:
         .cfi_adjust_cfa_offset 8
         subq    $8, %rsp
         .cfi_adjust_cfa_offset 8
+        movq    24(%rsp), %rdx          /* who calls */
         call    stalloc_answer_dlsym
         addq    $8, %rsp
         .cfi_adjust_cfa_offset -8
@@ -38,6 +39,7 @@ dlsym:
         .cfi_offset x29, -32
         .cfi_offset x30, -24
         stp     x0, x1, [sp, #16]
+        mov     x2, x30                 /* who calls */
         bl      stalloc_answer_dlsym
         cbnz    x1, 1f
         .cfi_remember_state

@@ -39,7 +39,9 @@ const Row& row_of(Hook hook) noexcept {
 constexpr std::size_t kHooks = static_cast<std::size_t>(Hook::kCount);
 
 // Two CUDA runtimes can live in one process, each bound to its own libraries, so a runtime original is cached per
-// calling module. Slots fill in order and never change after `function` is set.
+// calling module. Slots fill in order and never change after `function` is set. Of these modules only the runtimes are
+// kept loaded, for a program may replace its plugins: one that comes to the addresses of another is taken to be bound
+// to the same runtime.
 struct CallerOriginal {
   std::atomic<void*> function{nullptr};
   loader::Module module;
@@ -63,10 +65,9 @@ void* find_driver_original(const Row& row) noexcept {
 void* find_runtime_original(const Row& row, const loader::Module& caller) noexcept {
   if (caller.path != nullptr && *caller.path != '\0') {
     void* handle = loader::loaded(caller.path);
-    if (void* found = handle == nullptr ? nullptr : loader::real_dlsym(handle, row.symbol);
-        found != nullptr && found != row.replacement) {
-      return found;
-    }
+    void* found = handle == nullptr ? nullptr : loader::real_dlsym(handle, row.symbol);
+    if (handle != nullptr) dlclose(handle);
+    if (found != nullptr && found != row.replacement) return found;
   }
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
   return loader::find_in_loaded("libcudart.so", row.symbol);

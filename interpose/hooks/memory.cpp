@@ -29,34 +29,28 @@ record::TracedCall event_of(EventKind kind, CUdeviceptr address, std::size_t byt
   return event;
 }
 
-// True for a request larger than all free memory. It is refused at once, since CUDA's pool takes a tenth of a second to
-// find that out. Where the program made pools of its own, CUDA decides: a pool that grows can take what other pools
-// keep idle.
-bool cannot_be_had(const Heaps& heaps, const serve::Heap& heap, const Allocation& allocation) {
-  if (!heap.is_large(allocation.bytes) || heaps.has_created_pools()) return false;
-  const CUmemoryPool pool = Session::cuda().default_pool(Session::cuda().current_device());
-  return allocation.bytes > heap.available_bytes() + Session::cuda().idle_pool_bytes(pool);
-}
-
 // For STALLOC_PLAN_STRICT, when the plan cannot be used.
 CUresult refuse(CUdeviceptr* out) {
   *out = 0;
   return CUDA_ERROR_NOT_PERMITTED;
 }
 
-// Asks the original allocator; when it is out of memory and we hold idle memory, gives that back and asks once more.
+// Asks the original allocator, whatever the driver says is free: it can have more by moving managed memory to the host.
+// When it is out of memory and we hold idle memory, gives that back, on all devices, since the stream may be another
+// device's, and asks once more.
 template <class Original>
-CUresult allocate_elsewhere(const Heaps& heaps, serve::Heap& heap, const Allocation& allocation, CUdeviceptr* out,
+CUresult ask_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
+  const CUresult result = original();
+  return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
+}
+
+template <class Original>
+CUresult allocate_elsewhere(Heaps& heaps, serve::Heap& heap, const Allocation& allocation, CUdeviceptr* out,
                             Original original) {
   if (heap.refuses()) return refuse(out);
   // A graph needs its memory only when it is launched.
   const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
-  if (!captured && cannot_be_had(heaps, heap, allocation)) {
-    *out = 0;  // as CUDA does
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  CUresult result = original();
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && heap.make_room(allocation.bytes) > 0) result = original();
+  const CUresult result = ask_cuda(heaps, allocation, original);
   if (result != CUDA_SUCCESS) return result;
   if (allocation.kind == EventKind::Alloc) {
     heap.note_unplanned_sync(*out, allocation.bytes);
@@ -91,7 +85,8 @@ template <class Original>
 CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation, CUdeviceptr* out, Original original) {
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
   if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
-  if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) return original();
+  if (heaps == nullptr) return original();
+  if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) return ask_cuda(*heaps, allocation, original);
   const bool declined = Declined::by_heap() || is_left_to_cuda(allocation);
   const auto address = declined ? std::nullopt : serve_allocation(*heap, allocation);
   if (address) {

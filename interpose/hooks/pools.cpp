@@ -53,7 +53,7 @@ CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
       bytes += use->reserved_high;
       break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-      bytes = use->used;  // the heap knows of the unplanned ones too
+      bytes += use->served;
       break;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       bytes = use->used_high;
@@ -70,6 +70,11 @@ CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
   Heaps* heaps = Session::active_heaps();
   if (result == CUDA_SUCCESS && heaps != nullptr && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
     heaps->set_release_threshold(pool, *static_cast<const cuuint64_t*>(value));
+  }
+  // Such a pool never makes a stream wait for another one, as what is served may.
+  if (result == CUDA_SUCCESS && heaps != nullptr && attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES &&
+      *static_cast<const int*>(value) == 0) {
+    heaps->refuse_pool(pool);
   }
   if (result == CUDA_SUCCESS && heaps != nullptr) {
     heaps->reset_pool_high(pool, attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH,

@@ -97,12 +97,6 @@ std::uint64_t Cuda::pool_attribute(CUmemoryPool pool, CUmemPool_attribute attrib
   return pool != nullptr && cuMemPoolGetAttribute_(pool, attribute, &value) == CUDA_SUCCESS ? value : 0;
 }
 
-std::uint64_t Cuda::idle_pool_bytes(CUmemoryPool pool) const noexcept {
-  const std::uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  const std::uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  return reserved > used ? reserved - used : 0;
-}
-
 std::uint64_t Cuda::release_threshold(CUmemoryPool pool) const noexcept {
   return pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
 }

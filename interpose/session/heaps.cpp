@@ -228,17 +228,27 @@ void Heaps::grant_access(int device, int peer) noexcept {
 }
 
 void Heaps::pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept {
+  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    grant_access(find_device_of(pool), location.id);
+  } else {
+    refuse_pool(pool);
+  }
+}
+
+void Heaps::refuse_pool(CUmemoryPool pool) noexcept {
+  const int device = find_device_of(pool);
+  if (device == Pools::kNone) return;
+  pools_.refuse(pool);
+  current_pool_changed(device);
+}
+
+// The device that may serve requests from `pool`, or kNone. Also of one that is a device's own and was not seen before.
+int Heaps::find_device_of(CUmemoryPool pool) noexcept {
   const int devices = pools_.find(pool) ? 0 : std::min(cuda_.device_count(), kDevices);
   for (int ordinal = 0; ordinal < devices; ++ordinal) {
     if (pool == cuda_.default_pool(ordinal)) pools_.found_default(pool, ordinal);
   }
-  const int device = pools_.device_of(pool);
-  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    grant_access(device, location.id);
-  } else if (device != Pools::kNone) {
-    pools_.refuse(pool);
-    current_pool_changed(device);
-  }
+  return pools_.device_of(pool);
 }
 
 void Heaps::before_synchronization() noexcept {

@@ -71,8 +71,6 @@ class Heaps {
   // The driver's handle of a pool as a heap knows it.
   CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
 
-  // Whether the program has made pools of its own. Lock-free.
-  [[nodiscard]] bool has_created_pools() const noexcept { return pools_.any_created(); }
   void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
   // `destroy` calls the original function that destroys the pool, and returns whether it succeeded.
   template <class Destroy>
@@ -97,6 +95,8 @@ class Heaps {
   // The program gave a location access to the memory of `pool`. A device gets access to all memory served on the pool's
   // device; if the location is not a device, the pool is no longer served.
   void pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept;
+  // Nothing is served in the name of `pool` from now on.
+  void refuse_pool(CUmemoryPool pool) noexcept;
 
   // As the functions of serve::Heap, for all heaps.
   void before_synchronization() noexcept;
@@ -179,6 +179,7 @@ class Heaps {
   serve::StreamClock* find_stream_clock(const StreamKey& stream, CUcontext context, StreamPlace& place) noexcept;
 
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
+  int find_device_of(CUmemoryPool pool) noexcept;
   std::optional<Pools::Known> forget_pool(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
   serve::Heap* find_or_make(CUcontext context) noexcept;

@@ -66,7 +66,7 @@ std::optional<Pools::Known> Pools::forget(CUmemoryPool pool) noexcept {
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return std::nullopt;
   const Known known = found->second;
-  erase(found);
+  pools_.erase(found);
   version_.store(new_version(), std::memory_order_release);
   return known;
 }
@@ -74,18 +74,12 @@ std::optional<Pools::Known> Pools::forget(CUmemoryPool pool) noexcept {
 void Pools::set(CUmemoryPool pool, const Known& known) noexcept {
   const std::lock_guard lock(mutex_);
   version_.store(new_version(), std::memory_order_release);
-  if (const auto old = pools_.find(pool); old != pools_.end()) erase(old);
+  if (const auto old = pools_.find(pool); old != pools_.end()) pools_.erase(old);
   try {
     pools_.emplace(pool, known);
-    if (known.created) created_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception&) {
     // A pool that is not noted is not served.
   }
-}
-
-void Pools::erase(std::unordered_map<CUmemoryPool, Known>::iterator pool) noexcept {
-  if (pool->second.created) created_.fetch_sub(1, std::memory_order_relaxed);
-  pools_.erase(pool);
 }
 
 void Pools::each_of(int device, const std::function<void(CUmemoryPool)>& visit) {

@@ -48,19 +48,15 @@ class Pools final : public serve::CreatedPools {
   // The device that may serve requests from `pool`, or kNone. Lock-free when the thread asked about it before.
   [[nodiscard]] int device_of(CUmemoryPool pool) noexcept;
 
-  // Whether there is a pool that the program made, served or not. Lock-free.
-  [[nodiscard]] bool any_created() const noexcept { return created_.load(std::memory_order_relaxed) != 0; }
-  // Those that may be of the device, served or not.
+  // Those that the program made and that may be of the device, served or not.
   void each_of(int device, const std::function<void(CUmemoryPool)>& visit) override;
 
  private:
   void set(CUmemoryPool pool, const Known& known) noexcept;
-  void erase(std::unordered_map<CUmemoryPool, Known>::iterator pool) noexcept;
 
   std::mutex mutex_;
   std::unordered_map<CUmemoryPool, Known> pools_;
   std::atomic<std::uint64_t> version_;  // of pools_; differs from that of any other object
-  std::atomic<std::size_t> created_{0};
 };
 
 }  // namespace stalloc

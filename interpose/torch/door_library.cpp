@@ -80,14 +80,29 @@ Answer allocate(int device, std::size_t bytes, void* stream, const void* caller,
 // True when a free on the stream must wait for the end of a capture.
 bool is_held_up(void* stream) noexcept { return Session::captures().holds(key_of(stream).handle); }
 
+// Of a block whose stream was destroyed: its work is complete when all of the device's work is. Pre: the heap's context
+// is current.
+Answer give_back_of_destroyed(serve::Heap& heap, void* address) noexcept {
+  if (Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
+  Heaps* heaps = Session::known_active_heaps();
+  // Where the device is broken, the bytes are never used again.
+  if (heaps == nullptr || heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
+  heap.free_async(as_address(address), key_of(nullptr), /*context_is_current=*/true);
+  return STALLOC_DOOR_DONE;
+}
+
 // Pre: the heap's context is current.
 Answer give_back(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
   const CUresult result = stream == current
                               ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
                               : heap.free_used(as_address(address), key_of(stream), key_of(current));
-  if (result == CUDA_ERROR_INVALID_VALUE && is_held_up(stream)) return STALLOC_DOOR_LATER;  // a capture began just now
-  return STALLOC_DOOR_DONE;  // a closed heap has given everything back
+  if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
+  if (result == CUDA_ERROR_INVALID_VALUE) {
+    // A capture began just now; or the heap is closed, and has given everything back.
+    return is_held_up(stream) ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
+  }
+  return give_back_of_destroyed(heap, address);
 }
 
 Answer free(void* address, int device, void* stream, void* current) {

@@ -74,6 +74,14 @@ Files& files() {
   return *all;
 }
 
+const char* why_not_exported() noexcept {
+  const int probe = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const bool none_left = probe < 0 && (errno == EMFILE || errno == ENFILE);
+  if (probe >= 0) ::close(probe);
+  return none_left ? "no file descriptor is left, and each handle of its memory needs one (raise ulimit -n)"
+                   : "its memory was created before PyTorch was there, or the device cannot share memory";
+}
+
 // A descriptor that is closed in the end.
 class OwnFile {
  public:
@@ -217,9 +225,7 @@ Offer* Offer::make(serve::Heap& heap, serve::Driver& driver, CUdeviceptr address
     offer->text_.assign(reinterpret_cast<const char*>(&header), sizeof header);
     for (const MappedHandle& handle : backing->handles) {
       const Piece piece{files().take(driver, handle.id), handle.bytes};
-      if (piece.file < 0) {
-        return *why = "its memory was created before PyTorch was there, or the device cannot share memory", nullptr;
-      }
+      if (piece.file < 0) return *why = why_not_exported(), nullptr;
       offer->handles_.push_back(handle.id);
       offer->text_.append(reinterpret_cast<const char*>(&piece), sizeof piece);
     }

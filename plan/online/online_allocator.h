@@ -78,10 +78,10 @@ struct VirtualAddress {
 // call has changed nothing, except for `unmap`: its addresses are then not used again. Ranges are of physical offsets,
 // their ends multiples of kUnitBytes. No function throws; none waits on the host.
 template <class B>
-concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t free_number, VirtualAddress address,
-                                 const typename B::Handle& handle, std::span<typename B::Handle> new_handles,
-                                 std::span<const typename B::Handle> handles, const typename B::Block& block,
-                                 std::span<const Range> ranges, StreamIndex stream) {
+concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t bytes, std::uint64_t free_number,
+                                 VirtualAddress address, const typename B::Handle& handle,
+                                 std::span<typename B::Handle> new_handles, std::span<const typename B::Handle> handles,
+                                 const typename B::Block& block, std::span<const Range> ranges, StreamIndex stream) {
   // A piece of physical memory: how many bytes it has, and its name in the backend.
   requires std::is_aggregate_v<typename B::Handle>;
   { handle.bytes } -> std::convertible_to<std::uint64_t>;
@@ -119,8 +119,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t fre
   // True when a stream other than this one freed some of the bytes last. The answer is only counted.
   { backend.is_foreign(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // Returns a number for a free on `stream`, which is not kAnyStream.
-  { backend.number_free(stream) }
+  // Returns a number for a free of so many bytes on `stream`, which is not kAnyStream. Called when the program frees
+  // them, so that who waits for the free need not wait for what the stream is given later.
+  { backend.number_free(stream, bytes) }
   noexcept->std::same_as<std::uint64_t>;
   // The bytes were freed on `stream` by the free of that number; kAnyStream: the device is done with them.
   { backend.freed(ranges, stream, free_number) }
@@ -197,7 +198,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // it. Requests of the stream `preferred` find the bytes before they look at those of others. Throws std::bad_alloc;
   // the block is then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream), preferred);
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream, bytes), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
@@ -212,7 +213,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
-      deferred_.number = backend_.number_free(stream);  // now, since the program may order work behind the free
+      deferred_.number = backend_.number_free(stream, bytes);
     }
   }
   // Completes the free that is deferred, if one is. Whoever looks at free bytes or idle memory must call this first.

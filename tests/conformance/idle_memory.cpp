@@ -141,8 +141,9 @@ void need_ordered(const Machine& machine, CUstream stream, Answers& answers) {
   }
 }
 
-void need_created_pool(const Machine& machine, CUstream stream, Answers& answers) {
-  const CUmemoryPool pool = machine.make_pool();
+void need_created_pool(const Machine& machine, CUstream stream, Answers& answers,
+                       CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE) {
+  const CUmemoryPool pool = machine.make_pool(handles);
   CUdeviceptr at = 0;
   const std::size_t half = machine.total_bytes() / 2;
   if (answers.add(machine.cuda.cuMemAllocFromPoolAsync(&at, half, pool, stream)) == CUDA_SUCCESS) {
@@ -160,6 +161,10 @@ std::vector<Need> needs() {
        [](const Machine& m, CUstream s, Answers& a) { need_ordered(m, s, a); }},
       {"half of the device from a created pool",
        [](const Machine& m, CUstream s, Answers& a) { need_created_pool(m, s, a); }},
+      {"half of the device from a pool that can be shared",
+       [](const Machine& m, CUstream s, Answers& a) {
+         need_created_pool(m, s, a, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+       }},
       {"cuMemAllocPitch of half of the device", [](const Machine& m, CUstream, Answers& a) { need_pitch(m, a); }},
       {"cuMemAllocManaged of half of the device", [](const Machine& m, CUstream, Answers& a) { need_managed(m, a); }},
       {"cuArrayCreate of two fifths of the device", [](const Machine& m, CUstream, Answers& a) { need_array(m, a); }},

@@ -57,6 +57,8 @@ class Bench:
         self.tool = os.path.join(build, "tools/stalloc-plan/stalloc-plan")
         self.replay = os.path.join(build, "tests/replay/stalloc-replay")
         self.host_program = os.path.join(build, "tests/e2e/e2e_host")
+        self.guests = os.path.join(build, "tests/e2e/e2e_guests")
+        self.guest_library = os.path.join(build, "tests/e2e/libe2e_{}.so").format
         self.simcuda = os.path.join(build, "tests/simcuda/lib")
 
     def path(self, name):

@@ -626,6 +626,25 @@ def forgotten_start(bench):
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 @scenario
+def another_interposer(bench):
+    """A library that is preloaded behind stalloc, and looks for the driver's function by itself, finds that, not stalloc."""
+    preloaded = f"{bench.library} {bench.guest_library('forwarding')}"
+    for mode in ("trace", "dynamic"):
+        done = bench.run([bench.guests, "driver"], LD_PRELOAD=preloaded, STALLOC_MODE=mode, STALLOC_TRACE=f"{mode}.fb")
+        expect(done.status == 0 and done.stdout == "allocated and freed\n", "the program failed", done)
+
+
+@scenario
+def plugins_are_unloaded(bench):
+    """A library of the program's that calls CUDA and is unloaded is loaded anew the next time."""
+    command = [bench.guests, "plugin", bench.guest_library("plugin")]
+    alone = bench.run(command)
+    served = bench.run(command, library=True, STALLOC_MODE="dynamic")
+    expect(alone.status == 0 and alone.stdout.count("unloaded") == 2, "the scenario tests nothing", alone)
+    expect(served.stdout == alone.stdout, "the plugin was kept", alone, served)
+
+
+@scenario
 def off(bench):
     alone = expect_sound(bench.alone())
     off_run = expect_sound(bench.run([bench.host_program], library=True, STALLOC_MODE="off"))

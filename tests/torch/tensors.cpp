@@ -130,6 +130,26 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   settle();
 }
 
+// A tensor may outlive its stream, which belongs to somebody else. Its memory serves others then, and can be given
+// back.
+CHECK_OF_DOOR(freed_after_its_stream) {
+  for (int round = 0; round < 20; ++round) {
+    cudaStream_t raw = nullptr;
+    MUST(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking));
+    std::optional<Tensor> tensor;
+    {
+      const On on(c10::cuda::getStreamFromExternal(raw, 0));
+      tensor.emplace(200 * kMiB);
+    }
+    tensor->check_on(raw);
+    settle();
+    MUST(cudaStreamDestroy(raw));
+    (void)tensor->take();
+    if (round % 2 == 0) native::emptyCache();
+  }
+  settle();
+}
+
 // Memory that is freed while the process ends, or a thread: behind the destructors of thread-local variables PyTorch no
 // longer knows what stream the thread works on, and answers what is left in memory that it has freed.
 CHECK_OF_DOOR(freed_at_the_end) {

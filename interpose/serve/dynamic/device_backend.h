@@ -66,12 +66,17 @@ class DeviceBackend {
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }
-  std::uint64_t number_free(plan::StreamIndex stream) noexcept { return order_->number_free(ordinal(stream)); }
+  // Records an event there where several streams use memory, unless few bytes are freed.
+  std::uint64_t number_free(plan::StreamIndex stream, std::uint64_t bytes) noexcept {
+    const std::uint64_t number = order_->number_free(ordinal(stream));
+    if (bytes >= event_bytes_ && order_->has_several_users()) order_->mark_free(ordinal(stream));
+    return number;
+  }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
       order_->cleared(ranges);
     } else {
-      order_->freed(ranges, ordinal(stream), free_number, wants_event(ranges));
+      order_->freed(ranges, ordinal(stream), free_number, false);
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
@@ -126,13 +131,6 @@ class DeviceBackend {
 
  private:
   static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
-  // Whether an event is recorded at the free, so that a stream which waits for it does not wait for later work.
-  [[nodiscard]] bool wants_event(PhysicalRanges ranges) const noexcept {
-    if (event_bytes_ == kNoEvents || !order_->has_several_users()) return false;
-    std::uint64_t bytes = 0;
-    for (const PhysicalRange& range : ranges) bytes += range.bytes();
-    return bytes >= event_bytes_;
-  }
   [[nodiscard]] bool device_has(std::uint64_t bytes) const noexcept;
   [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
 

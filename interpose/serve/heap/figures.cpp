@@ -121,7 +121,7 @@ PoolUse Figures::pool_use(CUmemoryPool pool) const noexcept {
   if (index == kNoPool) return {};
   const Pool& named = pools_[index];
   const std::uint64_t now = reserved(index);
-  return {named.known, named.used, named.used_high, now, std::max(named.reserved_high, now)};
+  return {named.known, named.used, named.used_high, named.served, now, std::max(named.reserved_high, now)};
 }
 
 void Figures::reset_pool_high(CUmemoryPool pool, bool used, bool reserved_too) noexcept {

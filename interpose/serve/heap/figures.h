@@ -23,8 +23,9 @@ struct Statistics {
 // Figures of a pool: what the driver would report for the requests made in its name.
 struct PoolUse {
   bool known = false;  // a request named the pool; when none did, the driver alone knows
-  // Live requests in the pool's name, as requested, planned and unplanned: the whole answer.
-  std::uint64_t used = 0, used_high = 0;
+  // Live requests in the pool's name, as requested, planned and unplanned, and those of them that were served: what
+  // CUDA serves is to be added from the driver's own answer.
+  std::uint64_t used = 0, used_high = 0, served = 0;
   // Its share of what the heap holds: what unplanned requests take is to be added from the driver's own answer. Bytes
   // that nothing lives in count for the first pool that was named; any other holds what is live in it.
   std::uint64_t reserved = 0, reserved_high = 0;

@@ -188,11 +188,6 @@ class Heap {
   };
   void describe(Visitor& visitor) noexcept;
 
-  // The most that a request could get, in bytes: the device's free memory and all idle memory here.
-  [[nodiscard]] std::uint64_t available_bytes() const noexcept;
-  // True for a request so large that asking what is available costs little in comparison.
-  [[nodiscard]] bool is_large(std::uint64_t bytes) const noexcept { return bytes >= device_bytes_ / 16; }
-
   // The release threshold of a pool (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD): memory held above it, and above that of every
   // other pool, is given back at the next synchronisation, unless mapping takes more than it may. Until one is set,
   // everything is kept. Synchronising takes two calls, before the program's own and after it succeeded.

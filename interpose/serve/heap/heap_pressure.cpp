@@ -121,11 +121,6 @@ void Heap::set_limit(std::uint64_t bytes) noexcept {
   if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, planned_.physical_bytes()));
 }
 
-std::uint64_t Heap::available_bytes() const noexcept {
-  const Look look(mutex_);
-  return unlocked_available_bytes();
-}
-
 std::uint64_t Heap::unlocked_available_bytes() const noexcept { return device_free_bytes() + unlocked_free_bytes(); }
 
 std::uint64_t Heap::unlocked_free_bytes() const noexcept {

@@ -37,21 +37,40 @@ CUresult FreeFence::wait() {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
   CUdeviceptr block = 0;
-  if (const CUresult result = take(&block); result != CUDA_SUCCESS) return result;
+  bool spare = false;
+  if (const CUresult result = take(&block, &spare); result != CUDA_SUCCESS) return result;
+  // On a full device whose last spare block is lost, this comes next to it.
+  if (block == 0) return driver_.synchronize_context();
   const CUresult result = driver_.free_plain(block);
-  if (result != CUDA_SUCCESS) keep(block);
+  const bool has_another =
+      result == CUDA_SUCCESS && spare && driver_.allocate_plain(&block, kBlockBytes) == CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS || has_another) keep(block);
+  if (spare) give_back_spare();
   return result;
 }
 
-// A new block, so that the one that was prepared keeps the driver's page alive, or else that one.
-CUresult FreeFence::take(CUdeviceptr* block) {
+// A new block, so that the one that was prepared keeps the driver's page alive, or else that one, when it is there
+// again. 0: there is none any more.
+CUresult FreeFence::take(CUdeviceptr* block, bool* spare) {
   const CUresult result = driver_.allocate_plain(block, kBlockBytes);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
-  const std::lock_guard lock(mutex_);
-  if (blocks_.empty()) return result;
+  std::unique_lock lock(mutex_);
+  given_back_.wait(lock, [this] { return !blocks_.empty() || in_use_ == 0; });
+  *block = 0;
+  if (blocks_.empty()) return CUDA_SUCCESS;
   *block = blocks_.back();
   blocks_.pop_back();
+  ++in_use_;
+  *spare = true;
   return CUDA_SUCCESS;
+}
+
+void FreeFence::give_back_spare() {
+  {
+    const std::lock_guard lock(mutex_);
+    --in_use_;
+  }
+  given_back_.notify_all();
 }
 
 void FreeFence::keep(CUdeviceptr block) {

@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <condition_variable>
+#include <cstddef>
 #include <mutex>
 #include <vector>
 
@@ -24,20 +26,23 @@ class FreeFence {
   bool prepare();
 
   // Waits for all work that was given to the context before the call; returns what cuMemFree returns. Hold no lock: the
-  // work may itself wait for another thread of the program.
+  // work may itself wait for another thread of the program. On a full device, threads take turns with the spare block.
   CUresult wait();
 
   // The context ends: gives the blocks back if it is still there, and takes none from now on.
   void close(bool context_lives);
 
  private:
-  CUresult take(CUdeviceptr* block);
+  CUresult take(CUdeviceptr* block, bool* spare);
+  void give_back_spare();
   void keep(CUdeviceptr block);
 
   Driver& driver_;
   const CUcontext context_;
   std::mutex mutex_;                 // guards what follows
   std::vector<CUdeviceptr> blocks_;  // spare blocks
+  std::size_t in_use_ = 0;           // further spare blocks, which threads wait with
+  std::condition_variable given_back_;
   bool closed_ = false;
 };
 

@@ -287,7 +287,10 @@ std::uint64_t StreamOrder::number_free(StreamOrdinal stream) noexcept {
 
 void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
   marks_.freed(ranges, stream, number);
-  if (!event_now && !streams_[stream].key.is_per_thread()) return;
+  if (event_now || streams_[stream].key.is_per_thread()) mark_free(stream);
+}
+
+void StreamOrder::mark_free(StreamOrdinal stream) noexcept {
   const ContextScope scope(driver_, context_);
   if (scope.ok()) record(stream);
 }
@@ -313,9 +316,7 @@ void StreamOrder::also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamO
     if (streams_[i].alive) clocks_.freed(static_cast<StreamOrdinal>(i), number);
   }
   const bool event_now = covering(streams_[stream], number) != nullptr;
-  if (!event_now && !streams_[user].key.is_per_thread()) return;
-  const ContextScope scope(driver_, context_);
-  if (scope.ok()) record(user);
+  if (event_now || streams_[user].key.is_per_thread()) mark_free(user);
 }
 
 void StreamOrder::mark_frees() noexcept {

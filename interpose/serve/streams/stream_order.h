@@ -85,6 +85,8 @@ class StreamOrder {
 
   // Numbers a free on `stream`. Call `freed` with its ranges before the next free is numbered.
   std::uint64_t number_free(StreamOrdinal stream) noexcept;
+  // Records an event behind all frees of the stream, if that is possible now.
+  void mark_free(StreamOrdinal stream) noexcept;
   // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
   void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
   void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {

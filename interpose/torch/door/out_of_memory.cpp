@@ -49,7 +49,11 @@ bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream
     const std::lock_guard lock(own.mutex);
     own.statistics.retried();
   }
-  empty_native_cache({0, 0});
+  try {
+    empty_native_cache({0, 0});
+  } catch (const c10::Error&) {
+    // PyTorch 2.6 and 2.7 refuse that while a capture is under way.
+  }
   native_changed(device);
   return served();
 }

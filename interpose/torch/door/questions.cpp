@@ -84,7 +84,10 @@ Context DoorAllocator::context_of(const void* address) {
   return native_context_of(address);
 }
 
-void DoorAllocator::annotate(const void* address, const std::string& metadata) { annotate_native(address, metadata); }
+// The native allocator's history keeps such words. Of stalloc's blocks they are not kept.
+void DoorAllocator::annotate(const void* address, const std::string& metadata) {
+  if (library_.device_of(address) < 0) annotate_native(address, metadata);
+}
 
 void DoorAllocator::keep_history(HistorySettings settings) { history_.keep(std::move(settings)); }
 

@@ -79,6 +79,44 @@ TEST_CASE("a request that CUDA refuses is made again when idle memory stood in i
   CHECK(heap.statistics().unplanned_live == 128 * kMiB);
 }
 
+TEST_CASE("CUDA is asked for what the driver does not count as free, since it can move managed memory",
+          "[hooks][memory]") {
+  const Machine machine;
+  (void)machine.heap();
+  asked = 0;
+  Behind original(
+      Hook::cuMemAllocAsync, +[](CUdeviceptr* out, std::size_t, CUstream) {
+        ++asked;
+        *out = 0x1000;
+        return CUDA_SUCCESS;
+      });
+  CUdeviceptr at = 0;
+  std::size_t free = 0;
+  std::size_t total = 0;
+  REQUIRE(cuMemGetInfo(&free, &total) == CUDA_SUCCESS);
+  CHECK(memory::alloc_async(original.call(), &at, free + kMiB, nullptr, Default::Legacy) == CUDA_SUCCESS);
+  CHECK(asked == 1);
+  CHECK(at == 0x1000);
+}
+
+TEST_CASE("a request from a pool that is not served gets idle memory, too", "[hooks][memory]") {
+  const Machine machine;
+  serve::Heap& heap = machine.heap();
+  leave_idle(64 * kMiB);
+  refusals = 1;
+  asked = 0;
+  Behind original(
+      Hook::cuMemAllocFromPoolAsync, +[](CUdeviceptr* out, std::size_t, CUmemoryPool, CUstream) {
+        *out = 0x1000;
+        return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+      });
+  CUdeviceptr at = 0;
+  const auto imported = reinterpret_cast<CUmemoryPool>(0x1);
+  CHECK(memory::alloc_from_pool(original.call(), &at, 128 * kMiB, imported, nullptr, Default::Legacy) == CUDA_SUCCESS);
+  CHECK(asked == 2);
+  CHECK(heap.statistics().physical < 64 * kMiB);
+}
+
 TEST_CASE("a request without bytes, without a place for its answer or without a context is CUDA's", "[hooks][memory]") {
   const Machine machine;
   (void)machine.heap();

@@ -417,6 +417,7 @@ CUresult FakeDriver::wait_for_context(bool breaks_captures) {
 CUresult FakeDriver::allocate_plain(CUdeviceptr* at, std::size_t) {
   const Lock lock(mutex_);
   if (fails()) return error_;
+  if (plain_.size() >= most_plain_blocks) return CUDA_ERROR_OUT_OF_MEMORY;
   *at = next_address_;
   next_address_ += page_bytes_;
   plain_[*at] = context_stack.back();

@@ -69,6 +69,7 @@ class FakeDriver final : public serve::Driver {
   std::function<void()> while_synchronizing;  // called inside a wait for the context, if set, when it has begun
   // As long as it is set, another thread captures in global mode: frees that wait are refused.
   std::atomic<bool> captures_globally{false};
+  std::size_t most_plain_blocks = ~std::size_t{0};  // that there is memory for
   // Called when `bytes` at an address are about to be unmapped, if set.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;
   bool is_over(Moment moment);  // true when the work up to then is complete

@@ -29,7 +29,6 @@ void check_neutral(Cuda& cuda) {
   CHECK(cuda.default_pool(0) == nullptr);
   CHECK(cuda.current_pool(0) == nullptr);
   CHECK_FALSE(cuda.has_access(some_pool(), 0));
-  CHECK(cuda.idle_pool_bytes(some_pool()) == 0);
   CHECK(cuda.release_threshold(some_pool()) == 0);
   CHECK_FALSE(cuda.synchronize_memory_operations(some_context()));
   const trace::Device device = cuda.describe_device(1);
@@ -97,18 +96,15 @@ TEST_CASE("the context that another one's device is asked of stays current", "[s
   CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
 }
 
-TEST_CASE("what a pool keeps idle is what it holds and nothing lives in", "[session][cuda]") {
+TEST_CASE("a pool's release threshold is what the driver says, and 0 of no pool", "[session][cuda]") {
   const Replaced attribute(
       "cuMemPoolGetAttribute", +[](CUmemoryPool, CUmemPool_attribute which, void* value) {
-        *static_cast<cuuint64_t*>(value) = which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? 100
-                                           : which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT   ? 30
-                                                                                         : 7;
+        *static_cast<cuuint64_t*>(value) = which == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? 7 : 100;
         return CUDA_SUCCESS;
       });
   const Cuda cuda(&find_function);
-  CHECK(cuda.idle_pool_bytes(some_pool()) == 70);
   CHECK(cuda.release_threshold(some_pool()) == 7);
-  CHECK(cuda.idle_pool_bytes(nullptr) == 0);
+  CHECK(cuda.release_threshold(nullptr) == 0);
 }
 
 TEST_CASE("synchronous memory operations are set in that context alone, once", "[session][cuda]") {

@@ -486,7 +486,7 @@ TEST_CASE("shared memory: nor is a slot of a plan taken for that", "[serve][dyna
 TEST_CASE("shared memory: who waits for a large free waits for nothing behind it", "[serve][dynamic]") {
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
-  options.policy.deferred_free_bytes = 0;
+  if (GENERATE(false, true)) options.policy.deferred_free_bytes = 0;
   options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
   fixture.take_on(fixture.other, 1);

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpose/serve/streams/free_fence.h"
+
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+
+using namespace stalloc::test;
+using stalloc::serve::FreeFence;
+
+TEST_CASE("a free on a full device waits with the spare block, again and again", "[serve][fence]") {
+  FakeDriver driver;
+  FreeFence fence(driver, FakeDriver::context());
+  REQUIRE(fence.prepare());
+  driver.most_plain_blocks = 1;  // the spare one
+  for (int i = 0; i < 3; ++i) CHECK(fence.wait() == CUDA_SUCCESS);
+}
+
+TEST_CASE("threads take turns with the spare block", "[serve][fence]") {
+  FakeDriver driver;
+  FreeFence fence(driver, FakeDriver::context());
+  REQUIRE(fence.prepare());
+  driver.most_plain_blocks = 1;  // the spare one
+  std::array<int, 4> failures{};
+  std::vector<std::thread> threads;
+  for (int& failed : failures) {
+    threads.emplace_back([&fence, &failed] {
+      for (int i = 0; i < 200; ++i) failed += fence.wait() == CUDA_SUCCESS ? 0 : 1;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int failed : failures) CHECK(failed == 0);
+}
