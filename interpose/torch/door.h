@@ -98,6 +98,8 @@ struct stalloc_door_library {
    * cannot be mapped, and `why` says in a line what stands in the way. */
   enum stalloc_door_answer (*open_offer)(int device, const char* text, size_t bytes, void** base, const char** why);
   void (*close_offer)(void* base);
+  /* Kernels of `peer` may touch what is opened so for `device`, now or later. */
+  void (*open_to_peer)(int device, int peer);
 
   /* Four loads, not of the same moment. */
   struct stalloc_door_held (*held)(int device);

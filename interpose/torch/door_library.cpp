@@ -217,6 +217,10 @@ Answer open_offer(int device, const char* text, std::size_t bytes, void** base, 
   return at == 0 ? STALLOC_DOOR_NO_MEMORY : STALLOC_DOOR_DONE;
 }
 
+void open_to_peer(int device, int peer) {
+  if (Heaps* heaps = Session::known_active_heaps()) give_peer_opened(heaps->driver(), device, peer);
+}
+
 void close_offer(void* base) {
   Session& session = Session::get();
   if (Heaps* heaps = session.active() ? session.known_heaps() : nullptr)
@@ -307,6 +311,7 @@ const stalloc_door_library& door_library() noexcept {
                                                     withdraw,
                                                     open_offer,
                                                     close_offer,
+                                                    open_to_peer,
                                                     held,
                                                     device_total,
                                                     memory,

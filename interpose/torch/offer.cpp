@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "interpose/session/session.h"
@@ -99,6 +100,7 @@ class OwnFile {
 
 // What another process offered, mapped here piece by piece.
 struct Opened {
+  int device = 0;
   CUcontext context = nullptr;
   CUdeviceptr base = 0;
   std::uint64_t bytes = 0;
@@ -118,9 +120,19 @@ void undo(serve::Driver& driver, const Opened& opened) noexcept {
 
 class AllOpened {
  public:
-  void add(Opened opened) {
+  // False: the driver gives no access to it.
+  bool add(serve::Driver& driver, const Opened& opened) {
     const std::lock_guard lock(mutex_);
-    opened_.emplace(opened.base, std::move(opened));
+    if (!give_access(driver, opened)) return false;
+    opened_.emplace(opened.base, opened);
+    return true;
+  }
+  void add_peer(serve::Driver& driver, int device, int peer) {
+    const std::lock_guard lock(mutex_);
+    if (!peers_[device].insert(peer).second) return;
+    for (const auto& [base, opened] : opened_) {
+      if (opened.device == device) give_access(driver, opened);
+    }
   }
   void close(serve::Driver& driver, CUdeviceptr base) {
     const std::lock_guard lock(mutex_);
@@ -136,6 +148,12 @@ class AllOpened {
   }
 
  private:
+  bool give_access(serve::Driver& driver, const Opened& opened) {
+    std::vector<int> devices{opened.device};
+    const std::set<int>& peers = peers_[opened.device];
+    devices.insert(devices.end(), peers.begin(), peers.end());
+    return driver.set_access(opened.base, opened.bytes, devices) == CUDA_SUCCESS;
+  }
   void finish_locked(serve::Driver& driver) {
     if (Session::captures().may_be_any()) return;
     for (; !closing_.empty(); closing_.pop_back()) {
@@ -148,6 +166,7 @@ class AllOpened {
   std::mutex mutex_;
   std::map<CUdeviceptr, Opened> opened_;
   std::vector<Opened> closing_;
+  std::map<int, std::set<int>> peers_;  // of each device, those that may touch its memory
 };
 
 AllOpened& all_opened() {
@@ -175,7 +194,7 @@ bool map_piece(serve::Driver& driver, int file, CUdeviceptr at, std::uint64_t by
 }
 
 // False where something stood in the way; `opened` then has what was done.
-bool open_pieces(serve::Driver& driver, int device, int process, const std::vector<Piece>& pieces, Opened* opened,
+bool open_pieces(serve::Driver& driver, int process, const std::vector<Piece>& pieces, Opened* opened,
                  const char** why) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 48;
   for (const Piece& piece : pieces) {
@@ -205,8 +224,7 @@ bool open_pieces(serve::Driver& driver, int device, int process, const std::vect
     opened->pieces.push_back(piece.bytes);
     at += piece.bytes;
   }
-  if (driver.set_access(opened->base, opened->bytes, {&device, 1}) == CUDA_SUCCESS) return true;
-  return *why = "the driver gave no access to it", false;
+  return true;
 }
 
 }  // namespace
@@ -250,18 +268,26 @@ CUdeviceptr open_text(serve::Driver& driver, int device, std::string_view text, 
     const std::vector<Piece> pieces = read_pieces(text, &header);
     if (pieces.empty()) return *why = "the handle is damaged, or of another version of stalloc", 0;
     Opened opened;
+    opened.device = device;
     if (driver.current_context(&opened.context) != CUDA_SUCCESS || opened.context == nullptr) {
       return *why = "the thread has no CUDA context", 0;
     }
-    if (!open_pieces(driver, device, header.process, pieces, &opened, why)) {
-      undo(driver, opened);
-      return 0;
+    if (open_pieces(driver, header.process, pieces, &opened, why)) {
+      if (all_opened().add(driver, opened)) return opened.base;
+      *why = "the driver gave no access to it";
     }
-    const CUdeviceptr base = opened.base;
-    all_opened().add(std::move(opened));
-    return base;
+    undo(driver, opened);
+    return 0;
   } catch (const std::exception&) {
     return *why = "the host is out of memory", 0;
+  }
+}
+
+void give_peer_opened(serve::Driver& driver, int device, int peer) noexcept {
+  try {
+    all_opened().add_peer(driver, device, peer);
+  } catch (const std::exception&) {
+    // The host is out of memory: its copies fail.
   }
 }
 

@@ -49,6 +49,9 @@ class Offer {
 // and a context of the device is current. Thread-safe; throws nothing.
 CUdeviceptr open_text(serve::Driver& driver, int device, std::string_view text, const char** why) noexcept;
 
+// Kernels of `peer` may touch what is opened for `device`, now or later. Thread-safe; throws nothing.
+void give_peer_opened(serve::Driver& driver, int device, int peer) noexcept;
+
 // Unmaps what `open_text` mapped at `base`, waiting for the work of that context. During a capture, which waiting would
 // break, it is done at a later call of either function. Thread-safe; throws nothing.
 void close_opened(serve::Driver& driver, CUdeviceptr base) noexcept;

@@ -69,6 +69,20 @@ int run_receiver(const native::ShareableHandle& shared, std::size_t bytes, bool 
   return status;
 }
 
+// Writes to memory of the first device by a copy that the second one makes, as PyTorch does between peers.
+void copy_from_peer(char* to, const std::vector<unsigned char>& bytes) {
+  MUST(cudaSetDevice(1));
+  {
+    const c10::DataPtr there = allocator().allocate(bytes.size());
+    write(there.get(), bytes);
+    allocator().enablePeerAccess(1, 0);
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(1).stream();
+    MUST(allocator().memcpyAsync(to, 0, there.get(), 1, bytes.size(), stream, true));
+    MUST(cudaDeviceSynchronize());
+  }
+  MUST(cudaSetDevice(0));
+}
+
 }  // namespace
 
 // The receiver's part. The check does nothing unless another check starts it.
@@ -83,9 +97,9 @@ CHECK_OF_DOOR(receive) {
     EXPECT(std::getenv(kFails) == nullptr);
     char* const at = static_cast<char*>(base.get()) + std::stoll(std::getenv(kOffset));
     EXPECT(holds(at, pattern(bytes, 1)));
-    write(at, pattern(bytes, 2));
     Tensor own(3 * kMiB);  // this process also has memory of its own
     settle();
+    copy_from_peer(at, pattern(bytes, 2));
   } catch (const c10::Error& error) {
     std::printf("%s\n", error.what());
     EXPECT(std::getenv(kFails) != nullptr && std::string(error.what()).find("stalloc") != std::string::npos);

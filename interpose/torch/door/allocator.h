@@ -66,6 +66,7 @@ class DoorAllocator final : public Forwarding {
                                                  std::shared_ptr<native::AllocatorState> state) override;
 
   // --- other devices and processes ---
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
                           cudaStream_t stream, bool peers) override;
   native::ShareableHandle shareIpcHandle(void* address) override;

@@ -64,6 +64,13 @@ void DoorAllocator::empty_cache(MempoolId_t pool) {
   for (int device = 0; device < devices_.load(); ++device) native_changed(device);
 }
 
+// `device` may touch the memory of `peer`: of PyTorch's own allocator, of the heaps (as CUDA's function is hooked), and
+// what other processes shared.
+void DoorAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  native_.enablePeerAccess(device, peer);
+  library_.open_to_peer(peer, device);
+}
+
 // Kernels of a device that is no peer cannot read mapped memory, so such copies must name both devices.
 cudaError_t DoorAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
                                        cudaStream_t stream, bool peers) {
