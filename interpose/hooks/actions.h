@@ -154,6 +154,16 @@ CUresult take(const Call<Result(Arguments...)>& call, size_t bytes,
   if (result != CUDA_ERROR_OUT_OF_MEMORY || !make_room(bytes)) return result;
   return call.original(arguments...);
 }
+// The program has made a stream with these flags.
+void stream_created(unsigned flags) noexcept;
+// As `take`, for a function that makes a stream.
+template <class... Arguments>
+CUresult take_stream(const Call<CUresult(CUstream*, unsigned, Arguments...)>& call, CUstream* stream, unsigned flags,
+                     std::type_identity_t<Arguments>... arguments) noexcept {
+  const CUresult result = take(call, 0, stream, flags, arguments...);
+  if (result == CUDA_SUCCESS) stream_created(flags);
+  return result;
+}
 // A kernel's launch may record events.
 template <class... Arguments>
 CUresult launch(const Call<CUresult(const CUlaunchConfig*, Arguments...)>& call, const CUlaunchConfig* launch,

@@ -10,6 +10,11 @@ bool make_room(size_t bytes) noexcept {
   return heaps != nullptr && heaps->make_room(bytes);
 }
 
+void stream_created(unsigned flags) noexcept {
+  if ((flags & CU_STREAM_NON_BLOCKING) != 0 || !Heaps::note_blocking_stream()) return;
+  if (Heaps* heaps = Session::known_active_heaps()) heaps->blocking_streams_exist();
+}
+
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept {
   const CUresult result = call.original(free, total);
   Heaps* heaps = Session::known_active_heaps();

@@ -77,6 +77,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   learn_pools(ordinal);
   learn_thresholds(*heap);
   if (keeps_idle_) heap->keep_idle();
+  if (blocking_streams_.load()) heap->blocking_streams_exist();
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
@@ -249,6 +250,11 @@ int Heaps::find_device_of(CUmemoryPool pool) noexcept {
     if (pool == cuda_.default_pool(ordinal)) pools_.found_default(pool, ordinal);
   }
   return pools_.device_of(pool);
+}
+
+void Heaps::blocking_streams_exist() noexcept {
+  const std::lock_guard lock(mutex_);
+  each_heap([](int, serve::Heap& heap) { heap.blocking_streams_exist(); });
 }
 
 void Heaps::before_synchronization() noexcept {

@@ -109,6 +109,10 @@ class Heaps {
   // As Heap::keep_idle, for all heaps, also those yet to be made.
   void keep_idle() noexcept;
 
+  // The program has made a stream that synchronises with the legacy stream, perhaps before there are heaps. True the
+  // first time: then tell the heaps, if there are any.
+  static bool note_blocking_stream() noexcept { return !blocking_streams_.exchange(true); }
+  void blocking_streams_exist() noexcept;
   void stream_destroyed(CUstream stream) noexcept;
   // The clock of the calling thread's stream with that name, created at first use. Null when the stream's context has
   // no heap or too many streams. Valid until the stream is destroyed. Lock-free except for the first time.
@@ -200,6 +204,7 @@ class Heaps {
   const serve::HeapOptions options_;
   StatisticsPage* const page_;  // null: figures are not shown
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
+  static inline std::atomic<bool> blocking_streams_{false};
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};
   std::mutex redirection_mutex_;  // guards changes of redirected pools

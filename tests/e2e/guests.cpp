@@ -1,22 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program beside other libraries: `guests driver` calls the driver, `guests plugin FILE` loads and unloads a plugin
-// (plugin.cpp) twice. Prints what happens.
+// (plugin.cpp) twice. And one whose streams depend on each other by their host functions: `guests streams`. Prints what
+// happens.
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 namespace {
 
-int call_driver() {
+bool enter_context() {
   CUdevice device = 0;
   CUcontext context = nullptr;
+  return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+         cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS;
+}
+
+// Two blocking streams, of which one waits until the other has come so far, beside a free on the legacy stream and a
+// call that waits for a third stream, which has nothing to do.
+int hold_streams() {
+  static std::atomic<bool> open{false};
+  static std::atomic<bool> late{false};
+  const auto wait = [](void*) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!open.load() && !late.load()) {
+      late = std::chrono::steady_clock::now() > end;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  CUstream first = nullptr;
+  CUstream second = nullptr;
+  CUstream idle = nullptr;
   CUdeviceptr at = 0;
-  const bool done = cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
-                    cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
-                    cuCtxSetCurrent(context) == CUDA_SUCCESS && cuMemAlloc(&at, 1 << 20) == CUDA_SUCCESS &&
-                    cuMemFree(at) == CUDA_SUCCESS;
+  const bool done = enter_context() && cuStreamCreate(&first, CU_STREAM_DEFAULT) == CUDA_SUCCESS &&
+                    cuStreamCreate(&second, CU_STREAM_DEFAULT) == CUDA_SUCCESS &&
+                    cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                    cuMemAllocAsync(&at, 16 << 20, CU_STREAM_LEGACY) == CUDA_SUCCESS &&
+                    cuMemFreeAsync(at, CU_STREAM_LEGACY) == CUDA_SUCCESS &&
+                    cuLaunchHostFunc(first, wait, nullptr) == CUDA_SUCCESS &&
+                    cuStreamSynchronize(idle) == CUDA_SUCCESS && cuMemAllocAsync(&at, 16 << 20, idle) == CUDA_SUCCESS &&
+                    cuLaunchHostFunc(
+                        second, [](void*) { open = true; }, nullptr) == CUDA_SUCCESS &&
+                    cuStreamSynchronize(first) == CUDA_SUCCESS;
+  std::puts(!done ? "failed" : late.load() ? "the streams waited for each other" : "went on");
+  return 0;
+}
+
+int call_driver() {
+  CUdeviceptr at = 0;
+  const bool done = enter_context() && cuMemAlloc(&at, 1 << 20) == CUDA_SUCCESS && cuMemFree(at) == CUDA_SUCCESS;
   std::puts(done ? "allocated and freed" : "failed");
   return done ? 0 : 1;
 }
@@ -37,5 +73,5 @@ int load_twice(const char* file) {
 
 int main(int count, char** words) {
   if (count == 3 && std::strcmp(words[1], "plugin") == 0) return load_twice(words[2]);
-  return call_driver();
+  return count == 2 && std::strcmp(words[1], "streams") == 0 ? hold_streams() : call_driver();
 }

@@ -635,6 +635,17 @@ def another_interposer(bench):
 
 
 @scenario
+def streams_that_depend(bench):
+    """No event of stalloc's on the legacy stream stands between streams that synchronise with it."""
+    alone = bench.run([bench.guests, "streams"])
+    expect(alone.stdout == "went on\n", "the scenario tests nothing", alone)
+    for how in ("share", "order", "grow", "never"):
+        served = bench.run([bench.guests, "streams"], library=True, STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on",
+                           STALLOC_CROSS_STREAM=how)
+        expect(served.stdout == alone.stdout, "the streams waited for each other", alone, served)
+
+
+@scenario
 def plugins_are_unloaded(bench):
     """A library of the program's that calls CUDA and is unloaded is loaded anew the next time."""
     command = [bench.guests, "plugin", bench.guest_library("plugin")]

@@ -360,7 +360,7 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   // event of a free on a thread's own stream is recorded at once.
   const bool known = context_is_current || !stream.is_default();
   const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest(stream) : kNoStream;
-  if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
+  if (ordinal == kNoStream || order_.marks_each_free(stream)) [[unlikely]] {
     return free_slow_path(std::move(lock), address, stream, context_is_current);
   }
   LiveEntry entry;

@@ -195,6 +195,8 @@ class Heap {
   // From now on synchronising gives nothing back, whatever the thresholds are: the caller uses `trim`.
   void keep_idle() noexcept;
   void before_synchronization() noexcept;
+  // As StreamOrder::blocking_streams_exist.
+  void blocking_streams_exist() noexcept;
   void after_synchronization() noexcept;
   // Idle bytes of the plan, which would be free memory under CUDA.
   [[nodiscard]] std::uint64_t idle_plan_bytes() const noexcept;

@@ -96,6 +96,11 @@ std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   }
 }
 
+void Heap::blocking_streams_exist() noexcept {
+  const Lock lock(*this);
+  order_.blocking_streams_exist();
+}
+
 void Heap::before_synchronization() noexcept {
   const Lock lock(*this);
   order_.mark_frees();

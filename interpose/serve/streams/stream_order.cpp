@@ -213,7 +213,7 @@ bool StreamOrder::is_known_complete(std::uint64_t number) const noexcept {
 bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   Event* event = covering(streams_[owner], number);
   if (event != nullptr && completed(owner, number)) return true;
-  if (event == nullptr) event = record(owner);
+  if (event == nullptr) event = record_late(owner);
   if (event == nullptr) return false;
   if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
   order_behind(waiter, owner, event->covers);
@@ -247,7 +247,7 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
 // Asks the device. Records the event that the next asking needs when there is none.
 bool StreamOrder::completed(StreamOrdinal owner, std::uint64_t number) noexcept {
   Event* event = covering(streams_[owner], number);
-  if (event == nullptr) event = record(owner);
+  if (event == nullptr) event = record_late(owner);
   if (event == nullptr || driver_.query_event(event->event) != CUDA_SUCCESS) return false;
   clocks_.completed(owner, event->covers);
   return true;
@@ -279,6 +279,18 @@ StreamOrder::Event* StreamOrder::record(StreamOrdinal ordinal) noexcept {
   return &oldest;
 }
 
+// The same after the free, perhaps behind later work of the stream.
+StreamOrder::Event* StreamOrder::record_late(StreamOrdinal ordinal) noexcept {
+  const bool is_barrier = has_blocking_streams_ && streams_[ordinal].key.handle == CU_STREAM_LEGACY;
+  return is_barrier ? nullptr : record(ordinal);
+}
+
+void StreamOrder::blocking_streams_exist() noexcept {
+  if (has_blocking_streams_) return;
+  mark_frees();
+  has_blocking_streams_ = true;
+}
+
 std::uint64_t StreamOrder::number_free(StreamOrdinal stream) noexcept {
   const std::uint64_t number = clocks_.take_number();
   clocks_.freed(stream, number);
@@ -287,7 +299,7 @@ std::uint64_t StreamOrder::number_free(StreamOrdinal stream) noexcept {
 
 void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
   marks_.freed(ranges, stream, number);
-  if (event_now || streams_[stream].key.is_per_thread()) mark_free(stream);
+  if (event_now || marks_each_free(streams_[stream].key)) mark_free(stream);
 }
 
 void StreamOrder::mark_free(StreamOrdinal stream) noexcept {
@@ -316,7 +328,7 @@ void StreamOrder::also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamO
     if (streams_[i].alive) clocks_.freed(static_cast<StreamOrdinal>(i), number);
   }
   const bool event_now = covering(streams_[stream], number) != nullptr;
-  if (event_now || streams_[user].key.is_per_thread()) mark_free(user);
+  if (event_now || marks_each_free(streams_[user].key)) mark_free(user);
 }
 
 void StreamOrder::mark_frees() noexcept {
@@ -325,7 +337,7 @@ void StreamOrder::mark_frees() noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto stream = static_cast<StreamOrdinal>(i);
     const std::uint64_t last = last_free(stream);
-    if (clocks_.complete(stream) < last && covering(streams_[i], last) == nullptr) record(stream);
+    if (clocks_.complete(stream) < last && covering(streams_[i], last) == nullptr) record_late(stream);
   }
 }
 

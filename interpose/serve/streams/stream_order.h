@@ -29,7 +29,9 @@ namespace stalloc::serve {
 //
 // A free costs no driver call; the event is recorded on T when S wants the bytes (S then waits for somewhat more than
 // it must), or at the free when the plan knows that another stream will want them, or when T is a thread's own default
-// stream, which no other thread can name. Whatever the driver refuses leaves the bytes unordered, and the caller must
+// stream, which no other thread can name, or the legacy stream of a program that has made streams which synchronise
+// with it: there an event is work that those wait for, and that waits for theirs, as the free is and no later call
+// should be. Whatever the driver refuses leaves the bytes unordered, and the caller must
 // not serve them. Not thread-safe: the heap's lock covers it.
 class StreamOrder {
  public:
@@ -81,6 +83,13 @@ class StreamOrder {
       for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
     }
     return foreign;
+  }
+
+  // The program makes streams that synchronise with the legacy stream. Call it before they have work.
+  void blocking_streams_exist() noexcept;
+  // Whether each free on the stream has its event at once.
+  [[nodiscard]] bool marks_each_free(const StreamKey& key) const noexcept {
+    return key.is_per_thread() || (has_blocking_streams_ && key.handle == CU_STREAM_LEGACY);
   }
 
   // Numbers a free on `stream`. Call `freed` with its ranges before the next free is numbered.
@@ -163,6 +172,7 @@ class StreamOrder {
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   Event* covering(Stream& stream, std::uint64_t number) noexcept;
   Event* record(StreamOrdinal ordinal) noexcept;
+  Event* record_late(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
   void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
@@ -185,7 +195,8 @@ class StreamOrder {
   LazyTable<bool> program_orders_;    // by pair: it has spared us a wait
   StreamOrdinal stream_count_ = 0;
   bool closed_ = false;  // no event is recorded any more
-  unsigned users_ = 0;   // how often an ordinal was first used for memory
+  bool has_blocking_streams_ = false;
+  unsigned users_ = 0;  // how often an ordinal was first used for memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;
 };

@@ -387,3 +387,23 @@ TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]
     f.use_and_free(f.page, f.s);
   }
 }
+
+TEST_CASE(
+    "where streams synchronise with the legacy stream, an event stands behind each free on it, and none comes later",
+    "[serve][order]") {
+  Fixture f;
+  const StreamKey legacy = make_stream_key(nullptr, false);
+  const bool exist = GENERATE(false, true);
+  const Ranges before{{4 * kPage, 5 * kPage}};
+  f.use_and_free(before, legacy);
+  if (exist) f.order.blocking_streams_exist();
+  const Moment freed = f.use_and_free(f.page, legacy);
+  const Moment later = f.driver.work(legacy);
+  f.order.mark_frees();
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+  REQUIRE(f.driver.is_ordered(f.s, later) == !exist);
+  REQUIRE(f.use(before, f.t));
+  f.driver.finish_all_work();
+  REQUIRE(f.order.is_complete(f.page));
+}
