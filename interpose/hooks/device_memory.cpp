@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory as the rest of the program sees it: memory that we hold idle is available to every function of the
-// driver.
+// driver. Functions that make streams are among these, and tell of streams that synchronise with the legacy stream.
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::device_memory {

@@ -62,7 +62,6 @@ class Cuda {
   [[nodiscard]] CUmemoryPool current_pool(int device) const noexcept;  // that cuMemAllocAsync uses; null: none
   // Whether kernels of `device` may touch the pool's memory.
   [[nodiscard]] bool has_access(CUmemoryPool pool, int device) const noexcept;
-  // Bytes that the pool holds and nothing lives in, as the driver counts them; 0: cannot be told.
   // In bytes; 0, as CUDA's default: cannot be told.
   [[nodiscard]] std::uint64_t release_threshold(CUmemoryPool pool) const noexcept;
   // Trimming a pool to more than it can hold changes nothing, and is refused just when an allocation is. Success where

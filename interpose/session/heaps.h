@@ -204,6 +204,7 @@ class Heaps {
   const serve::HeapOptions options_;
   StatisticsPage* const page_;  // null: figures are not shown
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
+  // Whether the program has made a stream that synchronises with the legacy stream.
   static inline std::atomic<bool> blocking_streams_{false};
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program beside other libraries: `guests driver` calls the driver, `guests plugin FILE` loads and unloads a plugin
-// (plugin.cpp) twice. And one whose streams depend on each other by their host functions: `guests streams`. Prints what
-// happens.
+// Small programs: `guests driver` calls the driver, `guests plugin FILE` loads and unloads a plugin (plugin.cpp) twice,
+// and `guests streams` has streams that depend on each other by their host functions. Each prints what happens.
 #include <cuda.h>
 #include <dlfcn.h>
 
