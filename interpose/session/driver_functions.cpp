@@ -42,8 +42,8 @@ std::optional<serve::DriverFunctions> find_driver_functions(FindDriverFunction f
       found("cuStreamWaitEvent", f.cuStreamWaitEvent) && found("cuMemAlloc_v2", f.cuMemAlloc) &&
       found("cuMemFree_v2", f.cuMemFree) && found("cuEventCreate", f.cuEventCreate) &&
       found("cuEventDestroy_v2", f.cuEventDestroy) && found("cuEventRecord", f.cuEventRecord) &&
-      found("cuEventQuery", f.cuEventQuery) && found("cuDeviceGetDefaultMemPool", f.cuDeviceGetDefaultMemPool) &&
-      found("cuMemPoolTrimTo", f.cuMemPoolTrimTo) &&
+      found("cuEventQuery", f.cuEventQuery) && found("cuStreamQuery", f.cuStreamQuery) &&
+      found("cuDeviceGetDefaultMemPool", f.cuDeviceGetDefaultMemPool) && found("cuMemPoolTrimTo", f.cuMemPoolTrimTo) &&
       found("cuThreadExchangeStreamCaptureMode", f.cuThreadExchangeStreamCaptureMode);
   return complete ? std::optional(f) : std::nullopt;
 }

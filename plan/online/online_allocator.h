@@ -19,24 +19,23 @@
 //      was made before.
 //   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
 //   4. A stitched view over own bytes, new, lengthened or repaired, without creating memory.
-//   5. For a request of at most a page: new memory as in step 7, as long as the stream had little of it that way
-//      (`spared_pages`). Two streams would otherwise take the same small bytes from each other at every request, with a
-//      wait each time.
-//   6. Bytes of any stream, behind a wait on the device for the streams that freed them: mapped ones as in step 2, else
-//      a stitched view, with new memory for what is missing. Of places at home that fit nearly equally well, one for
-//      which the program need not order the stream first comes before others: it will do so a little later.
-//   7. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
-//   8. New memory alone, when own bytes could not be made ready.
+//   5. Bytes of any stream, behind a wait on the device for the streams that freed them, if the backend can make it
+//   wait
+//      for these frees: mapped ones as in step 2, else a stitched view, with new memory for what is missing. Of places
+//      at home that fit nearly equally well, one for which the program need not order the stream first comes before
+//      others: it will do so a little later.
+//   6. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
+//   7. New memory alone, when own bytes could not be made ready.
 //
-// Steps 3, 5 and 6 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
+// Steps 3 and 5 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
 // does about those. Share, the default, lets a request, unless it is small, treat the bytes of all streams as its own
-// at first: it tries step 6 right after step 1. OrderThenGrow is the order above. GrowThenOrder tries step 6 after step
-// 7. Never leaves out steps 5 and 6.
+// at first: it tries step 5 right after step 1. OrderThenGrow is the order above. GrowThenOrder tries step 5 after step
+// 6. Never leaves it out.
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
-// is pending. As a last resort, when the device is out of memory, a request skips step 5, waits before it grows, and
-// stitches in any case; one for any stream at once looks at the free bytes of all streams; and a small request, which
-// has handles of its own otherwise and no view, takes a hole among large ones.
+// is pending. As a last resort, when the device is out of memory, a request waits before it grows, and stitches in any
+// case; one for any stream at once looks at the free bytes of all streams; and a small request, which has handles of
+// its own otherwise and no view, takes a hole among large ones.
 //
 // What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
 // new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less. While
@@ -322,7 +321,6 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   std::optional<Place> take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
-  std::optional<Place> grow_spared(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
 
@@ -332,7 +330,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Taking a place that was found or made, and giving it back.
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
   void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, Reach reach);
-  [[nodiscard]] bool can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept;
+  bool make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream);
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
     free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number, stream);
@@ -389,7 +387,6 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   Range at_home_;               // what `ranges` returned last, of a place at home
   std::vector<Range> in_view_;  // the same, of a place in a stitched view
   std::vector<Handle> handles_;
-  std::vector<std::uint64_t> spared_pages_;  // by stream: pages created instead of waiting
 };
 
 template <OnlineBackend Backend>
@@ -413,8 +410,7 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
 
   const bool may_wait = several && is_ordered && cross_stream_ != CrossStream::Never;
   const bool prefers_growing = cross_stream_ == CrossStream::GrowThenOrder && !last_resort;
-  if (!place && may_wait && !last_resort) place = grow_spared(bytes, stream);
-  if (!place && may_wait && !prefers_growing) place = take_ordered(bytes, stream);
+  if (!place && may_wait && !prefers_growing && !shares) place = take_ordered(bytes, stream);
   if (!place) place = make(bytes, stream, Reach::Own, true);
   if (!place && may_wait && prefers_growing) place = take_ordered(bytes, stream);
   if (!place && several && !is_ordered && last_resort) place = take_ordered(bytes, stream);
@@ -545,17 +541,6 @@ std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t 
   return std::nullopt;
 }
 
-// Creates memory for a small request, so that it need not wait for another stream.
-template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::grow_spared(std::uint64_t bytes, StreamIndex stream) {
-  if (bytes > placement_.page()) return std::nullopt;
-  if (spared_pages_.size() <= stream) spared_pages_.resize(std::size_t{stream} + 1);
-  if (spared_pages_[stream] >= placement_.policy().spared_pages) return std::nullopt;
-  const auto place = make(bytes, stream, Reach::Own, true);
-  if (place) ++spared_pages_[stream];
-  return place;
-}
-
 // Takes bytes of any stream, behind waits for those that freed them; for any stream at once, only bytes whose frees are
 // complete.
 template <OnlineBackend Backend>
@@ -581,7 +566,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
       proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch);  // views are not what they were
     }
   }
-  if (!proposal || !can_be_ready(*proposal, stream) || !grow(*proposal, stream)) return std::nullopt;
+  if (!proposal || !make_ready(*proposal, bytes, stream) || !grow(*proposal, stream)) return std::nullopt;
   std::optional<Place> place;
   if (proposal->pieces.empty()) {
     place = Place{0, proposal->offset};
@@ -656,15 +641,24 @@ std::optional<Place> OnlineAllocator<Backend>::carry_out(const HandlePlacement::
   return mapped ? std::optional(Place{repair.view, repair.offset}) : std::nullopt;
 }
 
-// False when work is still pending on the old part of a place that any stream may use at once: then nothing is created.
+// Makes the free bytes of a proposed place ready, before anything is created or mapped for it.
 template <OnlineBackend Backend>
-bool OnlineAllocator<Backend>::can_be_ready(const Proposal& proposal, StreamIndex stream) noexcept {
-  if (stream != kAnyStream || proposal.grow.empty()) return true;
+bool OnlineAllocator<Backend>::make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream) {
+  in_view_.clear();
   if (proposal.pieces.empty()) {
-    const Range before{proposal.offset, proposal.grow_at};
-    return backend_.is_complete({&before, 1});
+    if (proposal.offset < proposal.grow_at) in_view_.push_back({proposal.offset, proposal.grow_at});
+  } else {
+    std::uint64_t at = proposal.view == 0 ? 0 : placement_.views()[proposal.view].bytes();
+    if (proposal.offset < at) placement_.translate({proposal.view, proposal.offset}, at - proposal.offset, in_view_);
+    const std::size_t created = proposal.grow.empty() ? 0 : 1;  // the last piece
+    for (const Range& piece : std::span(proposal.pieces).first(proposal.pieces.size() - created)) {
+      const std::uint64_t begin = std::max(proposal.offset, at) - at;
+      const std::uint64_t end = std::min(piece.bytes(), std::max(proposal.offset + bytes, at) - at);
+      if (begin < end) in_view_.push_back({piece.begin + begin, piece.begin + end});
+      at += piece.bytes();
+    }
   }
-  return backend_.is_complete(std::span(proposal.pieces).first(proposal.pieces.size() - 1));
+  return in_view_.empty() || backend_.make_ready(in_view_, stream);
 }
 
 template <OnlineBackend Backend>

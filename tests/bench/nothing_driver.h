@@ -43,6 +43,7 @@ class NothingDriver final : public serve::Driver {
   CUresult record_event(CUevent, CUstream) override { return CUDA_SUCCESS; }
   CUresult wait_event(CUstream, CUevent) override { return CUDA_SUCCESS; }
   CUresult query_event(CUevent) override { return CUDA_ERROR_NOT_READY; }
+  CUresult query_stream(CUstream) override { return CUDA_ERROR_NOT_READY; }
   CUresult synchronize_context() override { return CUDA_SUCCESS; }
   CUresult allocate_plain(CUdeviceptr* at, std::size_t) override { return *at = 512, CUDA_SUCCESS; }
   CUresult free_plain(CUdeviceptr) override { return CUDA_SUCCESS; }

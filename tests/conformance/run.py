@@ -35,6 +35,7 @@ FORBIDDEN = ("hostile-reset",)
 MAPPING_UNLIMITED = "elapsed_per_mapping=off"
 OWN_PROCESS_LIMIT = "300"  # seconds: a check that waits where it must not waits often
 RECORDED = "recorded-steps"
+SEARCHES = "; in other searches: "
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
 # Facts by the beginning of their names, with the answers that they may have under the library, whatever they are alone.
 # docs/compatibility.md names each with its reason.
@@ -192,7 +193,11 @@ def is_quicker(answer, alone):
 
 def is_better(fact, answer, alone):
     """Whether memory was found where there was none alone, and no call waited for it. Memory whose frees are pending
-    can be used only when they are over: a call that uses it waits, as it does alone when CUDA uses such memory."""
+    can be used only when they are over: a call that uses it waits, as it does alone when CUDA uses such memory. An
+    answer may be of several searches for memory, which found different things."""
+    searches = answer.split(SEARCHES)
+    if len(searches) > 1:
+        return all(search in alone.split(SEARCHES) or is_better(fact, search, alone) for search in searches)
     waits = "after waiting"
     may_wait = waits in alone or "the frees pending" in fact
     return "CUDA_ERROR_OUT_OF_MEMORY" in alone and "CUDA_ERROR" not in answer and (waits not in answer or may_wait)

@@ -167,17 +167,24 @@ void print_view(const Handles& old, CUdeviceptr big) {
 // How a program makes handles.
 struct Habit {
   const char* name;
-  bool alone;    // each is given access to before the next one is created
-  bool cold;     // the processor's caches hold something else
-  bool working;  // the card has work to do
-  bool fresh;    // at other addresses each time, and nothing is given back in between
+  std::size_t at_once;  // handles that are created, mapped and given access to before the host does something else
+  std::size_t touched;  // bytes that the host writes in between, which replace what the processor's caches hold
+  double idle_us;       // or the time in which it does nothing in between
+  bool working;         // the card has work to do
+  bool fresh;           // at other addresses each time, and nothing is given back in between
 };
-constexpr std::array<Habit, 6> kHabits{{{"together", false, false, false, false},
-                                        {"one by one", true, false, false, false},
-                                        {"cold caches", true, true, false, false},
-                                        {"card working", true, false, true, false},
-                                        {"fresh", true, false, false, true},
-                                        {"all of it", true, true, true, true}}};
+constexpr std::array<Habit, 12> kHabits{{{"64 at once", 64, 0, 0, false, false},
+                                         {"one by one", 1, 0, 0, false, false},
+                                         {"behind 1 ms of nothing", 1, 0, 1000, false, false},
+                                         {"behind 10 ms of nothing", 1, 0, 10'000, false, false},
+                                         {"behind 2 MiB written", 1, 2 * kMiB, 0, false, false},
+                                         {"behind 16 MiB written", 1, 16 * kMiB, 0, false, false},
+                                         {"behind 64 MiB written", 1, 64 * kMiB, 0, false, false},
+                                         {"the same, 8 at once", 8, 64 * kMiB, 0, false, false},
+                                         {"the same, 64 at once", 64, 64 * kMiB, 0, false, false},
+                                         {"card working", 1, 0, 0, true, false},
+                                         {"fresh addresses", 1, 0, 0, false, true},
+                                         {"64 MiB, working, fresh", 1, 64 * kMiB, 0, true, true}}};
 
 // Work for some tens of milliseconds.
 void give_work(CUdeviceptr at, std::size_t bytes) {
@@ -192,7 +199,7 @@ void print_habits(CUdeviceptr big) {
   check(cuMemAlloc(&work, kWorkBytes), "allocating");
   CUdeviceptr unused = big + kBig / 4;
   for (const Habit& habit : kHabits) {
-    std::vector<double> costs;
+    Costs costs;
     Handles all;
     const CUdeviceptr first = unused;
     for (std::size_t turn = 0; turn < kTurns / 4; ++turn) {
@@ -200,16 +207,21 @@ void print_habits(CUdeviceptr big) {
       const CUdeviceptr at = habit.fresh ? unused : big + kBig / 2;
       if (habit.fresh) unused += kBatchBytes;
       if (habit.working) give_work(work, kWorkBytes);
-      const std::size_t count = habit.alone ? 1 : kBatch;
-      for (std::size_t i = 0; i < kBatch; i += count) {
-        if (habit.cold) {
-          for (std::size_t byte = 0; byte < other.size(); byte += 64) other[byte] = static_cast<unsigned char>(turn);
-        }
-        const auto begin = Clock::now();
-        for (std::size_t j = i; j < i + count; ++j) handles[j] = create();
-        map(at + i * kHandle, std::span(handles).subspan(i, count));
-        give_access(at + i * kHandle, count * kHandle);
-        costs.push_back(since(begin) / static_cast<double>(count));
+      for (std::size_t i = 0; i < kBatch; i += habit.at_once) {
+        for (std::size_t byte = 0; byte < habit.touched; byte += 64) other[byte] = static_cast<unsigned char>(turn);
+        const auto idle = Clock::now();
+        while (since(idle) < habit.idle_us) continue;
+        const std::span<CUmemGenericAllocationHandle> part = std::span(handles).subspan(i, habit.at_once);
+        const auto count = static_cast<double>(habit.at_once);
+        auto begin = Clock::now();
+        for (CUmemGenericAllocationHandle& handle : part) handle = create();
+        costs.create.push_back(since(begin) / count);
+        begin = Clock::now();
+        map(at + i * kHandle, part);
+        costs.map.push_back(since(begin) / count);
+        begin = Clock::now();
+        give_access(at + i * kHandle, habit.at_once * kHandle);
+        costs.access.push_back(since(begin) / count);
       }
       check(cuCtxSynchronize(), "waiting");
       if (habit.fresh) {
@@ -221,7 +233,8 @@ void print_habits(CUdeviceptr big) {
     }
     unmap(first, all.size());
     for (const CUmemGenericAllocationHandle handle : all) check(cuMemRelease(handle), "releasing");
-    std::printf("      %-12s %.1f us a handle\n", habit.name, median(costs));
+    std::printf("      %-24s create %5.1f map %4.1f access %5.1f us a handle\n", habit.name, median(costs.create),
+                median(costs.map), median(costs.access));
   }
   check(cuMemFree(work), "freeing");
 }

@@ -196,6 +196,13 @@ CUresult RealDriver::query_event(CUevent event) {
   return call_.cuEventQuery(event);
 }
 
+CUresult RealDriver::query_stream(CUstream stream) {
+  const CaptureGate::Work work(*gate_);  // the question would break a capture
+  if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
+  const RelaxedCapture relaxed(call_);
+  return call_.cuStreamQuery(stream);
+}
+
 CUresult RealDriver::synchronize_context() {
   const RelaxedCapture relaxed(call_);
   return call_.cuCtxSynchronize();

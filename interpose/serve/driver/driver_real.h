@@ -44,6 +44,7 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuCtxSynchronize)() = nullptr;
   CUresult(CUDAAPI* cuStreamGetCtx)(CUstream, CUcontext*) = nullptr;
   CUresult(CUDAAPI* cuStreamGetFlags)(CUstream, unsigned*) = nullptr;
+  CUresult(CUDAAPI* cuStreamQuery)(CUstream) = nullptr;
   CUresult(CUDAAPI* cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* cuStreamWaitEvent)(CUstream, CUevent, unsigned) = nullptr;
   CUresult(CUDAAPI* cuEventCreate)(CUevent*, unsigned) = nullptr;
@@ -101,6 +102,7 @@ class RealDriver final : public Driver {
   CUresult record_event(CUevent event, CUstream stream) override;
   CUresult wait_event(CUstream stream, CUevent event) override;
   CUresult query_event(CUevent event) override;
+  CUresult query_stream(CUstream stream) override;
   CUresult synchronize_context() override;
 
  private:

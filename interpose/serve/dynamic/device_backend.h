@@ -33,18 +33,10 @@ class DeviceBackend {
     std::uint32_t view = 0;
   };
 
-  static constexpr std::uint64_t kNoEvents = ~std::uint64_t{0};
-
-  // `driver` and `order` must outlive it; `order` knows all physical offsets, in pages of `page` bytes. A free of
-  // `event_bytes` or more records an event where several streams use memory (kNoEvents: none does).
+  // `driver` and `order` must outlive it; `order` knows all physical offsets, in pages of `page` bytes.
   DeviceBackend(Driver& driver, StreamOrder& order, std::unique_ptr<Mapper> mapper, std::uint64_t own_begin,
-                std::uint64_t page, std::uint64_t event_bytes)
-      : order_(&order),
-        mapper_(std::move(mapper)),
-        own_begin_(own_begin),
-        page_(page),
-        event_bytes_(event_bytes),
-        driver_(&driver) {}
+                std::uint64_t page)
+      : order_(&order), mapper_(std::move(mapper)), own_begin_(own_begin), page_(page), driver_(&driver) {}
 
   // The functions of a backend. For large sizes `create` first asks the device whether it has as much; it never creates
   // more in total than `set_limit` allows. `destroy` gives back handles of an adopted arena too.
@@ -66,11 +58,8 @@ class DeviceBackend {
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }
-  // Records an event there where several streams use memory, unless few bytes are freed.
   std::uint64_t number_free(plan::StreamIndex stream, std::uint64_t bytes) noexcept {
-    const std::uint64_t number = order_->number_free(ordinal(stream));
-    if (bytes >= event_bytes_ && order_->has_several_users()) order_->mark_free(ordinal(stream));
-    return number;
+    return order_->number_free(ordinal(stream), bytes);
   }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
@@ -138,7 +127,6 @@ class DeviceBackend {
   std::unique_ptr<Mapper> mapper_;
   std::uint64_t own_begin_;
   std::uint64_t page_;
-  std::uint64_t event_bytes_;
   Driver* driver_;
   Arena* arena_ = nullptr;  // adopted
   std::uint64_t created_bytes_ = 0;

@@ -51,12 +51,9 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
   std::unique_ptr<Mapper> mapper = Mapper::create(driver, device, bytes, view_bytes, why);
   if (!mapper) return nullptr;
   const Range offsets{own_begin, own_begin + bytes};
-  // Where streams share large blocks, a wait should cover the free and not the stream's later work.
-  const std::uint64_t event_bytes =
-      options.cross_stream == CrossStream::Share ? options.policy.small_bytes + 1 : DeviceBackend::kNoEvents;
   return std::unique_ptr<Dynamic>(
       new Dynamic({placement_options(options, offsets, page), options.cross_stream, view_bytes},
-                  DeviceBackend(driver, *order, std::move(mapper), own_begin, page, event_bytes)));
+                  DeviceBackend(driver, *order, std::move(mapper), own_begin, page)));
 }
 
 void Dynamic::close() noexcept {

@@ -133,7 +133,9 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
       planned_(std::move(planned)),
       options_(options),
       fence_(driver, context),
-      order_(driver, context, offsets.bytes, offsets.page, options.events) {}
+      order_(
+          driver, context, offsets.bytes, offsets.page, options.events,
+          options.cross_stream == plan::CrossStream::Never ? StreamOrder::kNoEvents : options.policy.small_bytes + 1) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
@@ -360,7 +362,7 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   // event of a free on a thread's own stream is recorded at once.
   const bool known = context_is_current || !stream.is_default();
   const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest(stream) : kNoStream;
-  if (ordinal == kNoStream || order_.marks_each_free(stream)) [[unlikely]] {
+  if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
     return free_slow_path(std::move(lock), address, stream, context_is_current);
   }
   LiveEntry entry;
@@ -598,7 +600,9 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal
     if (stream == kNoStream) {
       order_.cleared(freed);
     } else {
-      order_.freed(freed, stream, planned_.event_on_free(entry.place));
+      // Bytes that were merged may be any stream's next.
+      const std::uint64_t number = order_.number_free(stream, planned_.keeps_free_bytes() ? 0 : entry.bytes);
+      order_.freed(freed, stream, number, planned_.event_on_free(entry.place));
     }
     if (planned_.keeps_free_bytes()) {
       planned_.release(freed);

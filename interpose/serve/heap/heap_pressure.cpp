@@ -23,8 +23,10 @@ CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
   {
     const Lock lock(*this);
     if (!live_.reserve_one()) return 0;
+    order_.set_waits_late(true);
     CUdeviceptr served = reclaim_and_serve(ask);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
+    order_.set_waits_late(false);
     if (served != 0) return served;
   }
   complain(ask);

@@ -23,6 +23,8 @@ FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
     : shift_(static_cast<unsigned>(std::countr_zero(page_bytes))),
       marks_(bytes >> shift_),
       sequences_(bytes >> shift_),
+      latest_marks_(bytes >> shift_),
+      other_sequences_(bytes >> shift_),
       unit_marks_(bytes / plan::kUnitBytes) {}
 
 std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) const noexcept {
@@ -47,6 +49,8 @@ void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t
   if (before != kMixed) {
     std::fill(&unit_marks_[first_unit(page, 0)], &unit_marks_[first_unit(page + 1, 0)], before);
     marks_[page] = kMixed;
+    latest_marks_[page] = before;
+    other_sequences_[page] = 0;
   }
   std::fill(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], mark);
 }
@@ -63,6 +67,10 @@ void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequen
           // A page that nobody claims becomes the stream's as a whole: programs with one stream never mark units.
           if (marks_[page] == kNoStream) marks_[page] = mark;
           mark_part(page, begin, end, mark);
+          if (marks_[page] == kMixed && latest_marks_[page] != mark) {
+            latest_marks_[page] = mark;
+            other_sequences_[page] = sequences_[page];
+          }
           sequences_[page] = sequence;
         });
   }

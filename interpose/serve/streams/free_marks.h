@@ -18,9 +18,9 @@ inline constexpr FreeMark kLastMark = 254;
 
 // For each page the mark of those who freed bytes of it, or "mixed": then a mark for each unit says who. Units are
 // marked only in pages that bear two marks, so that a large range costs a byte for each page. A page also keeps the
-// sequence number of its latest free. Both err on the safe side: a mark may claim a byte that its stream did not free
-// last when no other stream did, and the sequence number may be that of another byte's later free. Not thread-safe: the
-// heap's lock covers it.
+// sequence number of its latest free, and a mixed one that of the latest free with another mark than that. Both err on
+// the safe side: a mark may claim a byte that its stream did not free last when no other stream did, and the sequence
+// number may be that of another byte's later free. Not thread-safe: the heap's lock covers it.
 class FreeMarks {
  public:
   // As for Occupancy. Throws std::bad_alloc.
@@ -45,7 +45,7 @@ class FreeMarks {
       const auto unit_claims = [&](std::uint64_t page, std::uint64_t first, std::uint64_t last) {
         for (std::uint64_t unit = first; unit < last;) {
           const FreeMark mark = unit_marks_[unit];
-          if (mark != kNoStream && mark != own) claim(mark, sequences_[page]);
+          if (mark != kNoStream && mark != own) claim(mark, sequence_in_mixed(page, mark));
           unit = end_of_run(unit, last);
         }
       };
@@ -78,11 +78,17 @@ class FreeMarks {
   // The first unit behind `unit` that bears another mark; `last` when none does.
   [[nodiscard]] std::uint64_t end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept;
   void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept;
+  [[nodiscard]] std::uint64_t sequence_in_mixed(std::uint64_t page, FreeMark mark) const noexcept {
+    return latest_marks_[page] == mark ? sequences_[page] : other_sequences_[page];
+  }
 
   unsigned shift_;
   LazyTable<FreeMark> marks_;           // by page
   LazyTable<std::uint64_t> sequences_;  // by page
-  LazyTable<FreeMark> unit_marks_;      // by unit; counts in mixed pages only
+  // These count in mixed pages only.
+  LazyTable<FreeMark> latest_marks_;          // by page: of the latest free
+  LazyTable<std::uint64_t> other_sequences_;  // by page: of the latest free with another mark
+  LazyTable<FreeMark> unit_marks_;            // by unit
 };
 
 }  // namespace stalloc::serve

@@ -8,13 +8,16 @@ namespace {
 
 // An event recorded on an idle stream completes within microseconds; each query takes a tenth of one.
 constexpr int kMostQuestions = 256;
+// Where no event is recorded later, one of so many frees has its own.
+constexpr std::uint64_t kFreesAnEvent = 64;
 
 }  // namespace
 
 StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
-                         EventOrder* events)
+                         EventOrder* events, std::uint64_t event_bytes)
     : driver_(driver),
       context_(context),
+      event_bytes_(event_bytes),
       events_(events),
       marks_(physical_bytes, page_bytes),
       streams_(std::make_unique<Stream[]>(kMaxStreams + 1)),
@@ -31,8 +34,8 @@ StreamOrder::~StreamOrder() {
 
 void StreamOrder::close(bool destroy_events) noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
-    for (const Event& event : streams_[i].events) {
-      if (event.event != nullptr && destroy_events) driver_.destroy_event(event.event);
+    if (destroy_events) {
+      streams_[i].events.for_each_created([&](CUevent event) { driver_.destroy_event(event); });
     }
     streams_[i] = {};
     clocks_.forget(static_cast<StreamOrdinal>(i));
@@ -110,6 +113,7 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
       asked && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
   clocks_.name(stream, key, non_blocking);
   shared_.forget(stream);
+  if (key.is_per_thread()) blocking_streams_exist();
   return stream;
 }
 
@@ -210,11 +214,12 @@ bool StreamOrder::is_known_complete(std::uint64_t number) const noexcept {
   return true;
 }
 
+// Waits for the event of that very free. A wait for a later one would also be for what the other stream was given in
+// between, which may itself wait for this stream, by means that only the program knows.
 bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
-  Event* event = covering(streams_[owner], number);
-  if (event != nullptr && completed(owner, number)) return true;
-  if (event == nullptr) event = record_late(owner);
-  if (event == nullptr) return false;
+  if (completed(owner, number)) return true;
+  const FreeEvent* event = streams_[owner].events.behind(number);
+  if (event == nullptr || (!waits_late_ && !event->is_of(number))) return false;
   if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
   order_behind(waiter, owner, event->covers);
   std::uint64_t& waited = waited_[pair(waiter, owner)];
@@ -246,43 +251,40 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
 
 // Asks the device. Records the event that the next asking needs when there is none.
 bool StreamOrder::completed(StreamOrdinal owner, std::uint64_t number) noexcept {
-  Event* event = covering(streams_[owner], number);
+  const FreeEvent* event = streams_[owner].events.behind(number);
   if (event == nullptr) event = record_late(owner);
-  if (event == nullptr || driver_.query_event(event->event) != CUDA_SUCCESS) return false;
-  clocks_.completed(owner, event->covers);
+  return event != nullptr && is_over(owner, *event);
+}
+
+bool StreamOrder::is_over(StreamOrdinal owner, const FreeEvent& event) noexcept {
+  if (driver_.query_event(event.event) != CUDA_SUCCESS) return false;
+  clocks_.completed(owner, event.covers);
   return true;
 }
 
-// The earliest event that stands behind the free with this number: the later ones wait for more than is needed.
-StreamOrder::Event* StreamOrder::covering(Stream& stream, std::uint64_t number) noexcept {
-  Event* best = nullptr;
-  for (Event& event : stream.events) {
-    if (event.covers >= number && event.covers != 0 && (best == nullptr || event.covers < best->covers)) best = &event;
-  }
-  return best;
-}
-
-// Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current.
-StreamOrder::Event* StreamOrder::record(StreamOrdinal ordinal) noexcept {
+// Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current, and
+// the stream has freed since its latest event.
+const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexcept {
   Stream& stream = streams_[ordinal];
   const bool reachable =
       !closed_ && stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
   if (!reachable) return nullptr;
-  Event& oldest = *std::min_element(stream.events.begin(), stream.events.end(),
-                                    [](const Event& a, const Event& b) { return a.covers < b.covers; });
-  if (oldest.event == nullptr && driver_.create_event(&oldest.event) != CUDA_SUCCESS) {
-    oldest.event = nullptr;
+  CUevent* event = stream.events.next([&](const FreeEvent& earlier) {
+    return earlier.covers <= clocks_.complete(ordinal) || is_over(ordinal, earlier);
+  });
+  if (event == nullptr) return nullptr;
+  if (*event == nullptr && driver_.create_event(event) != CUDA_SUCCESS) {
+    *event = nullptr;
     return nullptr;
   }
-  if (driver_.record_event(oldest.event, stream.key.handle) != CUDA_SUCCESS) return nullptr;
-  oldest.covers = last_free(ordinal);
-  return &oldest;
+  if (driver_.record_event(*event, stream.key.handle) != CUDA_SUCCESS) return nullptr;
+  return &stream.events.recorded(last_free(ordinal), at_free);
 }
 
 // The same after the free, perhaps behind later work of the stream.
-StreamOrder::Event* StreamOrder::record_late(StreamOrdinal ordinal) noexcept {
-  const bool is_barrier = has_blocking_streams_ && streams_[ordinal].key.handle == CU_STREAM_LEGACY;
-  return is_barrier ? nullptr : record(ordinal);
+const FreeEvent* StreamOrder::record_late(StreamOrdinal ordinal) noexcept {
+  if (is_barrier(streams_[ordinal]) && driver_.query_stream(CU_STREAM_LEGACY) != CUDA_SUCCESS) return nullptr;
+  return record(ordinal, false);
 }
 
 void StreamOrder::blocking_streams_exist() noexcept {
@@ -291,20 +293,28 @@ void StreamOrder::blocking_streams_exist() noexcept {
   has_blocking_streams_ = true;
 }
 
-std::uint64_t StreamOrder::number_free(StreamOrdinal stream) noexcept {
+std::uint64_t StreamOrder::number_free(StreamOrdinal stream, std::uint64_t bytes) noexcept {
   const std::uint64_t number = clocks_.take_number();
   clocks_.freed(stream, number);
+  bool wanted = bytes >= event_bytes_ && has_several_users();
+  if (!wanted && is_barrier(streams_[stream])) [[unlikely]] {
+    const FreeEvent* latest = streams_[stream].events.latest();
+    wanted = number >= kFreesAnEvent + (latest == nullptr ? 0 : latest->covers);
+  }
+  if (wanted) mark_free(stream);
   return number;
 }
 
 void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
   marks_.freed(ranges, stream, number);
-  if (event_now || marks_each_free(streams_[stream].key)) mark_free(stream);
+  if (event_now || streams_[stream].key.is_per_thread()) mark_free(stream);
 }
 
 void StreamOrder::mark_free(StreamOrdinal stream) noexcept {
+  const FreeEvent* latest = streams_[stream].events.latest();
+  if (latest != nullptr && latest->covers == last_free(stream)) return;
   const ContextScope scope(driver_, context_);
-  if (scope.ok()) record(stream);
+  if (scope.ok()) record(stream, true);
 }
 
 // Streams that are gone give up their pairs when there are no others left.
@@ -327,8 +337,8 @@ void StreamOrder::also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamO
   for (std::size_t i = 1; mark == SharedFrees::kEveryStream && i <= stream_count_; ++i) {
     if (streams_[i].alive) clocks_.freed(static_cast<StreamOrdinal>(i), number);
   }
-  const bool event_now = covering(streams_[stream], number) != nullptr;
-  if (event_now || marks_each_free(streams_[user].key)) mark_free(user);
+  const bool event_now = streams_[stream].events.behind(number) != nullptr;
+  if (event_now || streams_[user].key.is_per_thread()) mark_free(user);
 }
 
 void StreamOrder::mark_frees() noexcept {
@@ -337,7 +347,7 @@ void StreamOrder::mark_frees() noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto stream = static_cast<StreamOrdinal>(i);
     const std::uint64_t last = last_free(stream);
-    if (clocks_.complete(stream) < last && covering(streams_[i], last) == nullptr) record_late(stream);
+    if (clocks_.complete(stream) < last && streams_[i].events.behind(last) == nullptr) record_late(stream);
   }
 }
 
@@ -355,14 +365,10 @@ void StreamOrder::look() noexcept {
     const auto owner = static_cast<StreamOrdinal>(i);
     if (clocks_.complete(owner) >= last_free(owner)) continue;
     bool is_pending = false;
-    for (const Event& event : streams_[i].events) {
-      if (event.covers <= clocks_.complete(owner)) continue;
-      if (driver_.query_event(event.event) == CUDA_SUCCESS) {
-        clocks_.completed(owner, event.covers);
-      } else {
-        is_pending = true;
-      }
-    }
+    streams_[i].events.for_each([&](const FreeEvent& event) {
+      if (is_pending || event.covers <= clocks_.complete(owner)) return;
+      is_pending = !is_over(owner, event);
+    });
     if (!is_pending && clocks_.complete(owner) < last_free(owner)) (void)completed(owner, last_free(owner));
   }
 }
@@ -371,10 +377,10 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   const StreamOrdinal ordinal = find({stream, 0});
   if (ordinal == kNoStream) return;
   Stream& gone = streams_[ordinal];
-  if (clocks_.complete(ordinal) < last_free(ordinal) && covering(gone, last_free(ordinal)) == nullptr) {
+  if (clocks_.complete(ordinal) < last_free(ordinal) && gone.events.behind(last_free(ordinal)) == nullptr) {
     // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
     const ContextScope scope(driver_, context_);
-    if (scope.ok()) record(ordinal);
+    if (scope.ok()) record(ordinal, false);
   }
   gone.alive = false;
   clocks_.forget(ordinal);

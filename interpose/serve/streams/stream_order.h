@@ -13,6 +13,7 @@
 #include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
 #include "interpose/serve/streams/event_order.h"
+#include "interpose/serve/streams/free_events.h"
 #include "interpose/serve/streams/free_marks.h"
 #include "interpose/serve/streams/shared_frees.h"
 #include "interpose/serve/streams/stream_clocks.h"
@@ -23,22 +24,30 @@ namespace stalloc::serve {
 // vector clock, stream_clocks.h), complete(T) the number up to which T's frees are known to be complete. Both grow by
 // what is done here, and by what the program itself does with its events and by synchronising (event_order.h).
 //
-//     stream T   --- work --- free #7 ---(event, recorded when somebody needs it)--- more work --->
+//     stream T   --- work --- free #7 --- event --- more work --->
 //                                            \_ wait: ordered_[S][T] = 7
 //     stream S   ------------------------------ allocation of T's bytes --- work --->
 //
-// A free costs no driver call; the event is recorded on T when S wants the bytes (S then waits for somewhat more than
-// it must), or at the free when the plan knows that another stream will want them, or when T is a thread's own default
-// stream, which no other thread can name, or the legacy stream of a program that has made streams which synchronise
-// with it: there an event is work that those wait for, and that waits for theirs, as the free is and no later call
-// should be. Whatever the driver refuses leaves the bytes unordered, and the caller must
-// not serve them. Not thread-safe: the heap's lock covers it.
+// The event is recorded when the program frees: where several streams use memory, of a large free; where the plan knows
+// that another stream will want the bytes; where T is a thread's own default stream, which no other thread can name.
+// Every other free costs no driver call. Of such a free another stream may use the bytes when it is known to be
+// complete, which an event tells that is recorded when somebody asks. No stream waits for that one, for it also stands
+// behind what T was given since the free, and that may wait for S: by a host function, by a kernel that waits for a
+// value in memory, by other processes. Only when the device has no more memory is such a wait better than none
+// (`set_waits_late`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve them.
+//
+// In a program with streams that synchronise with the legacy stream an event on that is work which those wait for, and
+// which waits for theirs. Memory that is freed there alone makes the same order, but no other moment does. So no event
+// is recorded there when somebody asks, unless all these streams are idle; instead one free of many has its event at
+// once. Not thread-safe: the heap's lock covers it.
 class StreamOrder {
  public:
-  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. Throws
-  // std::bad_alloc.
+  static constexpr std::uint64_t kNoEvents = ~std::uint64_t{0};
+
+  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. From
+  // then on each free of `event_bytes` or more has its event at once (kNoEvents: none has). Throws std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
-              EventOrder* events = nullptr);
+              EventOrder* events = nullptr, std::uint64_t event_bytes = kNoEvents);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -85,21 +94,19 @@ class StreamOrder {
     return foreign;
   }
 
+  // Whether a stream may also wait for an event that was recorded after the free.
+  void set_waits_late(bool may) noexcept { waits_late_ = may; }
+
   // The program makes streams that synchronise with the legacy stream. Call it before they have work.
   void blocking_streams_exist() noexcept;
-  // Whether each free on the stream has its event at once.
-  [[nodiscard]] bool marks_each_free(const StreamKey& key) const noexcept {
-    return key.is_per_thread() || (has_blocking_streams_ && key.handle == CU_STREAM_LEGACY);
-  }
 
-  // Numbers a free on `stream`. Call `freed` with its ranges before the next free is numbered.
-  std::uint64_t number_free(StreamOrdinal stream) noexcept;
-  // Records an event behind all frees of the stream, if that is possible now.
-  void mark_free(StreamOrdinal stream) noexcept;
+  // Numbers a free of so many bytes on `stream`. Call it when the program frees them, and `freed` with their ranges
+  // before the next free is numbered.
+  std::uint64_t number_free(StreamOrdinal stream, std::uint64_t bytes) noexcept;
   // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
   void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
   void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
-    freed(ranges, stream, number_free(stream), event_now);
+    freed(ranges, stream, number_free(stream, 0), event_now);
   }
   // The latest free was of these bytes, on `stream`, and work of `user`, another stream, may still use them
   // (shared_frees.h).
@@ -140,16 +147,12 @@ class StreamOrder {
   [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
 
  private:
-  struct Event {
-    CUevent event = nullptr;
-    std::uint64_t covers = 0;  // the stream's frees up to this number; 0: not recorded
-  };
   struct Stream {
     StreamKey key;
-    bool alive = false;           // names a stream of the program
-    bool uses_memory = false;     // else it is known for its events only
-    std::uint64_t used_at = 0;    // number when it was last looked up, for choosing the idlest
-    std::array<Event, 8> events;  // a ring: the least recent is recorded anew
+    bool alive = false;         // names a stream of the program
+    bool uses_memory = false;   // else it is known for its events only
+    std::uint64_t used_at = 0;  // number when it was last looked up, for choosing the idlest
+    FreeEvents events;
   };
 
   // Calls `claim(owner, number)` for the streams that `stream` must be ordered behind to use the bytes; kNoStream: all
@@ -167,12 +170,16 @@ class StreamOrder {
   StreamOrdinal reclaim() noexcept;
   bool is_idle(StreamOrdinal stream) noexcept;
 
+  void mark_free(StreamOrdinal stream) noexcept;
   bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
-  Event* covering(Stream& stream, std::uint64_t number) noexcept;
-  Event* record(StreamOrdinal ordinal) noexcept;
-  Event* record_late(StreamOrdinal ordinal) noexcept;
+  const FreeEvent* record(StreamOrdinal ordinal, bool at_free) noexcept;
+  const FreeEvent* record_late(StreamOrdinal ordinal) noexcept;
+  [[nodiscard]] bool is_barrier(const Stream& stream) const noexcept {
+    return has_blocking_streams_ && stream.key.handle == CU_STREAM_LEGACY;
+  }
+  bool is_over(StreamOrdinal owner, const FreeEvent& event) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
   void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
@@ -185,6 +192,7 @@ class StreamOrder {
   StreamOrdinal latest_ = kNoStream;  // and its ordinal; kNoStream: the stream is gone
   Driver& driver_;
   CUcontext context_;
+  const std::uint64_t event_bytes_;
   EventOrder* events_;
   FreeMarks marks_;
   SharedFrees shared_;
@@ -196,6 +204,7 @@ class StreamOrder {
   StreamOrdinal stream_count_ = 0;
   bool closed_ = false;  // no event is recorded any more
   bool has_blocking_streams_ = false;
+  bool waits_late_ = false;
   unsigned users_ = 0;  // how often an ordinal was first used for memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;

@@ -252,7 +252,9 @@ CUresult stream_query(CUstream handle) {
     stream->capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  return stream->timeline->now().passed() ? error_of(*stream->context) : CUDA_ERROR_NOT_READY;
+  std::vector<Point> before;  // the legacy stream is asked for what its next work would wait for, as an H100 has it
+  if (stream == context->legacy) add_implicit_order(*stream, before);
+  return before.empty() && stream->timeline->now().passed() ? error_of(*stream->context) : CUDA_ERROR_NOT_READY;
 }
 
 CUresult stream_flags(CUstream handle, unsigned* flags) {

@@ -82,6 +82,7 @@ TEST_CASE("the legacy stream and blocking streams wait for each other") {
   const CUdeviceptr at = allocate(4096);
   SECTION("legacy behind blocking") {
     Gate gate(blocking);
+    CHECK(cuStreamQuery(nullptr) == CUDA_ERROR_NOT_READY);
     REQUIRE(cuMemsetD32Async(at, 1, 1, nullptr) == CUDA_SUCCESS);
     CHECK(cuStreamQuery(nullptr) == CUDA_ERROR_NOT_READY);
     REQUIRE(cuStreamSynchronize(apart) == CUDA_SUCCESS);

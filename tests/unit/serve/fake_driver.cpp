@@ -393,6 +393,15 @@ CUresult FakeDriver::query_event(CUevent event) {
   return is_finished(asked.clock) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
+CUresult FakeDriver::query_stream(CUstream stream) {
+  const Lock lock(mutex_);
+  ++order_calls_;
+  if (fails()) return error_;
+  const Stream& asked = streams_[index(stream)];
+  if (asked.capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return is_finished(asked.clock) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
 CUresult FakeDriver::synchronize_context() { return wait_for_context(true); }
 
 CUresult FakeDriver::wait_for_context(bool breaks_captures) {

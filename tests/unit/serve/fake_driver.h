@@ -101,6 +101,7 @@ class FakeDriver final : public serve::Driver {
   CUresult record_event(CUevent event, CUstream stream) override;
   CUresult wait_event(CUstream stream, CUevent event) override;
   CUresult query_event(CUevent event) override;
+  CUresult query_stream(CUstream stream) override;
   CUresult synchronize_context() override;
 
  private:

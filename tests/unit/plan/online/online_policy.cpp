@@ -31,10 +31,10 @@ std::string row_of(const PolicyParameter& parameter) {
 TEST_CASE("parameters are set by name, with suffixes, or switched off") {
   OnlinePolicy policy;
   REQUIRE(set_policy("", &policy).empty());
-  REQUIRE(set_policy("kept_views=7,small_bytes=64K,spared_pages=off,compared_pages=off", &policy).empty());
+  REQUIRE(set_policy("kept_views=7,small_bytes=64K,searched_views=off,compared_pages=off", &policy).empty());
   REQUIRE(policy.kept_views == 7);
   REQUIRE(policy.small_bytes == 64 << 10);
-  REQUIRE(policy.spared_pages == 0);
+  REQUIRE(policy.searched_views == 0);
   REQUIRE(policy.compared_pages == std::uint64_t{1} << 63);
 }
 
@@ -43,8 +43,8 @@ TEST_CASE("what is no parameter or no value is named, and nothing is set") {
   const std::string text = GENERATE(as<std::string>{}, "kept_views", "kept_views=", "kept_views=x", "kept_views=1X",
                                     "kept_views=-1", "held_per_handle=0", "small_bytes=99999999999T", "views=1", "=1");
   CAPTURE(text);
-  REQUIRE_FALSE(set_policy("spared_pages=9," + text, &policy).empty());
-  REQUIRE(policy.spared_pages == OnlinePolicy{}.spared_pages);
+  REQUIRE_FALSE(set_policy("searched_views=9," + text, &policy).empty());
+  REQUIRE(policy.searched_views == OnlinePolicy{}.searched_views);
 }
 
 TEST_CASE("every parameter can be switched off by a value that it accepts, and has one name") {

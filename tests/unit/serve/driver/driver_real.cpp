@@ -102,6 +102,7 @@ DriverFunctions stand_ins() {
   f.cuEventDestroy = [](CUevent) { return noted(); };
   f.cuEventRecord = [](CUevent, CUstream) { return noted(); };
   f.cuEventQuery = [](CUevent) { return noted(); };
+  f.cuStreamQuery = [](CUstream) { return noted(); };
   return f;
 }
 
@@ -139,6 +140,7 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.record_event(nullptr, nullptr));
   check(driver.wait_event(nullptr, nullptr));
   check(driver.query_event(nullptr));
+  check(driver.query_stream(nullptr));
   check(driver.synchronize_context());
   check(driver.allocate_plain(&base, 1));
   check(driver.trim_pools(0));

@@ -94,6 +94,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   const serve::HeapOptions options = options_for(seed, cross_stream);
   FakeDriver driver(kPage, kMemory);
   StreamOrder order(driver, FakeDriver::context(), Dynamic::offset_bytes(kMemory, kPage), kPage);
+  order.set_waits_late(true);  // streams can wait for each other at any time, as in simulations
   std::string why;
   const auto dynamic = Dynamic::create(driver, 0, options, 0, kPage, &order, &why);
   REQUIRE(dynamic);

@@ -89,6 +89,7 @@ TEST_CASE("any other request may have the bytes of the block freed last", "[serv
 TEST_CASE("another stream has the block freed last only behind the free", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey user = GENERATE(0, 1) == 0 ? f.other : make_stream_key(nullptr, false);
+  f.take(kPage, user);
   const CUdeviceptr block = f.take(32 * kPage, f.stream);
   const Moment use = f.driver.work(f.stream);
   f.give(block, f.stream);
@@ -98,6 +99,7 @@ TEST_CASE("another stream has the block freed last only behind the free", "[serv
 
 TEST_CASE("a destroyed stream's handle has the block freed last only behind the free", "[serve][deferred_free]") {
   Fixture f;
+  f.take(kPage, f.other);
   const CUdeviceptr block = f.take(32 * kPage, f.stream);
   const Moment use = f.driver.work(f.stream);
   f.give(block, f.stream);

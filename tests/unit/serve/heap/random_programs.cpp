@@ -55,7 +55,7 @@ TEST_CASE("random programs on several streams", "[serve][random]") {
   program.finish();
   REQUIRE(set.heap->statistics().planned_live == 0);
   REQUIRE(set.heap->statistics().waits > 0);
-  REQUIRE(program.served() > 400);  // of about 1000: the plan and the program do fit
+  REQUIRE(program.served() > 250);  // of about 1000: the plan and the program do fit
 }
 
 TEST_CASE("random programs whose first requests come out of order", "[serve][random]") {
@@ -82,7 +82,7 @@ TEST_CASE("random programs while calls into the driver fail", "[serve][random]")
   Program program(&set.driver, set.heap.get(), &set.shadow, new_streams(set.driver, 3), seed);
   REQUIRE_NOTHROW(
       run(program, set.requests, set.plan, 5, [&] { set.driver.fail_at(set.random() % 12 + 1, CUDA_ERROR_UNKNOWN); }));
-  REQUIRE(program.served() > 50);
+  REQUIRE(program.served() > 30);
 }
 
 TEST_CASE("random programs with captures in between", "[serve][random]") {

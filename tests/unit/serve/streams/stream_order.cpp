@@ -29,7 +29,7 @@ struct Fixture {
   const Ranges page{{0, kPage}};
   const Ranges part{{512, 2048}};
 
-  Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = false) {
+  Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = true) {
     const Moment moment = driver.work(key);
     order.freed(ranges, order.ordinal(key), event_now);
     return moment;
@@ -117,7 +117,7 @@ TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
 
 TEST_CASE("a look at the device asks few questions, and what they tell is known", "[serve][order]") {
   Fixture f;
-  f.use_and_free(f.page, f.t);
+  f.use_and_free(f.page, f.t, false);
   const std::uint64_t first = f.order.latest_number();
   REQUIRE_FALSE(f.order.is_known_complete(first));
   std::uint64_t calls = f.driver.order_calls();
@@ -125,7 +125,7 @@ TEST_CASE("a look at the device asks few questions, and what they tell is known"
   REQUIRE_FALSE(f.order.is_known_complete(first));
   REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded behind the free, and asked for
   calls = f.driver.order_calls();
-  f.use_and_free(f.part, f.t);
+  f.use_and_free(f.part, f.t, false);
   const std::uint64_t second = f.order.latest_number();
   f.order.look();
   REQUIRE(f.driver.order_calls() == calls + 1);  // while that one is pending there is no other
@@ -137,13 +137,61 @@ TEST_CASE("a look at the device asks few questions, and what they tell is known"
   REQUIRE(f.order.is_known_complete(second));
 }
 
-TEST_CASE("an event at the free spares the waiter the work behind it", "[serve][order]") {
+TEST_CASE("a stream waits for the event of the free, and for no later one unless it may", "[serve][order]") {
   Fixture f;
-  const Moment freed = f.use_and_free(f.page, f.t, true);
+  const bool event_now = GENERATE(true, false);
+  const bool freed_later = GENERATE(true, false);
+  const Moment freed = f.use_and_free(f.page, f.t, event_now);
   const Moment later = f.driver.work(f.t);
-  REQUIRE(f.use(f.page, f.s));
-  REQUIRE(f.driver.is_ordered(f.s, freed));
+  if (freed_later) f.use_and_free({{kPage, 2 * kPage}}, f.t);
+  REQUIRE(f.use(f.page, f.s) == event_now);
+  REQUIRE(f.driver.is_ordered(f.s, freed) == event_now);
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
+  if (event_now) return;
+  SECTION("known to be complete") {
+    f.driver.finish_all_work();
+    REQUIRE(f.use(f.page, f.s));
+    REQUIRE(f.order.waits() == 0);
+  }
+  SECTION("the device has no more memory") {
+    f.order.set_waits_late(true);
+    REQUIRE(f.use(f.page, f.s));
+    REQUIRE(f.driver.is_ordered(f.s, later));
+  }
+}
+
+TEST_CASE("a stream's free in a page is known by its number, whoever frees there later", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free({{0, 1024}}, f.t);
+  f.use_and_free({{1024, 2048}}, f.s);
+  const Moment later = f.use_and_free({{kPage, 2 * kPage}}, f.t);
+  f.use_and_free({{2048, 4096}}, f.s);
+  const StreamKey u{f.driver.new_stream(), 0};
+  REQUIRE(f.use({{0, 1024}}, u));
+  REQUIRE(f.driver.is_ordered(u, freed));
+  REQUIRE_FALSE(f.driver.is_ordered(u, later));
+}
+
+TEST_CASE("an event stands behind each free until it is over, up to a number", "[serve][order]") {
+  Fixture f;
+  constexpr std::uint64_t kMost = stalloc::serve::FreeEvents::kMost;
+  StreamOrder order(f.driver, FakeDriver::context(), (kMost + 1) * kPage, kPage);
+  std::vector<Moment> freed;
+  const StreamOrdinal owner = order.ordinal(f.t);
+  const auto page = [](std::uint64_t i) { return Ranges{{i * kPage, (i + 1) * kPage}}; };
+  const bool over = GENERATE(false, true);
+  for (std::uint64_t i = 0; i <= kMost; ++i) {
+    freed.push_back(f.driver.work(f.t));
+    order.freed(page(i), owner, true);
+    if (over && i == 9) f.driver.finish_all_work();
+  }
+  for (std::uint64_t i = 10; i <= kMost; i = 2 * i + 1) {
+    const StreamKey user{f.driver.new_stream(), 0};
+    REQUIRE(order.order(page(i), order.ordinal(user)));
+    REQUIRE(f.driver.is_ordered(user, freed[i]));
+    REQUIRE((i == kMost || !f.driver.is_ordered(user, freed[i + 1])));
+  }
+  REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first made room
 }
 
 TEST_CASE("many events are taken, the earliest that serves is waited for", "[serve][order]") {
@@ -193,14 +241,14 @@ TEST_CASE("bytes that a second stream still uses are its owner's at once, and ot
   REQUIRE(f.use(ranges, f.t));
   REQUIRE_FALSE(f.driver.is_ordered(f.t, used));
 
-  REQUIRE(f.use(ranges, user));
-  REQUIRE(f.driver.is_ordered(user, freed));
+  REQUIRE(f.use(ranges, user) == event_now);
+  REQUIRE(f.driver.is_ordered(user, freed) == event_now);
   REQUIRE(f.order.is_foreign(ranges, f.order.ordinal(f.s)));
   const Moment later = f.driver.work(user);
-  REQUIRE(f.use(ranges, f.s));
-  REQUIRE(f.driver.is_ordered(f.s, freed));
-  REQUIRE(f.driver.is_ordered(f.s, used));
-  REQUIRE(f.driver.is_ordered(f.s, later) != event_now);
+  REQUIRE(f.use(ranges, f.s) == event_now);
+  REQUIRE(f.driver.is_ordered(f.s, freed) == event_now);
+  REQUIRE(f.driver.is_ordered(f.s, used) == event_now);
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
   f.driver.finish_all_work();
   REQUIRE(f.order.is_complete(ranges));
 }
@@ -216,6 +264,7 @@ TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
     f.use_and_free(ranges, f.t);
     f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
   }
+  f.order.set_waits_late(true);  // all streams may have used the bytes of the last ones
   for (std::uint64_t i = 0; i < 100; ++i) {
     REQUIRE(f.use({{512 * i, 512 * (i + 1)}}, f.s));
     REQUIRE(f.driver.is_ordered(f.s, used[i]));
@@ -241,6 +290,7 @@ TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]")
   Fixture f;
   f.order.ordinal(f.s);
   const bool event_now = GENERATE(false, true);
+  f.order.set_waits_late(!event_now);
   const Moment freed = f.use_and_free(f.page, f.t, event_now);
   f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
   const bool served = f.use(f.page, f.s);
@@ -252,6 +302,7 @@ TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]")
 
 TEST_CASE("an event that could not be recorded at the free is recorded when needed", "[serve][order]") {
   Fixture f;
+  f.order.set_waits_late(true);
   f.order.ordinal(f.t);
   for (std::uint64_t call = 1; call <= 4; ++call) {
     const Moment moment = f.driver.work(f.t);
@@ -266,7 +317,8 @@ TEST_CASE("an event that could not be recorded at the free is recorded when need
 
 TEST_CASE("a captured stream is neither recorded on nor served around", "[serve][order]") {
   Fixture f;
-  f.use_and_free(f.page, f.t);
+  f.order.set_waits_late(true);
+  f.use_and_free(f.page, f.t, false);
   f.driver.set_capturing(f.t.handle, true);
   REQUIRE_FALSE(f.use(f.page, f.s));
   f.driver.set_capturing(f.t.handle, false);
@@ -286,7 +338,8 @@ TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]"
 
 TEST_CASE("a destroyed stream that could not be marked bars its bytes until all work is over", "[serve][order]") {
   Fixture f;
-  f.use_and_free(f.page, f.t);
+  f.order.set_waits_late(true);
+  f.use_and_free(f.page, f.t, false);
   f.driver.fail_at(GENERATE(1, 2, 3), CUDA_ERROR_UNKNOWN);
   f.order.stream_destroyed(f.t.handle);
   f.driver.fail_at(0);
@@ -388,22 +441,41 @@ TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]
   }
 }
 
-TEST_CASE(
-    "where streams synchronise with the legacy stream, an event stands behind each free on it, and none comes later",
-    "[serve][order]") {
+TEST_CASE("on a legacy stream that others synchronise with, events come at some frees, and else while it is idle",
+          "[serve][order]") {
   Fixture f;
   const StreamKey legacy = make_stream_key(nullptr, false);
+  const StreamOrdinal ordinal = f.order.ordinal(legacy);
   const bool exist = GENERATE(false, true);
-  const Ranges before{{4 * kPage, 5 * kPage}};
-  f.use_and_free(before, legacy);
-  if (exist) f.order.blocking_streams_exist();
-  const Moment freed = f.use_and_free(f.page, legacy);
-  const Moment later = f.driver.work(legacy);
-  f.order.mark_frees();
-  REQUIRE(f.use(f.page, f.s));
-  REQUIRE(f.driver.is_ordered(f.s, freed));
-  REQUIRE(f.driver.is_ordered(f.s, later) == !exist);
-  REQUIRE(f.use(before, f.t));
-  f.driver.finish_all_work();
-  REQUIRE(f.order.is_complete(f.page));
+  const bool by_thread = GENERATE(false, true);
+  if (exist && by_thread) {
+    f.order.ordinal(make_stream_key(nullptr, true));  // a thread's own stream is one that does
+  } else if (exist) {
+    f.order.blocking_streams_exist();
+  }
+  const auto free_one = [&] {
+    const Moment moment = f.driver.work(legacy);
+    f.order.freed(f.page, ordinal, false);
+    return moment;
+  };
+  SECTION("at some frees") {
+    const std::uint64_t calls = f.driver.order_calls();
+    for (int i = 0; i < 200; ++i) free_one();
+    REQUIRE(f.driver.order_calls() == calls + (exist ? 3 : 0));
+  }
+  SECTION("while it is idle") {
+    const Moment freed = free_one();
+    f.driver.work(legacy);
+    f.order.mark_frees();
+    f.order.look();
+    f.order.set_waits_late(true);
+    REQUIRE(f.use(f.page, f.s) == !exist);
+    REQUIRE(f.driver.is_ordered(f.s, freed) == !exist);
+    f.driver.finish_all_work();
+    f.driver.set_capturing(CU_STREAM_LEGACY, true);
+    REQUIRE(f.use(f.page, f.t) == !exist);
+    f.driver.set_capturing(CU_STREAM_LEGACY, false);
+    REQUIRE(f.use(f.page, f.t));
+    REQUIRE(f.order.waits() == (exist ? 0 : 1));
+  }
 }
