@@ -158,8 +158,13 @@ class Tracker {
 
 void add_waits(const Problem& problem, const std::vector<std::size_t>& slots, const Sequence& sequence,
                const Layout& layout, DevicePlan& plan) {
+  const std::vector<Use> recorded = recorded_uses(problem, slots);
+  std::set<std::uint32_t> streams;
+  for (const Use& use : recorded) streams.insert({use.stream, use.owner});
+  streams.erase(kEveryStream);
+  if (streams.size() < 2) return;
   Tracker tracker(sequence, layout, plan.granularity);
-  tracker.run(recorded_uses(problem, slots));
+  tracker.run(recorded);
   if (sequence.body != 0) tracker.run(repeated_uses(sequence));
   for (const auto& [slot, freed] : tracker.waits()) {
     plan.waits.push_back({static_cast<std::uint32_t>(slot), static_cast<std::uint32_t>(freed)});

@@ -77,7 +77,7 @@ struct VirtualAddress {
 // call has changed nothing, except for `unmap`: its addresses are then not used again. Ranges are of physical offsets,
 // their ends multiples of kUnitBytes. No function throws; none waits on the host.
 template <class B>
-concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t bytes, std::uint64_t free_number,
+concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large, std::uint64_t free_number,
                                  VirtualAddress address, const typename B::Handle& handle,
                                  std::span<typename B::Handle> new_handles, std::span<const typename B::Handle> handles,
                                  const typename B::Block& block, std::span<const Range> ranges, StreamIndex stream) {
@@ -118,9 +118,13 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t byt
   // True when a stream other than this one freed some of the bytes last. The answer is only counted.
   { backend.is_foreign(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // Returns a number for a free of so many bytes on `stream`, which is not kAnyStream. Called when the program frees
-  // them, so that who waits for the free need not wait for what the stream is given later.
-  { backend.number_free(stream, bytes) }
+  // Whether several streams use memory: else nobody waits for a free.
+  { std::as_const(backend).is_shared() }
+  noexcept->std::same_as<bool>;
+  // Returns a number for a free on `stream`, which is not kAnyStream. Called when the program frees the bytes, so that
+  // who waits for the free need not wait for what the stream is given later. `serves_large`: large requests may get
+  // them, and are stitched of many free bytes, for all of which their stream must be able to wait.
+  { backend.number_free(stream, serves_large) }
   noexcept->std::same_as<std::uint64_t>;
   // The bytes were freed on `stream` by the free of that number; kAnyStream: the device is done with them.
   { backend.freed(ranges, stream, free_number) }
@@ -197,7 +201,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // it. Requests of the stream `preferred` find the bytes before they look at those of others. Throws std::bad_alloc;
   // the block is then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend_.number_free(stream, bytes), preferred);
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : number_free(block, bytes, stream), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
@@ -212,7 +216,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
-      deferred_.number = backend_.number_free(stream, bytes);
+      deferred_.number = number_free(block, bytes, stream);
     }
   }
   // Completes the free that is deferred, if one is. Whoever looks at free bytes or idle memory must call this first.
@@ -331,6 +335,11 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
   void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, Reach reach);
   bool make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream);
+  std::uint64_t number_free(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
+    if (!backend_.is_shared() || cross_stream_ == CrossStream::Never) return backend_.number_free(stream, false);
+    const bool apart = placement_.is_small(bytes) && placement_.is_for_small(place(block).offset);
+    return backend_.number_free(stream, !apart);
+  }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
     free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number, stream);

@@ -56,7 +56,8 @@ class NullBackend {
   bool make_ready_unless_soon(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return true; }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
-  std::uint64_t number_free(StreamIndex /*stream*/, std::uint64_t /*bytes*/) noexcept {
+  [[nodiscard]] bool is_shared() const noexcept { return false; }
+  std::uint64_t number_free(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
     ++frees_;
     return 0;
   }

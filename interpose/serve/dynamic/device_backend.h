@@ -58,8 +58,9 @@ class DeviceBackend {
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }
-  std::uint64_t number_free(plan::StreamIndex stream, std::uint64_t bytes) noexcept {
-    return order_->number_free(ordinal(stream), bytes);
+  [[nodiscard]] bool is_shared() const noexcept { return order_->has_several_users(); }
+  std::uint64_t number_free(plan::StreamIndex stream, bool serves_large) noexcept {
+    return order_->number_free(ordinal(stream), serves_large);
   }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {

@@ -133,9 +133,7 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
       planned_(std::move(planned)),
       options_(options),
       fence_(driver, context),
-      order_(
-          driver, context, offsets.bytes, offsets.page, options.events,
-          options.cross_stream == plan::CrossStream::Never ? StreamOrder::kNoEvents : options.policy.small_bytes + 1) {}
+      order_(driver, context, offsets.bytes, offsets.page, options.events) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
@@ -600,8 +598,8 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal
     if (stream == kNoStream) {
       order_.cleared(freed);
     } else {
-      // Bytes that were merged may be any stream's next.
-      const std::uint64_t number = order_.number_free(stream, planned_.keeps_free_bytes() ? 0 : entry.bytes);
+      const bool merged = !planned_.keeps_free_bytes();  // then other streams may get the bytes
+      const std::uint64_t number = order_.number_free(stream, merged && options_.cross_stream != CrossStream::Never);
       order_.freed(freed, stream, number, planned_.event_on_free(entry.place));
     }
     if (planned_.keeps_free_bytes()) {

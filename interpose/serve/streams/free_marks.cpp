@@ -10,7 +10,13 @@
 namespace stalloc::serve {
 namespace {
 
-// No early exit, so that the compiler vectorises it.
+// These have no early exit, so that the compiler vectorises them.
+bool any_other(const FreeMark* marks, std::uint64_t count, FreeMark mark) noexcept {
+  FreeMark other = 0;
+  for (std::uint64_t i = 0; i < count; ++i) other |= static_cast<FreeMark>(marks[i] ^ mark);
+  return other != 0;
+}
+
 bool any_foreign(const FreeMark* mark, const FreeMark* end, FreeMark own) noexcept {
   FreeMark foreign = 0;
   for (; mark != end; ++mark) foreign |= static_cast<FreeMark>((*mark != kNoStream) & (*mark != own));
@@ -33,8 +39,10 @@ std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) co
 
 std::uint64_t FreeMarks::end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept {
   const FreeMark mark = unit_marks_[unit];
+  constexpr std::uint64_t kAtOnce = 256;
+  for (++unit; unit + kAtOnce <= last && !any_other(&unit_marks_[unit], kAtOnce, mark);) unit += kAtOnce;
   const std::uint64_t eight_marks = mark * 0x0101010101010101ULL;
-  for (++unit; unit + 8 <= last; unit += 8) {
+  for (; unit + 8 <= last; unit += 8) {
     std::uint64_t marks = 0;
     std::memcpy(&marks, &unit_marks_[unit], sizeof marks);
     if (marks != eight_marks) break;

@@ -2,6 +2,9 @@
 // Who last freed which bytes.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "interpose/serve/physical.h"
@@ -34,10 +37,46 @@ class FreeMarks {
   // True when the ranges bear no mark but `mark`. The common case, and fast.
   [[nodiscard]] bool only(PhysicalRanges ranges, FreeMark mark) const noexcept;
 
-  // Calls `claim(mark, sequence)` for the marks other than `own`: at least once for each of them, with the greatest
+  // Calls `claim(mark, sequence)` for the marks other than `own`, mostly once for each of them, with the greatest
   // number that a free of theirs on these bytes may have.
   template <class Claim>
   void for_each_claim(PhysicalRanges ranges, FreeMark own, Claim claim) const {
+    LatestClaims latest;
+    visit_claims(ranges, own, [&](FreeMark mark, std::uint64_t sequence) {
+      if (!latest.note(mark, sequence)) claim(mark, sequence);
+    });
+    for (std::size_t i = 0; i < latest.count; ++i) claim(latest.claims[i].mark, latest.claims[i].sequence);
+  }
+
+ private:
+  // Those of a few marks: bytes hardly ever bear more.
+  struct LatestClaims {
+    struct Claim {
+      FreeMark mark;
+      std::uint64_t sequence;
+    };
+    // False: it has no place.
+    bool note(FreeMark mark, std::uint64_t sequence) noexcept {
+      if (claims[latest].mark != mark) {
+        for (latest = 0; latest < count && claims[latest].mark != mark;) ++latest;
+        if (latest == kMost) {
+          latest = 0;
+          return false;
+        }
+        if (latest == count) claims[count++] = {mark, 0};
+      }
+      claims[latest].sequence = std::max(claims[latest].sequence, sequence);
+      return true;
+    }
+    static constexpr std::size_t kMost = 8;
+    std::size_t count = 0;
+    std::size_t latest = 0;             // the claim that was noted last
+    std::array<Claim, kMost> claims{};  // [0, count); the others bear no mark
+  };
+
+  // Calls `claim` for each page or run of units.
+  template <class Claim>
+  void visit_claims(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     for (const PhysicalRange& range : ranges) {
       const auto page_claim = [&](std::uint64_t page) {
         if (marks_[page] != kNoStream && marks_[page] != own) claim(marks_[page], sequences_[page]);
@@ -70,7 +109,6 @@ class FreeMarks {
     }
   }
 
- private:
   static constexpr FreeMark kMixed = 255;
   static_assert(kLastMark < kMixed);
 

@@ -14,10 +14,9 @@ constexpr std::uint64_t kFreesAnEvent = 64;
 }  // namespace
 
 StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
-                         EventOrder* events, std::uint64_t event_bytes)
+                         EventOrder* events)
     : driver_(driver),
       context_(context),
-      event_bytes_(event_bytes),
       events_(events),
       marks_(physical_bytes, page_bytes),
       streams_(std::make_unique<Stream[]>(kMaxStreams + 1)),
@@ -293,10 +292,10 @@ void StreamOrder::blocking_streams_exist() noexcept {
   has_blocking_streams_ = true;
 }
 
-std::uint64_t StreamOrder::number_free(StreamOrdinal stream, std::uint64_t bytes) noexcept {
+std::uint64_t StreamOrder::number_free(StreamOrdinal stream, bool for_others) noexcept {
   const std::uint64_t number = clocks_.take_number();
   clocks_.freed(stream, number);
-  bool wanted = bytes >= event_bytes_ && has_several_users();
+  bool wanted = for_others && has_several_users();
   if (!wanted && is_barrier(streams_[stream])) [[unlikely]] {
     const FreeEvent* latest = streams_[stream].events.latest();
     wanted = number >= kFreesAnEvent + (latest == nullptr ? 0 : latest->covers);

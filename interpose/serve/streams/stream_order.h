@@ -28,12 +28,13 @@ namespace stalloc::serve {
 //                                            \_ wait: ordered_[S][T] = 7
 //     stream S   ------------------------------ allocation of T's bytes --- work --->
 //
-// The event is recorded when the program frees: where several streams use memory, of a large free; where the plan knows
-// that another stream will want the bytes; where T is a thread's own default stream, which no other thread can name.
-// Every other free costs no driver call. Of such a free another stream may use the bytes when it is known to be
-// complete, which an event tells that is recorded when somebody asks. No stream waits for that one, for it also stands
-// behind what T was given since the free, and that may wait for S: by a host function, by a kernel that waits for a
-// value in memory, by other processes. Only when the device has no more memory is such a wait better than none
+// The event is recorded when the program frees: where several streams use memory, if the bytes may serve large
+// requests; where the plan knows that another stream will want them; where T is a thread's own default stream, which no
+// other thread can name. Every other free costs no driver call. Of such a free another stream may use the bytes when it
+// is known to be complete, which an event tells that is recorded when somebody asks. No stream waits for that one, for
+// it also stands behind what T was given since the free, and that may wait for S: by a host function, by a kernel that
+// waits for a value in memory, by other processes. Only when the device has no more memory is such a wait better than
+// none
 // (`set_waits_late`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve them.
 //
 // In a program with streams that synchronise with the legacy stream an event on that is work which those wait for, and
@@ -42,12 +43,10 @@ namespace stalloc::serve {
 // once. Not thread-safe: the heap's lock covers it.
 class StreamOrder {
  public:
-  static constexpr std::uint64_t kNoEvents = ~std::uint64_t{0};
-
-  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. From
-  // then on each free of `event_bytes` or more has its event at once (kNoEvents: none has). Throws std::bad_alloc.
+  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. Throws
+  // std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
-              EventOrder* events = nullptr, std::uint64_t event_bytes = kNoEvents);
+              EventOrder* events = nullptr);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -87,10 +86,9 @@ class StreamOrder {
 
   // True when another stream freed some of them last.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
-    bool foreign = false;
-    if (!marks_.only(ranges, stream)) {
-      for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
-    }
+    if (marks_.only(ranges, stream)) return false;
+    bool foreign = !shared_.has_pairs();
+    if (!foreign) for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
     return foreign;
   }
 
@@ -100,13 +98,13 @@ class StreamOrder {
   // The program makes streams that synchronise with the legacy stream. Call it before they have work.
   void blocking_streams_exist() noexcept;
 
-  // Numbers a free of so many bytes on `stream`. Call it when the program frees them, and `freed` with their ranges
-  // before the next free is numbered.
-  std::uint64_t number_free(StreamOrdinal stream, std::uint64_t bytes) noexcept;
+  // Numbers a free on `stream`. Call it when the program frees, and `freed` with the ranges before the next free is
+  // numbered. `for_others`: other streams may want to wait for it; where several use memory, it has its event at once.
+  std::uint64_t number_free(StreamOrdinal stream, bool for_others) noexcept;
   // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
   void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
   void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
-    freed(ranges, stream, number_free(stream, 0), event_now);
+    freed(ranges, stream, number_free(stream, false), event_now);
   }
   // The latest free was of these bytes, on `stream`, and work of `user`, another stream, may still use them
   // (shared_frees.h).
@@ -192,7 +190,6 @@ class StreamOrder {
   StreamOrdinal latest_ = kNoStream;  // and its ordinal; kNoStream: the stream is gone
   Driver& driver_;
   CUcontext context_;
-  const std::uint64_t event_bytes_;
   EventOrder* events_;
   FreeMarks marks_;
   SharedFrees shared_;

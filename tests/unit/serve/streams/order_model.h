@@ -94,7 +94,7 @@ class OrderModel {
     const std::lock_guard lock(of.lock);
     const serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
     if (ordinal == serve::kNoStream) return;
-    const std::uint64_t number = of.order.number_free(ordinal, 0);
+    const std::uint64_t number = of.order.number_free(ordinal, false);
     const serve::PhysicalRange range = range_of(page);
     of.order.freed({&range, 1}, ordinal, number, true);
     of.frees[ordinal].push_back({number, moment});
