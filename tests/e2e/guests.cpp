@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small programs: `guests driver` calls the driver, `guests plugin FILE` loads and unloads a plugin (plugin.cpp) twice,
-// and `guests streams` has streams that depend on each other by their host functions. Each prints what happens.
+// and `guests streams`, `requests` and `later-requests` have streams that depend on each other by their host functions.
+// Each prints what happens.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 namespace {
@@ -19,34 +21,56 @@ bool enter_context() {
          cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS;
 }
 
+// Host functions: one waits until the other was called, or for five seconds.
+std::atomic<bool> is_open{false};
+std::atomic<bool> is_late{false};
+void wait_until_open(void*) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (!is_open.load() && !is_late.load()) {
+    is_late = std::chrono::steady_clock::now() > end;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+void open(void*) { is_open = true; }
+
+int say_whether_late(bool done) {
+  std::puts(!done ? "failed" : is_late.load() ? "the streams waited for each other" : "went on");
+  return 0;
+}
+
 // Two blocking streams, of which one waits until the other has come so far, beside a free on the legacy stream and a
 // call that waits for a third stream, which has nothing to do.
 int hold_streams() {
-  static std::atomic<bool> open{false};
-  static std::atomic<bool> late{false};
-  const auto wait = [](void*) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (!open.load() && !late.load()) {
-      late = std::chrono::steady_clock::now() > end;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  };
   CUstream first = nullptr;
   CUstream second = nullptr;
   CUstream idle = nullptr;
   CUdeviceptr at = 0;
-  const bool done = enter_context() && cuStreamCreate(&first, CU_STREAM_DEFAULT) == CUDA_SUCCESS &&
-                    cuStreamCreate(&second, CU_STREAM_DEFAULT) == CUDA_SUCCESS &&
-                    cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
-                    cuMemAllocAsync(&at, 16 << 20, CU_STREAM_LEGACY) == CUDA_SUCCESS &&
-                    cuMemFreeAsync(at, CU_STREAM_LEGACY) == CUDA_SUCCESS &&
-                    cuLaunchHostFunc(first, wait, nullptr) == CUDA_SUCCESS &&
-                    cuStreamSynchronize(idle) == CUDA_SUCCESS && cuMemAllocAsync(&at, 16 << 20, idle) == CUDA_SUCCESS &&
-                    cuLaunchHostFunc(
-                        second, [](void*) { open = true; }, nullptr) == CUDA_SUCCESS &&
-                    cuStreamSynchronize(first) == CUDA_SUCCESS;
-  std::puts(!done ? "failed" : late.load() ? "the streams waited for each other" : "went on");
-  return 0;
+  return say_whether_late(
+      enter_context() && cuStreamCreate(&first, CU_STREAM_DEFAULT) == CUDA_SUCCESS &&
+      cuStreamCreate(&second, CU_STREAM_DEFAULT) == CUDA_SUCCESS &&
+      cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+      cuMemAllocAsync(&at, 16 << 20, CU_STREAM_LEGACY) == CUDA_SUCCESS &&
+      cuMemFreeAsync(at, CU_STREAM_LEGACY) == CUDA_SUCCESS &&
+      cuLaunchHostFunc(first, wait_until_open, nullptr) == CUDA_SUCCESS && cuStreamSynchronize(idle) == CUDA_SUCCESS &&
+      cuMemAllocAsync(&at, 16 << 20, idle) == CUDA_SUCCESS && cuLaunchHostFunc(second, open, nullptr) == CUDA_SUCCESS &&
+      cuStreamSynchronize(first) == CUDA_SUCCESS);
+}
+
+// A stream frees memory and then waits until another one, which requests as much, has come so far. `others_before`: the
+// other stream has used memory before, so that there is an event at the free.
+int hold_requests(bool others_before) {
+  CUstream first = nullptr;
+  CUstream second = nullptr;
+  CUdeviceptr at = 0;
+  CUdeviceptr other = 0;
+  return say_whether_late(
+      enter_context() && cuStreamCreate(&first, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+      cuStreamCreate(&second, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+      (!others_before || cuMemAllocAsync(&other, 2 << 20, second) == CUDA_SUCCESS) &&
+      cuMemAllocAsync(&at, 16 << 20, first) == CUDA_SUCCESS && cuMemFreeAsync(at, first) == CUDA_SUCCESS &&
+      cuLaunchHostFunc(first, wait_until_open, nullptr) == CUDA_SUCCESS &&
+      cuMemAllocAsync(&at, 16 << 20, second) == CUDA_SUCCESS && cuMemsetD8Async(at, 1, 16, second) == CUDA_SUCCESS &&
+      cuLaunchHostFunc(second, open, nullptr) == CUDA_SUCCESS && cuStreamSynchronize(first) == CUDA_SUCCESS);
 }
 
 int call_driver() {
@@ -72,5 +96,7 @@ int load_twice(const char* file) {
 
 int main(int count, char** words) {
   if (count == 3 && std::strcmp(words[1], "plugin") == 0) return load_twice(words[2]);
-  return count == 2 && std::strcmp(words[1], "streams") == 0 ? hold_streams() : call_driver();
+  const std::string_view what = count == 2 ? words[1] : "";
+  if (what == "requests" || what == "later-requests") return hold_requests(what == "later-requests");
+  return what == "streams" ? hold_streams() : call_driver();
 }

@@ -636,13 +636,15 @@ def another_interposer(bench):
 
 @scenario
 def streams_that_depend(bench):
-    """No event of stalloc's on the legacy stream stands between streams that synchronise with it."""
-    alone = bench.run([bench.guests, "streams"])
-    expect(alone.stdout == "went on\n", "the scenario tests nothing", alone)
-    for how in ("share", "order", "grow", "never"):
-        served = bench.run([bench.guests, "streams"], library=True, STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on",
-                           STALLOC_CROSS_STREAM=how)
-        expect(served.stdout == alone.stdout, "the streams waited for each other", alone, served)
+    """No event of stalloc's on the legacy stream stands between streams that synchronise with it, and no stream waits for
+    what another one was given behind a free."""
+    for program in ("streams", "requests", "later-requests"):
+        alone = bench.run([bench.guests, program])
+        expect(alone.stdout == "went on\n", "the scenario tests nothing", alone)
+        for how in ("share", "order", "grow", "never"):
+            served = bench.run([bench.guests, program], library=True, STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on",
+                               STALLOC_CROSS_STREAM=how)
+            expect(served.stdout == alone.stdout, "the streams waited for each other", alone, served)
 
 
 @scenario

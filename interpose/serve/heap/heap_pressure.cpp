@@ -13,6 +13,18 @@ namespace {
 
 constexpr int kMostComplaints = 16;  // lines about exhausted memory: a program may probe for what it can get
 
+// While it lives, streams wait for more than frees rather than for nothing.
+class LateWaits {
+ public:
+  explicit LateWaits(StreamOrder& order) : order_(order) { order_.set_waits_late(true); }
+  ~LateWaits() { order_.set_waits_late(false); }
+  LateWaits(const LateWaits&) = delete;
+  LateWaits& operator=(const LateWaits&) = delete;
+
+ private:
+  StreamOrder& order_;
+};
+
 double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0); }
 
 }  // namespace
@@ -23,10 +35,9 @@ CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
   {
     const Lock lock(*this);
     if (!live_.reserve_one()) return 0;
-    order_.set_waits_late(true);
+    const LateWaits late(order_);
     CUdeviceptr served = reclaim_and_serve(ask);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
-    order_.set_waits_late(false);
     if (served != 0) return served;
   }
   complain(ask);

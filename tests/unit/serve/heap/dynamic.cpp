@@ -926,6 +926,17 @@ TEST_CASE("streams that take turns map nothing from the fourth step on, and wait
   REQUIRE(waits[1] < waits[0]);
 }
 
+TEST_CASE("pressure: a stream waits for more than a free where nothing else is left", "[serve][dynamic]") {
+  const bool full = GENERATE(true, false);
+  Fixture fixture(small_options(), (full ? 4 : 8) * kPage);
+  const CUdeviceptr first = fixture.take(4);
+  fixture.give(first);  // the only stream so far: no event stands behind this free
+  const Moment later = fixture.driver.work(fixture.stream);
+  REQUIRE((fixture.take_on(fixture.other, 4) == first) == full);
+  REQUIRE(fixture.driver.is_ordered(fixture.other, later) == full);
+  REQUIRE(fixture.statistics().waits == (full ? 1 : 0));
+}
+
 TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
