@@ -10,7 +10,7 @@
 namespace stalloc::serve {
 namespace {
 
-// These have no early exit, so that the compiler vectorises them.
+// These loops have no early exit, so that the compiler vectorises them.
 bool any_other(const FreeMark* marks, std::uint64_t count, FreeMark mark) noexcept {
   FreeMark other = 0;
   for (std::uint64_t i = 0; i < count; ++i) other |= static_cast<FreeMark>(marks[i] ^ mark);
@@ -37,18 +37,18 @@ std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) co
   return ((page << shift_) + offset) / plan::kUnitBytes;
 }
 
-std::uint64_t FreeMarks::end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept {
-  const FreeMark mark = unit_marks_[unit];
+std::uint64_t FreeMarks::end_of_run(const LazyTable<FreeMark>& marks, std::uint64_t at, std::uint64_t last) noexcept {
+  const FreeMark mark = marks[at];
   constexpr std::uint64_t kAtOnce = 256;
-  for (++unit; unit + kAtOnce <= last && !any_other(&unit_marks_[unit], kAtOnce, mark);) unit += kAtOnce;
+  for (++at; at + kAtOnce <= last && !any_other(&marks[at], kAtOnce, mark);) at += kAtOnce;
   const std::uint64_t eight_marks = mark * 0x0101010101010101ULL;
-  for (; unit + 8 <= last; unit += 8) {
-    std::uint64_t marks = 0;
-    std::memcpy(&marks, &unit_marks_[unit], sizeof marks);
-    if (marks != eight_marks) break;
+  for (; at + 8 <= last; at += 8) {
+    std::uint64_t next = 0;
+    std::memcpy(&next, &marks[at], sizeof next);
+    if (next != eight_marks) break;
   }
-  while (unit < last && unit_marks_[unit] == mark) ++unit;
-  return unit;
+  while (at < last && marks[at] == mark) ++at;
+  return at;
 }
 
 void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept {

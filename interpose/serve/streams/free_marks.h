@@ -74,36 +74,41 @@ class FreeMarks {
     std::array<Claim, kMost> claims{};  // [0, count); the others bear no mark
   };
 
-  // Calls `claim` for each page or run of units.
+  // Calls `claim` for each run of pages or units with one mark.
   template <class Claim>
   void visit_claims(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     for (const PhysicalRange& range : ranges) {
-      const auto page_claim = [&](std::uint64_t page) {
-        if (marks_[page] != kNoStream && marks_[page] != own) claim(marks_[page], sequences_[page]);
+      const auto page_claims = [&](std::uint64_t first, std::uint64_t last) {  // pages with one mark
+        const FreeMark mark = marks_[first];
+        const std::uint64_t* const sequences = &sequences_[first];
+        if (mark != kNoStream && mark != own) claim(mark, *std::max_element(sequences, sequences + (last - first)));
       };
       const auto unit_claims = [&](std::uint64_t page, std::uint64_t first, std::uint64_t last) {
         for (std::uint64_t unit = first; unit < last;) {
           const FreeMark mark = unit_marks_[unit];
           if (mark != kNoStream && mark != own) claim(mark, sequence_in_mixed(page, mark));
-          unit = end_of_run(unit, last);
+          unit = end_of_run(unit_marks_, unit, last);
         }
       };
       for_each_block(
           range, shift_,
           [&](std::uint64_t first, std::uint64_t last) {
-            for (std::uint64_t page = first; page < last; ++page) {
-              if (marks_[page] == kMixed) {
-                unit_claims(page, first_unit(page, 0), first_unit(page + 1, 0));
+            for (std::uint64_t page = first; page < last;) {
+              const bool mixed = marks_[page] == kMixed;
+              const std::uint64_t end = mixed ? page + 1 : end_of_run(marks_, page, last);
+              if (mixed) {
+                unit_claims(page, first_unit(page, 0), first_unit(end, 0));
               } else {
-                page_claim(page);
+                page_claims(page, end);
               }
+              page = end;
             }
           },
           [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
             if (marks_[page] == kMixed) {
               unit_claims(page, first_unit(page, begin), first_unit(page, end));
             } else {
-              page_claim(page);
+              page_claims(page, page + 1);
             }
           });
     }
@@ -113,8 +118,9 @@ class FreeMarks {
   static_assert(kLastMark < kMixed);
 
   [[nodiscard]] std::uint64_t first_unit(std::uint64_t page, std::uint64_t offset) const noexcept;
-  // The first unit behind `unit` that bears another mark; `last` when none does.
-  [[nodiscard]] std::uint64_t end_of_run(std::uint64_t unit, std::uint64_t last) const noexcept;
+  // The first place behind `at` that bears another mark; `last` when none does.
+  [[nodiscard]] static std::uint64_t end_of_run(const LazyTable<FreeMark>& marks, std::uint64_t at,
+                                                std::uint64_t last) noexcept;
   void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept;
   [[nodiscard]] std::uint64_t sequence_in_mixed(std::uint64_t page, FreeMark mark) const noexcept {
     return latest_marks_[page] == mark ? sequences_[page] : other_sequences_[page];

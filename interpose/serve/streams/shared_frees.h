@@ -28,14 +28,10 @@ class SharedFrees {
       if (pair.owner == owner && pair.user == user) return mark(pair);
       if (pair.user == kNoStream && (pair.owner == owner || pair.owner == kNoStream)) free = &pair;
     }
-    has_pairs_ = true;
     if (free == nullptr) return kEveryStream;
     *free = {owner, user};
     return mark(*free);
   }
-
-  // Whether a pair ever had a mark.
-  [[nodiscard]] bool has_pairs() const noexcept { return has_pairs_; }
 
   // Calls `visit(each)` for the streams that `stream` must be ordered behind to use bytes with that mark; kNoStream:
   // all of those that the mark stands for. `count`: the greatest ordinal.
@@ -75,7 +71,6 @@ class SharedFrees {
   }
 
   std::array<Pair, kLastMark - 1 - kMaxStreams> pairs_;
-  bool has_pairs_ = false;
 };
 
 }  // namespace stalloc::serve

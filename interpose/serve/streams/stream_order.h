@@ -86,9 +86,10 @@ class StreamOrder {
 
   // True when another stream freed some of them last.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
-    if (marks_.only(ranges, stream)) return false;
-    bool foreign = !shared_.has_pairs();
-    if (!foreign) for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
+    bool foreign = false;
+    if (!marks_.only(ranges, stream)) {
+      for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
+    }
     return foreign;
   }
 
