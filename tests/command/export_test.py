@@ -167,7 +167,12 @@ class Export(CommandTest):
     def test_planning_onto_the_trace(self):
         before = (self.folder / "lora.fb").read_bytes()
         self.assertIn("would replace the input", self.run_command("plan", "lora.fb", "-o", "./lora.fb", status=1).stderr)
-        self.assertEqual((self.folder / "lora.fb").read_bytes(), before)
+        (self.folder / "plan.lora.fb").write_bytes(before)
+        done = self.run_command("plan", "lora.fb", "plan.lora.fb", "-o", "./", status=1)
+        self.assertIn("plan.lora.fb: a plan would replace this input", done.stderr)
+        for name in ("lora.fb", "plan.lora.fb"):
+            self.assertEqual((self.folder / name).read_bytes(), before)
+        (self.folder / "plan.lora.fb").unlink()
 
     def test_bad_input(self):
         (self.folder / "requests.csv").write_text("id,lower,upper,size\n0,0,1,512\n")

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <system_error>
 #include <variant>
 
 #include "plan/files/plan_file.h"
@@ -35,12 +33,6 @@ plan::Outcome<std::string> show(const ShowCommand& command) {
   return {command.json ? source_json(*recorded) : source_text(*recorded), {}};
 }
 
-// Whether writing the plan would replace the input.
-bool is_input(const std::string& output, const std::string& input) {
-  std::error_code error;
-  return std::filesystem::is_regular_file(output, error) && std::filesystem::equivalent(output, input, error);
-}
-
 // What is wrong with the plan; empty: nothing.
 std::string check(const CheckCommand& command) {
   Progress progress;
@@ -62,7 +54,7 @@ int run(const PlanCommand& command) {
   // A glob over the ranks may match one file only.
   if (command.inputs.size() > 1 || command.output.ends_with('/')) return run_fleet(command);
   const std::string& input = command.inputs.front();
-  if (is_input(command.output, input)) {
+  if (!find_replaced({command.output}, {input}).empty()) {
     return fail(command.output + ": the plan would replace the input; name another file with -o");
   }
   plan::Outcome<Source> source;

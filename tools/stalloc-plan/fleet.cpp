@@ -25,6 +25,10 @@
 namespace stalloc::tool {
 namespace {
 
+std::string plan_path(const PlanCommand& command, const std::string& input) {
+  return command.output + (command.output.ends_with('/') ? "" : "/") + plan_name(input);
+}
+
 // Calls `work(0)` ... `work(count - 1)` from as many threads as there are cores. `work` must not throw.
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
   std::atomic<std::size_t> next{0};
@@ -189,7 +193,7 @@ class Fleet {
       rank.startup_ms += plan::estimate_startup_ms(device);
     }
     if (command_.output.empty()) return;
-    const std::string path = command_.output + "/" + plan_name(rank.input);
+    const std::string path = plan_path(command_, rank.input);
     rank.error = plan::write_plan(plan, path);
     if (rank.error.empty()) rank.written = path;
   }
@@ -233,6 +237,11 @@ std::string plan_name(const std::string& input) {
 int run_fleet(const PlanCommand& command) {
   if (const std::string clash = find_clash(command.inputs); !clash.empty()) return fail(clash, kExitUsage);
   if (!command.output.empty()) {
+    std::vector<std::string> plans;
+    for (const std::string& input : command.inputs) plans.push_back(plan_path(command, input));
+    if (const std::string replaced = find_replaced(plans, command.inputs); !replaced.empty()) {
+      return fail(replaced + ": a plan would replace this input; name another folder with -o");
+    }
     if (const std::string error = make_folder(command.output); !error.empty()) return fail(error);
   }
   const FleetResult result = Fleet(command).run();

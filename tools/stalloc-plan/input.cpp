@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/stalloc-plan/input.h"
 
+#include <sys/stat.h>
+
+#include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +22,13 @@ using Bytes = std::vector<std::uint8_t>;
 std::string base_name(const std::string& path) {
   const auto slash = path.find_last_of('/');
   return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+// What tells a file from all others; nothing where there is no file that could be replaced.
+std::optional<std::pair<dev_t, ino_t>> identity(const std::string& path) {
+  struct stat file {};
+  if (::stat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return std::nullopt;
+  return std::pair(file.st_dev, file.st_ino);
 }
 
 Outcome<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
@@ -75,6 +86,18 @@ Outcome<Source> read_source(const std::string& path, const ReadOptions& options)
   if (!input.ok()) return Outcome<Source>::failure(input.error);
   if (auto* source = std::get_if<Source>(&input.value)) return {std::move(*source), {}};
   return Outcome<Source>::failure(path + ": a plan, where a trace or a CSV of requests is needed");
+}
+
+std::string find_replaced(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
+  std::set<std::pair<dev_t, ino_t>> read;
+  for (const std::string& input : inputs) {
+    if (const auto file = identity(input)) read.insert(*file);
+  }
+  for (const std::string& output : outputs) {
+    const auto file = identity(output);
+    if (file && read.contains(*file)) return output;
+  }
+  return {};
 }
 
 }  // namespace stalloc::tool

@@ -35,4 +35,7 @@ plan::Outcome<Input> read_input(const std::string& path, const ReadOptions& opti
 // The same for a file that must be a trace or a CSV.
 plan::Outcome<Source> read_source(const std::string& path, const ReadOptions& options);
 
+// The first of the outputs that is a file and one of the inputs, perhaps by another name; empty: there is none.
+std::string find_replaced(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
+
 }  // namespace stalloc::tool
