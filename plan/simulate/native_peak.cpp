@@ -82,7 +82,8 @@ class Survey {
     // Free neighbours have merged, so both of these are in use.
     if (i > 0) hole.before = owners_.at(pieces[i - 1].block);
     if (i + 1 < pieces.size()) hole.after = owners_.at(pieces[i + 1].block);
-    hole.kind = kind_of(pieces[i], pieces.size() == 1);
+    const bool beside = hole.before == peak_.request || hole.after == peak_.request;
+    hole.kind = beside ? HoleKind::Remainder : kind_of(pieces[i], pieces.size() == 1);
     return hole;
   }
 

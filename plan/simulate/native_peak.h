@@ -15,14 +15,15 @@ namespace stalloc::plan {
 
 inline constexpr std::size_t kNoRequest = static_cast<std::size_t>(-1);
 
-// Why a free block could not serve the request that was made at the peak.
+// Why a block is free at the peak, where it did not serve the request that was made then.
 enum class HoleKind : std::uint8_t {
   WholeSegment,  // nothing of its segment is in use: it can be given back
   OtherStream,   // it belongs to another stream
   OtherPool,     // it is kept for requests up to 1 MiB, or for larger ones
-  TooSmall       // of the right stream and pool; no block is large enough
+  TooSmall,      // of the right stream and pool; no block is large enough
+  Remainder      // it lies beside the request, which was served from a part of it
 };
-inline constexpr std::size_t kHoleKinds = 4;
+inline constexpr std::size_t kHoleKinds = 5;
 
 // A free block. `before` and `after` are the requests whose blocks lie beside it in its segment; kNoRequest: none.
 struct Hole {

@@ -85,7 +85,7 @@ class Page(CommandTest):
         free = device["native_peak"]["free"]
         self.assertEqual([row[1:] for row in self.cells("#free")[1:]],
                          [[str(free[kind]["holes"]), terminal.size(free[kind]["bytes"])]
-                          for kind in ("whole_segment", "too_small", "other_stream", "other_pool")])
+                          for kind in ("whole_segment", "too_small", "remainder", "other_stream", "other_pool")])
         columns = self.browser.run("({size: [...stallocReport.columns.requests.size], "
                                    "until: [...stallocReport.columns.requests.until], "
                                    "time_us: [...stallocReport.columns.requests.time_us], "

@@ -20,7 +20,7 @@ using plan::Request;
 
 constexpr std::size_t kMostHoles = 1000;  // listed one by one
 constexpr std::array<const char*, plan::kHoleKinds> kHoleNames = {"whole_segment", "other_stream", "other_pool",
-                                                                  "too_small"};
+                                                                  "too_small", "remainder"};
 
 // The bytes that each request takes of the device, whoever serves it; 0 for probes and empty requests.
 struct Taken {

@@ -232,6 +232,15 @@ TEST_CASE("the native allocator's peak says which bytes are free and why") {
   REQUIRE(peak.holes[2].bytes == 12 * kMiB);
   REQUIRE(peak.holes[3].kind == HoleKind::OtherPool);
   REQUIRE(find_native_peak(Problem()).request == kNoRequest);
+
+  problem.requests.pop_back();
+  add(30 * kMiB + 512, kNever, 0);  // of 32 MiB
+  const NativePeak rest = find_native_peak(problem);
+  REQUIRE(rest.holes.size() == 5);
+  REQUIRE(rest.holes[1].kind == HoleKind::TooSmall);
+  REQUIRE(rest.holes[4].bytes == 2 * kMiB - 512);
+  REQUIRE(rest.holes[4].kind == HoleKind::Remainder);
+  REQUIRE(rest.holes[4].before == 4);
 }
 
 TEST_CASE("a watch sees every request and ends at what is held") {

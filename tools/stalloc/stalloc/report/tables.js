@@ -98,7 +98,8 @@ function stackCell(report, site) {
 }
 
 const HOLES = {whole_segment: 'segments with nothing in use: given back when the card is full, or by torch.cuda.empty_cache()',
-               too_small: 'of the stream that asked: none is as large as what was asked for', other_stream: 'of other streams',
+               too_small: 'of the stream that asked: none is as large as what was asked for',
+               remainder: 'beside what was asked for, which was served from a part of it', other_stream: 'of other streams',
                other_pool: 'kept for the other kind of sizes (up to 1 MiB, or larger)'};
 const MOST_ROWS = 30;
 

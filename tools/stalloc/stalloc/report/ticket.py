@@ -12,6 +12,7 @@ SETTINGS = (("expandable", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), 
 FREE = (("whole_segment", "segment", "with nothing in use: given back when the card is full, at the cost of waiting for "
          "it, or by torch.cuda.empty_cache()"),
         ("too_small", "hole", "of the stream that asked: none is as large as what was asked for"),
+        ("remainder", "hole", "beside what was asked for, which was served from a part of it"),
         ("other_stream", "hole", "of other streams"),
         ("other_pool", "hole", "kept for the other kind of sizes (up to 1 MiB, or larger)"))
 MOST_ROWS = 8
