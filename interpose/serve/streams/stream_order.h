@@ -34,8 +34,7 @@ namespace stalloc::serve {
 // is known to be complete, which an event tells that is recorded when somebody asks. No stream waits for that one, for
 // it also stands behind what T was given since the free, and that may wait for S: by a host function, by a kernel that
 // waits for a value in memory, by other processes. Only when the device has no more memory is such a wait better than
-// none
-// (`set_waits_late`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve them.
+// none (`set_waits_late`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve them.
 //
 // In a program with streams that synchronise with the legacy stream an event on that is work which those wait for, and
 // which waits for theirs. Memory that is freed there alone makes the same order, but no other moment does. So no event
