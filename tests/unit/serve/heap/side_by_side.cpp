@@ -92,7 +92,7 @@ TEST_CASE("two streams side by side share memory: little more is held than lives
   const StreamKey before{driver.new_stream(), 0};
   Model models[] = {{driver, *heap, before}, {driver, *heap, before}};
   std::mt19937 random(1);
-  for (int step = 1; step <= 160; ++step) {
+  for (int step = 1; step <= 80; ++step) {
     for (Model& model : models) model.step(512 + random() % (4096 - 512));
     if (steps_ahead != 0 && step % steps_ahead == 0) driver.finish_all_work();
   }
