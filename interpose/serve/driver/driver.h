@@ -64,8 +64,8 @@ class Driver {
   virtual CUresult record_event(CUevent event, CUstream stream) = 0;
   virtual CUresult wait_event(CUstream stream, CUevent event) = 0;
   virtual CUresult query_event(CUevent event) = 0;  // CUDA_ERROR_NOT_READY while pending
-  // Whether the stream has no work; refused when it is being captured, or a default stream of the current context that
-  // waits for one that is. CUDA_ERROR_NOT_READY while it has.
+  // CUDA_SUCCESS when the stream has no work, CUDA_ERROR_NOT_READY while it has. Refused while it is being captured,
+  // and for the legacy stream while a stream that synchronises with it is.
   virtual CUresult query_stream(CUstream stream) = 0;
   // Waits for all work of the current context. Breaks every capture in it: only for the end of a context.
   virtual CUresult synchronize_context() = 0;

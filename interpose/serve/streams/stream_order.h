@@ -6,7 +6,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 
