@@ -17,7 +17,7 @@ import time
 
 SURVIVOR_SECONDS = 5  # how long the others are waited for when one has failed
 TIMED_OUT = 124
-CORES_PER_RANK = 4  # in turns: cores differ in speed, and all jobs are to have the same ones
+CORES_PER_PROCESS = 4  # in turns: cores differ in speed, and all jobs are to have the same ones
 
 
 def free_port():
@@ -27,6 +27,13 @@ def free_port():
         with socket.socket() as listening, contextlib.suppress(OSError):
             listening.bind(("127.0.0.1", port))
             return port
+
+
+def keep_to(cores, process):
+    """Has the threads that a process has by now, and those that they begin, run on these cores only."""
+    for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 class Ranks:
@@ -62,12 +69,10 @@ class Ranks:
         return True
 
     def keep_to(self, cores):
-        """Has the threads that each rank has by now, and those that these begin, run on its own few of the cores."""
-        each = max(min(len(cores) // len(self.processes), CORES_PER_RANK), 1)
+        """Keeps each rank to its own few of the cores."""
+        each = max(min(len(cores) // len(self.processes), CORES_PER_PROCESS), 1)
         for rank, process in enumerate(self.processes):
-            for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
-                with contextlib.suppress(OSError):  # the thread has ended
-                    os.sched_setaffinity(int(thread.name), cores[rank * each:(rank + 1) * each] or cores)
+            keep_to(cores[rank * each:(rank + 1) * each] or cores, process)
 
     def wait(self, seconds):
         """Waits for the ranks. Returns their exit statuses, TIMED_OUT for one that was ended because its time was over

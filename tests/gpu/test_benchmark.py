@@ -4,6 +4,7 @@
 resuming."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import json
@@ -225,6 +226,9 @@ class FakeProcess:
         made = [{"size": size, "done": 1, "seconds": 1, "live": 1000 * size, "held": 1100 * size, "used": {}, "stalloc": {}}]
         return {"turns": made * turns} if size <= room else {"turns": [], "exhausted": "out of memory"}
 
+    def keep_to(self, cores):
+        pass
+
     def end(self, at_once=False):
         if self.allocator == "record" and not at_once:
             self.trace.write_bytes(b"trace of seed %d" % self.seed)
@@ -241,7 +245,7 @@ class Measurements(unittest.TestCase):
         process, measures.Process = measures.Process, FakeProcess
         self.addCleanup(setattr, measures, "Process", process)
         FakeProcess.started = []
-        self.setup = measures.Setup(None, tool, 139 * GIB, ["native", "dynamic", "record", "planned"], turns=3)
+        self.setup = measures.Setup(None, tool, 139 * GIB, ["native", "dynamic", "record", "planned"], turns=3, seconds_each=0)
 
     def test_the_plan_is_of_another_seed_and_is_served_beside_native(self):
         result = measures.Cost("generate-and-train", self.setup, self.path).run()
@@ -252,6 +256,13 @@ class Measurements(unittest.TestCase):
         self.assertEqual(len(result["native_beside_planned"]), 5)
         self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned"])
         self.assertFalse((self.path / "trace.fb").exists())
+
+    def test_short_turns_are_many(self):
+        setup = dataclasses.replace(self.setup, seconds_each=10)
+        result = measures.Cost("generate-and-train", setup, self.path).run()
+        self.assertEqual({name: len(rounds) for name, rounds in result["rounds"].items()},
+                         dict.fromkeys(["native", "dynamic", "record", "planned"], 12))
+        self.assertEqual(len(result["native_beside_planned"]), 12)
 
     def test_an_allocator_that_runs_out_of_memory_leaves_the_others(self):
         with unittest.mock.patch.dict(FakeProcess.room, dynamic=0):

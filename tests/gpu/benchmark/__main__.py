@@ -71,7 +71,9 @@ def make_parser():
     parser.add_argument("--allocators", type=list_of(ALLOCATORS), default=list(ALLOCATORS), metavar="LIST")
     parser.add_argument("--seconds", type=float, default=float("inf"),
                         help="no measurement is begun that would end later, as far as the longest one of its kind tells")
-    parser.add_argument("--turns", type=int, default=5, help="that are measured, after two that are not (5)")
+    parser.add_argument("--turns", type=int, default=5, help="cost: that are measured at least, after two that are not (5)")
+    parser.add_argument("--seconds-each", type=float, default=4, metavar="SECONDS",
+                        help="cost: how long the measured turns of each allocator take, at least (4)")
     parser.add_argument("--limit", type=float, default=0, metavar="GIB",
                         help="fit: as if the card had so much, by PyTorch's memory fraction")
     parser.add_argument("--most", type=int, default=1 << 20, help="fit: the largest size that is tried")
@@ -251,8 +253,9 @@ def main():
             memory = memory_of_card()
         scratch = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
         setup = Setup(arguments.library and arguments.library.resolve(), arguments.tool and arguments.tool.resolve(), memory,
-                      arguments.allocators, arguments.device, arguments.turns, int(arguments.limit * GIB), arguments.most,
-                      pathlib.Path(scratch.name), arguments.keep_traces, arguments.patience)
+                      arguments.allocators, arguments.device, arguments.turns, arguments.seconds_each,
+                      int(arguments.limit * GIB), arguments.most, pathlib.Path(scratch.name), arguments.keep_traces,
+                      arguments.patience)
         clock = Clock(arguments.seconds)
         raw.write(raw.file("environment", str(time.time_ns())), measures.describe_environment(setup))
         for kind in kinds:

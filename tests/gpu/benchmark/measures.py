@@ -3,8 +3,8 @@
 
 `cost`: memory and time. If the card has room, the processes of all allocators live at the same time, each with its part
 of the card, and make their turns one after the other, since the speed of a rented host changes; the ratios within a
-round are compared. On a smaller card the processes run one after the other. The plan is made from a run with another
-seed.
+round are compared. In a round each process makes as many turns as take a while, since the first one behind a pause is slow.
+On a smaller card the processes run one after the other. The plan is made from a run with another seed.
 
 `fit`: the largest size, one allocator at a time, with the whole card (or `limit` bytes of it). Sizes are tried in one
 process. After each that does not fit it drops what the step had and empties its caches, which may leave an allocator
@@ -18,10 +18,12 @@ one until it does.
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,10 +32,13 @@ import time
 
 import allocators
 import workloads
+from ranks import CORES_PER_PROCESS, keep_to
 from search import Search, resolution
 
 WORKER = pathlib.Path(__file__).resolve().with_name("worker.py")
-WARM_UP = 2
+WARM_UP = 2  # rounds of one turn each that no figure of time has
+ROUND_SECONDS = 0.2  # how long the turns of one process take in a round, at least
+MOST_TURNS = 40  # of one process: raw files have a line for each
 ATTEMPT_TURNS = 2  # how many turns a size must survive in the search
 SHOWN_TURNS = 5  # how many turns a fresh process must survive, with the warm-up
 
@@ -87,6 +92,9 @@ class Process:
         self.wait_until_ready()
         self.write({"size": size, "turns": turns, "fresh": fresh})
         return self.read()
+
+    def keep_to(self, cores):
+        keep_to(cores, self.process)
 
     def end(self, at_once=False):
         """Lets the worker end by itself, so that a trace is closed, or ends it at once."""
@@ -154,14 +162,14 @@ class Cost:
         self.processes[allocator] = self.prepared.pop(allocator, None) or self.make_process(allocator)
         self.processes[allocator].begin(options)
 
-    def turn(self, allocator):
-        """Makes one turn. An allocator that fails is left out from then on."""
+    def turns(self, allocator, count):
+        """Makes turns. An allocator that fails is left out from then on."""
         try:
             self.result["ready"][allocator] = self.processes[allocator].wait_until_ready()
-            answer = self.processes[allocator].order(self.result["size"], 1)
+            answer = self.processes[allocator].order(self.result["size"], count)
             if answer.get("exhausted"):
                 raise Failed(answer["exhausted"])
-            self.result["rounds"][allocator].append(answer["turns"][0])
+            self.result["rounds"][allocator] += answer["turns"]
         except Failed as failed:
             self.result["failed"][allocator] = str(failed)
             self.end(allocator, at_once=True)
@@ -172,12 +180,29 @@ class Cost:
             process.end(at_once)
             self.result.setdefault("says", {})[allocator] = stalloc_says(process.log)[-4:]
 
+    def round(self, number, names, count):
+        """Lets each of these make so many turns; each round begins with another."""
+        present = [name for name in names if name in self.processes]
+        first = number % max(1, len(present))
+        for name in present[first:] + present[:first]:
+            self.turns(name, count)
+
     def rounds(self, names):
-        for number in range(WARM_UP + self.setup.turns):
-            present = [name for name in names if name in self.processes]
-            first = number % max(1, len(present))
-            for name in present[first:] + present[:first]:
-                self.turn(name)
+        """Warms up, and then lets all of these make equally many turns: `setup.turns`, or as many as take
+        `setup.seconds_each`."""
+        cores = sorted(os.sched_getaffinity(0))[:CORES_PER_PROCESS]
+        for number in range(WARM_UP):
+            self.round(number, names, 1)
+            for process in (self.processes[name] for name in names if name in self.processes):
+                process.keep_to(cores)
+        last = [self.result["rounds"][name][-1]["seconds"] for name in names if name in self.processes]
+        if not last:
+            return
+        turn = statistics.median(last)
+        wanted = max(self.setup.turns, min(math.ceil(self.setup.seconds_each / turn), MOST_TURNS))
+        in_a_round = min(math.ceil(ROUND_SECONDS / turn), wanted)
+        for number in range(math.ceil(wanted / in_a_round)):
+            self.round(number, names, in_a_round)
 
     def plan(self):
         """Plans the trace that record left. Returns whether that succeeded."""
@@ -327,7 +352,8 @@ class Setup:
     memory: int  # bytes of the card
     allocators: list
     device: str = "cuda"
-    turns: int = 5
+    turns: int = 5  # that are measured, at least
+    seconds_each: float = 4  # how long the measured turns of one allocator take, at least
     limit: int = 0  # bytes; 0: the whole card
     most: int = 1 << 20  # the largest size that is tried
     scratch: pathlib.Path = pathlib.Path(tempfile.gettempdir())  # for files that programs write

@@ -124,7 +124,7 @@ def cost_table(result, allocators):
     way = "side by side" if result["at_once"] else "one after the other"
     text = [f"**{result['workload']}** ({settings_of(result['program'], result['options'])}; {way})", "",
             "| allocator | live GiB | held GiB | lost | of native's loss removed | driver counts GiB | time to native, by "
-            "rounds | turn, s | host, s | import + CUDA + model + first turn, s | mapping, s |", "|---" * 11 + "|"]
+            "turns | turn, s | host, s | import + CUDA + model + first turn, s | mapping, s |", "|---" * 11 + "|"]
     text += [cost_row(result, name, allocators[name].title) for name in result["rounds"]]
     if "plan" in result:
         plan = result["plan"]
