@@ -29,8 +29,8 @@ FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
     : shift_(static_cast<unsigned>(std::countr_zero(page_bytes))),
       marks_(bytes >> shift_),
       sequences_(bytes >> shift_),
-      latest_marks_(bytes >> shift_),
-      other_sequences_(bytes >> shift_),
+      has_parts_(bytes >> shift_),
+      parts_(bytes >> shift_),
       unit_marks_(bytes / plan::kUnitBytes) {}
 
 std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) const noexcept {
@@ -57,10 +57,43 @@ void FreeMarks::mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t
   if (before != kMixed) {
     std::fill(&unit_marks_[first_unit(page, 0)], &unit_marks_[first_unit(page + 1, 0)], before);
     marks_[page] = kMixed;
-    latest_marks_[page] = before;
-    other_sequences_[page] = 0;
   }
   std::fill(&unit_marks_[first_unit(page, begin)], &unit_marks_[first_unit(page, end)], mark);
+}
+
+void FreeMarks::Parts::add(Part part) noexcept {
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (parts[i].begin < part.begin || part.end < parts[i].end) parts[kept++] = parts[i];
+  }
+  count = kept;
+  if (count == kMost) {
+    others = {parts[0].sequence, false};
+    std::copy(parts.begin() + 1, parts.end(), parts.begin());
+    --count;
+  }
+  parts[count++] = part;
+}
+
+void FreeMarks::note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, std::uint64_t sequence) noexcept {
+  Parts& parts = parts_[page];
+  if (!has_parts_[page]) {
+    has_parts_[page] = true;
+    parts.others = {sequences_[page], true};
+    parts.count = 0;
+  }
+  parts.add({sequence, static_cast<std::uint32_t>(begin / plan::kUnitBytes),
+             static_cast<std::uint32_t>(end / plan::kUnitBytes)});
+  sequences_[page] = sequence;
+}
+
+FreeMarks::Latest FreeMarks::latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept {
+  if (!has_parts_[page]) return {sequences_[page], true};
+  const Parts& parts = parts_[page];
+  for (std::uint32_t i = parts.count; i-- > 0;) {
+    if (parts.parts[i].begin < end && begin < parts.parts[i].end) return {parts.parts[i].sequence, true};
+  }
+  return parts.others;
 }
 
 void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence) noexcept {
@@ -70,16 +103,13 @@ void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequen
         [&](std::uint64_t first, std::uint64_t last) {
           std::fill(&marks_[first], &marks_[last], mark);
           std::fill(&sequences_[first], &sequences_[last], sequence);
+          std::fill(&has_parts_[first], &has_parts_[last], false);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
           // A page that nobody claims becomes the stream's as a whole: programs with one stream never mark units.
           if (marks_[page] == kNoStream) marks_[page] = mark;
           mark_part(page, begin, end, mark);
-          if (marks_[page] == kMixed && latest_marks_[page] != mark) {
-            latest_marks_[page] = mark;
-            other_sequences_[page] = sequences_[page];
-          }
-          sequences_[page] = sequence;
+          note_part(page, begin, end, sequence);
         });
   }
 }
@@ -88,7 +118,11 @@ void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
-        [&](std::uint64_t first, std::uint64_t last) { std::fill(&marks_[first], &marks_[last], kNoStream); },
+        [&](std::uint64_t first, std::uint64_t last) {
+          std::fill(&marks_[first], &marks_[last], kNoStream);
+          std::fill(&sequences_[first], &sequences_[last], 0);
+          std::fill(&has_parts_[first], &has_parts_[last], false);
+        },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) { mark_part(page, begin, end, kNoStream); });
   }
 }

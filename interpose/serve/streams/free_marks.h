@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "interpose/serve/physical.h"
+#include "plan/placement/units.h"
 
 namespace stalloc::serve {
 
@@ -20,10 +21,13 @@ using FreeMark = StreamOrdinal;
 inline constexpr FreeMark kLastMark = 254;
 
 // For each page the mark of those who freed bytes of it, or "mixed": then a mark for each unit says who. Units are
-// marked only in pages that bear two marks, so that a large range costs a byte for each page. A page also keeps the
-// sequence number of its latest free, and a mixed one that of the latest free with another mark than that. Both err on
-// the safe side: a mark may claim a byte that its stream did not free last when no other stream did, and the sequence
-// number may be that of another byte's later free. Not thread-safe: the heap's lock covers it.
+// marked only in pages that bear two marks, so that a large range costs a byte for each page. A mark may claim a byte
+// that its stream did not free last, when no other stream did.
+//
+// A page also keeps the sequence number of its latest free and, since neighbours share a page at their ends, the latest
+// few frees of parts of it. So the number of the free whose bytes are asked for is known exactly, unless more parts of
+// that page have been freed since; then a larger number is told, as a bound. Not thread-safe: the heap's lock covers
+// it.
 class FreeMarks {
  public:
   // As for Occupancy. Throws std::bad_alloc.
@@ -37,15 +41,20 @@ class FreeMarks {
   // True when the ranges bear no mark but `mark`. The common case, and fast.
   [[nodiscard]] bool only(PhysicalRanges ranges, FreeMark mark) const noexcept;
 
-  // Calls `claim(mark, sequence)` for the marks other than `own`, mostly once for each of them, with the greatest
-  // number that a free of theirs on these bytes may have.
+  // A free: the greatest number that one of some bytes may have, and whether one of them has it.
+  struct Latest {
+    std::uint64_t sequence = 0;  // 0: none was freed
+    bool exact = true;
+  };
+  // Calls `claim(mark, latest)` for the marks other than `own`, mostly once for each of them, with their latest free on
+  // these bytes.
   template <class Claim>
   void for_each_claim(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     LatestClaims latest;
-    visit_claims(ranges, own, [&](FreeMark mark, std::uint64_t sequence) {
-      if (!latest.note(mark, sequence)) claim(mark, sequence);
+    visit_claims(ranges, own, [&](FreeMark mark, Latest free) {
+      if (free.sequence > 0 && !latest.note(mark, free)) claim(mark, free);
     });
-    for (std::size_t i = 0; i < latest.count; ++i) claim(latest.claims[i].mark, latest.claims[i].sequence);
+    for (std::size_t i = 0; i < latest.count; ++i) claim(latest.claims[i].mark, latest.claims[i].free);
   }
 
  private:
@@ -53,19 +62,24 @@ class FreeMarks {
   struct LatestClaims {
     struct Claim {
       FreeMark mark;
-      std::uint64_t sequence;
+      Latest free;
     };
     // False: it has no place.
-    bool note(FreeMark mark, std::uint64_t sequence) noexcept {
+    bool note(FreeMark mark, Latest free) noexcept {
       if (claims[latest].mark != mark) {
         for (latest = 0; latest < count && claims[latest].mark != mark;) ++latest;
         if (latest == kMost) {
           latest = 0;
           return false;
         }
-        if (latest == count) claims[count++] = {mark, 0};
+        if (latest == count) claims[count++] = {mark, {}};
       }
-      claims[latest].sequence = std::max(claims[latest].sequence, sequence);
+      Latest& known = claims[latest].free;
+      if (free.sequence > known.sequence) {
+        known = free;
+      } else if (free.sequence == known.sequence) {
+        known.exact = known.exact || free.exact;
+      }
       return true;
     }
     static constexpr std::size_t kMost = 8;
@@ -78,16 +92,22 @@ class FreeMarks {
   template <class Claim>
   void visit_claims(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     for (const PhysicalRange& range : ranges) {
-      const auto page_claims = [&](std::uint64_t first, std::uint64_t last) {  // pages with one mark
+      const auto page_claims = [&](std::uint64_t first, std::uint64_t last) {  // whole pages with one mark
         const FreeMark mark = marks_[first];
         const std::uint64_t* const sequences = &sequences_[first];
-        if (mark != kNoStream && mark != own) claim(mark, *std::max_element(sequences, sequences + (last - first)));
+        if (mark != kNoStream && mark != own) {
+          claim(mark, Latest{*std::max_element(sequences, sequences + (last - first)), true});
+        }
       };
       const auto unit_claims = [&](std::uint64_t page, std::uint64_t first, std::uint64_t last) {
         for (std::uint64_t unit = first; unit < last;) {
           const FreeMark mark = unit_marks_[unit];
-          if (mark != kNoStream && mark != own) claim(mark, sequence_in_mixed(page, mark));
-          unit = end_of_run(unit_marks_, unit, last);
+          const std::uint64_t end = end_of_run(unit_marks_, unit, last);
+          if (mark != kNoStream && mark != own) {
+            const std::uint64_t zero = first_unit(page, 0);
+            claim(mark, latest_free(page, unit - zero, end - zero));
+          }
+          unit = end;
         }
       };
       for_each_block(
@@ -105,10 +125,11 @@ class FreeMarks {
             }
           },
           [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
-            if (marks_[page] == kMixed) {
+            const FreeMark mark = marks_[page];
+            if (mark == kMixed) {
               unit_claims(page, first_unit(page, begin), first_unit(page, end));
-            } else {
-              page_claims(page, page + 1);
+            } else if (mark != kNoStream && mark != own) {
+              claim(mark, latest_free(page, begin / plan::kUnitBytes, end / plan::kUnitBytes));
             }
           });
     }
@@ -122,17 +143,32 @@ class FreeMarks {
   [[nodiscard]] static std::uint64_t end_of_run(const LazyTable<FreeMark>& marks, std::uint64_t at,
                                                 std::uint64_t last) noexcept;
   void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept;
-  [[nodiscard]] std::uint64_t sequence_in_mixed(std::uint64_t page, FreeMark mark) const noexcept {
-    return latest_marks_[page] == mark ? sequences_[page] : other_sequences_[page];
-  }
+
+  // The latest frees of parts of a page, the earliest first; none of them lies within a later one.
+  struct Parts {
+    // Neighbours of a large block share its first and last page. In pages of small blocks more parts are freed, but
+    // small requests hardly ever want other streams' bytes.
+    static constexpr std::size_t kMost = 7;
+    struct Part {
+      std::uint64_t sequence;
+      std::uint32_t begin, end;  // units of the page
+    };
+    void add(Part part) noexcept;
+
+    Latest others;  // of the bytes that lie in none of the parts
+    std::uint32_t count = 0;
+    std::array<Part, kMost> parts;
+  };
+  void note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, std::uint64_t sequence) noexcept;
+  // Of some units of a page, all of which were freed last with the same mark.
+  [[nodiscard]] Latest latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept;
 
   unsigned shift_;
   LazyTable<FreeMark> marks_;           // by page
-  LazyTable<std::uint64_t> sequences_;  // by page
-  // These count in mixed pages only.
-  LazyTable<FreeMark> latest_marks_;          // by page: of the latest free
-  LazyTable<std::uint64_t> other_sequences_;  // by page: of the latest free with another mark
-  LazyTable<FreeMark> unit_marks_;            // by unit
+  LazyTable<std::uint64_t> sequences_;  // by page: of the latest free
+  LazyTable<bool> has_parts_;           // by page: parts of it have been freed since all of it was
+  LazyTable<Parts> parts_;              // by page, where it has
+  LazyTable<FreeMark> unit_marks_;      // by unit, in mixed pages
 };
 
 }  // namespace stalloc::serve

@@ -30,7 +30,16 @@ class SharedFrees {
     }
     if (free == nullptr) return kEveryStream;
     *free = {owner, user};
+    has_pairs_ = true;
     return mark(*free);
+  }
+  // Whether a mark has ever stood for a pair.
+  [[nodiscard]] bool has_pairs() const noexcept { return has_pairs_; }
+  // The user of the pair that the mark stands for, if it is one of that owner's; else kNoStream.
+  [[nodiscard]] StreamOrdinal user_of(FreeMark mark, StreamOrdinal owner) const noexcept {
+    if (mark <= kMaxStreams || mark == kEveryStream) return kNoStream;
+    const Pair& pair = pairs_[mark - kMaxStreams - 1U];
+    return pair.owner == owner ? pair.user : kNoStream;
   }
 
   // Calls `visit(each)` for the streams that `stream` must be ordered behind to use bytes with that mark; kNoStream:
@@ -71,6 +80,7 @@ class SharedFrees {
   }
 
   std::array<Pair, kLastMark - 1 - kMaxStreams> pairs_;
+  bool has_pairs_ = false;
 };
 
 }  // namespace stalloc::serve

@@ -146,8 +146,12 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
   return kNoStream;
 }
 
+// A living stream may still do work on bytes that are live again since a free of its own which was never numbered (a
+// deferred one), so it must have no work at all.
 bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
-  return clocks_.complete(stream) >= last_free(stream) || completed(stream, last_free(stream));
+  const Stream& asked = streams_[stream];
+  const bool busy = asked.alive && !asked.key.is_per_thread() && driver_.query_stream(asked.key.handle) != CUDA_SUCCESS;
+  return !busy && (clocks_.complete(stream) >= last_free(stream) || completed(stream, last_free(stream)));
 }
 
 bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
@@ -159,10 +163,9 @@ bool StreamOrder::order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream)
   if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders nothing
   bool known = true;
   bool soon = false;
-  for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
-    const std::uint64_t number = std::min(sequence, last_free(owner));
-    if (ordered(stream, owner) >= number) return count_spared_wait(stream, owner, number);
-    if (clocks_.complete(owner) >= number) return;
+  for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
+    if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
+    if (clocks_.complete(owner) >= free.number) return;
     known = false;
     soon = soon || program_orders_[pair(stream, owner)];
   });
@@ -172,11 +175,21 @@ bool StreamOrder::order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream)
 bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;
+  bool possible = true;
+  bool waits = false;
+  for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
+    if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
+    if (!possible || clocks_.complete(owner) >= free.number || completed(owner, free.number)) return;
+    waits = true;
+    possible = event_to_wait_for(owner, free) != nullptr;
+  });
+  if (!possible || !waits) return possible;
+  // No wait is made before all of them are known to be possible: the program might never make the order of a wait that
+  // turned out to be in vain.
   bool all = true;
-  for_each_claim(ranges, stream, [&](StreamOrdinal owner, std::uint64_t sequence) {
-    const std::uint64_t number = std::min(sequence, last_free(owner));
-    if (ordered(stream, owner) >= number) return count_spared_wait(stream, owner, number);
-    all = all && (clocks_.complete(owner) >= number || wait_for(stream, owner, number));
+  for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
+    const bool known = ordered(stream, owner) >= free.number || clocks_.complete(owner) >= free.number;
+    all = all && (known || wait_for(stream, owner, free));
   });
   return all;
 }
@@ -186,9 +199,8 @@ bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;
   bool all = true;
-  for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, std::uint64_t sequence) {
-    const std::uint64_t number = std::min(sequence, last_free(owner));
-    all = all && (clocks_.complete(owner) >= number || completed(owner, number));
+  for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, Free free) {
+    all = all && (clocks_.complete(owner) >= free.number || completed(owner, free.number));
   });
   return all;
 }
@@ -213,12 +225,17 @@ bool StreamOrder::is_known_complete(std::uint64_t number) const noexcept {
   return true;
 }
 
-// Waits for the event of that very free. A wait for a later one would also be for what the other stream was given in
-// between, which may itself wait for this stream, by means that only the program knows.
-bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
-  if (completed(owner, number)) return true;
-  const FreeEvent* event = streams_[owner].events.behind(number);
-  if (event == nullptr || (!waits_late_ && !event->is_of(number))) return false;
+// The event of that very free; null: there is none. A wait for a later one would also be for what the other stream was
+// given in between, which may itself wait for the stream that waits, by means that only the program knows.
+const FreeEvent* StreamOrder::event_to_wait_for(StreamOrdinal owner, Free free) const noexcept {
+  const FreeEvent* event = streams_[owner].events.behind(free.number);
+  const bool strict = event != nullptr && free.exact && event->is_of(free.number);
+  return strict || waits_late_ ? event : nullptr;
+}
+
+bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept {
+  const FreeEvent* event = event_to_wait_for(owner, free);
+  if (event == nullptr) return false;
   if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
   order_behind(waiter, owner, event->covers);
   std::uint64_t& waited = waited_[pair(waiter, owner)];
@@ -305,7 +322,7 @@ std::uint64_t StreamOrder::number_free(StreamOrdinal stream, bool for_others) no
 }
 
 void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
-  marks_.freed(ranges, stream, number);
+  marks_.freed(ranges, shared_.has_pairs() ? mark_with_users(ranges, stream) : stream, number);
   if (event_now || streams_[stream].key.is_per_thread()) mark_free(stream);
 }
 
@@ -327,15 +344,29 @@ FreeMark StreamOrder::mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept 
   return shared_.mark_of(owner, user);
 }
 
+// The mark of bytes that `stream` frees. It may have had them at once although another stream, the user in a pair,
+// still worked on them: that one's work is still to be waited for, which the pair's mark says.
+FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  FreeMark all = stream;
+  marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
+    const StreamOrdinal user = shared_.user_of(mark, stream);
+    if (user == kNoStream) return;
+    const std::uint64_t number = std::min(latest.sequence, last_free(user));
+    if (clocks_.complete(user) >= number || ordered(stream, user) >= number) return;
+    all = all == stream || all == mark ? mark : SharedFrees::kEveryStream;
+  });
+  return all;
+}
+
 void StreamOrder::also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept {
   const std::uint64_t number = last_free(stream);
-  const FreeMark mark = mark_of(stream, user);
+  const FreeMark earlier = mark_with_users(ranges, stream);
+  FreeMark mark = mark_of(stream, user);
+  if (earlier != stream && earlier != mark) mark = SharedFrees::kEveryStream;
   marks_.freed(ranges, mark, number);
-  // From now on it is a free of the user's too: whoever is behind that is behind the user's work so far.
+  // From now on it is a free of the user's too: whoever is behind that is behind the user's work so far. A mark that
+  // stands for every stream names the others' latest frees besides.
   clocks_.freed(user, number);
-  for (std::size_t i = 1; mark == SharedFrees::kEveryStream && i <= stream_count_; ++i) {
-    if (streams_[i].alive) clocks_.freed(static_cast<StreamOrdinal>(i), number);
-  }
   const bool event_now = streams_[stream].events.behind(number) != nullptr;
   if (event_now || streams_[user].key.is_per_thread()) mark_free(user);
 }
@@ -376,7 +407,12 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   const StreamOrdinal ordinal = find({stream, 0});
   if (ordinal == kNoStream) return;
   Stream& gone = streams_[ordinal];
-  if (clocks_.complete(ordinal) < last_free(ordinal) && gone.events.behind(last_free(ordinal)) == nullptr) {
+  const bool has_freed = !closed_ && (gone.uses_memory || clocks_.complete(ordinal) < last_free(ordinal));
+  if (has_freed && driver_.query_stream(stream) == CUDA_SUCCESS) {
+    clocks_.completed(ordinal, last_free(ordinal));
+  } else if (has_freed) {
+    // Behind all of its work: also that on bytes which are live again since a free that was never numbered.
+    clocks_.freed(ordinal, clocks_.take_number());
     // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
     const ContextScope scope(driver_, context_);
     if (scope.ok()) record(ordinal, false);

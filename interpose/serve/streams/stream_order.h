@@ -86,7 +86,7 @@ class StreamOrder {
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
     bool foreign = false;
     if (!marks_.only(ranges, stream)) {
-      for_each_claim(ranges, stream, [&](StreamOrdinal, std::uint64_t) { foreign = true; });
+      for_each_claim(ranges, stream, [&](StreamOrdinal, Free) { foreign = true; });
     }
     return foreign;
   }
@@ -152,15 +152,24 @@ class StreamOrder {
     FreeEvents events;
   };
 
-  // Calls `claim(owner, number)` for the streams that `stream` must be ordered behind to use the bytes; kNoStream: all
+  // A free of a stream's, up to which it must be over, or `exact`ly which.
+  struct Free {
+    std::uint64_t number = 0;
+    bool exact = false;
+  };
+  // Calls `claim(owner, free)` for the streams that `stream` must be ordered behind to use the bytes; kNoStream: all
   // that have a claim on them.
   template <class Claim>
   void for_each_claim(PhysicalRanges ranges, StreamOrdinal stream, Claim claim) const {
-    marks_.for_each_claim(ranges, stream, [&](FreeMark mark, std::uint64_t number) {
-      shared_.for_each_stream(mark, stream, stream_count_, [&](StreamOrdinal owner) { claim(owner, number); });
+    marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
+      shared_.for_each_stream(mark, stream, stream_count_, [&](StreamOrdinal owner) {
+        const std::uint64_t number = std::min(latest.sequence, last_free(owner));
+        claim(owner, Free{number, latest.exact && number == latest.sequence});
+      });
     });
   }
   FreeMark mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept;
+  FreeMark mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   StreamOrdinal find(StreamKey key) const noexcept;
   StreamOrdinal admit(StreamKey key, StreamOrdinal stream) noexcept;
   StreamOrdinal unused() const noexcept;
@@ -168,7 +177,8 @@ class StreamOrder {
   bool is_idle(StreamOrdinal stream) noexcept;
 
   void mark_free(StreamOrdinal stream) noexcept;
-  bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
+  bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;
   bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   const FreeEvent* record(StreamOrdinal ordinal, bool at_free) noexcept;

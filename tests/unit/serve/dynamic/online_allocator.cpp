@@ -35,26 +35,15 @@ class KnowsOrder : public plan::NullBackend {
     return order_->order_unless_soon(ranges, static_cast<serve::StreamOrdinal>(stream));
   }
 
- private:
+ protected:
   StreamOrder* order_;
 };
 
-// Pages that were created and in which nothing was freed yet are known to be ready, too, as the run time knows them to
-// be: the first free in a page claims it all (free_marks.h).
+// Bytes that nothing was freed in yet are known to be ready, too, as far as the run time knows that (free_marks.h).
 class KnowsUnused : public KnowsOrder {
  public:
   using KnowsOrder::KnowsOrder;
-  bool is_complete(std::span<const plan::Range> ranges) noexcept {
-    std::vector<plan::Range> pending;
-    for (const plan::Range& range : ranges) used_.intersect(range, pending);
-    return pending.empty();
-  }
-  void freed(std::span<const plan::Range> ranges, plan::StreamIndex /*stream*/, std::uint64_t /*number*/) noexcept {
-    for (const plan::Range& range : ranges) used_.add({range.begin / kPage * kPage, plan::round_up(range.end, kPage)});
-  }
-
- private:
-  plan::FreeSpace used_;
+  bool is_complete(std::span<const plan::Range> ranges) noexcept { return order_->is_complete(ranges); }
 };
 
 struct Live {

@@ -17,18 +17,20 @@ constexpr std::uint64_t kUnit = stalloc::plan::kUnitBytes;
 constexpr std::uint64_t kPage = 64 * kUnit;
 constexpr std::uint64_t kPages = 600;  // more than are compared at once
 
-// Says for each unit who freed it last and by which free, and for each page the latest free of each mark.
+// Says for each unit who freed it last and by which free, and for each page its latest free.
 struct Model {
   struct Free {
     FreeMark mark = kNoStream;
     std::uint64_t number = 0;
   };
   std::vector<Free> units{kPages * kPage / kUnit};
-  std::vector<std::map<FreeMark, std::uint64_t>> pages{kPages};
+  std::vector<std::uint64_t> pages = std::vector<std::uint64_t>(kPages);
 
   void freed(PhysicalRange range, FreeMark mark, std::uint64_t number) {
     for (std::uint64_t unit = range.begin / kUnit; unit < range.end / kUnit; ++unit) units[unit] = {mark, number};
-    for (std::uint64_t page = range.begin / kPage; page * kPage < range.end; ++page) pages[page][mark] = number;
+    for (std::uint64_t page = range.begin / kPage; page * kPage < range.end; ++page) {
+      pages[page] = std::max(pages[page], number);
+    }
   }
 };
 
@@ -43,8 +45,7 @@ PhysicalRange random_range(std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE("who freed bytes is never forgotten, and of two streams the page's latest free of each is told",
-          "[serve][marks]") {
+TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a free of these bytes", "[serve][marks]") {
   const auto seed = GENERATE(range(1U, 4U));
   const auto marks = GENERATE(1U, 2U, 3U, 12U);  // the last: more than are told once
   CAPTURE(seed, marks);
@@ -65,25 +66,66 @@ TEST_CASE("who freed bytes is never forgotten, and of two streams the page's lat
 
     const std::vector<PhysicalRange> asked{random_range(random), random_range(random)};
     const auto own = static_cast<FreeMark>(random() % (marks + 1));
-    std::map<FreeMark, std::uint64_t> claims;
-    table.for_each_claim(asked, own, [&](FreeMark claimed, std::uint64_t sequence) {
+    std::map<FreeMark, FreeMarks::Latest> claims;
+    table.for_each_claim(asked, own, [&](FreeMark claimed, FreeMarks::Latest free) {
       REQUIRE(claimed != own);
       REQUIRE(claimed != kNoStream);
-      claims[claimed] = std::max(claims[claimed], sequence);
+      FreeMarks::Latest& known = claims[claimed];
+      if (free.sequence > known.sequence) known = free;
     });
     REQUIRE((!table.only(asked, own) || claims.empty()));
-    std::map<FreeMark, std::uint64_t> latest;  // in the pages that were asked for
+    std::map<FreeMark, std::uint64_t> latest;  // of the bytes that were asked for
+    std::uint64_t latest_in_pages = 0;
     for (const PhysicalRange& range : asked) {
       for (std::uint64_t unit = range.begin / kUnit; unit < range.end / kUnit; ++unit) {
         const Model::Free& free = model.units[unit];
-        if (free.mark == kNoStream || free.mark == own) continue;
-        if (!claims.contains(free.mark) || claims[free.mark] < free.number) FAIL("a free was forgotten");
+        if (free.mark != kNoStream && free.mark != own) latest[free.mark] = std::max(latest[free.mark], free.number);
       }
       for (std::uint64_t page = range.begin / kPage; page * kPage < range.end; ++page) {
-        for (const auto& [by, at] : model.pages[page]) latest[by] = std::max(latest[by], at);
+        latest_in_pages = std::max(latest_in_pages, model.pages[page]);
       }
     }
-    if (marks > 2) continue;
-    for (const auto& [by, at] : claims) REQUIRE(at <= latest[by]);
+    for (const auto& [by, at] : latest) {
+      if (claims[by].sequence < at) FAIL("a free was forgotten");
+    }
+    for (const auto& [by, free] : claims) {
+      REQUIRE(free.sequence <= latest_in_pages);
+      if (free.exact) REQUIRE(free.sequence == latest[by]);
+    }
   }
+}
+
+TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
+  FreeMarks table(4 * kPage, kPage);
+  const auto latest = [&](std::uint64_t begin, std::uint64_t end) {
+    const PhysicalRange asked{begin * kUnit, end * kUnit};
+    FreeMarks::Latest found;
+    table.for_each_claim({&asked, 1}, 2, [&](FreeMark, FreeMarks::Latest free) { found = free; });
+    return found;
+  };
+  const auto free = [&](std::uint64_t begin, std::uint64_t end, std::uint64_t number) {
+    const PhysicalRange freed{begin * kUnit, end * kUnit};
+    table.freed({&freed, 1}, 1, number);
+  };
+  free(0, 100, 1);  // a page and a part of the next one
+  free(100, 192, 2);
+  REQUIRE(latest(0, 100).sequence == 1);
+  REQUIRE(latest(64, 100).sequence == 1);
+  REQUIRE(latest(100, 130).sequence == 2);
+  REQUIRE(latest(192, 256).sequence == 0);  // never freed
+  REQUIRE(latest(90, 130).sequence == 2);
+  for (std::uint64_t i = 0; i < 5; ++i) free(64 + i, 65 + i, 3 + i);
+  REQUIRE(latest(70, 100).exact);
+  REQUIRE(latest(70, 100).sequence == 1);
+
+  // More parts than are remembered: a bound is told.
+  free(100, 101, 8);
+  REQUIRE_FALSE(latest(70, 100).exact);
+  REQUIRE(latest(70, 100).sequence >= 1);
+  REQUIRE(latest(68, 69).exact);
+  REQUIRE(latest(68, 69).sequence == 7);
+
+  free(64, 128, 9);  // the whole page
+  REQUIRE(latest(70, 100).exact);
+  REQUIRE(latest(70, 100).sequence == 9);
 }

@@ -325,6 +325,51 @@ TEST_CASE("a captured stream is neither recorded on nor served around", "[serve]
   REQUIRE(f.use(f.page, f.s));
 }
 
+TEST_CASE("a stream waits for the free of its bytes, and not for a later one in the same page", "[serve][order]") {
+  Fixture f;
+  const Ranges first{{0, kPage + 512}};
+  const Moment freed = f.use_and_free(first, f.t);
+  const Moment later = f.use_and_free({{kPage + 512, 2 * kPage}}, f.t);
+  REQUIRE(f.use(first, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
+}
+
+TEST_CASE("bytes that were never freed are waited for by nobody, whatever was freed beside them", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free({{0, 512}}, f.t);
+  REQUIRE(f.use({{512, kPage}}, f.s));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, freed));
+  REQUIRE(f.order.waits() == 0);
+}
+
+TEST_CASE("a stream waits for nothing where it cannot have all of the bytes", "[serve][order]") {
+  Fixture f;
+  const StreamKey u{f.driver.new_stream(), 0};
+  const Moment freed = f.use_and_free({{0, kPage}}, f.t);
+  f.use_and_free({{kPage, 2 * kPage}}, u, false);  // has no event
+  REQUIRE_FALSE(f.use({{0, 2 * kPage}}, f.s));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, freed));
+  REQUIRE(f.order.waits() == 0);
+}
+
+TEST_CASE("the work of a user is still waited for when the owner has freed the bytes again", "[serve][order]") {
+  Fixture f;
+  const StreamKey user{f.driver.new_stream(), 0};
+  const StreamKey other{f.driver.new_stream(), 0};
+  f.driver.work(user);
+  f.use_and_free(f.page, f.t);
+  f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  REQUIRE(f.use(f.page, f.t));  // at once
+  f.use_and_free(f.page, f.t);
+  if (GENERATE(false, true)) f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(other));
+  f.driver.finish_work_of(f.t);
+  REQUIRE_FALSE(f.use(f.page, f.s));
+  f.driver.finish_all_work();
+  f.order.settle();
+  REQUIRE(f.use(f.page, f.s));
+}
+
 TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);
@@ -340,7 +385,7 @@ TEST_CASE("a destroyed stream that could not be marked bars its bytes until all 
   Fixture f;
   f.order.set_waits_late(true);
   f.use_and_free(f.page, f.t, false);
-  f.driver.fail_at(GENERATE(1, 2, 3), CUDA_ERROR_UNKNOWN);
+  f.driver.fail_at(GENERATE(2, 3, 4), CUDA_ERROR_UNKNOWN);
   f.order.stream_destroyed(f.t.handle);
   f.driver.fail_at(0);
   f.driver.destroy_stream(f.t.handle);
