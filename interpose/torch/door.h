@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file does: library and door must agree. */
-#define STALLOC_DOOR_INTERFACE 6
+#define STALLOC_DOOR_INTERFACE 7
 
 enum stalloc_door_answer {
   STALLOC_DOOR_DONE = 0,
@@ -110,6 +110,9 @@ struct stalloc_door_library {
   /* Gives idle memory back to the driver, having waited for the device unless a capture is under way. Returns how
    * much. `wait`: 0 to give back only what the device is done with. */
   uint64_t (*trim)(int device, int wait);
+  /* Waits on the host until the frees of `free_after` are over, unless a capture may be under way. Returns 1 when there
+   * were any: the request that found no memory may now be served. */
+  int (*wait_for_frees)(int device);
   /* From now on no more than `bytes` are held for the device. What is held already stays until it is idle. */
   void (*limit)(int device, uint64_t bytes);
   /* All that is held, under the heap's lock: the visitor must not call back into the library. */

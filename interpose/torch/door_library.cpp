@@ -80,43 +80,6 @@ Answer allocate(int device, std::size_t bytes, void* stream, const void* caller,
 // True when a free on the stream must wait for the end of a capture.
 bool is_held_up(void* stream) noexcept { return Session::captures().holds(key_of(stream).handle); }
 
-// Of a block whose stream was destroyed: its work is complete when all of the device's work is. Pre: the heap's context
-// is current.
-Answer give_back_of_destroyed(serve::Heap& heap, void* address) noexcept {
-  if (Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
-  Heaps* heaps = Session::known_active_heaps();
-  // Where the device is broken, the bytes are never used again.
-  if (heaps == nullptr || heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
-  heap.free_async(as_address(address), key_of(nullptr), /*context_is_current=*/true);
-  return STALLOC_DOOR_DONE;
-}
-
-// Pre: the heap's context is current.
-Answer give_back(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
-  record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
-  const CUresult result = stream == current
-                              ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
-                              : heap.free_used(as_address(address), key_of(stream), key_of(current));
-  if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
-  if (result == CUDA_ERROR_INVALID_VALUE) {
-    // A capture began just now; or the heap is closed, and has given everything back.
-    return is_held_up(stream) ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
-  }
-  return give_back_of_destroyed(heap, address);
-}
-
-Answer free(void* address, int device, void* stream, void* current) {
-  Heaps* heaps = Session::known_active_heaps();
-  if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory goes with the process
-  serve::Heap* heap = heaps->of_device(device);
-  if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
-  if (is_held_up(stream)) return STALLOC_DOOR_LATER;
-  if (Session::cuda().current_context() == heap->context()) return give_back(*heap, address, device, stream, current);
-  const serve::ContextScope scope(heaps->driver(), heap->context());
-  // Without the context nothing can be ordered: the driver is about to go.
-  return scope.ok() ? give_back(*heap, address, device, stream, current) : STALLOC_DOOR_DONE;
-}
-
 WaitingStreams& waiting_streams(int device) {
   static auto* const streams = new std::array<WaitingStreams, kDevices>();
   return (*streams)[static_cast<std::size_t>(device)];
@@ -145,6 +108,54 @@ CUresult find_stream_behind(Heaps& heaps, const serve::Heap& heap, std::span<con
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+}
+
+// Of a block whose stream was destroyed: its work is complete when all of the device's work is. Pre: the heap's context
+// is current.
+Answer give_back_of_destroyed(serve::Heap& heap, void* address) noexcept {
+  if (Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
+  Heaps* heaps = Session::known_active_heaps();
+  // Where the device is broken, the bytes are never used again.
+  if (heaps == nullptr || heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
+  heap.free_async(as_address(address), key_of(nullptr), /*context_is_current=*/true);
+  return STALLOC_DOOR_DONE;
+}
+
+// Frees it behind the work of both streams, where the heap cannot tell them apart. Pre: the heap's context is current.
+CUresult free_behind_both(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
+  Heaps* heaps = Session::known_active_heaps();
+  if (heaps == nullptr) return CUDA_SUCCESS;  // the memory goes with the process
+  const std::array<stalloc_door_stream, 2> both{{{device, stream}, {device, current}}};
+  CUstream behind = nullptr;
+  if (const CUresult result = find_stream_behind(*heaps, heap, both, &behind); result != CUDA_SUCCESS) return result;
+  return heap.free_async(as_address(address), key_of(behind), /*context_is_current=*/true);
+}
+
+// Pre: the heap's context is current.
+Answer give_back(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
+  record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
+  CUresult result = stream == current
+                        ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
+                        : heap.free_used(as_address(address), key_of(stream), key_of(current));
+  if (result == CUDA_ERROR_NOT_SUPPORTED) result = free_behind_both(heap, address, device, stream, current);
+  if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
+  if (result == CUDA_ERROR_INVALID_VALUE) {
+    // A capture began just now; or the heap is closed, and has given everything back.
+    return is_held_up(stream) ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
+  }
+  return give_back_of_destroyed(heap, address);
+}
+
+Answer free(void* address, int device, void* stream, void* current) {
+  Heaps* heaps = Session::known_active_heaps();
+  if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory goes with the process
+  serve::Heap* heap = heaps->of_device(device);
+  if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
+  if (is_held_up(stream)) return STALLOC_DOOR_LATER;
+  if (Session::cuda().current_context() == heap->context()) return give_back(*heap, address, device, stream, current);
+  const serve::ContextScope scope(heaps->driver(), heap->context());
+  // Without the context nothing can be ordered: the driver is about to go.
+  return scope.ok() ? give_back(*heap, address, device, stream, current) : STALLOC_DOOR_DONE;
 }
 
 Answer free_after(void* address, int device, const stalloc_door_stream* streams, std::size_t count) {
@@ -277,6 +288,11 @@ std::uint64_t trim(int device, int wait) {
   return heap->trim();
 }
 
+int wait_for_frees(int device) {
+  serve::Heap* heap = heap_of(device);
+  return heap != nullptr && !Session::captures().may_be_any() && heap->wait_for_pending_frees() ? 1 : 0;
+}
+
 void limit(int device, std::uint64_t bytes) {
   Session& session = Session::get();
   if (Heaps* heaps = session.active() ? session.heaps() : nullptr) heaps->set_limit(device, bytes);
@@ -316,6 +332,7 @@ const stalloc_door_library& door_library() noexcept {
                                                     device_total,
                                                     memory,
                                                     trim,
+                                                    wait_for_frees,
                                                     limit,
                                                     describe};
   return kLibrary;

@@ -133,7 +133,8 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
       planned_(std::move(planned)),
       options_(options),
       fence_(driver, context),
-      order_(driver, context, offsets.bytes, offsets.page, options.events) {}
+      order_(driver, context, offsets.bytes, offsets.page, options.events),
+      pending_frees_(driver) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
@@ -165,13 +166,8 @@ void Heap::close_after_context() noexcept {
 }
 
 void Heap::give_back_all(bool context_lives) noexcept {
-  for (PendingFree& free : pending_frees_) {
-    const bool event_lives = free.event != nullptr && !free.context_ends && (context_lives || free.context != context_);
-    if (event_lives) driver_.destroy_event(free.event);
-    tell_over(free);
-  }
-  pending_frees_.clear();
-  pending_bytes_ = 0;
+  pending_frees_.each([&](PendingFrees::Free& free) { tell_over(free); });
+  pending_frees_.clear(context_, context_lives);
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
   planned_.close();
@@ -196,7 +192,8 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
     return allocate_slow_path(std::move(lock), bytes, &stream, pool, capturing, exhausted);
   }
   const DeviceBackend::Block& block = dynamic_->reuse_deferred();
-  live_.insert({block.address, bytes, block.view, Origin::Dynamic, index});  // it had room before
+  live_.insert(
+      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest(stream)});  // it had room before
   figures_.dynamic(bytes, index);
   return block.address;
 }
@@ -243,7 +240,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
     tell_misfit();
   if (served != 0) return served;
   if (!admitted || !dynamic_) return 0;
-  served = serve_under_pressure(ask);
+  served = serve_under_pressure(stream, pool, ask);
   if (served == 0 && exhausted != nullptr) *exhausted = true;
   return served;
 }
@@ -302,9 +299,9 @@ CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
                                                  : dynamic_->take_exactly(wanted, ask.stream);
   if (!taken) return 0;
   const CUdeviceptr address = planned_.address(slot);
-  live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool});
+  live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool, ask.stream});
   figures_.planned(ask.bytes, ask.pool);
-  if (pending_bytes_ > 0) figures_.still_used(pending_bytes_);
+  if (!pending_frees_.empty()) figures_.still_used(pending_frees_.bytes());
   return address;
 }
 
@@ -317,15 +314,15 @@ CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   std::optional<Place> place;
   if (!pending_frees_.empty()) {
     place = dynamic_->allocate_mapped(rounded(ask.bytes), ask.stream);
-    if (!place) collect_pending_frees();
+    if (!place) collect_pending_frees(kEveryStreamsFrees);
   }
   if (!place) place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
   if (!place) return 0;
   const CUdeviceptr address = dynamic_->address_of(*place);
-  live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool});
+  live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool, ask.stream});
   figures_.dynamic(ask.bytes, ask.pool);
-  if (pending_bytes_ > 0) figures_.still_used(pending_bytes_);
+  if (!pending_frees_.empty()) figures_.still_used(pending_frees_.bytes());
   if (dynamic_->is_of_plan(*place)) figures_.borrowed();
   return address;
 }
@@ -403,12 +400,12 @@ CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) 
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(mutex_);
   complete_deferred_free();
+  if (stream == user) return free_slow_path(std::move(lock), address, stream, true);
   const StreamOrdinal user_ordinal = order_.ordinal_of_user(user, true);
   const StreamOrdinal ordinal = order_.ordinal(stream, true);
+  // The second look-up may have given the first one's ordinal away.
+  if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
-  if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) {
-    return free_slow_path(std::move(lock), address, stream, true);
-  }
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   forget(entry);
   try {
@@ -433,11 +430,11 @@ CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream, StreamKey o
 // For a stream that others cannot be ordered behind (of another context, or one too many), or should not wait for. An
 // event behind the free tells when the bytes can be used again.
 CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
-  PendingFree free;
+  PendingFrees::Free free;
   free.owner = owner;
-  if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
-    return result;
-  const ContextScope scope(driver_, free.context);
+  CUcontext context = nullptr;
+  if (const CUresult result = driver_.stream_context(stream.handle, &context); result != CUDA_SUCCESS) return result;
+  const ContextScope scope(driver_, context);
   if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = driver_.create_event(&free.event); result != CUDA_SUCCESS) return result;
   CUresult result = driver_.record_event(free.event, stream.handle);
@@ -447,8 +444,7 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
     if (live_.erase(address, &free.entry)) {
       forget(free.entry);
       try {
-        pending_frees_.push_back(free);
-        pending_bytes_ += free.entry.bytes;
+        pending_frees_.add(context, stream, free);
         return CUDA_SUCCESS;
       } catch (const std::bad_alloc&) {
         // The bytes stay taken for good.
@@ -467,53 +463,46 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
 void Heap::look_at_pending_frees() {
   constexpr std::uint32_t kRequestsBetween = 16;
   if (pending_frees_.empty()) return;
-  if (synchronized_.exchange(false, std::memory_order_relaxed)) requests_until_collected_ = 0;
-  if (requests_until_collected_-- > 0) return;
+  const bool synchronized = synchronized_.exchange(false, std::memory_order_relaxed);
+  if (!synchronized && requests_until_collected_-- > 0) return;
   requests_until_collected_ = kRequestsBetween - 1;
-  collect_pending_frees();
+  collect_pending_frees(synchronized ? kEveryStreamsFrees : kFewStreamsFrees);
 }
 
-// Gives back the blocks whose events have completed; false when there are none. The oldest events are queried first,
-// and no more once several are pending.
-bool Heap::collect_pending_frees() {
-  constexpr int kMostPending = 4;
-  const std::size_t before = pending_frees_.size();
-  int pending = 0;
-  std::erase_if(pending_frees_, [&](PendingFree& free) {
-    if (pending == kMostPending || free.context_ends) return false;
-    if (free.event != nullptr) {
-      if (driver_.query_event(free.event) != CUDA_SUCCESS) {
-        ++pending;
-        return false;
-      }
-      driver_.destroy_event(free.event);
-    }
+// Gives back the blocks whose events have completed; false when there are none.
+bool Heap::collect_pending_frees(std::size_t most) {
+  return pending_frees_.collect(most, [&](PendingFrees::Free& free) {
     tell_over(free);
-    pending_bytes_ -= free.entry.bytes;
     give_back(free.entry, kNoStream, free.preferred);
-    return true;
   });
-  return pending_frees_.size() < before;
+}
+
+bool Heap::wait_for_pending_frees() noexcept {
+  std::optional<std::uint64_t> newest;
+  bool any = false;
+  for (;;) {
+    {
+      const Lock lock(*this);
+      if (!newest) newest = pending_frees_.newest();
+      any |= collect_pending_frees(kEveryStreamsFrees);
+      if (!pending_frees_.may_complete(*newest)) return any;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 void Heap::context_ends(CUcontext context) noexcept {
   const Look look(mutex_);
-  for (PendingFree& free : pending_frees_) {
-    if (free.context == context) free.context_ends = true;
-  }
+  pending_frees_.context_ends(context);
 }
 
 void Heap::context_ended(CUcontext context, bool ended) noexcept {
   const Look look(mutex_);
-  for (PendingFree& free : pending_frees_) {
-    if (free.context != context || !free.context_ends) continue;
-    free.context_ends = false;
-    if (ended) free.event = nullptr;
-  }
+  pending_frees_.context_ended(context, ended);
 }
 
-// Once for each.
-void Heap::tell_over(PendingFree& free) const noexcept {
+// Calls the function at most once for each free.
+void Heap::tell_over(PendingFrees::Free& free) const noexcept {
   if (options_.over != nullptr && free.owner) options_.over(device_, free.entry.address, *free.owner);
   free.owner.reset();
 }
@@ -521,7 +510,7 @@ void Heap::tell_over(PendingFree& free) const noexcept {
 void Heap::tell_of_frees_under_way() noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  for (PendingFree& free : pending_frees_) tell_over(free);
+  pending_frees_.each([&](PendingFrees::Free& free) { tell_over(free); });
 }
 
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {
@@ -543,7 +532,8 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   forget(entry);
   if (!from_pool) order_.synchronized(number);
-  give_back(entry, kNoStream);
+  // The program is done with a block of a pool, but who had the bytes before may not be: its stream is behind that.
+  give_back(entry, from_pool ? entry.stream : kNoStream);
   if (!from_pool) release_freed(entry);
   return CUDA_SUCCESS;
 }
@@ -628,7 +618,7 @@ void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept
   LiveEntry missed;  // its free was not seen
   if (unplanned_.erase(address, &missed)) figures_.unplanned_freed(missed.bytes, missed.pool);
   if (address == 0 || !unplanned_.reserve_one()) return;
-  unplanned_.insert({address, bytes, 0, Origin::Original, pool});
+  unplanned_.insert({address, bytes, 0, Origin::Original, pool, kNoStream});
   figures_.unplanned(bytes, pool);
 }
 

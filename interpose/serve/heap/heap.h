@@ -22,6 +22,7 @@
 #include "interpose/serve/heap/figures.h"
 #include "interpose/serve/heap/heap_mutex.h"
 #include "interpose/serve/heap/live_table.h"
+#include "interpose/serve/heap/pending_frees.h"
 #include "interpose/serve/heap/shown_figures.h"
 #include "interpose/serve/planned/planned.h"
 #include "interpose/serve/streams/free_fence.h"
@@ -99,13 +100,18 @@ class Heap {
   // caller knows that `context` is the thread's current one.
   CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
   // As `free_async`, where the thread works on another stream, `user`, which may have been given work on the bytes that
-  // nothing else tells of: they are reusable on `stream` at once, and on others behind the work of both. Pre: `context`
-  // is current.
+  // nothing else tells of: they are reusable on `stream` at once, and on others behind the work of both.
+  // CUDA_ERROR_NOT_SUPPORTED when the heap cannot tell the two apart, since one is of another context or there are too
+  // many; the bytes then stay live. Pre: `context` is current.
   CUresult free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
   // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
   // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live. `owner`: the
   // stream that it was served for, which is offered the bytes first then, and which HeapOptions::over is told.
   CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
+  // Waits on the host until what was freed by `free_when_over`, and on streams of other contexts, until now is over, or
+  // until the device has failed. Returns whether there was any. Other threads can use the heap meanwhile. Pre: no
+  // stream is being captured.
+  bool wait_for_pending_frees() noexcept;
   // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
   // none of its work is left.
   void context_ends(CUcontext context) noexcept;
@@ -235,16 +241,9 @@ class Heap {
     StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
     PoolIndex pool = kNoPool;
   };
-  // What was freed on a stream that others cannot be ordered behind, or should not be: free when the event has
-  // completed.
-  struct PendingFree {
-    LiveEntry entry;
-    CUcontext context = nullptr;  // of the stream and the event
-    CUevent event = nullptr;      // null: its context has ended
-    bool context_ends = false;
-    std::optional<StreamKey> owner;       // of one that HeapOptions::over is to be told of
-    StreamOrdinal preferred = kNoStream;  // that the bytes are offered to first: the owner
-  };
+  // How many streams whose work is pending are asked for their frees at a time: a query costs as much as a request.
+  static constexpr std::size_t kFewStreamsFrees = 8;
+  static constexpr std::size_t kEveryStreamsFrees = ~std::size_t{0};
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
        const Offsets& offsets, Notice notice);
@@ -277,16 +276,16 @@ class Heap {
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
-  void tell_over(PendingFree& free) const noexcept;
+  void tell_over(PendingFrees::Free& free) const noexcept;
   void look_at_pending_frees();
-  bool collect_pending_frees();
+  bool collect_pending_frees(std::size_t most = kFewStreamsFrees);
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream) { give_back(entry, stream, stream); }
   void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
   void release_freed(const LiveEntry& entry);
 
   // Memory under pressure.
-  CUdeviceptr serve_under_pressure(const Ask& ask);
+  CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Ask ask);
   CUdeviceptr reclaim_and_serve(const Ask& ask);
   bool trim_cuda_pools();
   void complain(const Ask& ask);
@@ -332,8 +331,7 @@ class Heap {
   std::unique_ptr<Dynamic> dynamic_;  // null: off; knows order_ and planned_'s arena, and is destroyed before them
   StreamOrder order_;
   LiveTable unplanned_;
-  std::vector<PendingFree> pending_frees_;
-  std::uint64_t pending_bytes_ = 0;  // of these, as requested
+  PendingFrees pending_frees_;
   std::uint32_t requests_until_collected_ = 0;
   Figures figures_;
   ShownFigures* shown_ = nullptr;  // null: figures are not shown

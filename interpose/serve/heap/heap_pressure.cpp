@@ -29,15 +29,19 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 
 }  // namespace
 
-// What a request tries when the driver gives no more: wait for other streams on the device, give up idle handles and
-// views, use free bytes of the plan. Nothing is given up for a request that could not be served anyway.
-CUdeviceptr Heap::serve_under_pressure(const Ask& ask) {
+// What a request tries when the driver gives no more: give up idle handles and views, use free bytes of the plan, have
+// CUDA's pools give up theirs, and at last wait on the device also for what other streams were given behind their
+// frees. Nothing is given up for a request that could not be served anyway.
+CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Ask ask) {
   {
     const Lock lock(*this);
-    if (!live_.reserve_one()) return 0;
-    const LateWaits late(order_);
+    if (!admit(ask.bytes, stream, pool, &ask)) return 0;  // other threads had the lock: the ordinal may be another's
     CUdeviceptr served = reclaim_and_serve(ask);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
+    if (served == 0 && ask.bytes <= unlocked_available_bytes()) {
+      const LateWaits late(order_);
+      served = serve_dynamic(ask, true);
+    }
     if (served != 0) return served;
   }
   complain(ask);
@@ -89,7 +93,7 @@ void Heap::complain(const Ask& ask) {
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
     const Lock lock(*this);
-    collect_pending_frees();
+    collect_pending_frees(kEveryStreamsFrees);
     order_.settle();
     return give_back_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
@@ -100,7 +104,7 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
     const Lock lock(*this);
-    collect_pending_frees();
+    collect_pending_frees(kEveryStreamsFrees);
     if (bytes > unlocked_available_bytes()) return 0;
     order_.settle();
     return give_back_idle(0);
@@ -125,7 +129,7 @@ void Heap::after_synchronization() noexcept {
   if (keep == ~std::uint64_t{0}) return;
   try {
     const Lock lock(*this);
-    if (!pending_frees_.empty()) collect_pending_frees();
+    collect_pending_frees(kEveryStreamsFrees);
     if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
     order_.settle();
     give_back_idle(keep);

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "interpose/serve/heap/figures.h"
+#include "interpose/serve/streams/free_marks.h"
 
 namespace stalloc::serve {
 
@@ -25,9 +26,10 @@ struct LiveEntry {
   std::uint64_t bytes = 0;  // as requested
   std::uint32_t place = 0;
   Origin origin = Origin::Original;
-  PoolIndex pool = kNoPool;  // kNoPool: of cuMemAlloc
-  bool sync_memops = false;  // as the program set it (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-  std::uint64_t number = 0;  // of the insertion: given by the table, never twice
+  PoolIndex pool = kNoPool;          // kNoPool: of cuMemAlloc
+  StreamOrdinal stream = kNoStream;  // that it was served for; kNoStream: for all
+  bool sync_memops = false;          // as the program set it (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+  std::uint64_t number = 0;          // of the insertion: given by the table, never twice
 };
 
 // Open addressing with linear probing, at most half full. Not thread-safe. Never throws.

@@ -40,7 +40,8 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 }  // namespace
 
 // The library has already given its own idle memory back for the request. Next, observers that can free tensors are
-// called, and the native allocator's cache is emptied; then the native allocator is asked, which reports the error.
+// called. Then what other streams still use is waited for, as the native allocator does, and its cache is emptied. At
+// last the native allocator is asked, which reports the error.
 bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address) {
   const auto served = [&] { return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE; };
   if (run_callbacks() && served()) return true;
@@ -49,6 +50,7 @@ bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream
     const std::lock_guard lock(own.mutex);
     own.statistics.retried();
   }
+  if (library_.wait_for_frees(device) != 0 && served()) return true;
   try {
     empty_native_cache({0, 0});
   } catch (const c10::Error&) {

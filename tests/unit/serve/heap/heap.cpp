@@ -228,9 +228,25 @@ TEST_CASE("a synchronous free under another context waits for the heap's", "[ser
 TEST_CASE("a synchronous free of what came from a pool waits for nothing", "[serve][heap]") {
   Fixture f(overlapping_plan());
   REQUIRE(f.ask(4 * kKiB, f.s) == 0);
-  const std::uint64_t calls = f.driver.order_calls();
+  bool waited = false;
+  f.driver.while_synchronizing = [&] { waited = true; };
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
-  REQUIRE(f.driver.order_calls() == calls);
+  REQUIRE_FALSE(waited);
+  f.driver.while_synchronizing = nullptr;
+  REQUIRE(f.ask(8 * kKiB, f.t) == 0);
+}
+
+TEST_CASE("a synchronous free of what came from a pool does not end the work of who had the bytes before",
+          "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  REQUIRE(f.ask(4 * kKiB, f.s) == 0);
+  f.driver.work(f.s);
+  REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);                    // which nobody uses,
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);  // so that this is allowed
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.t) == -1);
+  f.driver.finish_all_work();
   REQUIRE(f.ask(8 * kKiB, f.t) == 0);
 }
 
@@ -331,108 +347,6 @@ TEST_CASE("under capture nothing is served, freed or counted as a deviation", "[
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
   REQUIRE(f.ask(8 * kKiB, f.t) == 0);
   REQUIRE(f.heap->statistics().refused_slots == 0);
-}
-
-namespace {
-
-struct Told {
-  int device;
-  CUdeviceptr address;
-  StreamKey owner;
-};
-std::vector<Told> told;
-
-}  // namespace
-
-TEST_CASE("who records is told of a free when it is over, once", "[serve][heap]") {
-  FakeDriver driver;
-  serve::HeapOptions options = small_options();
-  options.over = [](int device, CUdeviceptr address, StreamKey owner) { told.push_back({device, address, owner}); };
-  told.clear();
-  std::string why;
-  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
-  REQUIRE(heap != nullptr);
-  const StreamKey owner{driver.new_stream(), 0};
-  const StreamKey user{driver.new_stream(), 0};
-  const CUdeviceptr first = *heap->allocate(3 * kPage, owner, nullptr);
-  const CUdeviceptr second = *heap->allocate(3 * kPage, owner, nullptr);
-  const CUdeviceptr third = *heap->allocate(kPage, owner, nullptr);
-  driver.work(user);
-  REQUIRE(heap->free_when_over(first, user, owner) == CUDA_SUCCESS);
-  REQUIRE(heap->allocate(2 * kPage, owner, nullptr));
-  CHECK(told.empty());
-  CHECK(heap->statistics().served_live_peak == 7 * kPage);
-  CHECK(heap->statistics().served_in_use_peak == 9 * kPage);
-  driver.finish_all_work();
-  REQUIRE(heap->allocate(kPage, owner, nullptr));
-  REQUIRE(told.size() == 1);
-  CHECK(told[0].device == 0);
-  CHECK(told[0].address == first);
-  CHECK(told[0].owner == owner);
-
-  // The program ends while the work goes on.
-  driver.work(user);
-  REQUIRE(heap->free_when_over(second, user, owner) == CUDA_SUCCESS);
-  heap->tell_of_frees_under_way();
-  REQUIRE(told.size() == 2);
-  CHECK(told[1].address == second);
-  driver.finish_all_work();
-  REQUIRE(heap->allocate(kPage, owner, nullptr));
-  CHECK(told.size() == 2);
-
-  // Or the context ends.
-  driver.work(user);
-  REQUIRE(heap->free_when_over(third, user, owner) == CUDA_SUCCESS);
-  heap->close();
-  REQUIRE(told.size() == 3);
-  CHECK(told[2].address == third);
-}
-
-TEST_CASE("what other streams used is its own stream's again when they are done", "[serve][heap]") {
-  FakeDriver driver;
-  serve::HeapOptions options = small_options();
-  options.policy.small_bytes = kPage;
-  std::string why;
-  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
-  REQUIRE(heap != nullptr);
-  const StreamKey owner{driver.new_stream(), 0};
-  const StreamKey user{driver.new_stream(), 0};
-  const CUdeviceptr used = *heap->allocate(512, owner, nullptr);
-  REQUIRE(heap->allocate(2 * kPage, user, nullptr));
-  driver.work(user);
-  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
-  REQUIRE(heap->allocate(512, owner, nullptr) != used);
-  driver.finish_all_work();
-  heap->after_synchronization();
-  REQUIRE(heap->allocate(512, owner, nullptr) == used);
-}
-
-TEST_CASE("whether other streams are done is asked now and then, and before memory is mapped", "[serve][heap]") {
-  FakeDriver driver;
-  std::string why;
-  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
-  REQUIRE(heap != nullptr);
-  const StreamKey owner{driver.new_stream(), 0};
-  const StreamKey user{driver.new_stream(), 0};
-  const CUdeviceptr used = *heap->allocate(4 * kPage, owner, nullptr);
-  const CUdeviceptr room = *heap->allocate(16 * kPage, owner, nullptr);
-  REQUIRE(heap->free_async(room, owner) == CUDA_SUCCESS);
-  driver.work(user);
-  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
-
-  constexpr std::uint64_t kRequests = 320;
-  const std::uint64_t queries = driver.order_calls();
-  for (std::uint64_t i = 0; i < kRequests; ++i) {
-    const CUdeviceptr block = *heap->allocate((1 + i % 2) * kPage, owner, nullptr);
-    CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
-  }
-  CHECK(driver.order_calls() - queries == kRequests / 16);
-
-  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // asks, so that the next request would not
-  CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
-  driver.finish_all_work();
-  REQUIRE(heap->allocate(20 * kPage, owner, nullptr) == used);
-  CHECK(heap->statistics().physical == 20 * kPage);
 }
 
 TEST_CASE("bytes freed on a stream of another context are free when that stream is done", "[serve][heap]") {

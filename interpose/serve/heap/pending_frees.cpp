@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpose/serve/heap/pending_frees.h"
+
+#include <algorithm>
+
+namespace stalloc::serve {
+
+void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
+  auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const Queue& each) {
+    return each.context == context && each.stream == stream && !each.context_ends;
+  });
+  if (queue == queues_.end()) {
+    Queue fresh{context, stream, {free}};
+    queues_.push_back(std::move(fresh));
+    queue = std::prev(queues_.end());
+  } else {
+    queue->frees.push_back(free);
+  }
+  queue->frees.back().number = ++newest_;
+  bytes_ += free.entry.bytes;
+}
+
+bool PendingFrees::is_over(Queue* queue) noexcept {
+  if (queue->context_ends) return false;
+  const CUevent event = queue->frees.front().event;
+  if (event == nullptr) return true;
+  const CUresult result = driver_.query_event(event);
+  queue->failed = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+  if (result != CUDA_SUCCESS) return false;
+  driver_.destroy_event(event);
+  return true;
+}
+
+void PendingFrees::remove_empty() noexcept {
+  std::erase_if(queues_, [](const Queue& queue) { return queue.frees.empty(); });
+}
+
+bool PendingFrees::may_complete(std::uint64_t number) const noexcept {
+  return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
+    return !queue.failed && !queue.context_ends && queue.frees.front().number <= number;
+  });
+}
+
+void PendingFrees::context_ends(CUcontext context) noexcept {
+  for (Queue& queue : queues_) {
+    if (queue.context == context) queue.context_ends = true;
+  }
+}
+
+void PendingFrees::context_ended(CUcontext context, bool ended) noexcept {
+  for (Queue& queue : queues_) {
+    if (queue.context != context || !queue.context_ends) continue;
+    queue.context_ends = false;
+    if (!ended) continue;
+    for (Free& free : queue.frees) free.event = nullptr;
+  }
+}
+
+void PendingFrees::clear(CUcontext context, bool lives) noexcept {
+  for (Queue& queue : queues_) {
+    if (queue.context_ends || (!lives && queue.context == context)) continue;
+    for (Free& free : queue.frees) {
+      if (free.event != nullptr) driver_.destroy_event(free.event);
+    }
+  }
+  queues_.clear();
+  bytes_ = 0;
+}
+
+}  // namespace stalloc::serve

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frees that wait for an event: of blocks that other streams used, and of streams of other contexts.
+#include "interpose/serve/heap/pending_frees.h"
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/heap/heap.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::Heap;
+using stalloc::make_stream_key;
+using stalloc::StreamKey;
+
+namespace {
+
+struct Told {
+  int device;
+  CUdeviceptr address;
+  StreamKey owner;
+};
+std::vector<Told> told;
+
+}  // namespace
+
+TEST_CASE("who records is told of a free when it is over, once", "[serve][pending_frees]") {
+  FakeDriver driver;
+  serve::HeapOptions options = small_options();
+  options.over = [](int device, CUdeviceptr address, StreamKey owner) { told.push_back({device, address, owner}); };
+  told.clear();
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
+  REQUIRE(heap != nullptr);
+  const StreamKey owner{driver.new_stream(), 0};
+  const StreamKey user{driver.new_stream(), 0};
+  const CUdeviceptr first = *heap->allocate(3 * kPage, owner, nullptr);
+  const CUdeviceptr second = *heap->allocate(3 * kPage, owner, nullptr);
+  const CUdeviceptr third = *heap->allocate(kPage, owner, nullptr);
+  driver.work(user);
+  REQUIRE(heap->free_when_over(first, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->allocate(2 * kPage, owner, nullptr));
+  CHECK(told.empty());
+  CHECK(heap->statistics().served_live_peak == 7 * kPage);
+  CHECK(heap->statistics().served_in_use_peak == 9 * kPage);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(kPage, owner, nullptr));
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].device == 0);
+  CHECK(told[0].address == first);
+  CHECK(told[0].owner == owner);
+
+  // The program ends while the work goes on.
+  driver.work(user);
+  REQUIRE(heap->free_when_over(second, user, owner) == CUDA_SUCCESS);
+  heap->tell_of_frees_under_way();
+  REQUIRE(told.size() == 2);
+  CHECK(told[1].address == second);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(kPage, owner, nullptr));
+  CHECK(told.size() == 2);
+
+  // Or the context ends.
+  driver.work(user);
+  REQUIRE(heap->free_when_over(third, user, owner) == CUDA_SUCCESS);
+  heap->close();
+  REQUIRE(told.size() == 3);
+  CHECK(told[2].address == third);
+}
+
+TEST_CASE("what other streams used is its own stream's again when they are done", "[serve][pending_frees]") {
+  FakeDriver driver;
+  serve::HeapOptions options = small_options();
+  options.policy.small_bytes = kPage;
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
+  REQUIRE(heap != nullptr);
+  const StreamKey owner{driver.new_stream(), 0};
+  const StreamKey user{driver.new_stream(), 0};
+  const CUdeviceptr used = *heap->allocate(512, owner, nullptr);
+  REQUIRE(heap->allocate(2 * kPage, user, nullptr));
+  driver.work(user);
+  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->allocate(512, owner, nullptr) != used);
+  driver.finish_all_work();
+  heap->after_synchronization();
+  REQUIRE(heap->allocate(512, owner, nullptr) == used);
+}
+
+TEST_CASE("whether other streams are done is asked now and then, and before memory is mapped",
+          "[serve][pending_frees]") {
+  FakeDriver driver;
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+  REQUIRE(heap != nullptr);
+  const StreamKey owner{driver.new_stream(), 0};
+  const StreamKey user{driver.new_stream(), 0};
+  const CUdeviceptr used = *heap->allocate(4 * kPage, owner, nullptr);
+  const CUdeviceptr room = *heap->allocate(16 * kPage, owner, nullptr);
+  REQUIRE(heap->free_async(room, owner) == CUDA_SUCCESS);
+  driver.work(user);
+  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+
+  constexpr std::uint64_t kRequests = 320;
+  const std::uint64_t queries = driver.order_calls();
+  for (std::uint64_t i = 0; i < kRequests; ++i) {
+    const CUdeviceptr block = *heap->allocate((1 + i % 2) * kPage, owner, nullptr);
+    CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
+  }
+  CHECK(driver.order_calls() - queries == kRequests / 16);
+
+  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // asks, so that the next request would not
+  CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(20 * kPage, owner, nullptr) == used);
+  CHECK(heap->statistics().physical == 20 * kPage);
+}
+
+namespace {
+
+struct Fixture {
+  FakeDriver driver{kPage};
+  StreamKey owner{driver.new_stream(), 0};
+  StreamKey slow{driver.new_stream(), 0};
+  StreamKey fast{driver.new_stream(), 0};
+  std::string why;
+  std::unique_ptr<Heap> heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+
+  // A block that `user` still works on when it is freed.
+  CUdeviceptr free_under_work(std::uint64_t bytes, StreamKey user) {
+    const auto address = heap->allocate(bytes, owner, nullptr);
+    REQUIRE(address);
+    driver.work(user);
+    REQUIRE(heap->free_when_over(*address, user, owner) == CUDA_SUCCESS);
+    return *address;
+  }
+  std::uint64_t held() const { return heap->statistics().physical; }
+};
+
+}  // namespace
+
+TEST_CASE("a slow stream does not delay what was freed on others", "[serve][pending_frees]") {
+  Fixture f;
+  for (int i = 0; i < 20; ++i) f.free_under_work(kPage, f.slow);
+  f.free_under_work(8 * kPage, f.fast);
+  const std::uint64_t held = f.held();
+  f.driver.finish_work_of(f.fast);
+  REQUIRE(f.heap->allocate(8 * kPage, f.owner, nullptr));
+  REQUIRE(f.held() == held);
+}
+
+TEST_CASE("many slow streams do not hide one that is done", "[serve][pending_frees]") {
+  Fixture f;
+  std::vector<StreamKey> streams;
+  for (int i = 0; i < 20; ++i) streams.push_back({f.driver.new_stream(), 0});
+  for (const StreamKey& stream : streams) f.free_under_work(kPage, stream);
+  f.free_under_work(8 * kPage, f.fast);
+  f.driver.finish_work_of(f.fast);
+  f.heap->after_synchronization();
+  const std::uint64_t held = f.held();
+  REQUIRE(f.heap->allocate(8 * kPage, f.owner, nullptr));
+  REQUIRE(f.held() == held);
+}
+
+TEST_CASE("what other streams use can be waited for", "[serve][pending_frees]") {
+  Fixture f;
+  f.free_under_work(8 * kPage, f.slow);
+  const std::uint64_t held = f.held();
+  std::thread device([&] { f.driver.finish_work_of(f.slow); });
+  REQUIRE(f.heap->wait_for_pending_frees());
+  device.join();
+  REQUIRE(f.heap->allocate(8 * kPage, f.owner, nullptr));
+  REQUIRE(f.held() == held);
+  REQUIRE_FALSE(f.heap->wait_for_pending_frees());  // there is none any more
+}
+
+TEST_CASE("nothing is waited for on a device that has failed", "[serve][pending_frees]") {
+  Fixture f;
+  f.free_under_work(kPage, f.slow);
+  f.driver.fail_at(1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  REQUIRE_FALSE(f.heap->wait_for_pending_frees());
+}
+
+TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pending_frees]") {
+  FakeDriver driver{kPage};
+  serve::PendingFrees frees(driver);
+  const StreamKey stream{driver.new_stream(), 0};
+  const auto add = [&](CUcontext context, std::uint64_t bytes) {
+    serve::PendingFrees::Free free;
+    free.entry.bytes = bytes;
+    REQUIRE(driver.create_event(&free.event) == CUDA_SUCCESS);
+    REQUIRE(driver.record_event(free.event, stream.handle) == CUDA_SUCCESS);
+    frees.add(context, stream, free);
+  };
+  driver.work(stream);
+  add(FakeDriver::context(), 1);
+  driver.work(stream);
+  add(FakeDriver::context(), 2);
+  add(FakeDriver::other_context(), 4);
+  REQUIRE(frees.bytes() == 7);
+  std::vector<std::uint64_t> over;
+  const auto collect = [&] {
+    return frees.collect(8, [&](serve::PendingFrees::Free& free) { over.push_back(free.entry.bytes); });
+  };
+  REQUIRE_FALSE(collect());
+  REQUIRE(frees.may_complete(1));
+
+  frees.context_ends(FakeDriver::other_context());
+  driver.finish_all_work();
+  REQUIRE(collect());
+  REQUIRE(over == std::vector<std::uint64_t>{1, 2});
+  REQUIRE_FALSE(frees.may_complete(frees.newest()));  // nobody may ask about the third
+
+  driver.end_events_of(FakeDriver::other_context());
+  frees.context_ended(FakeDriver::other_context(), true);
+  REQUIRE(collect());
+  REQUIRE(over == std::vector<std::uint64_t>{1, 2, 4});
+  REQUIRE(frees.empty());
+  REQUIRE(frees.bytes() == 0);
+}
+
+TEST_CASE("streams that cannot be told apart are said to be so", "[serve][pending_frees]") {
+  Fixture f;
+  const auto block = f.heap->allocate(kPage, f.owner, nullptr);
+  REQUIRE(block);
+  const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
+  REQUIRE(f.heap->free_used(*block, f.owner, foreign) == CUDA_ERROR_NOT_SUPPORTED);
+  REQUIRE(f.heap->find_live(*block));
+  REQUIRE(f.heap->free_used(*block, f.owner, f.owner) == CUDA_SUCCESS);
+}
+
+TEST_CASE("bytes of more pairs than have a mark are free when all work is over", "[serve][pending_frees]") {
+  Fixture f;
+  std::thread([&] {  // leaves a stream that nobody can record an event on
+    const StreamKey own = make_stream_key(nullptr, true);
+    const auto block = f.heap->allocate(kPage, own, nullptr);
+    f.driver.work(own);
+    REQUIRE(f.heap->free_async(*block, own, true) == CUDA_SUCCESS);
+  })
+      .join();
+  constexpr int kPairs = 60;
+  std::vector<CUdeviceptr> blocks;
+  std::vector<StreamKey> users;
+  for (int i = 0; i < kPairs; ++i) {
+    users.push_back({f.driver.new_stream(), 0});
+    blocks.push_back(f.heap->allocate(2 * kPage, f.owner, nullptr).value());
+  }
+  for (std::size_t i = 0; i < kPairs; ++i) {
+    f.driver.work(users[i]);
+    REQUIRE(f.heap->free_used(blocks[i], f.owner, users[i]) == CUDA_SUCCESS);
+  }
+  f.driver.finish_all_work();
+  REQUIRE(f.heap->trim() > 0);
+  REQUIRE(f.held() == 0);
+}
+
+TEST_CASE("a stream waits for what another was given behind a free only where there is no memory",
+          "[serve][pending_frees]") {
+  constexpr std::uint64_t kDevice = 32 * kPage;
+  FakeDriver driver(kPage, kDevice);
+  std::string why;
+  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
+  const StreamKey t{driver.new_stream(), 0};
+  const StreamKey s{driver.new_stream(), 0};
+  const auto freed = heap->allocate(12 * kPage, t, nullptr);
+  REQUIRE(freed);
+  REQUIRE(heap->free_async(*freed, t) == CUDA_SUCCESS);  // one stream uses memory: there is no event
+  const Moment later = driver.work(t);
+  REQUIRE(heap->allocate(12 * kPage, s, nullptr));
+  REQUIRE_FALSE(driver.is_ordered(s, later));
+  REQUIRE(heap->allocate(12 * kPage, s, nullptr));
+  REQUIRE(driver.is_ordered(s, later));
+}
