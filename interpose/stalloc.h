@@ -80,7 +80,8 @@ struct stalloc_statistics {
 };
 
 /* Fills `statistics` for a CUDA device ordinal. 0: done; 1: nothing is served on that device; 2: struct_bytes is
- * smaller than its first field. Thread-safe; takes the device's lock for a moment; never calls CUDA. */
+ * smaller than its first field, or `statistics` is null. Asking begins nothing: before the program uses CUDA it is 1.
+ * Thread-safe; takes the device's lock for a moment; never calls CUDA. */
 int stalloc_get_statistics(int device, struct stalloc_statistics* statistics);
 
 #ifdef __cplusplus

@@ -125,9 +125,10 @@ CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original origi
 // `give_back` returns the bytes to the heap that owns them. When a closed heap does not know the address, CUDA is
 // asked: the driver may have given that heap's addresses out again.
 template <class Original, class GiveBack>
-CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
+CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original,
+                            GiveBack give_back) {
   Session& session = Session::get();
-  if (!session.active() || at == 0 || Session::cuda().has_failed()) return original();
+  if (Session::cuda().has_failed()) return original();
   const bool captured = kind != EventKind::Free && Session::captures().holds(stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
@@ -139,6 +140,7 @@ CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Origin
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return original();
   if (serve::Heap* heap = heaps->owning(at)) {
+    if (captured && Session::cuda().is_capture_invalidated(stream.handle)) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     const CUresult result = give_back(*heap);
     // A free on the legacy stream during the capture of a blocking stream invalidates that capture; the query did not.
     const bool implicit = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -148,6 +150,23 @@ CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Origin
   const CUresult result = original();
   if (result == CUDA_SUCCESS && freed.heap != nullptr) freed.heap->note_original_freed(at, freed.number);
   return result;
+}
+
+// A free needs no current context unless it names a default stream: a created stream names its own, and the address a
+// device. The heap's context is then current while the block is given back.
+template <class Original, class GiveBack>
+CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
+  Session& session = Session::get();
+  if (!session.active() || at == 0) return original();
+  const bool needs_context = kind != EventKind::Free && stream.is_default();
+  if (needs_context || Session::cuda().current_context() != nullptr) {
+    return release_in_context(kind, at, stream, original, give_back);
+  }
+  Heaps* heaps = session.heaps();
+  const serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  if (heap == nullptr) return original();
+  const serve::ContextScope scope(heaps->driver(), heap->context());
+  return scope.ok() ? release_in_context(kind, at, stream, original, give_back) : original();
 }
 
 }  // namespace

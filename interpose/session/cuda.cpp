@@ -107,11 +107,8 @@ CUresult Cuda::trim_nothing(CUmemoryPool pool) const noexcept {
 }
 
 CUresult Cuda::create_stream(CUstream* stream) const noexcept {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (const CUresult result = cuThreadExchangeStreamCaptureMode_(&mode); result != CUDA_SUCCESS) return result;
-  const CUresult result = cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);
-  cuThreadExchangeStreamCaptureMode_(&mode);
-  return result;
+  const BesideCaptures beside(*this);
+  return cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);
 }
 
 }  // namespace stalloc

@@ -72,12 +72,35 @@ class Cuda {
   [[nodiscard]] CUresult capture_status(CUstream stream, CUstreamCaptureStatus* status) const noexcept {
     return cuStreamIsCapturing_(stream, status);
   }
-  // A stream of the current context that does not wait for the legacy one. No capture of the thread's hinders it.
+  // Whether something that the capture forbids has spoilt it. Pre: the stream is being captured.
+  [[nodiscard]] bool is_capture_invalidated(CUstream stream) const noexcept {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return capture_status(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+  }
+  // A stream of the current context that does not wait for the legacy one. No capture hinders it.
   CUresult create_stream(CUstream* stream) const noexcept;
   // The driver's own answer, which for mapped memory tells of the whole handle.
   [[nodiscard]] CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr at) const noexcept {
     return cuPointerGetAttribute_(data, attribute, at);
   }
+
+  // While it lives, the calling thread may ask the driver what captures in progress forbid, without breaking them.
+  class BesideCaptures {
+   public:
+    explicit BesideCaptures(const Cuda& cuda) noexcept : cuda_(cuda) {
+      changed_ = cuda_.cuThreadExchangeStreamCaptureMode_(&mode_) == CUDA_SUCCESS;
+    }
+    ~BesideCaptures() {
+      if (changed_) cuda_.cuThreadExchangeStreamCaptureMode_(&mode_);
+    }
+    BesideCaptures(const BesideCaptures&) = delete;
+    BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+   private:
+    const Cuda& cuda_;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool changed_ = false;
+  };
 
  private:
   [[nodiscard]] std::uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute) const noexcept;

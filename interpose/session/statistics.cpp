@@ -21,7 +21,7 @@ static_assert(sizeof(stalloc_statistics) == sizeof(std::size_t) + sizeof(Statist
 extern "C" __attribute__((visibility("default"))) int stalloc_get_statistics(int device,
                                                                              stalloc_statistics* statistics) {
   if (statistics == nullptr || statistics->struct_bytes < sizeof(size_t)) return 2;
-  stalloc::Heaps* heaps = stalloc::Session::active_heaps();
+  stalloc::Heaps* heaps = stalloc::Session::known_active_heaps();  // a question is no reason to begin serving
   Statistics figures;
   if (heaps == nullptr || !heaps->statistics(device, &figures)) return 1;
   stalloc_statistics all{};

@@ -125,7 +125,7 @@ Answer give_back_of_destroyed(serve::Heap& heap, void* address) noexcept {
 CUresult free_behind_both(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   Heaps* heaps = Session::known_active_heaps();
   if (heaps == nullptr) return CUDA_SUCCESS;  // the memory goes with the process
-  const std::array<stalloc_door_stream, 2> both{{{device, stream}, {device, current}}};
+  const std::array<stalloc_door_stream, 2> both{{{stream, device}, {current, device}}};
   CUstream behind = nullptr;
   if (const CUresult result = find_stream_behind(*heaps, heap, both, &behind); result != CUDA_SUCCESS) return result;
   return heap.free_async(as_address(address), key_of(behind), /*context_is_current=*/true);

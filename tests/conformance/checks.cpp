@@ -47,6 +47,8 @@ const std::vector<Check>& all_checks() {
       {"hostile-pointers", pointer_attributes, /*own_process=*/true},
       {"hostile-leaving", leaving, /*own_process=*/true},
       {"hostile-reset", reset_beside, /*own_process=*/true},
+      {"hostile-without-context", without_context, /*own_process=*/true},
+      {"hostile-first-captured", first_request_captured, /*own_process=*/true},
       {"reset", reset},
   };
   return checks;

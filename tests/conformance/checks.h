@@ -48,22 +48,24 @@ void other_context(Machine&, Report&, std::uint64_t seed);  // beside the primar
 void reset(Machine&, Report&, std::uint64_t seed);          // the end of the primary context, and a new beginning
 
 // Hostile programs, for which nothing may be worse under a preloaded library. Each answer is recorded as a fact.
-void impossible_sizes(Machine&, Report&, std::uint64_t seed);     // more than there is, by every way to ask
-void captures(Machine&, Report&, std::uint64_t seed);             // what may be done beside a capture and within it
-void captures_global(Machine&, Report&, std::uint64_t seed);      // the same, of global captures
-void capture_races(Machine&, Report&, std::uint64_t seed);        // captures that begin and end beside requests
-void waiting(Machine&, Report&, std::uint64_t seed);              // which calls wait for a stream that is held
-void waiting_in_contexts(Machine&, Report&, std::uint64_t seed);  // the same, with created and with green contexts
-void probes(Machine&, Report&, std::uint64_t seed);               // requests for all there is, and halves of it
-void idle_memory(Machine&, Report&, std::uint64_t seed);          // freed memory is available to every function
-void created_pools(Machine&, Report&, std::uint64_t seed);        // maximum, export, the current pool, attributes
-void peers(Machine&, Report&, std::uint64_t seed);                // pools and a second device
-void peer_copies(Machine&, Report&, std::uint64_t seed);          // copies between devices, with and without access
-void peer_frees(Machine&, Report&, std::uint64_t seed);           // memory freed while another device writes to it
-void peer_plain_free(Machine&, Report&, std::uint64_t seed);      // the same by cuMemFree
-void created_contexts(Machine&, Report&, std::uint64_t seed);     // memory under cuCtxCreate's contexts
-void fault_codes(Machine&, Report&, std::uint64_t seed);          // what calls answer after a kernel faulted
-void stale_context(Machine&, Report&, std::uint64_t seed);        // the same after the primary context was reset
+void without_context(Machine&, Report&, std::uint64_t seed);         // frees and requests without a current context
+void first_request_captured(Machine&, Report&, std::uint64_t seed);  // the first of the process, and spoilt captures
+void impossible_sizes(Machine&, Report&, std::uint64_t seed);        // more than there is, by every way to ask
+void captures(Machine&, Report&, std::uint64_t seed);                // what may be done beside a capture and within it
+void captures_global(Machine&, Report&, std::uint64_t seed);         // the same, of global captures
+void capture_races(Machine&, Report&, std::uint64_t seed);           // captures that begin and end beside requests
+void waiting(Machine&, Report&, std::uint64_t seed);                 // which calls wait for a stream that is held
+void waiting_in_contexts(Machine&, Report&, std::uint64_t seed);     // the same, with created and with green contexts
+void probes(Machine&, Report&, std::uint64_t seed);                  // requests for all there is, and halves of it
+void idle_memory(Machine&, Report&, std::uint64_t seed);             // freed memory is available to every function
+void created_pools(Machine&, Report&, std::uint64_t seed);           // maximum, export, the current pool, attributes
+void peers(Machine&, Report&, std::uint64_t seed);                   // pools and a second device
+void peer_copies(Machine&, Report&, std::uint64_t seed);             // copies between devices, with and without access
+void peer_frees(Machine&, Report&, std::uint64_t seed);              // memory freed while another device writes to it
+void peer_plain_free(Machine&, Report&, std::uint64_t seed);         // the same by cuMemFree
+void created_contexts(Machine&, Report&, std::uint64_t seed);        // memory under cuCtxCreate's contexts
+void fault_codes(Machine&, Report&, std::uint64_t seed);             // what calls answer after a kernel faulted
+void stale_context(Machine&, Report&, std::uint64_t seed);           // the same after the primary context was reset
 // The first versions of functions that end streams and contexts.
 void first_stream_destroy(Machine&, Report&, std::uint64_t seed);
 void first_context_destroy(Machine&, Report&, std::uint64_t seed);

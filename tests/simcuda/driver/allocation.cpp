@@ -14,6 +14,16 @@ namespace {
 
 using Allocations = std::map<CUdeviceptr, Allocation>;
 
+// Frees need no current context: the address names one (H200, driver 580).
+CUresult enter_owner(CUdeviceptr address, Context** context) {
+  const std::scoped_lock lock(memory_mutex());
+  const auto allocation = allocations().find(address);
+  if (allocation == allocations().end() || allocation->second.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = allocation->second.context;
+  if (const CUresult result = check_active(**context)) return result;
+  return error_of(**context);
+}
+
 }  // namespace
 
 Allocations& allocations() {
@@ -62,8 +72,8 @@ void drop_allocations(std::uint64_t context_id) {
 CUresult memory_alloc(CUdeviceptr* address, size_t bytes) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
-  if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = check_safe_during_capture()) return result;
+  if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   *address = 0;
   if (shall_fail(SIMCUDA_ALLOC)) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::scoped_lock lock(memory_mutex());
@@ -95,7 +105,9 @@ CUresult memory_alloc_pitch(CUdeviceptr* address, size_t* pitch, size_t width, s
 // pool: the caller must know that all its uses have ended.
 CUresult memory_free(CUdeviceptr address) {
   Context* context = nullptr;
-  if (const CUresult result = enter(&context)) return result;
+  CUresult entered = enter(&context);
+  if (entered == CUDA_ERROR_INVALID_CONTEXT) entered = enter_owner(address, &context);
+  if (entered != CUDA_SUCCESS) return entered;
   if (const CUresult result = check_safe_during_capture()) return result;
   if (address == 0) return CUDA_SUCCESS;
   bool waits = false;

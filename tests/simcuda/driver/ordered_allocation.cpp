@@ -57,13 +57,21 @@ CUresult allocate_outside_capture(const Stream& stream, CUmemoryPool handle, std
   return CUDA_SUCCESS;
 }
 
-// `handle` null: the current pool of the stream's device.
-CUresult allocate_from_pool(CUdeviceptr* address, std::uint64_t bytes, CUmemoryPool handle, CUstream stream_handle) {
+// The same of a stream that is not captured: this comes before anything else is looked at (H200, driver 580).
+CUresult check_beside_captures(const Stream& stream) {
+  const std::scoped_lock lock(stream_mutex());
+  return stream.capture == nullptr ? check_allowed(stream) : CUDA_SUCCESS;
+}
+
+// `handle` null: the current pool of the stream's device, unless the caller was to name one.
+CUresult allocate_from_pool(CUdeviceptr* address, std::uint64_t bytes, CUmemoryPool handle, CUstream stream_handle,
+                            bool names_no_pool) {
   Context* context = nullptr;
   std::shared_ptr<Stream> stream;
-  if (const CUresult result = enter(&context)) return result;
-  if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = enter_stream(stream_handle, &context)) return result;
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
+  if (const CUresult result = check_beside_captures(*stream)) return result;
+  if (address == nullptr || names_no_pool) return CUDA_ERROR_INVALID_VALUE;
   *address = 0;
   if (bytes == 0) return CUDA_SUCCESS;
   if (shall_fail(SIMCUDA_ALLOC)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -79,20 +87,20 @@ CUresult allocate_from_pool(CUdeviceptr* address, std::uint64_t bytes, CUmemoryP
 }  // namespace
 
 CUresult alloc_async(CUdeviceptr* address, size_t bytes, CUstream stream) {
-  return allocate_from_pool(address, bytes, nullptr, stream);
+  return allocate_from_pool(address, bytes, nullptr, stream, false);
 }
 
 CUresult alloc_from_pool_async(CUdeviceptr* address, size_t bytes, CUmemoryPool pool, CUstream stream) {
-  if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return allocate_from_pool(address, bytes, pool, stream);
+  return allocate_from_pool(address, bytes, pool, stream, pool == nullptr);
 }
 
 CUresult free_async(CUdeviceptr address, CUstream stream_handle) {
   Context* context = nullptr;
   std::shared_ptr<Stream> stream;
-  if (const CUresult result = enter(&context)) return result;
-  if (address == 0) return CUDA_SUCCESS;
+  if (const CUresult result = enter_stream(stream_handle, &context)) return result;
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
+  if (const CUresult result = check_beside_captures(*stream)) return result;
+  if (address == 0) return CUDA_SUCCESS;
   const std::scoped_lock lock(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (stream->capture != nullptr) return free_in_capture(*stream, address);

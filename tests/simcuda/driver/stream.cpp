@@ -118,6 +118,17 @@ CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>*
   return error_of(*(*stream)->context);
 }
 
+CUresult enter_stream(CUstream handle, Context** context) {
+  const CUresult entered = enter(context);
+  if (entered != CUDA_ERROR_INVALID_CONTEXT) return entered;
+  const std::scoped_lock lock(stream_mutex());
+  const auto found = created().find(handle);
+  if (found == created().end()) return entered;
+  *context = found->second->context;
+  if (const CUresult result = check_active(**context)) return result;
+  return error_of(**context);
+}
+
 CUresult check_open(const Stream& stream) {
   if (stream.orphaned) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return stream.closed ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;

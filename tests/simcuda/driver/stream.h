@@ -29,6 +29,8 @@ struct Stream {
 // Guards the set of streams, and gives the submissions to all streams of the process one order.
 std::mutex& stream_mutex();
 
+// As `enter`, where no context is needed for a created stream, which names its own (H200, driver 580).
+CUresult enter_stream(CUstream handle, Context** context);
 // The stream a handle names in the calling thread: the context's legacy stream, the thread's own, or a created one.
 // Fails with the sticky error of the stream's context when it has one.
 CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>* stream);
