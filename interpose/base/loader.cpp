@@ -58,6 +58,13 @@ int visit_library(dl_phdr_info* info, std::size_t, void* data) {
   return 1;
 }
 
+// Null: no module holds the address.
+const link_map* map_of(const void* address) noexcept {
+  Dl_info info;
+  void* map = nullptr;
+  return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) != 0 ? static_cast<const link_map*>(map) : nullptr;
+}
+
 }  // namespace
 
 // glibc moved dlsym from libdl to libc in 2.34; aarch64 began at 2.17, x86-64 at 2.2.5.
@@ -84,6 +91,25 @@ void pin(const void* address) noexcept {
 bool find_module(const void* address, Module* module) noexcept {
   ModuleSearch search{static_cast<const char*>(address), module};
   return dl_iterate_phdr(visit_module, &search) != 0;
+}
+
+void* find_by_module(const void* address, const char* symbol) noexcept {
+  const link_map* const map = map_of(address);
+  void* const handle = map == nullptr || *map->l_name == '\0' ? nullptr : loaded(map->l_name);
+  if (handle == nullptr) return nullptr;
+  // Closed before the search, since dlclose would take the error of the search away. The handle stays good as long as
+  // the module is loaded.
+  dlclose(handle);
+  return real_dlsym(handle, symbol);
+}
+
+// The program and what was loaded with it stand in the loader's list in the order of the search, and stay there.
+bool is_before(const void* first, const void* second) noexcept {
+  const link_map* const sought = map_of(first);
+  const link_map* map = map_of(second);
+  while (map != nullptr && (map = map->l_prev) != sought) {
+  }
+  return map != nullptr;
 }
 
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept {
