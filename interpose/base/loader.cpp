@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cstddef>
 #include <cstring>
 #include <initializer_list>
+#include <optional>
 
 namespace stalloc::loader {
 namespace {
@@ -31,6 +33,22 @@ int visit_module(dl_phdr_info* info, std::size_t, void* data) {
   *search.module = {low, high, info->dlpi_name};
   return 1;
 }
+
+// glibc 2.35 and newer find a module without a lock. What older ones have takes a lock that fork does not renew, so a
+// child would wait forever if a thread that only its parent has was searching.
+#ifdef DLFO_STRUCT_HAS_EH_DBASE
+const auto find_object = reinterpret_cast<decltype(&_dl_find_object)>(real_dlsym(RTLD_NEXT, "_dl_find_object"));
+
+std::optional<Module> find_without_lock(const void* address) noexcept {
+  dl_find_object found;
+  if (find_object(const_cast<void*>(address), &found) != 0) return std::nullopt;
+  return Module{static_cast<const char*>(found.dlfo_map_start), static_cast<const char*>(found.dlfo_map_end),
+                found.dlfo_link_map->l_name};
+}
+#else
+constexpr std::nullptr_t find_object = nullptr;
+std::optional<Module> find_without_lock(const void*) noexcept { return std::nullopt; }
+#endif
 
 struct SymbolSearch {
   const char* prefix;
@@ -89,6 +107,11 @@ void pin(const void* address) noexcept {
 }
 
 bool find_module(const void* address, Module* module) noexcept {
+  if (find_object != nullptr) {
+    const std::optional<Module> found = find_without_lock(address);
+    if (found) *module = *found;
+    return found.has_value();
+  }
   ModuleSearch search{static_cast<const char*>(address), module};
   return dl_iterate_phdr(visit_module, &search) != 0;
 }

@@ -30,7 +30,7 @@ struct Module {
     return static_cast<const char*>(address) >= low && static_cast<const char*>(address) < high;
   }
 };
-// False when no module holds it. Takes the loader's lock.
+// False when no module holds it. Takes a lock of the loader's before glibc 2.35.
 bool find_module(const void* address, Module* module) noexcept;
 
 // The symbol as the module that holds `address` and the libraries that it needs define it; null when they do not, and
