@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cstddef>
 #include <cstring>
 #include <initializer_list>
+#include <optional>
 
 namespace stalloc::loader {
 namespace {
@@ -31,6 +33,22 @@ int visit_module(dl_phdr_info* info, std::size_t, void* data) {
   *search.module = {low, high, info->dlpi_name};
   return 1;
 }
+
+// glibc 2.35 and newer find a module without a lock. What older ones have takes a lock that fork does not renew, so a
+// child would wait forever if a thread that only its parent has was searching.
+#ifdef DLFO_STRUCT_HAS_EH_DBASE
+const auto find_object = reinterpret_cast<decltype(&_dl_find_object)>(real_dlsym(RTLD_NEXT, "_dl_find_object"));
+
+std::optional<Module> find_without_lock(const void* address) noexcept {
+  dl_find_object found;
+  if (find_object(const_cast<void*>(address), &found) != 0) return std::nullopt;
+  return Module{static_cast<const char*>(found.dlfo_map_start), static_cast<const char*>(found.dlfo_map_end),
+                found.dlfo_link_map->l_name};
+}
+#else
+constexpr std::nullptr_t find_object = nullptr;
+std::optional<Module> find_without_lock(const void*) noexcept { return std::nullopt; }
+#endif
 
 struct SymbolSearch {
   const char* prefix;
@@ -58,6 +76,13 @@ int visit_library(dl_phdr_info* info, std::size_t, void* data) {
   return 1;
 }
 
+// Null: no module holds the address.
+const link_map* map_of(const void* address) noexcept {
+  Dl_info info;
+  void* map = nullptr;
+  return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) != 0 ? static_cast<const link_map*>(map) : nullptr;
+}
+
 }  // namespace
 
 // glibc moved dlsym from libdl to libc in 2.34; aarch64 began at 2.17, x86-64 at 2.2.5.
@@ -82,8 +107,32 @@ void pin(const void* address) noexcept {
 }
 
 bool find_module(const void* address, Module* module) noexcept {
+  if (find_object != nullptr) {
+    const std::optional<Module> found = find_without_lock(address);
+    if (found) *module = *found;
+    return found.has_value();
+  }
   ModuleSearch search{static_cast<const char*>(address), module};
   return dl_iterate_phdr(visit_module, &search) != 0;
+}
+
+void* find_by_module(const void* address, const char* symbol) noexcept {
+  const link_map* const map = map_of(address);
+  void* const handle = map == nullptr || *map->l_name == '\0' ? nullptr : loaded(map->l_name);
+  if (handle == nullptr) return nullptr;
+  // Closed before the search, since dlclose would take the error of the search away. The handle stays good as long as
+  // the module is loaded.
+  dlclose(handle);
+  return real_dlsym(handle, symbol);
+}
+
+// The program and what was loaded with it stand in the loader's list in the order of the search, and stay there.
+bool is_before(const void* first, const void* second) noexcept {
+  const link_map* const sought = map_of(first);
+  const link_map* map = map_of(second);
+  while (map != nullptr && (map = map->l_prev) != sought) {
+  }
+  return map != nullptr;
 }
 
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept {

@@ -30,8 +30,16 @@ struct Module {
     return static_cast<const char*>(address) >= low && static_cast<const char*>(address) < high;
   }
 };
-// False when no module holds it. Takes the loader's lock.
+// False when no module holds it. Takes a lock of the loader's before glibc 2.35.
 bool find_module(const void* address, Module* module) noexcept;
+
+// The symbol as the module that holds `address` and the libraries that it needs define it; null when they do not, and
+// for the program itself, which searches the global scope. Pre: the module stays loaded meanwhile.
+void* find_by_module(const void* address, const char* symbol) noexcept;
+
+// Whether the module that holds `first` comes before the one that holds `second` in the order in which the loader
+// searches the global scope. Pre: `second` is in a library that was loaded with the program.
+bool is_before(const void* first, const void* second) noexcept;
 
 // True when a library is loaded whose file name begins with one of `prefixes`.
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept;

@@ -72,9 +72,12 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
 }  // namespace contexts
 
+// Each only forwards when the session is not active: in a forked child the gate may be held by a thread that only the
+// parent has.
 namespace captures {
 template <class... Arguments>
 CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
+  if (!Session::get().active()) return call.original(arguments...);
   return Session::captures().begin([&] { return call.original(arguments...); });
 }
 CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept;

@@ -5,12 +5,14 @@
 namespace stalloc::hooks::captures {
 
 CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept {
+  if (!Session::get().active()) return call.original(stream, graph);
   const CUstream named = stream == nullptr && zero == Default::PerThread ? CU_STREAM_PER_THREAD : stream;
   return Session::captures().end(named, [&] { return call.original(stream, graph); });
 }
 
 CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event,
                     unsigned flags) noexcept {
+  if (!Session::get().active()) return call.original(stream, event, flags);
   return Session::captures().wait_event([&] { return call.original(stream, event, flags); });
 }
 

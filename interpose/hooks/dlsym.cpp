@@ -20,11 +20,25 @@ struct Answer {
   std::uintptr_t answered;
 };
 
+// What the program would find if this library were not loaded. The last search is the one that decides, so dlerror
+// tells of that one. Pre: if `handle` is RTLD_NEXT, the caller's module comes before this library in the order of the
+// search.
+void* find_without_library(void* handle, Hook hook, const void* caller) noexcept {
+  const char* const symbol = symbol_of(hook);
+  if (handle != RTLD_NEXT) {
+    void* const found = loader::real_dlsym(handle, symbol);
+    if (found != replacement_of(hook)) return found;
+  }
+  // Our own export is in the global scope even in a program without CUDA: what counts is what comes behind it.
+  void* const next = loader::real_dlsym(RTLD_NEXT, symbol);
+  return next != nullptr || handle != RTLD_DEFAULT ? next : loader::find_by_module(caller, symbol);
+}
+
 // Whether the function that this library calls on is the caller's own: a library that was preloaded behind this one, or
 // one that stands in for the driver. What it looks up is the true function, lest both call each other forever.
-bool is_of_original(Hook hook, const void* caller) noexcept {
+bool is_of(const void* original, const void* caller) noexcept {
   loader::Module module;
-  return loader::find_module(caller, &module) && module.holds(original_of(hook).find(caller));
+  return loader::find_module(caller, &module) && module.holds(original);
 }
 
 Answer answer(void* handle, const char* symbol, const void* caller) noexcept {
@@ -33,21 +47,21 @@ Answer answer(void* handle, const char* symbol, const void* caller) noexcept {
   if (hook == Hook::kCount) {
     Session::captures().looked_up(symbol);
     events::looked_up(symbol);
+    return {nullptr, 0};
   }
-  if (hook == Hook::kCount || !Session::get().active() || is_of_original(hook, caller)) return {nullptr, 0};
-  if (handle == RTLD_NEXT) {
-    // Next behind the program itself is our own export: without CUDA the answer is "no", with dlerror set.
-    if (original_of(hook).find(reinterpret_cast<const void*>(&answer)) != nullptr) return {nullptr, 0};
-    return {loader::real_dlsym(RTLD_NEXT, symbol), 1};
+  if (handle == RTLD_NEXT && !loader::is_before(caller, reinterpret_cast<const void*>(&answer))) return {nullptr, 0};
+  // The replacement is given only for the function that it calls for this caller, and for the driver's own, which
+  // another preloaded library may hide from it. Everything else is given as it is: the function of a second runtime,
+  // and one of CUDA's names in a library of the program's own.
+  void* original = nullptr;
+  void* drivers_own = nullptr;
+  if (Session::get().active()) {
+    original = original_of(hook).find(caller);
+    if (library_of(hook) == Library::Driver) drivers_own = Session::cuda().symbol(symbol);
   }
-  void* real = handle == RTLD_DEFAULT ? replacement_of(hook) : loader::real_dlsym(handle, symbol);
-  if (real == replacement_of(hook)) {
-    // The global scope: our own export stands there even in a program without CUDA, whose answer is still "no".
-    real = original_of(hook).find(reinterpret_cast<const void*>(&answer));
-  } else if (real != nullptr) {
-    original_of(hook).offer(real);
-  }
-  return {real == nullptr ? nullptr : replacement_of(hook), 1};
+  void* const real = find_without_library(handle, hook, caller);
+  const bool is_replaced = real != nullptr && (real == original || real == drivers_own) && !is_of(original, caller);
+  return {is_replaced ? replacement_of(hook) : real, 1};
 }
 
 }  // namespace

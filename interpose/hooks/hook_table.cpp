@@ -62,15 +62,11 @@ void* find_driver_original(const Row& row) noexcept {
 
 // The function that the caller is linked with. Its own dependencies are searched before the global scope, because
 // libraries that Python loads are not in the global scope.
-void* find_runtime_original(const Row& row, const loader::Module& caller) noexcept {
-  if (caller.path != nullptr && *caller.path != '\0') {
-    void* handle = loader::loaded(caller.path);
-    void* found = handle == nullptr ? nullptr : loader::real_dlsym(handle, row.symbol);
-    if (handle != nullptr) dlclose(handle);
-    if (found != nullptr && found != row.replacement) return found;
-  }
+void* find_runtime_original(const Row& row, const void* caller) noexcept {
+  void* const found = loader::find_by_module(caller, row.symbol);
+  if (found != nullptr && found != row.replacement) return found;
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
-  return loader::find_in_loaded("libcudart.so", row.symbol);
+  return loader::find_in_loaded("libcudart", row.symbol);
 }
 
 void* runtime_original(const Row& row, CallerOriginals& originals, const void* caller) noexcept {
@@ -80,7 +76,7 @@ void* runtime_original(const Row& row, CallerOriginals& originals, const void* c
     if (known.module.holds(caller)) return function;
   }
   loader::Module module;
-  void* function = loader::find_module(caller, &module) ? find_runtime_original(row, module) : nullptr;
+  void* function = loader::find_module(caller, &module) ? find_runtime_original(row, caller) : nullptr;
   if (function == nullptr) return nullptr;
   loader::pin(function);
   const std::size_t index = originals.claimed.fetch_add(1, std::memory_order_relaxed);

@@ -50,8 +50,7 @@ class Original {
   // the program cannot leave a dangling pointer.
   void* find(const void* caller) noexcept;
 
-  // A lookup by the program found `real`: it is kept for callers that are not linked with a library that has the
-  // function.
+  // `real` is CUDA's own function: it is kept for callers for which none is found otherwise.
   void offer(void* real) noexcept;
 
  private:

@@ -4,12 +4,13 @@
 namespace stalloc {
 
 void Captures::looked_up(std::string_view symbol) noexcept {
-  if (symbol.starts_with("cuStreamBegin")) gate_.began();
+  if (symbol.starts_with("cuStreamBegin")) gate_.may_begin_unseen();
 }
 
-bool Captures::is_capturing_by_driver(CUstream stream) const noexcept {
+Captures::Status Captures::status_by_driver(CUstream stream) const noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return cuda_.capture_status(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+  if (cuda_.capture_status(stream, &status) != CUDA_SUCCESS) return Status::Unknown;
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? Status::Free : Status::Captured;
 }
 
 CUresult Captures::permission_by_driver() const noexcept {

@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "interpose/serve/driver/capture_gate.h"
@@ -24,7 +25,9 @@ class Captures {
   // False only when no stream is under capture. Lock-free, and asks the driver nothing.
   [[nodiscard]] bool may_be_any() const noexcept { return gate_.may_be_capturing(); }
   // True also when the driver will not say, as of the legacy stream during the capture of a blocking one.
-  [[nodiscard]] bool holds(CUstream stream) const noexcept { return may_be_any() && is_capturing_by_driver(stream); }
+  [[nodiscard]] bool holds(CUstream stream) const noexcept {
+    return may_be_any() && status_by_driver(stream) != Status::Free;
+  }
   // Whether CUDA allows an allocation or a free on a stream that is not under capture: CUDA_SUCCESS, or the error it
   // returns during a capture that forbids them (cudaThreadExchangeStreamCaptureMode documents which do). Like every
   // call that CUDA refuses so, asking invalidates that capture.
@@ -44,12 +47,14 @@ class Captures {
     return result;
   }
   // The program ends the capture of `stream`. Not every such call ends one: it may name a stream that joined a capture,
-  // or come from the wrong thread.
+  // or come from the wrong thread. So an end counts where the driver says that the stream was captured before the call
+  // and is not after it. Two threads may end the same capture: one waits for the other, lest both count it.
   template <class Original>
   CUresult end(CUstream stream, Original original) noexcept {
-    const bool was_capturing = holds(stream);
+    const serve::CaptureGate::Change change(gate_);
+    const bool was_captured = may_be_any() && status_by_driver(stream) == Status::Captured;
     const CUresult result = original();
-    if (was_capturing && !holds(stream)) gate_.ended();
+    if (was_captured && status_by_driver(stream) == Status::Free) gate_.ended();
     return result;
   }
   // The program makes a stream wait for an event. If the event is of a captured stream, the waiting stream joins the
@@ -62,7 +67,8 @@ class Captures {
   }
 
  private:
-  [[nodiscard]] bool is_capturing_by_driver(CUstream stream) const noexcept;
+  enum class Status : std::uint8_t { Free, Captured, Unknown };
+  [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;
 
   const Cuda& cuda_;

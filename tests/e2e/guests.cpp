@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small programs: `guests driver` calls the driver, `guests plugin FILE` loads and unloads a plugin (plugin.cpp) twice,
-// and `guests streams`, `requests` and `later-requests` have streams that depend on each other by their host functions.
-// Each prints what happens.
+// `guests runtimes FILE FILE` makes a request by each of two runtimes that it opens, and `guests streams`, `requests`
+// and `later-requests` have streams that depend on each other by their host functions. Each prints what happens.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <string_view>
 #include <thread>
 
@@ -92,10 +93,22 @@ int load_twice(const char* file) {
   return 0;
 }
 
+int ask_runtimes(const char* first, const char* second) {
+  for (const char* file : {first, second}) {
+    void* runtime = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (runtime == nullptr) return std::puts(dlerror()), 1;
+    const auto allocate = reinterpret_cast<int (*)(void**, std::size_t, void*)>(dlsym(runtime, "cudaMallocAsync"));
+    void* at = nullptr;
+    std::printf("request: %d\n", allocate(&at, 1 << 20, nullptr));
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
   if (count == 3 && std::strcmp(words[1], "plugin") == 0) return load_twice(words[2]);
+  if (count == 4 && std::strcmp(words[1], "runtimes") == 0) return ask_runtimes(words[2], words[3]);
   const std::string_view what = count == 2 ? words[1] : "";
   if (what == "requests" || what == "later-requests") return hold_requests(what == "later-requests");
   return what == "streams" ? hold_streams() : call_driver();

@@ -658,6 +658,17 @@ def plugins_are_unloaded(bench):
 
 
 @scenario
+def two_runtimes(bench):
+    """Two runtimes in a process are both served: one at its own functions, the other at the driver's."""
+    command = [bench.guests, "runtimes", f"{bench.simcuda}-12/libcudart.so.12", f"{bench.simcuda}/libcudart.so.13"]
+    alone = bench.run(command)
+    served = bench.run(command, library=True, STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on")
+    expect(alone.stdout == "request: 0\nrequest: 0\n", "the scenario tests nothing", alone)
+    expect(served.stdout == alone.stdout, "a runtime answers otherwise", alone, served)
+    expect(served.figures[0]["dynamic_requests"] == 2, "a runtime was not served", served)
+
+
+@scenario
 def off(bench):
     alone = expect_sound(bench.alone())
     off_run = expect_sound(bench.run([bench.host_program], library=True, STALLOC_MODE="off"))

@@ -6,6 +6,7 @@
 // a stream into it. So the library asks whether a stream is being captured before it gives the stream work. The answer
 // holds only as long as no capture begins, and no stream joins one (by waiting for an event recorded in it), in another
 // thread: so the hooks of the functions that do this hold the gate exclusively, and the library's own calls share it.
+// The hooks of the functions that end a capture hold it exclusively, too, so that each end is counted once.
 #pragma once
 
 #include <atomic>
@@ -24,13 +25,20 @@ class CaptureGate {
   // that uses a captured stream of the capture.
   [[nodiscard]] bool may_be_capturing() const noexcept { return captures_.load(std::memory_order_relaxed) != 0; }
 
-  // Call before a capture begins, and `ended` when it did not begin or is over. A capture that may have begun unseen
-  // never ends: then the driver is asked at each request.
+  // Call before a capture begins, and `ended` once when it did not begin or is over.
   void began() noexcept {
     captures_.fetch_add(1, std::memory_order_relaxed);
     begun_.fetch_add(1, std::memory_order_release);  // release: whoever sees this count also sees the other
   }
-  void ended() noexcept { captures_.fetch_sub(1, std::memory_order_release); }
+  void ended() noexcept {
+    if (!any_unseen_.load(std::memory_order_relaxed)) captures_.fetch_sub(1, std::memory_order_release);
+  }
+  // Captures may begin unseen from now on. Then nobody knows which end is of a capture that was counted, so no end
+  // counts any more, and the driver is asked at each request.
+  void may_begin_unseen() noexcept {
+    any_unseen_.store(true, std::memory_order_relaxed);
+    began();
+  }
 
   // 0: a capture may be under way. Two equal answers other than 0: none was in between, nor has one begun.
   [[nodiscard]] std::uint64_t quiet() const noexcept {
@@ -47,7 +55,7 @@ class CaptureGate {
     std::shared_lock<std::shared_mutex> lock_;
   };
 
-  // While it lives, the library gives no stream any work. Hold it around what begins a capture or joins one.
+  // While it lives, the library gives no stream any work. Hold it around what begins a capture, joins or ends one.
   class Change {
    public:
     explicit Change(CaptureGate& gate) : lock_(gate.mutex_) {}
@@ -59,6 +67,7 @@ class CaptureGate {
  private:
   std::atomic<std::uint64_t> captures_{0};  // begun and not known to be over
   std::atomic<std::uint64_t> begun_{0};
+  std::atomic<bool> any_unseen_{false};
   std::shared_mutex mutex_;
 };
 

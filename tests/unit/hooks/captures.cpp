@@ -88,3 +88,19 @@ TEST_CASE("what a capture forbids is refused as CUDA refuses it, and nothing is 
   end_capture(stream);
   CHECK(cuMemFreeAsync(at, other) == CUDA_SUCCESS);
 }
+
+TEST_CASE("in a forked child the hooks of captures wait for nobody", "[hooks][captures]") {
+  Machine machine;
+  CUstream stream = make_stream();
+  CUevent event = nullptr;
+  REQUIRE(cuEventCreate(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  const serve::CaptureGate::Change held(machine.captures.gate());  // by another thread when the parent forked
+  machine.session->cuda_is_used();
+  machine.session->stop_in_child();
+  end_capture(stream);
+  CHECK(cuStreamWaitEvent(stream, event, CU_EVENT_WAIT_DEFAULT) == CUDA_SUCCESS);
+  CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  end_capture(stream);
+  CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
+}

@@ -4,6 +4,10 @@
 
 #include <cuda.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "catch.h"
 #include "driver.h"
 
@@ -13,11 +17,12 @@ using namespace stalloc::test;
 namespace {
 
 // A driver that captures one stream, and counts what it is asked.
-CUstream captured;
-int asked;
+std::atomic<CUstream> captured;
+std::atomic<int> asked;
 CUresult trimming;
 
-CUstream stream(std::uintptr_t name) { return reinterpret_cast<CUstream>(name); }
+// None of CUDA's own names of streams, which are small numbers.
+CUstream stream(std::uintptr_t name) { return reinterpret_cast<CUstream>(0x100 + name); }
 
 class Driver {
  public:
@@ -112,6 +117,32 @@ TEST_CASE("an end that fails and yet ends the capture is one", "[session][captur
   CHECK_FALSE(driver.captures.may_be_any());
 }
 
+TEST_CASE("a capture that two threads end at the same time ends once", "[session][captures]") {
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  std::thread second;
+  driver.captures.end(stream(1), [&] {
+    // The second end gets time to ask whether the stream is captured, which it is still.
+    const int asked_before = asked;
+    second = std::thread([&] { end(driver.captures, stream(1)); });
+    for (int i = 0; i < 100 && asked == asked_before; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    captured = nullptr;
+    return CUDA_SUCCESS;
+  });
+  second.join();
+  CHECK_FALSE(driver.captures.may_be_any());
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(driver.captures.holds(stream(1)));
+}
+
+TEST_CASE("an end counts only where the driver says that there was a capture", "[session][captures]") {
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  // The driver does not say whether the legacy stream is captured, until there is no capture.
+  driver.captures.end(CU_STREAM_LEGACY, [] { return captured = nullptr, CUDA_ERROR_ILLEGAL_STATE; });
+  CHECK(driver.captures.may_be_any());
+}
+
 TEST_CASE("what CUDA refuses during a capture is refused with its error", "[session][captures]") {
   Driver driver;
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
@@ -128,4 +159,9 @@ TEST_CASE("a later kind of begin, once looked up, may capture forever", "[sessio
   REQUIRE(driver.captures.may_be_any());
   CHECK_FALSE(driver.captures.holds(stream(1)));
   CHECK(asked == 1);
+  for (int i = 0; i < 2; ++i) {
+    captured = stream(1);  // by that function
+    REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
+    CHECK(driver.captures.may_be_any());
+  }
 }
