@@ -435,13 +435,9 @@ CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream, StreamKey o
 CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
   PendingFree free;
   free.owner = owner;
-  if (const CUresult result = driver_.stream_context(stream.handle, &free.context); result != CUDA_SUCCESS)
-    return result;
-  const ContextScope scope(driver_, free.context);
-  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (const CUresult result = driver_.create_event(&free.event); result != CUDA_SUCCESS) return result;
-  CUresult result = driver_.record_event(free.event, stream.handle);
-  if (result == CUDA_SUCCESS) {
+  if (const CUresult result = record_behind(stream, &free); result != CUDA_SUCCESS) return result;
+  CUresult result = CUDA_SUCCESS;
+  {
     const Lock lock(*this);
     if (owner) free.preferred = order_.ordinal(*owner);
     if (live_.erase(address, &free.entry)) {
@@ -461,6 +457,33 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
   return result;
 }
 
+// Records an event of `free` on `stream`. The streams of a green context accept events of its primary context: these
+// are still there when the green context has been destroyed, while its work may go on. So the heap's context is tried
+// before the stream's own.
+CUresult Heap::record_behind(StreamKey stream, PendingFree* free) noexcept {
+  CUcontext of_stream = nullptr;
+  CUresult result = driver_.stream_context(stream.handle, &of_stream);
+  if (result != CUDA_SUCCESS) return result;
+  const ContextScope scope(driver_, of_stream);  // by its name, a default stream is the current context's
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  for (const CUcontext context : {context_, of_stream}) {
+    result = create_event(context, &free->event);
+    if (result == CUDA_SUCCESS) {
+      free->context = context;
+      result = driver_.record_event(free->event, stream.handle);
+      if (result == CUDA_SUCCESS) return result;
+      driver_.destroy_event(free->event);
+    }
+    if (context == of_stream) break;
+  }
+  return result;
+}
+
+CUresult Heap::create_event(CUcontext context, CUevent* event) noexcept {
+  const ContextScope scope(driver_, context);
+  return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 // Collects them at every so many requests, since a query costs as much as a request, and at the first one after the
 // program has synchronised, since it may count on what it knows to be over. A request that would map memory, or that
 // finds its slot taken, collects them in any case.
@@ -474,7 +497,8 @@ void Heap::look_at_pending_frees() {
 }
 
 // Gives back the blocks whose events have completed; false when there are none. The oldest events are queried first,
-// and no more once several are pending.
+// and no more once several are pending. An event of which the driver tells nothing does not count among these: it may
+// never tell anything again, and others would wait for it in vain.
 bool Heap::collect_pending_frees() {
   constexpr int kMostPending = 4;
   const std::size_t before = pending_frees_.size();
@@ -482,10 +506,9 @@ bool Heap::collect_pending_frees() {
   std::erase_if(pending_frees_, [&](PendingFree& free) {
     if (pending == kMostPending || free.context_ends) return false;
     if (free.event != nullptr) {
-      if (driver_.query_event(free.event) != CUDA_SUCCESS) {
-        ++pending;
-        return false;
-      }
+      const CUresult result = driver_.query_event(free.event);
+      if (result == CUDA_ERROR_NOT_READY) ++pending;
+      if (result != CUDA_SUCCESS) return false;
       driver_.destroy_event(free.event);
     }
     tell_over(free);

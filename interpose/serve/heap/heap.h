@@ -239,7 +239,7 @@ class Heap {
   // completed.
   struct PendingFree {
     LiveEntry entry;
-    CUcontext context = nullptr;  // of the stream and the event
+    CUcontext context = nullptr;  // of the event
     CUevent event = nullptr;      // null: its context has ended
     bool context_ends = false;
     std::optional<StreamKey> owner;       // of one that HeapOptions::over is to be told of
@@ -277,6 +277,8 @@ class Heap {
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
+  CUresult record_behind(StreamKey stream, PendingFree* free) noexcept;
+  CUresult create_event(CUcontext context, CUevent* event) noexcept;
   void tell_over(PendingFree& free) const noexcept;
   void look_at_pending_frees();
   bool collect_pending_frees();
