@@ -48,6 +48,11 @@ class Cuda {
   [[nodiscard]] int current_device() const noexcept;                // of the thread's context; -1: none
   [[nodiscard]] int device_of(CUcontext context) const noexcept;    // -1: cannot be told
   [[nodiscard]] bool is_primary_active(int device) const noexcept;  // false: cannot be told
+  // The context that a program makes current to use a green context; null: cannot be told.
+  [[nodiscard]] CUcontext context_of(CUgreenCtx_st* green) const noexcept {
+    CUcontext context = nullptr;
+    return cuCtxFromGreenCtx_(&context, green) == CUDA_SUCCESS ? context : nullptr;
+  }
   // The device's primary context; null: none is active, and none is made, or it cannot be told.
   [[nodiscard]] CUcontext primary_context(int device) const noexcept;
   // Whether it is the device's primary context.
@@ -96,6 +101,7 @@ class Cuda {
   DriverFunction<CUresult(CUcontext*)> cuCtxPopCurrent_{find_, "cuCtxPopCurrent_v2"};
   DriverFunction<CUresult(unsigned*)> cuCtxGetFlags_{find_, "cuCtxGetFlags"};
   DriverFunction<CUresult(unsigned)> cuCtxSetFlags_{find_, "cuCtxSetFlags"};
+  DriverFunction<CUresult(CUcontext*, CUgreenCtx_st*)> cuCtxFromGreenCtx_{find_, "cuCtxFromGreenCtx"};
   DriverFunction<CUresult(int*)> cuDeviceGetCount_{find_, "cuDeviceGetCount"};
   DriverFunction<CUresult(char*, int, CUdevice)> cuDeviceGetName_{find_, "cuDeviceGetName"};
   DriverFunction<CUresult(std::size_t*, CUdevice)> cuDeviceTotalMem_{find_, "cuDeviceTotalMem_v2"};

@@ -26,6 +26,9 @@ namespace stalloc {
 // Thread-safe; nothing but the constructor throws.
 class Heaps {
  public:
+  // No device from that number on is served.
+  static constexpr int kDevices = 64;
+
   // Devices without a plan get a heap only when `options.dynamic` is set. The heaps show their figures in `page`, where
   // there is one. `cuda` must live as long as this.
   Heaps(plan::Plan plan, const Cuda& cuda, const serve::RealDriver& driver, const serve::HeapOptions& options,
@@ -152,8 +155,6 @@ class Heaps {
   void log_figures(bool always, bool wait) noexcept;
 
  private:
-  static constexpr int kDevices = 64;
-
   struct Device {
     std::atomic<serve::Heap*> heap{nullptr};  // owned
     std::atomic<CUcontext> context{nullptr};

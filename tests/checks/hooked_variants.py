@@ -17,7 +17,7 @@ CONCERNS = re.compile(r"^cu("
                       r"Mem(Alloc|Free|Pool|GetAddressRange|GetInfo|GetAccess|GetHandle|RetainAllocation)"
                       r"|Mem\w*MemPool|Device\w*MemPool|Mem(Set|Get)Access|Mem(Map|Unmap|AddressFree)|MulticastBind"
                       r"|Pointer|Ipc\w*Mem|Stream(Destroy|BeginCapture)"
-                      r"|Ctx(Destroy|Detach|EnablePeer)|DevicePrimaryCtx(Reset|Release)|GetProcAddress"
+                      r"|(Green)?CtxDestroy|Ctx(Detach|EnablePeer)|DevicePrimaryCtx(Reset|Release)|GetProcAddress"
                       r"|Event(Create|Destroy|Record|Query|Synchronize)|\w*RecordEvent|Ipc\w*Event"
                       r"|Stream(WaitEvent|Synchronize|Query)|Graph\w*EventRecord\w*(Node|Set\w+)$"
                       r"|GraphAddNode|Graph(Exec)?NodeSetParams)")

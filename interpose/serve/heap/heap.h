@@ -107,7 +107,8 @@ class Heap {
   // stream that it was served for, which is offered the bytes first then, and which HeapOptions::over is told.
   CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
   // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
-  // none of its work is left.
+  // none of its work is left. Where its work may go on, leave the second call out: what waits for one of its events
+  // then stays unused.
   void context_ends(CUcontext context) noexcept;
   void context_ended(CUcontext context, bool ended) noexcept;
   // Tells HeapOptions::over of all of these that are not over yet, as the program ends. Without waiting: of none when
