@@ -114,7 +114,7 @@ void Heaps::learn_thresholds(serve::Heap& heap) noexcept {
   const std::lock_guard lock(thresholds_mutex_);
   for (const auto& [pool, bytes] : release_thresholds_) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
+    if (resolve_counted_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
   }
 }
 
@@ -151,6 +151,12 @@ serve::Heap* Heaps::owning(CUdeviceptr address) noexcept {
 
 bool Heaps::resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
   if (pools_.device_of(*pool) != heap.device()) return false;
+  if (*pool == device_of(heap).default_pool.load(std::memory_order_acquire)) *pool = nullptr;
+  return true;
+}
+
+bool Heaps::resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+  if (pools_.counted_on(*pool) != heap.device()) return false;
   if (*pool == device_of(heap).default_pool.load(std::memory_order_acquire)) *pool = nullptr;
   return true;
 }
@@ -197,7 +203,7 @@ std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {
   std::optional<serve::PoolUse> sum;
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (!resolve_pool(heap, &resolved)) return;
+    if (!resolve_counted_pool(heap, &resolved)) return;
     if (const serve::PoolUse use = heap.pool_use(resolved); use.known) sum = use;
   });
   return sum;
@@ -206,14 +212,14 @@ std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {
 void Heaps::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept {
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.reset_pool_high(resolved, used, reserved);
+    if (resolve_counted_pool(heap, &resolved)) heap.reset_pool_high(resolved, used, reserved);
   });
 }
 
 void Heaps::trim_pool(CUmemoryPool pool, std::uint64_t keep) noexcept {
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.trim(keep);
+    if (resolve_counted_pool(heap, &resolved)) heap.trim(keep);
   });
 }
 
@@ -243,13 +249,13 @@ void Heaps::refuse_pool(CUmemoryPool pool) noexcept {
   current_pool_changed(device);
 }
 
-// The device that may serve requests from `pool`, or kNone. Also of one that is a device's own and was not seen before.
+// The device whose heap counts `pool`, or kNone. Also of one that is a device's own and was not seen before.
 int Heaps::find_device_of(CUmemoryPool pool) noexcept {
   const int devices = pools_.find(pool) ? 0 : std::min(cuda_.device_count(), kDevices);
   for (int ordinal = 0; ordinal < devices; ++ordinal) {
     if (pool == cuda_.default_pool(ordinal)) pools_.found_default(pool, ordinal);
   }
-  return pools_.device_of(pool);
+  return pools_.counted_on(pool);
 }
 
 void Heaps::blocking_streams_exist() noexcept {
@@ -288,7 +294,7 @@ void Heaps::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexce
   }
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
+    if (resolve_counted_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
   });
 }
 

@@ -71,6 +71,9 @@ class Heaps {
     *pool = nullptr;
     return !redirected_.load(std::memory_order_acquire) || resolve_redirected_pool(heap, pool);
   }
+  // The same of the pool whose figures are asked for or changed: also true when requests from it are not served any
+  // more, but were.
+  bool resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   // The driver's handle of a pool as a heap knows it.
   CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
 
@@ -87,7 +90,7 @@ class Heaps {
   }
   // The program made another pool the device's current one.
   void current_pool_changed(int device) noexcept;
-  // What all heaps serve in the name of `pool`; nothing when none does.
+  // What the heaps serve in the name of `pool`, or did until it was refused; nothing when none does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
   // Gives idle memory back to the driver, down to `keep` bytes where that is possible.
@@ -107,7 +110,7 @@ class Heaps {
   // Gives idle memory back for a caller that was refused `bytes` (0: unknown). True when a heap gave any.
   bool make_room(std::uint64_t bytes) noexcept;
   std::uint64_t idle_plan_bytes(int device) noexcept;
-  // A heap may keep the largest threshold of the pools that it serves.
+  // A heap may keep the largest threshold of the pools that it serves, or served before they were refused.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
   // As Heap::keep_idle, for all heaps, also those yet to be made.
   void keep_idle() noexcept;

@@ -37,11 +37,12 @@ Pools::Pools() noexcept : version_(new_version()) {}
 
 void Pools::created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
   const int device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : kNone;
-  set(pool, {device, is_ordinary(properties), true});
+  const bool ordinary = is_ordinary(properties);
+  set(pool, {device, ordinary, ordinary, true});
 }
 
 void Pools::found_default(CUmemoryPool pool, int device) noexcept {
-  if (pool != nullptr && !find(pool)) set(pool, {device, true, false});
+  if (pool != nullptr && !find(pool)) set(pool, {device, true, true, false});
 }
 
 void Pools::refuse(CUmemoryPool pool) noexcept {
@@ -59,6 +60,12 @@ std::optional<int> Pools::find(CUmemoryPool pool) noexcept {
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return std::nullopt;
   return found->second.served ? found->second.device : kNone;
+}
+
+int Pools::counted_on(CUmemoryPool pool) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = pools_.find(pool);
+  return found != pools_.end() && found->second.counted ? found->second.device : kNone;
 }
 
 std::optional<Pools::Known> Pools::forget(CUmemoryPool pool) noexcept {

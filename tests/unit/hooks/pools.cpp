@@ -39,6 +39,13 @@ cuuint64_t figure(CUmemoryPool pool, CUmemPool_attribute which) {
   return value;
 }
 
+// As a program asks.
+cuuint64_t true_figure(CUmemoryPool pool, CUmemPool_attribute which) {
+  cuuint64_t value = 0;
+  REQUIRE(cuMemPoolGetAttribute(pool, which, &value) == CUDA_SUCCESS);
+  return value;
+}
+
 }  // namespace
 
 TEST_CASE("a pool's figures are CUDA's and what is served in its name", "[hooks][pools]") {
@@ -107,6 +114,31 @@ TEST_CASE("a high mark is reset where CUDA resets its own", "[hooks][pools]") {
   CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 3 * kMiB);
   CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
   CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0);
+}
+
+TEST_CASE("a pool that is refused keeps the figures of what was served, and is trimmed", "[hooks][pools]") {
+  const Machine machine;
+  serve::Heap& heap = machine.heap();
+  const CUmemoryPool pool = default_pool();
+  cuuint64_t everything = ~cuuint64_t{0};
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything) == CUDA_SUCCESS);
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 4 * kMiB, nullptr) == CUDA_SUCCESS);
+  REQUIRE(heap.owns(at));
+  int zero = 0;
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &zero) == CUDA_SUCCESS);
+  CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 4 * kMiB);
+  CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 4 * kMiB);
+  CHECK(true_figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >= 4 * kMiB);
+  CUdeviceptr of_cuda = 0;
+  REQUIRE(cuMemAllocAsync(&of_cuda, 2 * kMiB, nullptr) == CUDA_SUCCESS);
+  CHECK_FALSE(heap.owns(of_cuda));
+  CHECK(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  CHECK(cuMemFreeAsync(of_cuda, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+  CHECK(heap.held_bytes() >= 4 * kMiB);
+  CHECK(cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+  CHECK(heap.held_bytes() == 0);
 }
 
 TEST_CASE("a pool of the program's is known until it is destroyed, and longer where that fails", "[hooks][pools]") {

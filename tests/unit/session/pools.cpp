@@ -118,6 +118,7 @@ TEST_CASE("what is known of a pool ends with it, and not where destroying fails"
   REQUIRE(pools.device_of(named(0x1000)) == 0);
   pools.refuse(named(0x1000));
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
+  REQUIRE(pools.counted_on(named(0x1000)) == 0);
   pools.found_default(named(0x1000), 0);  // a refused one stays so
   REQUIRE(pools.find(named(0x1000)) == Pools::kNone);
 }
