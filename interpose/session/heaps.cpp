@@ -189,14 +189,21 @@ void Heaps::redirection_ended(CUmemoryPool pool) noexcept {
 }
 
 void Heaps::pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
+  const std::lock_guard lock(lifetimes_mutex_);
+  forget_figures(pool);  // of a pool that had the handle before
   pools_.created(pool, properties);
 }
 
-std::optional<Pools::Known> Heaps::forget_pool(CUmemoryPool pool) noexcept {
+// The handle may be another pool's by now: then `pool_created` has forgotten the figures, and these are the new pool's.
+void Heaps::pool_ended(CUmemoryPool pool, bool destroyed) noexcept {
+  const std::lock_guard lock(lifetimes_mutex_);
+  if (pools_.ended(pool, destroyed)) forget_figures(pool);
+}
+
+void Heaps::forget_figures(CUmemoryPool pool) noexcept {
   each_heap([pool](int, serve::Heap& heap) { heap.pool_destroyed(pool); });
   const std::lock_guard lock(thresholds_mutex_);
   release_thresholds_.erase(pool);
-  return pools_.forget(pool);
 }
 
 std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {

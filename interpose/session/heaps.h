@@ -81,12 +81,10 @@ class Heaps {
   // `destroy` calls the original function that destroys the pool, and returns whether it succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
-    const std::optional<Pools::Known> known = forget_pool(pool);
-    if (destroy()) {
-      redirection_ended(pool);
-    } else if (known) {
-      pools_.restore(pool, *known);
-    }
+    pools_.ends(pool);
+    const bool destroyed = destroy();
+    pool_ended(pool, destroyed);
+    if (destroyed) redirection_ended(pool);
   }
   // The program made another pool the device's current one.
   void current_pool_changed(int device) noexcept;
@@ -188,7 +186,8 @@ class Heaps {
 
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   int find_device_of(CUmemoryPool pool) noexcept;
-  std::optional<Pools::Known> forget_pool(CUmemoryPool pool) noexcept;
+  void pool_ended(CUmemoryPool pool, bool destroyed) noexcept;
+  void forget_figures(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
   serve::Heap* find_or_make(CUcontext context) noexcept;
   serve::Heap* make_heap(int ordinal, CUcontext context) noexcept;
@@ -220,6 +219,7 @@ class Heaps {
   std::array<Device, kDevices> devices_;
   std::array<StreamPlace, std::size_t{1} << kStreamPlaceBits> stream_places_;
   Pools pools_;
+  std::mutex lifetimes_mutex_;  // guards what becomes known of new pools and forgotten of old ones
   UnservedContexts unserved_;
   std::mutex thresholds_mutex_;
   std::unordered_map<CUmemoryPool, std::uint64_t> release_thresholds_;  // as the program set them

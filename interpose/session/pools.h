@@ -26,24 +26,16 @@ class Pools final : public serve::CreatedPools {
   // No device: not to be served.
   static constexpr int kNone = -1;
 
-  // A pool: the device of its memory (kNone: unknown), whether requests from it may have been served, whether they
-  // still are, and whether the program made it.
-  struct Known {
-    int device = kNone;
-    bool counted = false;
-    bool served = false;
-    bool created = false;
-  };
-
   void created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
   // A pool that is the device's own, as soon as it is known.
   void found_default(CUmemoryPool pool, int device) noexcept;
   // No request is served from now on, also where the pool is a device's own.
   void refuse(CUmemoryPool pool) noexcept;
-  // Call before the original function destroys the pool, since its handle may be reused at once. Returns what was known
-  // of the pool, for `restore` if the original fails.
-  std::optional<Known> forget(CUmemoryPool pool) noexcept;
-  void restore(CUmemoryPool pool, const Known& known) noexcept { set(pool, known); }
+  // Call before the original function destroys the pool, since its handle may be reused at once: nobody is given the
+  // pool until `ended` tells whether it was destroyed. That returns true where it was, unless the handle is already
+  // another pool's.
+  void ends(CUmemoryPool pool) noexcept;
+  bool ended(CUmemoryPool pool, bool destroyed) noexcept;
 
   // What is known of the pool: nothing, kNone, or its device.
   [[nodiscard]] std::optional<int> find(CUmemoryPool pool) noexcept;
@@ -56,6 +48,14 @@ class Pools final : public serve::CreatedPools {
   void each_of(int device, const std::function<void(CUmemoryPool)>& visit) override;
 
  private:
+  struct Known {
+    int device = kNone;    // of its memory; kNone: unknown
+    bool counted = false;  // requests from it may have been served
+    bool served = false;   // and still are
+    bool created = false;  // by the program
+    bool ending = false;   // between `ends` and `ended`
+  };
+
   void set(CUmemoryPool pool, const Known& known) noexcept;
 
   std::mutex mutex_;

@@ -151,10 +151,20 @@ TEST_CASE("a pool of the program's is known until it is destroyed, and longer wh
   REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
   Behind refused(
       Hook::cuMemPoolDestroy, +[](CUmemoryPool) { return CUDA_ERROR_INVALID_VALUE; });
+  cuuint64_t threshold = 64 * kMiB;
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) == CUDA_SUCCESS);
+  CUdeviceptr before = 0;
+  REQUIRE(cuMemAllocFromPoolAsync(&before, 8 * kMiB, pool, nullptr) == CUDA_SUCCESS);
   CHECK(pools::destroy(refused.call(), pool) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 8 * kMiB);
   CUdeviceptr at = 0;
   REQUIRE(cuMemAllocFromPoolAsync(&at, kMiB, pool, nullptr) == CUDA_SUCCESS);
   CHECK(machine.heap().owns(at));
+  CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 9 * kMiB);
+  REQUIRE(cuMemFreeAsync(before, nullptr) == CUDA_SUCCESS);
   REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+  CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 9 * kMiB);
+  REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+  CHECK(machine.heap().held_bytes() >= 8 * kMiB);  // its threshold still holds
   REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
