@@ -65,6 +65,11 @@ class Cuda {
   // Pools.
   [[nodiscard]] CUmemoryPool default_pool(int device) const noexcept;  // null: none
   [[nodiscard]] CUmemoryPool current_pool(int device) const noexcept;  // that cuMemAllocAsync uses; null: none
+  // That memory of CUDA's own is from; null: none, or it cannot be told.
+  [[nodiscard]] CUmemoryPool pool_of(CUdeviceptr at) const noexcept {
+    CUmemoryPool pool = nullptr;
+    return cuPointerGetAttribute_(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at) == CUDA_SUCCESS ? pool : nullptr;
+  }
   // Whether kernels of `device` may touch the pool's memory.
   [[nodiscard]] bool has_access(CUmemoryPool pool, int device) const noexcept;
   // In bytes; 0, as CUDA's default: cannot be told.

@@ -206,6 +206,18 @@ void Heaps::forget_figures(CUmemoryPool pool) noexcept {
   release_thresholds_.erase(pool);
 }
 
+void Heaps::note_unplanned(serve::Heap* asked, CUdeviceptr address, std::size_t bytes) noexcept {
+  const CUmemoryPool pool = cuda_.pool_of(address);
+  bool noted = false;
+  each_heap([&](int, serve::Heap& heap) {
+    CUmemoryPool resolved = pool;
+    if (noted || !resolve_counted_pool(heap, &resolved)) return;
+    heap.note_unplanned(address, bytes, resolved);
+    noted = true;
+  });
+  if (!noted && asked != nullptr) asked->note_unplanned_sync(address, bytes);
+}
+
 std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {
   std::optional<serve::PoolUse> sum;
   each_heap([&](int, serve::Heap& heap) {

@@ -88,6 +88,9 @@ class Heaps {
   }
   // The program made another pool the device's current one.
   void current_pool_changed(int device) noexcept;
+  // CUDA gave stream-ordered memory. It counts for the pool that it is from, whatever context and device asked for it.
+  // `asked`: counts what is from no pool that a heap counts; null: nobody does.
+  void note_unplanned(serve::Heap* asked, CUdeviceptr address, std::size_t bytes) noexcept;
   // What the heaps serve in the name of `pool`, or did until it was refused; nothing when none does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
