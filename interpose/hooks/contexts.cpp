@@ -1,8 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams and contexts that end, and devices that become each other's peers.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::contexts {
+namespace {
+
+// `release` gives back one hold, or none, on the primary contexts of the devices from `first` to before `end`. The last
+// hold on a context ends it.
+template <class Release>
+CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
+  const Cuda& cuda = Session::cuda();
+  std::array<CUcontext, Heaps::kDevices> primaries{};
+  end = std::min(end, Heaps::kDevices);
+  for (int device = std::max(first, 0); device < end; ++device) {
+    CUcontext& primary = primaries[static_cast<std::size_t>(device)];
+    primary = cuda.primary_context(device);
+    heaps.context_ends(primary);
+  }
+  const CUresult result = release();
+  for (int device = std::max(first, 0); device < end; ++device) {
+    const CUcontext primary = primaries[static_cast<std::size_t>(device)];
+    heaps.context_ended(primary, primary != nullptr && !cuda.is_primary_active(device));
+    if (result == CUDA_SUCCESS) heaps.primary_released(device);
+  }
+  return result;
+}
+
+}  // namespace
 
 CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept {
   Session& session = Session::get();
@@ -47,12 +75,22 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
 
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept {
   Heaps* heaps = Session::active_heaps();
-  const CUcontext primary = heaps != nullptr ? Session::cuda().primary_context(device) : nullptr;
-  if (heaps != nullptr) heaps->context_ends(primary);
-  const CUresult result = call.original(device);
-  // The last release ends it.
-  if (heaps != nullptr) heaps->context_ended(primary, primary != nullptr && !Session::cuda().is_primary_active(device));
-  if (result == CUDA_SUCCESS && heaps != nullptr) heaps->primary_released(device);
+  if (heaps == nullptr) return call.original(device);
+  return release_primary(*heaps, device, device + 1, [&] { return call.original(device); });
+}
+
+// Holds its device's primary context as long as it lives. Nothing tells which device that is without making the green
+// context current, which it may be in one thread only: so all devices are looked at.
+CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st* green) noexcept {
+  Heaps* heaps = Session::active_heaps();
+  if (heaps == nullptr) return call.original(green);
+  const CUcontext context = Session::cuda().context_of(green);
+  heaps->context_ends(context);
+  const CUresult result =
+      release_primary(*heaps, 0, Session::cuda().device_count(), [&] { return call.original(green); });
+  // CUDA does not say that it waits for the work of the green context. So once that has ended, what only an event of it
+  // could tell to be over stays unused.
+  if (result != CUDA_SUCCESS) heaps->context_ended(context, false);
   return result;
 }
 

@@ -4,12 +4,14 @@
 
 #include <cuda.h>
 // cuda.h defines these names as macros for their latest versions; each version is hooked under its exported name.
+#undef cuCtxCreate
 #undef cuCtxDestroy
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
 #undef cuEventDestroy
 #undef cuGetProcAddress
 #undef cuGraphAddNode
+#undef cuGraphInstantiate
 #undef cuStreamBeginCapture
 #undef cuStreamBeginCaptureToGraph
 #undef cuStreamDestroy

@@ -44,18 +44,19 @@ CUresult ask_cuda(Heaps& heaps, const Allocation& allocation, Original original)
   return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
 }
 
+// Asks CUDA, and counts what it gives. `heap`: serves such requests; null: none does.
 template <class Original>
-CUresult allocate_elsewhere(Heaps& heaps, serve::Heap& heap, const Allocation& allocation, CUdeviceptr* out,
+CUresult allocate_elsewhere(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
                             Original original) {
-  if (heap.refuses()) return refuse(out);
-  // A graph needs its memory only when it is launched.
+  if (heap != nullptr && heap->refuses()) return refuse(out);
+  // A graph needs its memory only when it is launched, and that belongs to no pool.
   const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
   const CUresult result = ask_cuda(heaps, allocation, original);
-  if (result != CUDA_SUCCESS) return result;
-  if (allocation.kind == EventKind::Alloc) {
-    heap.note_unplanned_sync(*out, allocation.bytes);
-  } else if (!captured) {  // memory of a graph belongs to no pool
-    heap.note_unplanned(*out, allocation.bytes, allocation.pool);
+  if (result != CUDA_SUCCESS || captured) return result;
+  if (allocation.kind != EventKind::Alloc) {
+    heaps.note_unplanned(heap, *out, allocation.bytes);
+  } else if (heap != nullptr) {
+    heap->note_unplanned_sync(*out, allocation.bytes);
   }
   return result;
 }
@@ -86,14 +87,16 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation,
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
   if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
   if (heaps == nullptr) return original();
-  if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) return ask_cuda(*heaps, allocation, original);
+  if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) {
+    return allocate_elsewhere(*heaps, nullptr, allocation, out, original);
+  }
   const bool declined = Declined::by_heap() || is_left_to_cuda(allocation);
   const auto address = declined ? std::nullopt : serve_allocation(*heap, allocation);
   if (address) {
     *out = *address;
     return CUDA_SUCCESS;
   }
-  return allocate_elsewhere(*heaps, *heap, allocation, out, original);
+  return allocate_elsewhere(*heaps, heap, allocation, out, original);
 }
 
 template <class Original>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory pools: what we serve in a pool's name counts in its figures. Which pools are served: session/pools.h.
+#include <algorithm>
+
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::pools {
@@ -55,9 +57,13 @@ CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
       bytes += use->served;
       break;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      bytes = use->used_high;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: {
+      // What CUDA gave before there was a heap is known to CUDA alone.
+      cuuint64_t current = 0;
+      call.original(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &current);
+      bytes = std::max<cuuint64_t>({bytes, current + use->served, use->used_high});
       break;
+    }
     default:
       break;
   }

@@ -48,6 +48,11 @@ class Cuda {
   [[nodiscard]] int current_device() const noexcept;                // of the thread's context; -1: none
   [[nodiscard]] int device_of(CUcontext context) const noexcept;    // -1: cannot be told
   [[nodiscard]] bool is_primary_active(int device) const noexcept;  // false: cannot be told
+  // The context that a program makes current to use a green context; null: cannot be told.
+  [[nodiscard]] CUcontext context_of(CUgreenCtx_st* green) const noexcept {
+    CUcontext context = nullptr;
+    return cuCtxFromGreenCtx_(&context, green) == CUDA_SUCCESS ? context : nullptr;
+  }
   // The device's primary context; null: none is active, and none is made, or it cannot be told.
   [[nodiscard]] CUcontext primary_context(int device) const noexcept;
   // Whether it is the device's primary context.
@@ -60,6 +65,11 @@ class Cuda {
   // Pools.
   [[nodiscard]] CUmemoryPool default_pool(int device) const noexcept;  // null: none
   [[nodiscard]] CUmemoryPool current_pool(int device) const noexcept;  // that cuMemAllocAsync uses; null: none
+  // That memory of CUDA's own is from; null: none, or it cannot be told.
+  [[nodiscard]] CUmemoryPool pool_of(CUdeviceptr at) const noexcept {
+    CUmemoryPool pool = nullptr;
+    return cuPointerGetAttribute_(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at) == CUDA_SUCCESS ? pool : nullptr;
+  }
   // Whether kernels of `device` may touch the pool's memory.
   [[nodiscard]] bool has_access(CUmemoryPool pool, int device) const noexcept;
   // In bytes; 0, as CUDA's default: cannot be told.
@@ -119,6 +129,7 @@ class Cuda {
   DriverFunction<CUresult(CUcontext*)> cuCtxPopCurrent_{find_, "cuCtxPopCurrent_v2"};
   DriverFunction<CUresult(unsigned*)> cuCtxGetFlags_{find_, "cuCtxGetFlags"};
   DriverFunction<CUresult(unsigned)> cuCtxSetFlags_{find_, "cuCtxSetFlags"};
+  DriverFunction<CUresult(CUcontext*, CUgreenCtx_st*)> cuCtxFromGreenCtx_{find_, "cuCtxFromGreenCtx"};
   DriverFunction<CUresult(int*)> cuDeviceGetCount_{find_, "cuDeviceGetCount"};
   DriverFunction<CUresult(char*, int, CUdevice)> cuDeviceGetName_{find_, "cuDeviceGetName"};
   DriverFunction<CUresult(std::size_t*, CUdevice)> cuDeviceTotalMem_{find_, "cuDeviceTotalMem_v2"};

@@ -115,7 +115,7 @@ void Heaps::learn_thresholds(serve::Heap& heap) noexcept {
   const std::lock_guard lock(thresholds_mutex_);
   for (const auto& [pool, bytes] : release_thresholds_) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
+    if (resolve_counted_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
   }
 }
 
@@ -156,6 +156,12 @@ bool Heaps::resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
   return true;
 }
 
+bool Heaps::resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
+  if (pools_.counted_on(*pool) != heap.device()) return false;
+  if (*pool == device_of(heap).default_pool.load(std::memory_order_acquire)) *pool = nullptr;
+  return true;
+}
+
 bool Heaps::resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
   *pool = device_of(heap).redirected_pool.load(std::memory_order_acquire);
   return *pool == nullptr || resolve_pool(heap, pool);
@@ -184,21 +190,40 @@ void Heaps::redirection_ended(CUmemoryPool pool) noexcept {
 }
 
 void Heaps::pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
+  const std::lock_guard lock(lifetimes_mutex_);
+  forget_figures(pool);  // of a pool that had the handle before
   pools_.created(pool, properties);
 }
 
-std::optional<Pools::Known> Heaps::forget_pool(CUmemoryPool pool) noexcept {
+// The handle may be another pool's by now: then `pool_created` has forgotten the figures, and these are the new pool's.
+void Heaps::pool_ended(CUmemoryPool pool, bool destroyed) noexcept {
+  const std::lock_guard lock(lifetimes_mutex_);
+  if (pools_.ended(pool, destroyed)) forget_figures(pool);
+}
+
+void Heaps::forget_figures(CUmemoryPool pool) noexcept {
   each_heap([pool](int, serve::Heap& heap) { heap.pool_destroyed(pool); });
   const std::lock_guard lock(thresholds_mutex_);
   release_thresholds_.erase(pool);
-  return pools_.forget(pool);
+}
+
+void Heaps::note_unplanned(serve::Heap* asked, CUdeviceptr address, std::size_t bytes) noexcept {
+  const CUmemoryPool pool = cuda_.pool_of(address);
+  bool noted = false;
+  each_heap([&](int, serve::Heap& heap) {
+    CUmemoryPool resolved = pool;
+    if (noted || !resolve_counted_pool(heap, &resolved)) return;
+    heap.note_unplanned(address, bytes, resolved);
+    noted = true;
+  });
+  if (!noted && asked != nullptr) asked->note_unplanned_sync(address, bytes);
 }
 
 std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {
   std::optional<serve::PoolUse> sum;
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (!resolve_pool(heap, &resolved)) return;
+    if (!resolve_counted_pool(heap, &resolved)) return;
     if (const serve::PoolUse use = heap.pool_use(resolved); use.known) sum = use;
   });
   return sum;
@@ -207,14 +232,14 @@ std::optional<serve::PoolUse> Heaps::pool_use(CUmemoryPool pool) noexcept {
 void Heaps::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept {
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.reset_pool_high(resolved, used, reserved);
+    if (resolve_counted_pool(heap, &resolved)) heap.reset_pool_high(resolved, used, reserved);
   });
 }
 
 void Heaps::trim_pool(CUmemoryPool pool, std::uint64_t keep) noexcept {
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.trim(keep);
+    if (resolve_counted_pool(heap, &resolved)) heap.trim(keep);
   });
 }
 
@@ -244,13 +269,13 @@ void Heaps::refuse_pool(CUmemoryPool pool) noexcept {
   current_pool_changed(device);
 }
 
-// The device that may serve requests from `pool`, or kNone. Also of one that is a device's own and was not seen before.
+// The device whose heap counts `pool`, or kNone. Also of one that is a device's own and was not seen before.
 int Heaps::find_device_of(CUmemoryPool pool) noexcept {
   const int devices = pools_.find(pool) ? 0 : std::min(cuda_.device_count(), kDevices);
   for (int ordinal = 0; ordinal < devices; ++ordinal) {
     if (pool == cuda_.default_pool(ordinal)) pools_.found_default(pool, ordinal);
   }
-  return pools_.device_of(pool);
+  return pools_.counted_on(pool);
 }
 
 void Heaps::blocking_streams_exist() noexcept {
@@ -289,7 +314,7 @@ void Heaps::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexce
   }
   each_heap([&](int, serve::Heap& heap) {
     CUmemoryPool resolved = pool;
-    if (resolve_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
+    if (resolve_counted_pool(heap, &resolved)) heap.set_release_threshold(resolved, bytes);
   });
 }
 

@@ -26,6 +26,9 @@ namespace stalloc {
 // Thread-safe; nothing but the constructor throws.
 class Heaps {
  public:
+  // No device from that number on is served.
+  static constexpr int kDevices = 64;
+
   // Devices without a plan get a heap only when `options.dynamic` is set. The heaps show their figures in `page`, where
   // there is one. `cuda` must live as long as this.
   Heaps(plan::Plan plan, const Cuda& cuda, const serve::RealDriver& driver, const serve::HeapOptions& options,
@@ -68,6 +71,9 @@ class Heaps {
     *pool = nullptr;
     return !redirected_.load(std::memory_order_acquire) || resolve_redirected_pool(heap, pool);
   }
+  // The same of the pool whose figures are asked for or changed: also true when requests from it are not served any
+  // more, but were.
+  bool resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   // The driver's handle of a pool as a heap knows it.
   CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
 
@@ -75,16 +81,17 @@ class Heaps {
   // `destroy` calls the original function that destroys the pool, and returns whether it succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
-    const std::optional<Pools::Known> known = forget_pool(pool);
-    if (destroy()) {
-      redirection_ended(pool);
-    } else if (known) {
-      pools_.restore(pool, *known);
-    }
+    pools_.ends(pool);
+    const bool destroyed = destroy();
+    pool_ended(pool, destroyed);
+    if (destroyed) redirection_ended(pool);
   }
   // The program made another pool the device's current one.
   void current_pool_changed(int device) noexcept;
-  // What all heaps serve in the name of `pool`; nothing when none does.
+  // CUDA gave stream-ordered memory. It counts for the pool that it is from, whatever context and device asked for it.
+  // `asked`: counts what is from no pool that a heap counts; null: nobody does.
+  void note_unplanned(serve::Heap* asked, CUdeviceptr address, std::size_t bytes) noexcept;
+  // What the heaps serve in the name of `pool`, or did until it was refused; nothing when none does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
   // Gives idle memory back to the driver, down to `keep` bytes where that is possible.
@@ -104,7 +111,7 @@ class Heaps {
   // Gives idle memory back for a caller that was refused `bytes` (0: unknown). True when a heap gave any.
   bool make_room(std::uint64_t bytes) noexcept;
   std::uint64_t idle_plan_bytes(int device) noexcept;
-  // A heap may keep the largest threshold of the pools that it serves.
+  // A heap may keep the largest threshold of the pools that it serves, or served before they were refused.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
   // As Heap::keep_idle, for all heaps, also those yet to be made.
   void keep_idle() noexcept;
@@ -152,8 +159,6 @@ class Heaps {
   void log_figures(bool always, bool wait) noexcept;
 
  private:
-  static constexpr int kDevices = 64;
-
   struct Device {
     std::atomic<serve::Heap*> heap{nullptr};  // owned
     std::atomic<CUcontext> context{nullptr};
@@ -184,7 +189,8 @@ class Heaps {
 
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   int find_device_of(CUmemoryPool pool) noexcept;
-  std::optional<Pools::Known> forget_pool(CUmemoryPool pool) noexcept;
+  void pool_ended(CUmemoryPool pool, bool destroyed) noexcept;
+  void forget_figures(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
   serve::Heap* find_or_make(CUcontext context) noexcept;
   serve::Heap* make_heap(int ordinal, CUcontext context) noexcept;
@@ -216,6 +222,7 @@ class Heaps {
   std::array<Device, kDevices> devices_;
   std::array<StreamPlace, std::size_t{1} << kStreamPlaceBits> stream_places_;
   Pools pools_;
+  std::mutex lifetimes_mutex_;  // guards what becomes known of new pools and forgotten of old ones
   UnservedContexts unserved_;
   std::mutex thresholds_mutex_;
   std::unordered_map<CUmemoryPool, std::uint64_t> release_thresholds_;  // as the program set them

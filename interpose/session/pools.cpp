@@ -37,38 +37,55 @@ Pools::Pools() noexcept : version_(new_version()) {}
 
 void Pools::created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
   const int device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : kNone;
-  set(pool, {device, is_ordinary(properties), true});
+  const bool ordinary = is_ordinary(properties);
+  set(pool, {device, ordinary, ordinary, true, false});
 }
 
 void Pools::found_default(CUmemoryPool pool, int device) noexcept {
-  if (pool != nullptr && !find(pool)) set(pool, {device, true, false});
+  if (pool != nullptr && !find(pool)) set(pool, {device, true, true, false, false});
 }
 
 void Pools::refuse(CUmemoryPool pool) noexcept {
-  Known known;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto found = pools_.find(pool); found != pools_.end()) known = found->second;
+  const std::lock_guard lock(mutex_);
+  version_.store(new_version(), std::memory_order_release);
+  try {
+    pools_[pool].served = false;
+  } catch (const std::exception&) {
+    // A pool that is not noted is not served.
   }
-  known.served = false;
-  set(pool, known);
+}
+
+void Pools::ends(CUmemoryPool pool) noexcept {
+  const std::lock_guard lock(mutex_);
+  version_.store(new_version(), std::memory_order_release);
+  if (const auto found = pools_.find(pool); found != pools_.end()) found->second.ending = true;
+}
+
+bool Pools::ended(CUmemoryPool pool, bool destroyed) noexcept {
+  const std::lock_guard lock(mutex_);
+  version_.store(new_version(), std::memory_order_release);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) return destroyed;
+  if (!found->second.ending) return false;
+  if (destroyed) {
+    pools_.erase(found);
+  } else {
+    found->second.ending = false;
+  }
+  return destroyed;
 }
 
 std::optional<int> Pools::find(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return std::nullopt;
-  return found->second.served ? found->second.device : kNone;
+  return found->second.served && !found->second.ending ? found->second.device : kNone;
 }
 
-std::optional<Pools::Known> Pools::forget(CUmemoryPool pool) noexcept {
+int Pools::counted_on(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = pools_.find(pool);
-  if (found == pools_.end()) return std::nullopt;
-  const Known known = found->second;
-  pools_.erase(found);
-  version_.store(new_version(), std::memory_order_release);
-  return known;
+  return found != pools_.end() && found->second.counted ? found->second.device : kNone;
 }
 
 void Pools::set(CUmemoryPool pool, const Known& known) noexcept {
@@ -85,7 +102,7 @@ void Pools::set(CUmemoryPool pool, const Known& known) noexcept {
 void Pools::each_of(int device, const std::function<void(CUmemoryPool)>& visit) {
   const std::lock_guard lock(mutex_);
   for (const auto& [pool, known] : pools_) {
-    if (known.created && (known.device == device || known.device == kNone)) visit(pool);
+    if (known.created && !known.ending && (known.device == device || known.device == kNone)) visit(pool);
   }
 }
 

@@ -6,7 +6,8 @@
 
 Two kinds concern it: other versions of a hooked function (unversioned, _v2, _ptsz, ...), which programs that were built
 with another CUDA call, and functions whose names say that they allocate or free device memory, answer questions about
-it, end what it belongs to, or record events and wait for them. Each is a hook, or is named below with the reason why it is none.
+it, end what it belongs to, record events and wait for them, or take device memory for contexts, streams, code and
+graphs. Each is a hook, or is named below with the reason why it is none.
 """
 
 import re
@@ -17,10 +18,12 @@ CONCERNS = re.compile(r"^cu("
                       r"Mem(Alloc|Free|Pool|GetAddressRange|GetInfo|GetAccess|GetHandle|RetainAllocation)"
                       r"|Mem\w*MemPool|Device\w*MemPool|Mem(Set|Get)Access|Mem(Map|Unmap|AddressFree)|MulticastBind"
                       r"|Pointer|Ipc\w*Mem|Stream(Destroy|BeginCapture)"
-                      r"|Ctx(Destroy|Detach|EnablePeer)|DevicePrimaryCtx(Reset|Release)|GetProcAddress"
+                      r"|(Green)?CtxDestroy|Ctx(Detach|EnablePeer)|DevicePrimaryCtx(Reset|Release)|GetProcAddress"
                       r"|Event(Create|Destroy|Record|Query|Synchronize)|\w*RecordEvent|Ipc\w*Event"
                       r"|Stream(WaitEvent|Synchronize|Query)|Graph\w*EventRecord\w*(Node|Set\w+)$"
-                      r"|GraphAddNode|Graph(Exec)?NodeSetParams)")
+                      r"|GraphAddNode|Graph(Exec)?NodeSetParams"
+                      r"|(Green)?CtxCreate|(GreenCtx)?StreamCreate|LibraryLoad|GraphInstantiate"
+                      r"|Launch(Cooperative)?Kernel(Ex)?(_ptsz)?$)")
 
 NARROW = "addresses and sizes of 32 bits: what is served lies above, and no device of today gives such memory"
 HOST = "memory of the host"

@@ -38,6 +38,7 @@ const std::vector<Check>& all_checks() {
       {"hostile-peer-frees", peer_frees, /*own_process=*/true},
       {"hostile-peer-plain-free", peer_plain_free, /*own_process=*/true},
       {"hostile-contexts", created_contexts, /*own_process=*/true},
+      {"hostile-green-contexts", green_contexts, /*own_process=*/true},
       {"hostile-fault", fault_codes, /*own_process=*/true},
       {"hostile-stale-context", stale_context, /*own_process=*/true},
       {"hostile-first-stream-destroy", first_stream_destroy, /*own_process=*/true},

@@ -64,8 +64,9 @@ void peer_copies(Machine&, Report&, std::uint64_t seed);             // copies b
 void peer_frees(Machine&, Report&, std::uint64_t seed);              // memory freed while another device writes to it
 void peer_plain_free(Machine&, Report&, std::uint64_t seed);         // the same by cuMemFree
 void created_contexts(Machine&, Report&, std::uint64_t seed);        // memory under cuCtxCreate's contexts
-void fault_codes(Machine&, Report&, std::uint64_t seed);             // what calls answer after a kernel faulted
-void stale_context(Machine&, Report&, std::uint64_t seed);           // the same after the primary context was reset
+void green_contexts(Machine&, Report&, std::uint64_t seed);  // that end: frees on their streams, the primary one
+void fault_codes(Machine&, Report&, std::uint64_t seed);     // what calls answer after a kernel faulted
+void stale_context(Machine&, Report&, std::uint64_t seed);   // the same after the primary context was reset
 // The first versions of functions that end streams and contexts.
 void first_stream_destroy(Machine&, Report&, std::uint64_t seed);
 void first_context_destroy(Machine&, Report&, std::uint64_t seed);

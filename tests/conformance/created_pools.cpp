@@ -215,6 +215,44 @@ void high_marks(const Machine& machine, Report& report, CUstream stream) {
   machine.must(machine.cuda.cuMemPoolDestroy(pool), "cuMemPoolDestroy");
 }
 
+// What is live stays in a pool's figures when the pool's rules change.
+void changed_rules(const Machine& machine, Report& report, CUstream stream) {
+  const Driver& cuda = machine.cuda;
+  const CUmemoryPool pool = machine.make_pool();
+  CUdeviceptr at = 0;
+  machine.must(cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream), "cuMemAllocFromPoolAsync");
+  int no = 0;
+  report.fact("a pool with live memory is told to make no stream wait",
+              machine.name(cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &no)));
+  report.fact("the use of that pool", booked(0, machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)));
+  report.fact("the high mark of that pool", booked(0, machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH)));
+  machine.free(at, stream);
+  machine.wait(stream);
+  machine.must(cuda.cuMemPoolDestroy(pool), "cuMemPoolDestroy");
+}
+
+// A device's pools are those of all its contexts.
+void two_contexts(const Machine& machine, Report& report, CUstream stream) {
+  const Driver& cuda = machine.cuda;
+  const CUmemoryPool pool = machine.default_pool();
+  cuuint64_t zero = 0;
+  machine.must(cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero), "cuMemPoolSetAttribute");
+  const cuuint64_t before = machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  const CUdeviceptr at = machine.allocate(kBytes, stream);
+  CUcontext other = nullptr;
+  machine.must(cuda.create_context(&other, 0, 0), "cuCtxCreate");
+  const CUstream of_other = machine.make_stream();
+  const CUdeviceptr at_other = machine.allocate(kBytes, of_other);
+  machine.free(at_other, of_other);
+  machine.wait(of_other);
+  machine.must(cuda.cuCtxDestroy(other), "cuCtxDestroy");
+  machine.join();
+  machine.free(at, stream);
+  machine.wait(stream);
+  report.fact("the high mark of a pool after requests of two contexts at once, less one of them",
+              booked(before, machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) - kBytes));
+}
+
 }  // namespace
 
 void created_pools(Machine& machine, Report& report, std::uint64_t) {
@@ -225,6 +263,8 @@ void created_pools(Machine& machine, Report& report, std::uint64_t) {
   current_pool(machine, report, stream);
   attributes(machine, report);
   high_marks(machine, report, stream);
+  changed_rules(machine, report, stream);
+  two_contexts(machine, report, stream);
   machine.settle();
   machine.destroy(stream);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/conformance/green_context.h"
 
+#include <utility>
+
 namespace stalloc::conformance {
 
 #if CUDA_VERSION >= 12040
@@ -24,7 +26,12 @@ GreenContext::GreenContext(const Machine& machine) : machine_(machine) {
 }
 
 GreenContext::~GreenContext() {
-  if (green_ != nullptr) machine_.cuda.cuGreenCtxDestroy(green_);
+  if (green_ != nullptr) destroy();
+}
+
+CUresult GreenContext::destroy() {
+  context_ = nullptr;
+  return machine_.cuda.cuGreenCtxDestroy(std::exchange(green_, nullptr));
 }
 
 CUstream GreenContext::make_stream() const {
@@ -38,6 +45,7 @@ CUstream GreenContext::make_stream() const {
 
 GreenContext::GreenContext(const Machine& machine) : machine_(machine) {}
 GreenContext::~GreenContext() = default;
+CUresult GreenContext::destroy() { return CUDA_SUCCESS; }
 CUstream GreenContext::make_stream() const { return nullptr; }
 
 #endif

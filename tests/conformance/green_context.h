@@ -23,6 +23,8 @@ class GreenContext {
   // Makes a non-blocking stream: a green context has no others. The caller destroys it before the context ends. Pre:
   // made().
   [[nodiscard]] CUstream make_stream() const;
+  // Ends it, and returns what CUDA says; the destructor does so, too. Pre: made().
+  CUresult destroy();
 
  private:
   const Machine& machine_;

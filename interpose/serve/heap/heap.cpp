@@ -433,12 +433,9 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
   PendingFrees::Free free;
   free.owner = owner;
   CUcontext context = nullptr;
-  if (const CUresult result = driver_.stream_context(stream.handle, &context); result != CUDA_SUCCESS) return result;
-  const ContextScope scope(driver_, context);
-  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (const CUresult result = driver_.create_event(&free.event); result != CUDA_SUCCESS) return result;
-  CUresult result = driver_.record_event(free.event, stream.handle);
-  if (result == CUDA_SUCCESS) {
+  CUresult result = record_behind(stream, &context, &free.event);
+  if (result != CUDA_SUCCESS) return result;
+  {
     const Lock lock(*this);
     if (owner) free.preferred = order_.ordinal(*owner);
     if (live_.erase(address, &free.entry)) {
@@ -455,6 +452,33 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
   }
   driver_.destroy_event(free.event);
   return result;
+}
+
+// Records an event on `stream`; `context` is the one that the event is of. The streams of a green context accept events
+// of its primary context: these are still there when the green context has been destroyed, while its work may go on. So
+// the heap's context is tried before the stream's own.
+CUresult Heap::record_behind(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
+  CUcontext of_stream = nullptr;
+  CUresult result = driver_.stream_context(stream.handle, &of_stream);
+  if (result != CUDA_SUCCESS) return result;
+  const ContextScope scope(driver_, of_stream);  // by its name, a default stream is the current context's
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  for (const CUcontext each : {context_, of_stream}) {
+    result = create_event(each, event);
+    if (result == CUDA_SUCCESS) {
+      *context = each;
+      result = driver_.record_event(*event, stream.handle);
+      if (result == CUDA_SUCCESS) return result;
+      driver_.destroy_event(*event);
+    }
+    if (each == of_stream) break;
+  }
+  return result;
+}
+
+CUresult Heap::create_event(CUcontext context, CUevent* event) noexcept {
+  const ContextScope scope(driver_, context);
+  return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 // Collects them at every so many requests, since a query costs as much as a request, and at the first one after the

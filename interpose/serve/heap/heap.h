@@ -113,7 +113,8 @@ class Heap {
   // stream is being captured.
   bool wait_for_pending_frees() noexcept;
   // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
-  // none of its work is left.
+  // none of its work is left. Where its work may go on, leave the second call out: what waits for one of its events
+  // then stays unused.
   void context_ends(CUcontext context) noexcept;
   void context_ended(CUcontext context, bool ended) noexcept;
   // Tells HeapOptions::over of all of these that are not over yet, as the program ends. Without waiting: of none when
@@ -276,6 +277,8 @@ class Heap {
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
+  CUresult record_behind(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
+  CUresult create_event(CUcontext context, CUevent* event) noexcept;
   void tell_over(PendingFrees::Free& free) const noexcept;
   void look_at_pending_frees();
   bool collect_pending_frees(std::size_t most = kFewStreamsFrees);

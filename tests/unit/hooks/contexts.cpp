@@ -47,6 +47,30 @@ TEST_CASE("the release of a primary context ends its heap only where it was the 
   CHECK(heaps.known(machine.context) == nullptr);
 }
 
+TEST_CASE("the end of a green context ends the heap of a primary context that only it held", "[hooks][contexts]") {
+  const Machine machine;
+  (void)machine.heap();
+  Heaps& heaps = *Session::known_heaps();
+  CUdevResource resource{};
+  REQUIRE(cuDeviceGetDevResource(0, &resource, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS);
+  CUdevResourceDesc description = nullptr;
+  REQUIRE(cuDevResourceGenerateDesc(&description, &resource, 1) == CUDA_SUCCESS);
+  CUgreenCtx greens[2];
+  for (CUgreenCtx& green : greens) {
+    REQUIRE(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
+  }
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  CHECK(heaps.known(machine.context) != nullptr);
+  REQUIRE(cuGreenCtxDestroy(greens[0]) == CUDA_SUCCESS);
+  CHECK(heaps.known(machine.context) != nullptr);
+  Behind refused(
+      Hook::cuGreenCtxDestroy, +[](CUgreenCtx) { return CUDA_ERROR_INVALID_CONTEXT; });
+  CHECK(contexts::green_destroy(refused.call(), greens[1]) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(heaps.known(machine.context) != nullptr);
+  REQUIRE(cuGreenCtxDestroy(greens[1]) == CUDA_SUCCESS);
+  CHECK(heaps.known(machine.context) == nullptr);
+}
+
 TEST_CASE("peers are granted the memory of the context that they enable", "[hooks][contexts]") {
   const Machine machine;
   serve::Heap& heap = machine.heap();

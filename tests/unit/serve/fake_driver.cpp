@@ -18,6 +18,10 @@ void require(bool held, const char* rule) {
 
 StreamKey key_of(CUstream handle) { return make_stream_key(handle, false); }
 
+CUcontext primary_of(CUcontext context) {
+  return context == FakeDriver::green_context() ? FakeDriver::context() : context;
+}
+
 }  // namespace
 
 FakeDriver::FakeDriver(std::size_t page_bytes, std::uint64_t memory_bytes)
@@ -259,6 +263,11 @@ void FakeDriver::end_events_of(CUcontext context) {
   std::erase_if(events_, [&](const auto& event) { return event.second.context == context; });
 }
 
+void FakeDriver::lose_events_of(CUcontext context) {
+  const Lock lock(mutex_);
+  for (auto& [handle, event] : events_) event.lost = event.lost || event.context == context;
+}
+
 void FakeDriver::destroy_stream(CUstream stream) {
   const Lock lock(mutex_);
   usable(stream).alive = false;
@@ -346,7 +355,7 @@ CUresult FakeDriver::create_event(CUevent* event) {
     *event = free_events_.back();
     free_events_.pop_back();
   }
-  events_[*event] = {context_stack.back(), false, {}};
+  events_[*event] = {context_stack.back(), false, {}, false};
   return CUDA_SUCCESS;
 }
 
@@ -363,12 +372,12 @@ CUresult FakeDriver::record_event(CUevent event, CUstream stream) {
   const Lock lock(mutex_);
   Event& recorded = known(event);
   const std::size_t recorder = index(stream);
+  if (primary_of(streams_[recorder].context) != primary_of(recorded.context)) return CUDA_ERROR_INVALID_HANDLE;
   ++order_calls_;
   if (fails()) return error_;
   if (streams_[recorder].capturing || blocked_by_capture(streams_[recorder])) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  if (streams_[recorder].context != recorded.context) return CUDA_ERROR_INVALID_HANDLE;
   recorded.recorded = true;
   recorded.clock = streams_[recorder].clock;  // complete as soon as what was there before it is
   return CUDA_SUCCESS;
@@ -390,6 +399,7 @@ CUresult FakeDriver::query_event(CUevent event) {
   const Event& asked = known(event);
   ++order_calls_;
   if (fails()) return error_;
+  if (asked.lost) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return is_finished(asked.clock) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 

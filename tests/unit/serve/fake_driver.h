@@ -39,10 +39,14 @@ class FakeDriver final : public serve::Driver {
   // The context every thread starts with; another one for streams that belong elsewhere.
   static CUcontext context() { return reinterpret_cast<CUcontext>(0x1000); }
   static CUcontext other_context() { return reinterpret_cast<CUcontext>(0x2000); }
+  // A green context under the first: its streams accept events of both.
+  static CUcontext green_context() { return reinterpret_cast<CUcontext>(0x3000); }
 
   CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
   // The context ends: nobody may touch its events any more.
   void end_events_of(CUcontext context);
+  // The driver tells nothing any more of those that there are now.
+  void lose_events_of(CUcontext context);
   void destroy_stream(CUstream stream);
   void set_capturing(CUstream stream, bool capturing);
 
@@ -119,6 +123,7 @@ class FakeDriver final : public serve::Driver {
     CUcontext context = nullptr;
     bool recorded = false;
     Clock clock;
+    bool lost = false;
   };
   struct Physical {
     std::size_t bytes = 0;

@@ -111,13 +111,23 @@ TEST_CASE("what is known of a pool ends with it, and not where destroying fails"
   Pools pools;
   pools.created(named(0x1000), ordinary());
   REQUIRE(pools.device_of(named(0x1000)) == 0);
-  const std::optional<Pools::Known> known = pools.forget(named(0x1000));
-  REQUIRE(known);
+  pools.ends(named(0x1000));
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
-  pools.restore(named(0x1000), *known);
+  REQUIRE(pools.counted_on(named(0x1000)) == 0);
+  REQUIRE_FALSE(pools.ended(named(0x1000), false));
+  REQUIRE(pools.device_of(named(0x1000)) == 0);
+  pools.ends(named(0x1000));
+  REQUIRE(pools.ended(named(0x1000), true));
+  REQUIRE_FALSE(pools.find(named(0x1000)));
+  REQUIRE(pools.counted_on(named(0x1000)) == Pools::kNone);
+  pools.created(named(0x1000), ordinary());
+  pools.ends(named(0x1000));
+  pools.created(named(0x1000), ordinary());  // another one, once CUDA has destroyed the first
+  REQUIRE_FALSE(pools.ended(named(0x1000), true));
   REQUIRE(pools.device_of(named(0x1000)) == 0);
   pools.refuse(named(0x1000));
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
+  REQUIRE(pools.counted_on(named(0x1000)) == 0);
   pools.found_default(named(0x1000), 0);  // a refused one stays so
   REQUIRE(pools.find(named(0x1000)) == Pools::kNone);
 }
@@ -161,6 +171,24 @@ TEST_CASE("requests are booked to the pool that they are from", "[session][pools
   REQUIRE(from_named(machine, heap, pool) == kNotServed);
   destroy(machine, default_pool());  // which CUDA refuses
   REQUIRE(from_named(machine, heap, default_pool()) == kOwn);
+}
+
+TEST_CASE("a pool that gets the handle of one that is being destroyed keeps its own figures", "[session][pools]") {
+  const Machine machine;
+  serve::Heap& heap = *machine.heaps->of_current(machine.enter());
+  const CUmemoryPool pool = make_pool(machine, ordinary());
+  const StreamKey legacy = make_stream_key(nullptr, false);
+  const auto old = heap.allocate(3 * kMiB, legacy, pool);
+  REQUIRE(old);
+  machine.heaps->pool_destroyed(pool, [&] {
+    machine.heaps->pool_created(pool, ordinary());  // by another thread, once CUDA has destroyed the first
+    REQUIRE(heap.allocate(5 * kMiB, legacy, pool));
+    return true;
+  });
+  REQUIRE(machine.heaps->pool_use(pool)->used == 5 * kMiB);
+  REQUIRE(heap.free_async(*old, legacy) == CUDA_SUCCESS);
+  REQUIRE(machine.heaps->pool_use(pool)->used == 5 * kMiB);
+  destroy(machine, pool);
 }
 
 TEST_CASE("an exportable or limited pool is not served, whenever it is made current", "[session][pools]") {

@@ -382,6 +382,36 @@ TEST_CASE("bytes freed on a stream of a context that ends are free then, and its
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
 }
 
+TEST_CASE("bytes freed on a green context's stream are free when that stream is done, also after the context's end",
+          "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  const StreamKey green{f.driver.new_stream(FakeDriver::green_context()), 0};
+  REQUIRE(f.ask(4 * kKiB, green) == -1);
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+  f.driver.work(green);
+  REQUIRE(f.give(0, green) == CUDA_SUCCESS);
+  f.driver.end_events_of(FakeDriver::green_context());
+  REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
+  REQUIRE(f.ask(4 * kKiB, f.s) == -1);  // the work goes on
+  f.driver.finish_all_work();
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);
+}
+
+TEST_CASE("events of which the driver tells nothing do not hold up other frees", "[serve][heap]") {
+  constexpr std::int64_t kBytes = 4 * kKiB;
+  constexpr std::int64_t kLost = 6;
+  Fixture f(plan_of_sizes({kBytes, kBytes, kBytes, kBytes, kBytes, kBytes, 2 * kBytes}));
+  const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
+  for (std::int64_t i = 0; i < kLost; ++i) REQUIRE(f.ask(kBytes, f.s) == i * kBytes);
+  REQUIRE(f.ask(2 * kBytes, f.s) == kLost * kBytes);
+  for (std::int64_t i = 0; i < kLost; ++i) REQUIRE(f.give(i * kBytes, foreign) == CUDA_SUCCESS);
+  f.driver.lose_events_of(FakeDriver::other_context());
+  REQUIRE(f.give(kLost * kBytes, foreign) == CUDA_SUCCESS);
+  f.driver.finish_all_work();
+  for (std::int64_t i = 0; i < kLost; ++i) REQUIRE(f.ask(kBytes, f.s) == -1);  // nobody says that they are over
+  REQUIRE(f.ask(2 * kBytes, f.s) == kLost * kBytes);
+}
+
 TEST_CASE("a stream destroyed with work pending leaves its bytes ordered", "[serve][heap]") {
   Fixture f(overlapping_plan());
   f.ask(4 * kKiB, f.s);
