@@ -5,7 +5,6 @@
   test_proofs.py [LIBRARY FOLDER_OF_SIMCUDA]    with these, also that stalloc's figures are read as it writes them
 """
 
-import argparse
 import ctypes
 import os
 import pathlib
@@ -16,9 +15,7 @@ import unittest
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import big_tensors  # noqa: E402
-import run_all  # noqa: E402
 import soak  # noqa: E402
-import train  # noqa: E402
 
 PRELOADED = sys.argv[1:3]
 
@@ -86,23 +83,6 @@ class BigTensors(unittest.TestCase):
         self.assertIn("| 17 | 94.00 % | 95.00 % | 2.00 | out of memory | 0 |", rows[2])
         self.assertIn("| 200 | 94.00 % | 95.00 % | 2.00 | all operations made | 0 |", rows[3])
         self.assertIn("status 9", rows[4])
-
-
-class RunAll(unittest.TestCase):
-    def test_every_job_is_a_command_that_parses(self):
-        arguments = argparse.Namespace(library="lib.so", tool="tool", conformance="program", rounds=2, soak=60.0,
-                                       variants="native,dynamic")
-        for job in run_all.JOBS:
-            command = run_all.command_of(job, arguments, pathlib.Path("out"))
-            scripts = [word for word in command if word.endswith(".py")]
-            self.assertEqual(len(scripts), 1, job)
-            self.assertTrue(pathlib.Path(scripts[0]).exists(), job)
-        soak.make_parser().parse_args(run_all.command_of("soak", arguments, pathlib.Path("out"))[2:])
-        big_tensors.make_parser().parse_args(run_all.command_of("big", arguments, pathlib.Path("out"))[2:])
-
-    def test_training_options_are_those_of_train_py(self):
-        for options in run_all.TRAINING.values():
-            train.make_parser().parse_args(options)
 
 
 @unittest.skipUnless(len(PRELOADED) == 2 and "LD_PRELOAD" not in os.environ, "needs the library and simcuda")
