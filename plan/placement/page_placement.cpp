@@ -139,9 +139,12 @@ std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Ask&
 std::optional<Place> PagePlacement::find_in_views(const FreeSpace& space, std::uint64_t bytes,
                                                   std::uint64_t step) const {
   const auto space_of = [&space](const Range&) -> const FreeSpace& { return space; };
+  // Programs that repeat themselves have tens of views. Requests that never repeat on several streams have thousands,
+  // and looking at all of them for each request takes minutes.
+  constexpr std::size_t kMostSearched = 256;
   Place best;
   Range shortest;
-  for (std::size_t v = 0; v < views_.size(); ++v) {
+  for (std::size_t v = views_.size() - std::min(views_.size(), kMostSearched); v < views_.size(); ++v) {
     if (views_[v].bytes() < bytes) continue;
     const Range run = views_[v].shortest_free(bytes, step, space_of);
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;

@@ -3,7 +3,7 @@
 //
 // Physical memory is a row of pages; the home view shows them in order. A request takes, in this order of preference,
 //   1. a contiguous free range of the home view, as `Fit` says,
-//   2. the shortest free stretch of a stitched view made before,
+//   2. the shortest free stretch of one of the stitched views made last,
 //   3. a new stitched view (stitching.h) over free pages,
 //   4. nothing: the caller may `grow` and ask again.
 // Time-ordered placement with stitching never needs more whole pages than are live, so it reaches the lower bound
