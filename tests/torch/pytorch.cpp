@@ -22,6 +22,8 @@ struct Reading {
   int pattern = 0;
 };
 
+native::CUDAAllocator* const early = native::allocator.load();  // set by the library's own static variables
+
 std::mutex readings_mutex;
 std::vector<Reading> readings;
 
@@ -43,6 +45,8 @@ void start() {
   EXPECT(devices > 0);
   allocator().init(devices);
 }
+
+native::CUDAAllocator& early_allocator() { return *early; }
 
 bool is_door_open() {
   Dl_info info{};

@@ -49,6 +49,8 @@ inline native::CUDAAllocator& allocator() { return *native::get(); }
 inline Stream make_stream(int device = 0) {
   return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
 }
+// PyTorch's own allocator, as it was before a door could be opened.
+native::CUDAAllocator& early_allocator();
 // True when a door is open: then PyTorch's allocator is not in PyTorch's own library.
 bool is_door_open();
 

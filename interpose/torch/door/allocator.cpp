@@ -67,13 +67,8 @@ void tell_watchers(bool allocated, void* address) {
 
 }  // namespace
 
-void DoorAllocator::release(void* address) { the_allocator->free(address); }
-
 void DoorAllocator::open() {
   the_allocator = this;
-  native_.enable(true);  // only then is its deleter the one that is meant
-  native_deleter_ = native_.raw_deleter();
-  native_.enable(enabled_.load());
   if (native_.initialized()) know_devices(c10::cuda::device_count());
 }
 
@@ -92,18 +87,9 @@ void DoorAllocator::know_devices(int devices) {
   }
 }
 
-void DoorAllocator::enable(bool value) {
-  enabled_.store(value);
-  native_.enable(value);
-}
-
 c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
   constexpr std::size_t kExabyte = std::size_t{1} << 60;  // refused with words of its own
-  if (bytes >= kExabyte || !enabled_.load(std::memory_order_relaxed)) {
-    c10::DataPtr pointer = native_.allocate(bytes);
-    adopt(pointer);
-    return pointer;
-  }
+  if (bytes >= kExabyte || !caching_.is_on()) return native_.allocate(bytes);
   const int device = current_device();
   void* address = nullptr;
   if (bytes != 0) address = serve(device, bytes, current_stream(device), __builtin_return_address(0));
@@ -113,29 +99,26 @@ c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
 void* DoorAllocator::raw_alloc(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const int device = current_device();
-  if (!enabled_.load(std::memory_order_relaxed))
-    return allocate_uncached(device, [&] { return native_.raw_alloc(bytes); });
+  if (!caching_.is_on()) return allocate_uncached(device, [&] { return native_.raw_alloc(bytes); });
   return serve(device, bytes, current_stream(device), __builtin_return_address(0));
 }
 
 void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   const int device = current_device();
-  if (!enabled_.load(std::memory_order_relaxed)) {
+  if (!caching_.is_on()) {
     return allocate_uncached(device, [&] { return native_.raw_alloc_with_stream(bytes, stream); });
   }
   return serve(device, bytes, stream, __builtin_return_address(0));
 }
 
-// What is asked for while caching is disabled.
+// What is asked for while nothing is cached.
 template <class Allocate>
 void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
   void* address = allocate();
   native_changed(device);
   return address;
 }
-
-void DoorAllocator::raw_delete(void* address) { free(address); }
 
 void* DoorAllocator::serve(int device, std::size_t bytes, cudaStream_t stream, const void* caller) {
   Books& own = books(device);
@@ -233,10 +216,29 @@ void DoorAllocator::native_changed(int device) {
   if (limited) set_limits(device);
 }
 
-void DoorAllocator::free(void* address) {
-  if (address == nullptr) return;
+void DoorAllocator::native_freed() {
+  for (int device = 0; device < devices_.load(std::memory_order_relaxed); ++device) {
+    if (books(device).has_native.load(std::memory_order_relaxed)) native_changed(device);
+  }
+}
+
+// What the native allocator cached goes back to its cache, whether caching is on now or not.
+void DoorAllocator::release(void* address) {
+  if (address == nullptr || the_allocator->free_own(address)) return;
+  the_allocator->caching_.deleter()(address);
+  the_allocator->native_freed();
+}
+
+void DoorAllocator::raw_delete(void* address) {
+  if (address == nullptr || free_own(address)) return;
+  native_.raw_delete(address);
+  native_freed();
+}
+
+// False when the native allocator must free it.
+bool DoorAllocator::free_own(void* address) {
   const int device = library_.device_of(address);
-  if (device >= 0 && (library_.is_active() == 0 || free_served(device, address))) return;
+  if (device >= 0 && (library_.is_active() == 0 || free_served(device, address))) return true;
   if (library_.is_recording() != 0) {
     const std::lock_guard lock(noted_mutex_);
     if (const auto known = noted_.find(address); known != noted_.end()) {
@@ -244,10 +246,7 @@ void DoorAllocator::free(void* address) {
       noted_.erase(known);
     }
   }
-  native_.raw_delete(address);
-  for (int each = 0; each < devices_.load(std::memory_order_relaxed); ++each) {
-    if (books(each).has_native.load(std::memory_order_relaxed)) native_changed(each);
-  }
+  return false;
 }
 
 // False when no block of ours begins at the address.
@@ -315,8 +314,8 @@ void DoorAllocator::retry_held_up(int device) {
 
 void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
   void* address = pointer.get();
-  // As the native allocator: ignores memory that came from elsewhere (another process, a foreign buffer).
-  if (address == nullptr || pointer.get_deleter() != &release) return;
+  if (address == nullptr) return;
+  if (pointer.get_deleter() != &release) return native_.recordStream(pointer, stream);
   const int device = library_.device_of(address);
   if (device >= 0) {
     Books& own = books(device);
@@ -333,12 +332,14 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
       return;
     }
   }
-  c10::DataPtr natives(address, address, native_deleter_, pointer.device());
+  c10::DataPtr natives(address, address, caching_.deleter(), pointer.device());
   native_.recordStream(natives, stream);
   natives.release_context();
 }
 
-void DoorAllocator::adopt(c10::DataPtr& pointer) { (void)pointer.compare_exchange_deleter(native_deleter_, &release); }
+void DoorAllocator::adopt(c10::DataPtr& pointer) {
+  (void)pointer.compare_exchange_deleter(caching_.deleter(), &release);
+}
 
 bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
   const std::lock_guard lock(own.rare_mutex);

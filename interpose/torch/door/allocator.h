@@ -17,6 +17,7 @@
 
 #include "interpose/torch/door.h"
 #include "interpose/torch/door/blocks.h"
+#include "interpose/torch/door/caching.h"
 #include "interpose/torch/door/forwarding.h"
 #include "interpose/torch/door/history.h"
 #include "interpose/torch/door/statistics.h"
@@ -27,7 +28,7 @@ namespace stalloc::torch::door {
 class DoorAllocator final : public Forwarding {
  public:
   DoorAllocator(native::CUDAAllocator& native, const stalloc_door_library& library)
-      : Forwarding(native), library_(library), enabled_(native.isEnabled()) {}
+      : Forwarding(native), library_(library), caching_(native) {}
 
   // Called once, before PyTorch can see it. PyTorch may have been initialised before.
   void open();
@@ -35,9 +36,7 @@ class DoorAllocator final : public Forwarding {
   // --- tensors ---
   c10::DataPtr allocate(std::size_t bytes) override;
   // While caching is off, the native allocator uses another deleter, which frees at once.
-  c10::DeleterFnPtr raw_deleter() const override {
-    return enabled_.load(std::memory_order_relaxed) ? &release : native_.raw_deleter();
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return caching_.is_on() ? &release : native_.raw_deleter(); }
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* address) override;
@@ -45,7 +44,8 @@ class DoorAllocator final : public Forwarding {
 
   // --- settings ---
   void init(int devices) override;
-  void enable(bool value) override;
+  void enable(bool value) override { caching_.enable(value); }
+  bool isEnabled() const override { return caching_.is_enabled(); }
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
 
@@ -120,7 +120,7 @@ class DoorAllocator final : public Forwarding {
                         const void* caller);
   bool belongs_to_pool(Books& own, cudaStream_t stream);
   void enter(int device, void* address, std::size_t bytes, cudaStream_t stream);
-  void free(void* address);
+  bool free_own(void* address);
   bool free_served(int device, void* address);
   stalloc_door_answer try_give_back(int device, const HeldUp& block);
   void give_back(int device, HeldUp block);
@@ -129,6 +129,7 @@ class DoorAllocator final : public Forwarding {
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);
   void native_changed(int device);
+  void native_freed();
 
   // out_of_memory.cpp
   bool try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address);
@@ -137,8 +138,7 @@ class DoorAllocator final : public Forwarding {
   std::string explain(int device, std::string text);
 
   const stalloc_door_library& library_;
-  std::atomic<bool> enabled_;
-  c10::DeleterFnPtr native_deleter_ = nullptr;  // of what the native allocator caches
+  Caching caching_;
   std::atomic<int> devices_{0};
   std::array<Books, kDevices> books_;
   History history_;
