@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Statistics, out of memory, memory fractions, history, snapshots.
-#include <algorithm>
+// Statistics, out of memory, memory fractions, snapshots.
 #include <optional>
 
 #include "tests/torch/pytorch.h"
@@ -41,19 +40,6 @@ void expect_consistent() {
     EXPECT(static_cast<std::int64_t>(total) == stats.reserved_bytes[pool].current);
     EXPECT(blocks == stats.allocation[pool].current);
   }
-}
-
-struct Stack final : c10::GatheredContext {};
-std::shared_ptr<c10::GatheredContext> gather() { return std::make_shared<Stack>(); }
-
-void keep_history(bool enabled, std::size_t most = 1000) {
-#if STALLOC_TORCH_MINOR >= 11
-  allocator().recordHistory(enabled, gather, most, native::RecordContext::ALL, false, {});
-#elif STALLOC_TORCH_MINOR >= 8
-  allocator().recordHistory(enabled, gather, most, native::RecordContext::ALL, false);
-#else
-  allocator().recordHistory(enabled, gather, most, native::RecordContext::ALL);
-#endif
 }
 
 }  // namespace
@@ -180,46 +166,6 @@ CHECK_OF_DOOR(memory_fraction) {
   settle();
   allocator().setMemoryFraction(1.0, 0);
   Tensor more(900 * kMiB);
-}
-
-CHECK_OF_DOOR(history_and_snapshots) {
-  keep_history(true);
-  std::optional<Tensor> a(3 * kMiB);
-  Tensor b(1000);
-  const auto shown = snapshot();
-  std::size_t found = 0;
-  for (const auto& segment : shown.segments) {
-    std::size_t at = segment.address;
-    for (const auto& block : segment.blocks) {
-      if (at == reinterpret_cast<std::size_t>(a->get()) || at == reinterpret_cast<std::size_t>(b.get())) {
-        EXPECT(block.allocated && block.context_when_allocated != nullptr);
-        ++found;
-      }
-      at += block.size;
-    }
-  }
-  EXPECT(found == 2);
-  a.reset();
-  const auto traces = snapshot().device_traces.at(0);
-  const auto count = [&](native::TraceEntry::Action action) {
-    return std::count_if(traces.begin(), traces.end(), [&](const auto& entry) { return entry.action_ == action; });
-  };
-  EXPECT(count(native::TraceEntry::ALLOC) == 2);
-  for (const auto& entry : traces) {
-    const bool of_tensor = entry.action_ == native::TraceEntry::ALLOC ||
-                           entry.action_ == native::TraceEntry::FREE_REQUESTED ||
-                           entry.action_ == native::TraceEntry::FREE_COMPLETED;
-    EXPECT(!of_tensor || entry.size_ == 3 * kMiB || entry.size_ == 1000);  // as requested, not as rounded
-  }
-  EXPECT(count(native::TraceEntry::FREE_COMPLETED) == 1);
-  EXPECT(std::is_sorted(traces.begin(), traces.end(),
-                        [](const auto& x, const auto& y) { return x.time_.t_ < y.time_.t_; }));
-  keep_history(true, 5);
-  for (int i = 0; i < 20; ++i) Tensor each(2000);
-  EXPECT(snapshot().device_traces.at(0).size() <= 10);  // five of each half
-  keep_history(false);
-  EXPECT(snapshot().device_traces.at(0).empty());
-  settle();
 }
 
 // Memory is stitched, and the snapshot shows each physical byte once.

@@ -129,6 +129,10 @@ void settle();
 using Figures = c10::CachingDeviceAllocator::DeviceStats;
 inline Figures figures(int device = 0) { return allocator().getDeviceStats(static_cast<c10::DeviceIndex>(device)); }
 
+// Switches the history on, with stacks of `recorder` for what `when` names, or off.
+void keep_history(native::CreateContextFn recorder, native::RecordContext when, std::size_t most = 1000);
+void stop_history();
+
 // Name and function of every check (checks.cpp and others).
 using Check = void (*)();
 std::vector<std::pair<std::string, Check>>& checks();

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -83,6 +84,17 @@ class DoorAllocator final : public Forwarding {
  private:
   static constexpr std::size_t kDevices = 64;
 
+  struct Request {
+    int device = 0;
+    std::size_t bytes = 0;
+    cudaStream_t stream = nullptr;
+    const void* caller = nullptr;  // null: it belongs to a pool or a capture, which no trace shows
+  };
+  // What PyTorch's profiler is told with each allocation and free: bytes of both halves.
+  struct Totals {
+    std::int64_t allocated = 0;
+    std::int64_t reserved = 0;
+  };
   // A free that waits for the end of a capture.
   struct HeldUp {
     void* address = nullptr;
@@ -115,24 +127,31 @@ class DoorAllocator final : public Forwarding {
 
   // allocator.cpp
   void know_devices(int devices);
-  void* serve(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
-  void* serve_elsewhere(stalloc_door_answer answer, int device, std::size_t bytes, cudaStream_t stream,
-                        const void* caller);
+  void* serve(const Request& request);
+  void* serve_elsewhere(stalloc_door_answer answer, const Request& request, Context context);
   bool belongs_to_pool(Books& own, cudaStream_t stream);
-  void enter(int device, void* address, std::size_t bytes, cudaStream_t stream);
+  void enter(const Request& request, void* address, Context context);
+  Totals put_in(const Request& request, void* address, const Context& context);
+  Block take_out(int device, void* address, Totals* totals);
+  void tell_allocated(const Request& request, void* address, Context context, Totals totals);
+  void tell_freed(int device, const Block& block, Context context, Totals totals);
   bool free_own(void* address);
   bool free_served(int device, void* address);
+  void give_back(int device, Block block);
   stalloc_door_answer try_give_back(int device, const HeldUp& block);
-  void give_back(int device, HeldUp block);
+  void give_back_or_keep(int device, HeldUp block);
   void retry_held_up(int device);
-  void* allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
+  void* allocate_natively(const Request& request);
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);
   void native_changed(int device);
   void native_freed();
 
   // out_of_memory.cpp
-  bool try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address);
+  stalloc_door_answer ask_library(const Request& request, void** address) const {
+    return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
+  }
+  bool try_again(const Request& request, void** address);
   void grant_native(int device);
   void set_limits(int device);
   std::string explain(int device, std::string text);

@@ -41,10 +41,10 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 
 // The library has already given its own idle memory back for the request. Next, observers that can free tensors are
 // called, and the native allocator's cache is emptied; then the native allocator is asked, which reports the error.
-bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address) {
-  const auto served = [&] { return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE; };
+bool DoorAllocator::try_again(const Request& request, void** address) {
+  const auto served = [&] { return ask_library(request, address) == STALLOC_DOOR_DONE; };
   if (run_callbacks() && served()) return true;
-  Books& own = books(device);
+  Books& own = books(request.device);
   {
     const std::lock_guard lock(own.mutex);
     own.statistics.retried();
@@ -54,7 +54,7 @@ bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream
   } catch (const c10::Error&) {
     // PyTorch 2.6 and 2.7 refuse that while a capture is under way.
   }
-  native_changed(device);
+  native_changed(request.device);
   return served();
 }
 
