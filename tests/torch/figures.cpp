@@ -86,6 +86,42 @@ CHECK_OF_DOOR(statistics) {
   EXPECT(is_planned() || figures().reserved_bytes[0].current == 0);  // a plan keeps its memory
 }
 
+// How often memory came from the driver, and went back.
+CHECK_OF_DOOR(allocations_of_the_device) {
+  { Tensor tensor(300 * kMiB); }
+  EXPECT(is_planned() || figures().num_device_alloc >= 1);
+  EXPECT(figures().num_device_free == 0);
+  settle();
+  native::emptyCache();
+  EXPECT(is_planned() || figures().num_device_free >= 1);
+  allocator().resetAccumulatedStats(0);
+  EXPECT(figures().num_device_alloc == 0 && figures().num_device_free == 0);
+}
+
+// Of a device that there is not, nothing is told but the error.
+CHECK_OF_DOOR(devices_that_are_not) {
+  const auto refuses = [](auto call) {
+    try {
+      call();
+      return false;
+    } catch (const c10::Error&) {
+      return true;
+    }
+  };
+  for (const int number : {-3, 2, 100}) {
+    const auto device = static_cast<c10::DeviceIndex>(number);
+    const c10::cuda::MempoolId_t pool{0, 9};
+    EXPECT(refuses([&] { (void)allocator().getMemoryFraction(device); }));
+    EXPECT(refuses([&] { allocator().setMemoryFraction(0.5, device); }));
+    EXPECT(refuses([&] { (void)allocator().getDeviceStats(device); }));
+    EXPECT(refuses([&] { allocator().resetAccumulatedStats(device); }));
+    EXPECT(refuses([&] { allocator().resetPeakStats(device); }));
+    EXPECT(refuses([&] { allocator().beginAllocateToPool(device, pool, [](cudaStream_t) { return true; }); }));
+    EXPECT(refuses([&] { allocator().endAllocateToPool(device, pool); }));
+    EXPECT(refuses([&] { allocator().releasePool(device, pool); }));
+  }
+}
+
 // A peak is that of both halves together, not the sum of two peaks at different times.
 CHECK_OF_DOOR(peaks_of_both_halves) {
   const c10::cuda::MempoolId_t pool{0, 77};
@@ -122,7 +158,7 @@ CHECK_OF_DOOR(out_of_memory) {
   EXPECT(!is_door_open() || words.find("Of it stalloc holds") != std::string::npos);
   EXPECT(observed == 1);
   EXPECT(figures().num_ooms == 1);
-  EXPECT(figures().num_alloc_retries >= 1);
+  EXPECT(figures().num_alloc_retries == 1);
   try {
     (void)allocator().allocate(std::size_t{1} << 61);
     EXPECT(false);
@@ -132,6 +168,18 @@ CHECK_OF_DOOR(out_of_memory) {
   held.reset();
   settle();
   Tensor fits(1500 * kMiB);  // of 2 GiB: all that was held serves again
+  settle();
+}
+
+CHECK_OF_DOOR(refused_once) {
+  Tensor held(1000 * kMiB);  // of 2 GiB
+  bool refused = false;
+  try {
+    (void)allocator().allocate(1500 * kMiB);
+  } catch (const c10::OutOfMemoryError&) {
+    refused = true;
+  }
+  EXPECT(refused && figures().num_alloc_retries == 1);
   settle();
 }
 
@@ -150,6 +198,8 @@ CHECK_OF_DOOR(halves_give_way) {
 }
 
 CHECK_OF_DOOR(memory_fraction) {
+  std::size_t told = 0;
+  allocator().attachOutOfMemoryObserver([&](auto, auto, std::size_t total, auto) { told = total; });
   allocator().setMemoryFraction(0.25, 0);  // of 2 GiB
   EXPECT(allocator().getMemoryFraction(0) == 0.25);
   std::optional<Tensor> fits(480 * kMiB);
@@ -160,7 +210,7 @@ CHECK_OF_DOOR(memory_fraction) {
     refused = true;
     EXPECT(std::string(error.what()).find("512.00 MiB allowed") != std::string::npos);
   }
-  EXPECT(refused);
+  EXPECT(refused && told == 512 * kMiB);
   EXPECT(allocator().getMemoryFraction(0) == 0.25);
   fits.reset();
   settle();

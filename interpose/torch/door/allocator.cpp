@@ -72,6 +72,10 @@ void tell_watchers(bool allocated, void* address) {
 
 }  // namespace
 
+void DoorAllocator::refuse(int device) {
+  TORCH_CHECK(false, "Allocator not initialized for device ", device, ": did you call init?");
+}
+
 void DoorAllocator::open() {
   the_allocator = this;
   if (native_.initialized()) know_devices(c10::cuda::device_count());
@@ -375,16 +379,16 @@ bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
 
 void DoorAllocator::beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
                                         std::function<bool(cudaStream_t)> filter) {
-  Books& own = books(device);
   native_.beginAllocateToPool(device, pool, filter);
+  Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
   own.pools.push_back({pool, std::move(filter)});
   own.pools_underway.store(own.pools.size());
 }
 
 void DoorAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
-  Books& own = books(device);
   native_.endAllocateToPool(device, pool);
+  Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
   const auto ended =
       std::find_if(own.pools.begin(), own.pools.end(), [&](const Pool& each) { return each.id == pool; });

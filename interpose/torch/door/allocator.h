@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -57,6 +58,7 @@ class DoorAllocator final : public Forwarding {
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
 
   // --- captures and pools, which are the native allocator's ---
   void beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
@@ -123,7 +125,13 @@ class DoorAllocator final : public Forwarding {
   // The deleter of every tensor, whoever allocated it: PyTorch compares deleters.
   static void release(void* address);
 
-  Books& books(int device) { return books_[static_cast<std::size_t>(device)]; }
+  // Throws c10::Error when there is no such device, as the native allocator does.
+  Books& books(int device) {
+    if (device < 0 || device >= devices_.load(std::memory_order_relaxed)) [[unlikely]]
+      refuse(device);
+    return books_[static_cast<std::size_t>(device)];
+  }
+  [[noreturn]] static void refuse(int device);
 
   // allocator.cpp
   void know_devices(int devices);
@@ -154,6 +162,7 @@ class DoorAllocator final : public Forwarding {
   bool try_again(const Request& request, void** address);
   void grant_native(int device);
   void set_limits(int device);
+  std::optional<std::uint64_t> share_of(int device);
   std::string explain(int device, std::string text);
 
   const stalloc_door_library& library_;
