@@ -76,6 +76,7 @@ void Heap::complain(const Ask& ask) {
     if (is_closed()) return;
     figures_.missed();
     update_physical();
+    if (ask.bytes > dynamic_->below_limit()) return;  // the limit is the user's own wish
     if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
     std::snprintf(text, sizeof text,
                   "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
