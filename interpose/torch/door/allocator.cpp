@@ -136,39 +136,40 @@ void* DoorAllocator::serve(const Request& request) {
   if (own.pools_underway.load(std::memory_order_relaxed) != 0 && belongs_to_pool(own, request.stream)) {
     return allocate_natively({device, request.bytes, request.stream, nullptr});
   }
-  Context context = history_.gather(native::RecordContext::STATE);  // first, since the recorder may throw
+  const Context context = history_.gather(native::RecordContext::STATE);  // first, since the recorder may throw
   void* address = nullptr;
   const stalloc_door_answer answer = ask_library(request, &address);
   if (answer != STALLOC_DOOR_DONE) [[unlikely]]
-    return serve_elsewhere(answer, request, std::move(context));
-  enter(request, address, std::move(context));
+    return serve_elsewhere(answer, request, context);
+  enter(request, address, context);
   return address;
 }
 
 // For requests that stalloc did not serve at once.
-void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, const Request& request, Context context) {
+void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context) {
   void* address = nullptr;
   if (answer == STALLOC_DOOR_NO_CONTEXT) {
     C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
     answer = ask_library(request, &address);
   }
   if (answer == STALLOC_DOOR_DONE || (answer == STALLOC_DOOR_NO_MEMORY && try_again(request, &address))) {
-    enter(request, address, std::move(context));
+    enter(request, address, context);
     return address;
   }
   return allocate_natively(request);
 }
 
 // Pre: the library has served the request.
-void DoorAllocator::enter(const Request& request, void* address, Context context) {
+void DoorAllocator::enter(const Request& request, void* address, const Context& context) {
   try {
     const Totals totals = put_in(request, address, context);
-    tell_allocated(request, address, std::move(context), totals);
+    tell_allocated(request, address, context, totals);
   } catch (...) {
     // A tracker's exception, for example: nobody gets the block.
     Totals totals;
     (void)take_out(request.device, address, &totals);
-    give_back(request.device, {address, request.bytes, request.stream, nullptr});
+    Block block{address, request.bytes, request.stream, nullptr};
+    give_back(request.device, block);
     throw;
   }
 }
@@ -198,22 +199,21 @@ Block DoorAllocator::take_out(int device, void* address, Totals* totals) {
   return block;
 }
 
-void DoorAllocator::tell_allocated(const Request& request, void* address, Context context, Totals totals) {
+void DoorAllocator::tell_allocated(const Request& request, void* address, const Context& context, Totals totals) {
   if (history_.is_watched()) {
     history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(request.device), address, request.bytes,
-                 request.stream, std::move(context));
+                 request.stream, context);
   }
   tell_profiler(request.device, address, static_cast<std::int64_t>(Block::rounded(request.bytes)), totals.allocated,
                 totals.reserved);
   tell_watchers(true, address);
 }
 
-void DoorAllocator::tell_freed(int device, const Block& block, Context context, Totals totals) {
+void DoorAllocator::tell_freed(int device, const Block& block, const Context& context, Totals totals) {
   if (history_.is_watched()) {
-    if (context == nullptr && block.extras != nullptr) context = block.extras->context;
+    const Context& shown = context == nullptr && block.extras != nullptr ? block.extras->context : context;
     for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
-      history_.add(action, static_cast<c10::DeviceIndex>(device), block.address, block.requested, block.stream,
-                   context);
+      history_.add(action, static_cast<c10::DeviceIndex>(device), block.address, block.requested, block.stream, shown);
     }
   }
   tell_profiler(device, block.address, -static_cast<std::int64_t>(block.bytes()), totals.allocated, totals.reserved);
@@ -290,22 +290,22 @@ bool DoorAllocator::free_own(void* address) {
 bool DoorAllocator::free_served(int device, void* address) {
   if (books(device).held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
   // First, since the recorder may throw. Of a thread that ends nobody asks for a stack.
-  Context context = thread_ends ? nullptr : history_.gather(native::RecordContext::ALL);
+  const Context context = thread_ends ? nullptr : history_.gather(native::RecordContext::ALL);
   Totals totals;
   Block block = take_out(device, address, &totals);
   if (block.address == nullptr) return false;
   try {
-    tell_freed(device, block, std::move(context), totals);
+    tell_freed(device, block, context, totals);
   } catch (...) {
-    give_back(device, std::move(block));
+    give_back(device, block);
     throw;
   }
-  give_back(device, std::move(block));
+  give_back(device, block);
   return true;
 }
 
-// Pre: it is out of the books.
-void DoorAllocator::give_back(int device, Block block) {
+// Pre: it is out of the books. Takes what the block has.
+void DoorAllocator::give_back(int device, Block& block) {
   if (block.extras != nullptr && block.extras->offer.made != nullptr) library_.withdraw(block.extras->offer.made);
   const cudaStream_t current = current_stream_or(device, block.stream);
   if (block.extras != nullptr && !block.extras->users.empty()) {

@@ -136,16 +136,16 @@ class DoorAllocator final : public Forwarding {
   // allocator.cpp
   void know_devices(int devices);
   void* serve(const Request& request);
-  void* serve_elsewhere(stalloc_door_answer answer, const Request& request, Context context);
+  void* serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context);
   bool belongs_to_pool(Books& own, cudaStream_t stream);
-  void enter(const Request& request, void* address, Context context);
+  void enter(const Request& request, void* address, const Context& context);
   Totals put_in(const Request& request, void* address, const Context& context);
   Block take_out(int device, void* address, Totals* totals);
-  void tell_allocated(const Request& request, void* address, Context context, Totals totals);
-  void tell_freed(int device, const Block& block, Context context, Totals totals);
+  void tell_allocated(const Request& request, void* address, const Context& context, Totals totals);
+  void tell_freed(int device, const Block& block, const Context& context, Totals totals);
   bool free_own(void* address);
   bool free_served(int device, void* address);
-  void give_back(int device, Block block);
+  void give_back(int device, Block& block);
   stalloc_door_answer try_give_back(int device, const HeldUp& block);
   void give_back_or_keep(int device, HeldUp block);
   void retry_held_up(int device);

@@ -25,8 +25,7 @@ void History::add_tracker(native::AllocatorTraceTracker tracker) {
 
 void History::update_watched() { watched_.store(settings_.enabled || !trackers_->empty()); }
 
-Context History::gather(native::RecordContext level) const {
-  if (when_.load() < level) return nullptr;
+Context History::ask_recorder() const {
   const native::CreateContextFn recorder = recorder_.load();
   return recorder == nullptr ? nullptr : recorder();
 }

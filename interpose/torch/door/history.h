@@ -26,7 +26,9 @@ class History {
   void add_tracker(native::AllocatorTraceTracker tracker);
 
   // The calling thread's stack, if stacks are wanted for what `level` names.
-  Context gather(native::RecordContext level) const;
+  Context gather(native::RecordContext level) const {
+    return when_.load(std::memory_order_relaxed) < level ? nullptr : ask_recorder();
+  }
   // Tells the trackers, and keeps the entry if none of them throws.
   void add(TraceEntry::Action action, c10::DeviceIndex device, const void* address, std::size_t bytes,
            cudaStream_t stream, Context context);
@@ -38,6 +40,7 @@ class History {
  private:
   using Trackers = std::vector<native::AllocatorTraceTracker>;
 
+  Context ask_recorder() const;
   void update_watched();
   [[nodiscard]] std::size_t most_entries() const { return std::max<std::size_t>(settings_.most_entries, 1); }
 
