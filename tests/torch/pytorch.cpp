@@ -22,6 +22,18 @@ struct Reading {
   int pattern = 0;
 };
 
+native::CUDAAllocator* const early = native::allocator.load();  // set by the library's own static variables
+
+void record_history(bool enabled, native::CreateContextFn recorder, native::RecordContext when, std::size_t most) {
+#if STALLOC_TORCH_MINOR >= 11
+  allocator().recordHistory(enabled, recorder, most, when, false, {});
+#elif STALLOC_TORCH_MINOR >= 8
+  allocator().recordHistory(enabled, recorder, most, when, false);
+#else
+  allocator().recordHistory(enabled, recorder, most, when);
+#endif
+}
+
 std::mutex readings_mutex;
 std::vector<Reading> readings;
 
@@ -43,6 +55,8 @@ void start() {
   EXPECT(devices > 0);
   allocator().init(devices);
 }
+
+native::CUDAAllocator& early_allocator() { return *early; }
 
 bool is_door_open() {
   Dl_info info{};
@@ -149,6 +163,12 @@ void settle() {
   }
   readings.clear();
 }
+
+void keep_history(native::CreateContextFn recorder, native::RecordContext when, std::size_t most) {
+  record_history(true, recorder, when, most);
+}
+
+void stop_history() { record_history(false, nullptr, native::RecordContext::NEVER, 1); }
 
 std::vector<std::pair<std::string, Check>>& checks() {
   static std::vector<std::pair<std::string, Check>> all;

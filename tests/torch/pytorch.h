@@ -49,6 +49,8 @@ inline native::CUDAAllocator& allocator() { return *native::get(); }
 inline Stream make_stream(int device = 0) {
   return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
 }
+// PyTorch's own allocator, as it was before a door could be opened.
+native::CUDAAllocator& early_allocator();
 // True when a door is open: then PyTorch's allocator is not in PyTorch's own library.
 bool is_door_open();
 
@@ -126,6 +128,10 @@ void settle();
 
 using Figures = c10::CachingDeviceAllocator::DeviceStats;
 inline Figures figures(int device = 0) { return allocator().getDeviceStats(static_cast<c10::DeviceIndex>(device)); }
+
+// Switches the history on, with stacks of `recorder` for what `when` names, or off.
+void keep_history(native::CreateContextFn recorder, native::RecordContext when, std::size_t most = 1000);
+void stop_history();
 
 // Name and function of every check (checks.cpp and others).
 using Check = void (*)();

@@ -265,18 +265,6 @@ CHECK_OF_DOOR(raw_and_base) {
   EXPECT(allocator().is_simple_data_ptr(pointer));
 }
 
-CHECK_OF_DOOR(caching_disabled_and_enabled) {
-  allocator().enable(false);
-  c10::DataPtr uncached = allocator().allocate(kMiB);
-  void* raw = allocator().raw_alloc_with_stream(kMiB, nullptr);
-  EXPECT(raw != nullptr && figures().requested_bytes[0].allocated == 0);
-  allocator().raw_delete(raw);
-  allocator().enable(true);
-  c10::DataPtr cached = allocator().allocate(kMiB);
-  EXPECT(uncached.get() != cached.get());
-  uncached.clear();
-}
-
 // A child of fork frees what it inherited, and ends.
 CHECK_OF_DOOR(fork_child) {
   Tensor tensor(kMiB);

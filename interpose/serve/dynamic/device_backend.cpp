@@ -18,7 +18,7 @@ constexpr std::uint64_t kLeftOver = 16;
 bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept {
   std::uint64_t bytes = 0;
   for (const Handle& handle : handles) bytes += handle.bytes;
-  if (created_bytes_ + bytes > limit_) return false;
+  if (bytes > below_limit()) return false;
   if (bytes >= kAskedBefore * page_ && !device_has(bytes)) return false;
   if (mapper_->create_at(home(at), handles) != CUDA_SUCCESS) return false;
   created_bytes_ += bytes;
@@ -34,8 +34,7 @@ bool DeviceBackend::device_has(std::uint64_t bytes) const noexcept {
 }
 
 std::uint64_t DeviceBackend::room() const noexcept {
-  const std::uint64_t below_limit = limit_ - std::min(created_bytes_, limit_);
-  return std::min(free_bytes_of_device(*driver_, order_->context()).value_or(below_limit), below_limit);
+  return std::min(free_bytes_of_device(*driver_, order_->context()).value_or(below_limit()), below_limit());
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {

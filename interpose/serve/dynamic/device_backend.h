@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -113,6 +114,8 @@ class DeviceBackend {
 
   // In bytes, without the arena's. The limit binds what is created from now on.
   void set_limit(std::uint64_t bytes) noexcept { limit_ = bytes; }
+  // What may still be created within the limit.
+  [[nodiscard]] std::uint64_t below_limit() const noexcept { return limit_ - std::min(created_bytes_, limit_); }
   [[nodiscard]] std::uint64_t created_bytes() const noexcept { return created_bytes_; }
   [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
 

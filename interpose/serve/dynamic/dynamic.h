@@ -64,6 +64,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
 
   // From now on no memory is created beyond `bytes` held in total.
   void set_limit(std::uint64_t bytes) noexcept { backend().set_limit(bytes); }
+  [[nodiscard]] std::uint64_t below_limit() const noexcept { return backend().below_limit(); }
 
   // The handles at home, by physical offset: the plan's too once they were adopted.
   [[nodiscard]] const plan::HandlePlacement::Handles& handles() const noexcept { return placement().handles(); }

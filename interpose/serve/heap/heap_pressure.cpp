@@ -38,7 +38,7 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
     if (!admit(ask.bytes, stream, pool, &ask)) return 0;  // other threads had the lock: the ordinal may be another's
     CUdeviceptr served = reclaim_and_serve(ask);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
-    if (served == 0 && ask.bytes <= unlocked_available_bytes()) {
+    if (served == 0 && !is_closed() && ask.bytes <= unlocked_available_bytes()) {
       const LateWaits late(order_);
       served = serve_dynamic(ask, true);
     }
@@ -80,6 +80,7 @@ void Heap::complain(const Ask& ask) {
     if (is_closed()) return;
     figures_.missed();
     update_physical();
+    if (ask.bytes > dynamic_->below_limit()) return;  // the limit is the user's own wish
     if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
     std::snprintf(text, sizeof text,
                   "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "

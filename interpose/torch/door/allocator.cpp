@@ -53,6 +53,11 @@ cudaStream_t current_stream_or(int device, cudaStream_t otherwise) noexcept {
 
 c10::Device as_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
 
+void tell_profiler(int device, void* address, std::int64_t change, std::int64_t allocated, std::int64_t reserved) {
+  c10::reportMemoryUsageToProfiler(address, change, static_cast<std::size_t>(allocated),
+                                   static_cast<std::size_t>(reserved), as_device(device));
+}
+
 // Reports each call to observers as the native allocator does (torch.cuda._sanitizer).
 void tell_watchers(bool allocated, void* address) {
   const c10::impl::PyInterpreter* watcher = c10::impl::GPUTrace::get_trace();
@@ -67,13 +72,12 @@ void tell_watchers(bool allocated, void* address) {
 
 }  // namespace
 
-void DoorAllocator::release(void* address) { the_allocator->free(address); }
+void DoorAllocator::refuse(int device) {
+  TORCH_CHECK(false, "Allocator not initialized for device ", device, ": did you call init?");
+}
 
 void DoorAllocator::open() {
   the_allocator = this;
-  native_.enable(true);  // only then is its deleter the one that is meant
-  native_deleter_ = native_.raw_deleter();
-  native_.enable(enabled_.load());
   if (native_.initialized()) know_devices(c10::cuda::device_count());
 }
 
@@ -92,42 +96,32 @@ void DoorAllocator::know_devices(int devices) {
   }
 }
 
-void DoorAllocator::enable(bool value) {
-  enabled_.store(value);
-  native_.enable(value);
-}
-
 c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
   constexpr std::size_t kExabyte = std::size_t{1} << 60;  // refused with words of its own
-  if (bytes >= kExabyte || !enabled_.load(std::memory_order_relaxed)) {
-    c10::DataPtr pointer = native_.allocate(bytes);
-    adopt(pointer);
-    return pointer;
-  }
+  if (bytes >= kExabyte || !caching_.is_on()) return native_.allocate(bytes);
   const int device = current_device();
   void* address = nullptr;
-  if (bytes != 0) address = serve(device, bytes, current_stream(device), __builtin_return_address(0));
+  if (bytes != 0) address = serve({device, bytes, current_stream(device), __builtin_return_address(0)});
   return {address, address, &release, as_device(device)};
 }
 
 void* DoorAllocator::raw_alloc(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const int device = current_device();
-  if (!enabled_.load(std::memory_order_relaxed))
-    return allocate_uncached(device, [&] { return native_.raw_alloc(bytes); });
-  return serve(device, bytes, current_stream(device), __builtin_return_address(0));
+  if (!caching_.is_on()) return allocate_uncached(device, [&] { return native_.raw_alloc(bytes); });
+  return serve({device, bytes, current_stream(device), __builtin_return_address(0)});
 }
 
 void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   const int device = current_device();
-  if (!enabled_.load(std::memory_order_relaxed)) {
+  if (!caching_.is_on()) {
     return allocate_uncached(device, [&] { return native_.raw_alloc_with_stream(bytes, stream); });
   }
-  return serve(device, bytes, stream, __builtin_return_address(0));
+  return serve({device, bytes, stream, __builtin_return_address(0)});
 }
 
-// What is asked for while caching is disabled.
+// What is asked for while nothing is cached.
 template <class Allocate>
 void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
   void* address = allocate();
@@ -135,87 +129,113 @@ void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
   return address;
 }
 
-void DoorAllocator::raw_delete(void* address) { free(address); }
-
-void* DoorAllocator::serve(int device, std::size_t bytes, cudaStream_t stream, const void* caller) {
+void* DoorAllocator::serve(const Request& request) {
+  const int device = request.device;
   Books& own = books(device);
   if (own.held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
-  if (own.pools_underway.load(std::memory_order_relaxed) != 0 && belongs_to_pool(own, stream)) {
-    return allocate_natively(device, bytes, stream, nullptr);
+  if (own.pools_underway.load(std::memory_order_relaxed) != 0 && belongs_to_pool(own, request.stream)) {
+    return allocate_natively({device, request.bytes, request.stream, nullptr});
   }
+  const Context context = history_.gather(native::RecordContext::STATE);  // first, since the recorder may throw
   void* address = nullptr;
-  const stalloc_door_answer answer = library_.allocate(device, bytes, stream, caller, &address);
-  if (answer != STALLOC_DOOR_DONE) [[unlikely]] {
-    return serve_elsewhere(answer, device, bytes, stream, caller);
-  }
-  enter(device, address, bytes, stream);
+  const stalloc_door_answer answer = ask_library(request, &address);
+  if (answer != STALLOC_DOOR_DONE) [[unlikely]]
+    return serve_elsewhere(answer, request, context);
+  enter(request, address, context);
   return address;
 }
 
 // For requests that stalloc did not serve at once.
-void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, int device, std::size_t bytes, cudaStream_t stream,
-                                     const void* caller) {
+void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context) {
   void* address = nullptr;
   if (answer == STALLOC_DOOR_NO_CONTEXT) {
     C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
-    answer = library_.allocate(device, bytes, stream, caller, &address);
+    answer = ask_library(request, &address);
   }
-  if (answer == STALLOC_DOOR_DONE ||
-      (answer == STALLOC_DOOR_NO_MEMORY && try_again(device, bytes, stream, caller, &address))) {
-    enter(device, address, bytes, stream);
+  if (answer == STALLOC_DOOR_DONE || (answer == STALLOC_DOOR_NO_MEMORY && try_again(request, &address))) {
+    enter(request, address, context);
     return address;
   }
-  return allocate_natively(device, bytes, stream, caller);
+  return allocate_natively(request);
 }
 
-void DoorAllocator::enter(int device, void* address, std::size_t bytes, cudaStream_t stream) {
-  Books& own = books(device);
-  Block block{address, bytes, stream, nullptr};
+// Pre: the library has served the request.
+void DoorAllocator::enter(const Request& request, void* address, const Context& context) {
+  try {
+    const Totals totals = put_in(request, address, context);
+    tell_allocated(request, address, context, totals);
+  } catch (...) {
+    // A tracker's exception, for example: nobody gets the block.
+    Totals totals;
+    (void)take_out(request.device, address, &totals);
+    Block block{address, request.bytes, request.stream, nullptr};
+    give_back(request.device, block);
+    throw;
+  }
+}
+
+DoorAllocator::Totals DoorAllocator::put_in(const Request& request, void* address, const Context& context) {
+  Block block{address, request.bytes, request.stream, nullptr};
   const std::size_t counted = block.bytes();
-  const bool watched = history_.is_watched();
-  Context context = watched ? history_.gather(native::RecordContext::STATE) : nullptr;
   if (context) {
     block.extras = std::make_unique<Extras>();
     block.extras->context = context;
   }
-  std::int64_t total = 0;
-  std::int64_t reserved = 0;
-  try {
-    const std::lock_guard lock(own.mutex);
-    own.blocks.reserve_one();
-    own.blocks.insert(std::move(block));
-    own.statistics.allocated(address, bytes, counted, library_.held(device));
-    total = own.statistics.bytes();
-    reserved = own.statistics.reserved();
-  } catch (const std::bad_alloc&) {
-    library_.free(address, device, stream, stream);
-    throw;
+  Books& own = books(request.device);
+  const std::lock_guard lock(own.mutex);
+  own.blocks.reserve_one();
+  own.blocks.insert(std::move(block));
+  own.statistics.allocated(address, request.bytes, counted, library_.held(request.device));
+  return {own.statistics.bytes(), own.statistics.reserved()};
+}
+
+// A block without an address when none of ours begins there.
+Block DoorAllocator::take_out(int device, void* address, Totals* totals) {
+  Books& own = books(device);
+  const std::lock_guard lock(own.mutex);
+  Block block = own.blocks.erase(address);
+  if (block.address != nullptr) own.statistics.freed(block.address, block.requested, block.bytes());
+  *totals = {own.statistics.bytes(), own.statistics.reserved()};
+  return block;
+}
+
+void DoorAllocator::tell_allocated(const Request& request, void* address, const Context& context, Totals totals) {
+  if (history_.is_watched()) {
+    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(request.device), address, request.bytes,
+                 request.stream, context);
   }
-  if (watched) {
-    history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(device), address, bytes, stream, std::move(context),
-                 remarks());
-  }
-  c10::reportMemoryUsageToProfiler(address, static_cast<std::int64_t>(counted), static_cast<std::size_t>(total),
-                                   static_cast<std::size_t>(reserved), as_device(device));
+  tell_profiler(request.device, address, static_cast<std::int64_t>(Block::rounded(request.bytes)), totals.allocated,
+                totals.reserved);
   tell_watchers(true, address);
 }
 
-// `caller` null: the request belongs to a pool or a capture, which no trace shows.
-void* DoorAllocator::allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller) {
+void DoorAllocator::tell_freed(int device, const Block& block, const Context& context, Totals totals) {
+  if (history_.is_watched()) {
+    const Context& shown = context == nullptr && block.extras != nullptr ? block.extras->context : context;
+    for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
+      history_.add(action, static_cast<c10::DeviceIndex>(device), block.address, block.requested, block.stream, shown);
+    }
+  }
+  tell_profiler(device, block.address, -static_cast<std::int64_t>(block.bytes()), totals.allocated, totals.reserved);
+  tell_watchers(false, block.address);
+}
+
+void* DoorAllocator::allocate_natively(const Request& request) {
+  const int device = request.device;
   grant_native(device);
   void* address = nullptr;
   try {
-    address = native_.raw_alloc_with_stream(bytes, stream);
+    address = native_.raw_alloc_with_stream(request.bytes, request.stream);
   } catch (const c10::OutOfMemoryError& error) {
     native_changed(device);
     throw c10::OutOfMemoryError(c10::SourceLocation{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
                                 explain(device, error.what_without_backtrace()));
   }
   native_changed(device);
-  if (caller != nullptr && library_.is_recording() != 0) {
+  if (request.caller != nullptr && library_.is_recording() != 0) {
     const std::lock_guard lock(noted_mutex_);
-    noted_[address] = {stream, device};
-    library_.note(device, bytes, stream, caller, address);
+    noted_[address] = {request.stream, device};
+    library_.note(device, request.bytes, request.stream, request.caller, address);
   }
   return address;
 }
@@ -233,10 +253,29 @@ void DoorAllocator::native_changed(int device) {
   if (limited) set_limits(device);
 }
 
-void DoorAllocator::free(void* address) {
-  if (address == nullptr) return;
+void DoorAllocator::native_freed() {
+  for (int device = 0; device < devices_.load(std::memory_order_relaxed); ++device) {
+    if (books(device).has_native.load(std::memory_order_relaxed)) native_changed(device);
+  }
+}
+
+// What the native allocator cached goes back to its cache, whether caching is on now or not.
+void DoorAllocator::release(void* address) {
+  if (address == nullptr || the_allocator->free_own(address)) return;
+  the_allocator->caching_.deleter()(address);
+  the_allocator->native_freed();
+}
+
+void DoorAllocator::raw_delete(void* address) {
+  if (address == nullptr || free_own(address)) return;
+  native_.raw_delete(address);
+  native_freed();
+}
+
+// False when the native allocator must free it.
+bool DoorAllocator::free_own(void* address) {
   const int device = library_.device_of(address);
-  if (device >= 0 && (library_.is_active() == 0 || free_served(device, address))) return;
+  if (device >= 0 && (library_.is_active() == 0 || free_served(device, address))) return true;
   if (library_.is_recording() != 0) {
     const std::lock_guard lock(noted_mutex_);
     if (const auto known = noted_.find(address); known != noted_.end()) {
@@ -244,37 +283,29 @@ void DoorAllocator::free(void* address) {
       noted_.erase(known);
     }
   }
-  native_.raw_delete(address);
-  for (int each = 0; each < devices_.load(std::memory_order_relaxed); ++each) {
-    if (books(each).has_native.load(std::memory_order_relaxed)) native_changed(each);
-  }
+  return false;
 }
 
 // False when no block of ours begins at the address.
 bool DoorAllocator::free_served(int device, void* address) {
-  Books& own = books(device);
-  if (own.held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
-  Block block;
-  std::int64_t total = 0;
-  std::int64_t reserved = 0;
-  {
-    const std::lock_guard lock(own.mutex);
-    block = own.blocks.erase(address);
-    if (block.address == nullptr) return false;
-    own.statistics.freed(block.address, block.requested, block.bytes());
-    total = own.statistics.bytes();
-    reserved = own.statistics.reserved();
+  if (books(device).held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
+  // First, since the recorder may throw. Of a thread that ends nobody asks for a stack.
+  const Context context = thread_ends ? nullptr : history_.gather(native::RecordContext::ALL);
+  Totals totals;
+  Block block = take_out(device, address, &totals);
+  if (block.address == nullptr) return false;
+  try {
+    tell_freed(device, block, context, totals);
+  } catch (...) {
+    give_back(device, block);
+    throw;
   }
-  if (history_.is_watched() && !thread_ends) {
-    const Context context = history_.gather(native::RecordContext::ALL);
-    for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
-      history_.add(action, static_cast<c10::DeviceIndex>(device), address, block.requested, block.stream, context,
-                   remarks());
-    }
-  }
-  c10::reportMemoryUsageToProfiler(address, -static_cast<std::int64_t>(block.bytes()), static_cast<std::size_t>(total),
-                                   static_cast<std::size_t>(reserved), as_device(device));
-  tell_watchers(false, address);
+  give_back(device, block);
+  return true;
+}
+
+// Pre: it is out of the books. Takes what the block has.
+void DoorAllocator::give_back(int device, Block& block) {
   if (block.extras != nullptr && block.extras->offer.made != nullptr) library_.withdraw(block.extras->offer.made);
   const cudaStream_t current = current_stream_or(device, block.stream);
   if (block.extras != nullptr && !block.extras->users.empty()) {
@@ -282,11 +313,10 @@ bool DoorAllocator::free_served(int device, void* address) {
     users.insert(users.begin(), {block.stream, device});  // free_after wants the block's own stream first
     const auto is_current = [&](const auto& user) { return user.stream == current && user.device == device; };
     if (std::none_of(users.begin(), users.end(), is_current)) users.push_back({current, device});
-    give_back(device, {address, block.stream, current, std::move(users)});
-  } else if (library_.free(address, device, block.stream, current) == STALLOC_DOOR_LATER) {
-    give_back(device, {address, block.stream, current, {}});
+    give_back_or_keep(device, {block.address, block.stream, current, std::move(users)});
+  } else if (library_.free(block.address, device, block.stream, current) == STALLOC_DOOR_LATER) {
+    give_back_or_keep(device, {block.address, block.stream, current, {}});
   }
-  return true;
 }
 
 stalloc_door_answer DoorAllocator::try_give_back(int device, const HeldUp& block) {
@@ -294,7 +324,7 @@ stalloc_door_answer DoorAllocator::try_give_back(int device, const HeldUp& block
                              : library_.free_after(block.address, device, block.users.data(), block.users.size());
 }
 
-void DoorAllocator::give_back(int device, HeldUp block) {
+void DoorAllocator::give_back_or_keep(int device, HeldUp block) {
   if (try_give_back(device, block) != STALLOC_DOOR_LATER) return;
   Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
@@ -315,8 +345,8 @@ void DoorAllocator::retry_held_up(int device) {
 
 void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
   void* address = pointer.get();
-  // As the native allocator: ignores memory that came from elsewhere (another process, a foreign buffer).
-  if (address == nullptr || pointer.get_deleter() != &release) return;
+  if (address == nullptr) return;
+  if (pointer.get_deleter() != &release) return native_.recordStream(pointer, stream);
   const int device = library_.device_of(address);
   if (device >= 0) {
     Books& own = books(device);
@@ -333,12 +363,14 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
       return;
     }
   }
-  c10::DataPtr natives(address, address, native_deleter_, pointer.device());
+  c10::DataPtr natives(address, address, caching_.deleter(), pointer.device());
   native_.recordStream(natives, stream);
   natives.release_context();
 }
 
-void DoorAllocator::adopt(c10::DataPtr& pointer) { (void)pointer.compare_exchange_deleter(native_deleter_, &release); }
+void DoorAllocator::adopt(c10::DataPtr& pointer) {
+  (void)pointer.compare_exchange_deleter(caching_.deleter(), &release);
+}
 
 bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
   const std::lock_guard lock(own.rare_mutex);
@@ -347,16 +379,16 @@ bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
 
 void DoorAllocator::beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
                                         std::function<bool(cudaStream_t)> filter) {
-  Books& own = books(device);
   native_.beginAllocateToPool(device, pool, filter);
+  Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
   own.pools.push_back({pool, std::move(filter)});
   own.pools_underway.store(own.pools.size());
 }
 
 void DoorAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
-  Books& own = books(device);
   native_.endAllocateToPool(device, pool);
+  Books& own = books(device);
   const std::lock_guard lock(own.rare_mutex);
   const auto ended =
       std::find_if(own.pools.begin(), own.pools.end(), [&](const Pool& each) { return each.id == pool; });

@@ -6,10 +6,12 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -17,6 +19,7 @@
 
 #include "interpose/torch/door.h"
 #include "interpose/torch/door/blocks.h"
+#include "interpose/torch/door/caching.h"
 #include "interpose/torch/door/forwarding.h"
 #include "interpose/torch/door/history.h"
 #include "interpose/torch/door/statistics.h"
@@ -27,7 +30,7 @@ namespace stalloc::torch::door {
 class DoorAllocator final : public Forwarding {
  public:
   DoorAllocator(native::CUDAAllocator& native, const stalloc_door_library& library)
-      : Forwarding(native), library_(library), enabled_(native.isEnabled()) {}
+      : Forwarding(native), library_(library), caching_(native) {}
 
   // Called once, before PyTorch can see it. PyTorch may have been initialised before.
   void open();
@@ -35,9 +38,7 @@ class DoorAllocator final : public Forwarding {
   // --- tensors ---
   c10::DataPtr allocate(std::size_t bytes) override;
   // While caching is off, the native allocator uses another deleter, which frees at once.
-  c10::DeleterFnPtr raw_deleter() const override {
-    return enabled_.load(std::memory_order_relaxed) ? &release : native_.raw_deleter();
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return caching_.is_on() ? &release : native_.raw_deleter(); }
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* address) override;
@@ -45,7 +46,8 @@ class DoorAllocator final : public Forwarding {
 
   // --- settings ---
   void init(int devices) override;
-  void enable(bool value) override;
+  void enable(bool value) override { caching_.enable(value); }
+  bool isEnabled() const override { return caching_.is_enabled(); }
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
 
@@ -56,6 +58,7 @@ class DoorAllocator final : public Forwarding {
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
 
   // --- captures and pools, which are the native allocator's ---
   void beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
@@ -83,6 +86,17 @@ class DoorAllocator final : public Forwarding {
  private:
   static constexpr std::size_t kDevices = 64;
 
+  struct Request {
+    int device = 0;
+    std::size_t bytes = 0;
+    cudaStream_t stream = nullptr;
+    const void* caller = nullptr;  // null: it belongs to a pool or a capture, which no trace shows
+  };
+  // What PyTorch's profiler is told with each allocation and free: bytes of both halves.
+  struct Totals {
+    std::int64_t allocated = 0;
+    std::int64_t reserved = 0;
+  };
   // A free that waits for the end of a capture.
   struct HeldUp {
     void* address = nullptr;
@@ -111,34 +125,48 @@ class DoorAllocator final : public Forwarding {
   // The deleter of every tensor, whoever allocated it: PyTorch compares deleters.
   static void release(void* address);
 
-  Books& books(int device) { return books_[static_cast<std::size_t>(device)]; }
+  // Throws c10::Error when there is no such device, as the native allocator does.
+  Books& books(int device) {
+    if (device < 0 || device >= devices_.load(std::memory_order_relaxed)) [[unlikely]]
+      refuse(device);
+    return books_[static_cast<std::size_t>(device)];
+  }
+  [[noreturn]] static void refuse(int device);
 
   // allocator.cpp
   void know_devices(int devices);
-  void* serve(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
-  void* serve_elsewhere(stalloc_door_answer answer, int device, std::size_t bytes, cudaStream_t stream,
-                        const void* caller);
+  void* serve(const Request& request);
+  void* serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context);
   bool belongs_to_pool(Books& own, cudaStream_t stream);
-  void enter(int device, void* address, std::size_t bytes, cudaStream_t stream);
-  void free(void* address);
+  void enter(const Request& request, void* address, const Context& context);
+  Totals put_in(const Request& request, void* address, const Context& context);
+  Block take_out(int device, void* address, Totals* totals);
+  void tell_allocated(const Request& request, void* address, const Context& context, Totals totals);
+  void tell_freed(int device, const Block& block, const Context& context, Totals totals);
+  bool free_own(void* address);
   bool free_served(int device, void* address);
+  void give_back(int device, Block& block);
   stalloc_door_answer try_give_back(int device, const HeldUp& block);
-  void give_back(int device, HeldUp block);
+  void give_back_or_keep(int device, HeldUp block);
   void retry_held_up(int device);
-  void* allocate_natively(int device, std::size_t bytes, cudaStream_t stream, const void* caller);
+  void* allocate_natively(const Request& request);
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);
   void native_changed(int device);
+  void native_freed();
 
   // out_of_memory.cpp
-  bool try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address);
+  stalloc_door_answer ask_library(const Request& request, void** address) const {
+    return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
+  }
+  bool try_again(const Request& request, void** address);
   void grant_native(int device);
   void set_limits(int device);
+  std::optional<std::uint64_t> share_of(int device);
   std::string explain(int device, std::string text);
 
   const stalloc_door_library& library_;
-  std::atomic<bool> enabled_;
-  c10::DeleterFnPtr native_deleter_ = nullptr;  // of what the native allocator caches
+  Caching caching_;
   std::atomic<int> devices_{0};
   std::array<Books, kDevices> books_;
   History history_;

@@ -32,7 +32,8 @@ struct Block {
   std::unique_ptr<Extras> extras;  // null: nothing of the kind
 
   // As PyTorch counts: in units of 512 bytes.
-  [[nodiscard]] std::size_t bytes() const { return (requested + 511) / 512 * 512; }
+  [[nodiscard]] static std::size_t rounded(std::size_t bytes) { return (bytes + 511) / 512 * 512; }
+  [[nodiscard]] std::size_t bytes() const { return rounded(requested); }
 };
 
 // Open addressing with linear probing, at most half full. Not thread-safe. Only `reserve_one` throws (std::bad_alloc).

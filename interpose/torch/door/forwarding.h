@@ -103,11 +103,12 @@ class Forwarding : public native::CUDAAllocator {
     native_.createOrIncrefPool(device, pool, std::move(allocator));
   }
   void pushCompileContext(std::string& what) override {
-    remarks().compiled.push_back(what);
+    if (Remarks* own = own_remarks()) own->compiled.push_back(what);
     native_.pushCompileContext(what);
   }
   void popCompileContext() override {
-    if (!remarks().compiled.empty()) remarks().compiled.pop_back();
+    Remarks* own = own_remarks();
+    if (own != nullptr && !own->compiled.empty()) own->compiled.pop_back();
     native_.popCompileContext();
   }
 #else
@@ -124,23 +125,23 @@ class Forwarding : public native::CUDAAllocator {
   }
   void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
                      native::RecordContext when, bool clear, const std::vector<std::string>& skipped) override {
-    keep_history({enabled, recorder, most_entries, when, clear, skipped});
     native_.recordHistory(enabled, recorder, most_entries, when, clear, skipped);
+    keep_history({enabled, recorder, most_entries, when, clear, skipped});
   }
 #elif STALLOC_TORCH_MINOR >= 8
   native::SnapshotInfo snapshot(MempoolId_t pool) override { return take_snapshot(pool, true); }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool) override { native_.setUseOnOOM(device, pool); }
   void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
                      native::RecordContext when, bool clear) override {
-    keep_history({enabled, recorder, most_entries, when, clear, {}});
     native_.recordHistory(enabled, recorder, most_entries, when, clear);
+    keep_history({enabled, recorder, most_entries, when, clear, {}});
   }
 #else
   native::SnapshotInfo snapshot() override { return take_snapshot({0, 0}, true); }
   void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
                      native::RecordContext when) override {
-    keep_history({enabled, recorder, most_entries, when, !enabled, {}});
     native_.recordHistory(enabled, recorder, most_entries, when);
+    keep_history({enabled, recorder, most_entries, when, !enabled, {}});
   }
 #endif
 
@@ -151,7 +152,7 @@ class Forwarding : public native::CUDAAllocator {
   }
   void setNoSplit(c10::DeviceIndex device, MempoolId_t pool) override { native_.setNoSplit(device, pool); }
   void setUserMetadata(const std::string& metadata) override {
-    remarks().metadata = metadata;
+    if (Remarks* own = own_remarks()) own->metadata = metadata;
     native_.setUserMetadata(metadata);
   }
   std::string getUserMetadata() override { return native_.getUserMetadata(); }
@@ -218,11 +219,6 @@ class Forwarding : public native::CUDAAllocator {
 #else
     return native_.snapshot();
 #endif
-  }
-  // Of the calling thread.
-  static Remarks& remarks() {
-    static thread_local Remarks kept;
-    return kept;
   }
 
   native::CUDAAllocator& native_;

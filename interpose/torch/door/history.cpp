@@ -2,7 +2,6 @@
 #include "interpose/torch/door/history.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace stalloc::torch::door {
@@ -18,47 +17,54 @@ void History::keep(HistorySettings settings) {
 
 void History::add_tracker(native::AllocatorTraceTracker tracker) {
   const std::lock_guard lock(mutex_);
-  trackers_.push_back(std::move(tracker));
+  auto trackers = std::make_shared<Trackers>(*trackers_);
+  trackers->push_back(std::move(tracker));
+  trackers_ = std::move(trackers);
   update_watched();
 }
 
-void History::update_watched() { watched_.store(settings_.enabled || !trackers_.empty()); }
+void History::update_watched() { watched_.store(settings_.enabled || !trackers_->empty()); }
 
-Context History::gather(native::RecordContext level) const {
-  if (when_.load() < level) return nullptr;
+Context History::ask_recorder() const {
   const native::CreateContextFn recorder = recorder_.load();
   return recorder == nullptr ? nullptr : recorder();
 }
 
 void History::add(TraceEntry::Action action, c10::DeviceIndex device, const void* address, std::size_t bytes,
-                  cudaStream_t stream, Context context, const Remarks& remarks) {
-  const std::lock_guard lock(mutex_);
+                  cudaStream_t stream, Context context) {
   // A stack is kept with the block in any case, and in the history only if it is wanted there.
   if (when_.load() < native::RecordContext::ALLOC) context = nullptr;
-  TraceEntry entry =
-      make_entry(action, device, reinterpret_cast<std::size_t>(address), bytes, stream, std::move(context), remarks);
-  for (const native::AllocatorTraceTracker& tracker : trackers_) tracker(entry);
+  const Remarks* remarks = own_remarks();
+  TraceEntry entry = make_entry(action, device, reinterpret_cast<std::size_t>(address), bytes, stream,
+                                std::move(context), remarks == nullptr ? Remarks() : *remarks);
+  std::shared_ptr<const Trackers> trackers;
+  {
+    const std::lock_guard lock(mutex_);
+    trackers = trackers_;
+  }
+  for (const native::AllocatorTraceTracker& tracker : *trackers) tracker(entry);
+  const std::lock_guard lock(mutex_);
   if (!settings_.enabled || is_named(entry, settings_.skipped)) return;
-  entries_.push_back(std::move(entry));
-  while (entries_.size() > std::max<std::size_t>(settings_.most_entries, 1)) entries_.pop_front();
+  std::deque<TraceEntry>& kept = entries_[device];
+  kept.push_back(std::move(entry));
+  while (kept.size() > most_entries()) kept.pop_front();
 }
 
 void History::merge_into(std::vector<std::vector<TraceEntry>>* traces) const {
   const auto to_nanoseconds = c10::ApproximateClockToUnixTimeConverter().makeConverter();
+  const auto is_earlier = [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; };
   const std::lock_guard lock(mutex_);
-  for (std::size_t device = 0; device < traces->size(); ++device) {
-    std::vector<TraceEntry> own;
-    for (const TraceEntry& entry : entries_) {
-      if (entry.device_ != static_cast<c10::DeviceIndex>(device)) continue;
-      own.push_back(entry);
-      own.back().time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;  // as the native allocator's
+  for (const auto& [device, kept] : entries_) {
+    if (static_cast<std::size_t>(device) >= traces->size()) continue;
+    std::vector<TraceEntry>& all = (*traces)[static_cast<std::size_t>(device)];
+    for (const TraceEntry& entry : kept) {
+      all.push_back(entry);
+      all.back().time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;  // as the native allocator's
     }
-    std::vector<TraceEntry> merged;
-    merged.reserve(own.size() + (*traces)[device].size());
-    std::merge(std::make_move_iterator((*traces)[device].begin()), std::make_move_iterator((*traces)[device].end()),
-               std::make_move_iterator(own.begin()), std::make_move_iterator(own.end()), std::back_inserter(merged),
-               [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; });
-    (*traces)[device] = std::move(merged);
+    std::stable_sort(all.begin(), all.end(), is_earlier);
+    if (all.size() > most_entries()) {
+      all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most_entries()));
+    }
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "interpose/torch/door/allocator.h"
 
@@ -41,26 +43,34 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 
 // The library has already given its own idle memory back for the request. Next, observers that can free tensors are
 // called. Then what other streams still use is waited for, as the native allocator does, and its cache is emptied. At
-// last the native allocator is asked, which reports the error.
-bool DoorAllocator::try_again(int device, std::size_t bytes, cudaStream_t stream, const void* caller, void** address) {
-  const auto served = [&] { return library_.allocate(device, bytes, stream, caller, address) == STALLOC_DOOR_DONE; };
-  if (run_callbacks() && served()) return true;
-  Books& own = books(device);
-  {
+// last the native allocator is asked, which reports the error. The library is asked again only when something was
+// freed.
+bool DoorAllocator::try_again(const Request& request, void** address) {
+  Books& own = books(request.device);
+  const auto natives = [&] {
     const std::lock_guard lock(own.mutex);
-    own.statistics.retried();
-  }
-  if (library_.wait_for_frees(device) != 0 && served()) return true;
+    return own.statistics.native_reserved();
+  };
+  const auto served = [&] { return ask_library(request, address) == STALLOC_DOOR_DONE; };
+  if (run_callbacks() && served()) return true;
+  native_changed(request.device);
+  const std::int64_t before = natives();
+  const bool waited = library_.wait_for_frees(request.device) != 0;
   try {
     empty_native_cache({0, 0});
   } catch (const c10::Error&) {
     // PyTorch 2.6 and 2.7 refuse that while a capture is under way.
   }
-  native_changed(device);
-  return served();
+  native_changed(request.device);
+  // Otherwise the native allocator tries again, too, and counts that.
+  if ((!waited && natives() >= before) || !served()) return false;
+  const std::lock_guard lock(own.mutex);
+  own.statistics.retried();
+  return true;
 }
 
 double DoorAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  (void)native_.getMemoryFraction(device);  // which checks the device; its own share may be a part of the user's
   Books& own = books(device);
   const std::lock_guard lock(own.mutex);
   return own.fraction;
@@ -76,34 +86,47 @@ void DoorAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
   set_limits(device);
 }
 
-// What stalloc may hold: the user's share less what the native allocator has of it.
-void DoorAllocator::set_limits(int device) {
+// What the user grants this process of the device, in bytes; nothing: all of it.
+std::optional<std::uint64_t> DoorAllocator::share_of(int device) {
   Books& own = books(device);
   double fraction = 1;
-  std::uint64_t natives = 0;
   {
     const std::lock_guard lock(own.mutex);
     fraction = own.fraction;
+  }
+  const std::uint64_t total = fraction < 1 ? library_.device_total(device) : 0;
+  if (total == 0) return std::nullopt;
+  return static_cast<std::uint64_t>(fraction * static_cast<double>(total));
+}
+
+// What stalloc may hold: the user's share less what the native allocator has of it.
+void DoorAllocator::set_limits(int device) {
+  const std::optional<std::uint64_t> share = share_of(device);
+  if (!share) return library_.limit(device, std::numeric_limits<std::uint64_t>::max());
+  std::uint64_t natives = 0;
+  {
+    Books& own = books(device);
+    const std::lock_guard lock(own.mutex);
     natives = static_cast<std::uint64_t>(own.statistics.native_reserved());
   }
-  if (fraction >= 1) return library_.limit(device, std::numeric_limits<std::uint64_t>::max());
-  const std::uint64_t total = library_.device_total(device);
-  const auto share = static_cast<std::uint64_t>(fraction * static_cast<double>(total));
-  library_.limit(device, share - std::min(share, natives));
+  library_.limit(device, *share - std::min(*share, natives));
 }
 
 // What the native allocator may hold: the user's share less what stalloc has of it. It knows only of itself.
 void DoorAllocator::grant_native(int device) {
-  Books& own = books(device);
-  double fraction = 1;
-  {
-    const std::lock_guard lock(own.mutex);
-    fraction = own.fraction;
-  }
-  if (fraction >= 1) return;
-  const double held =
-      static_cast<double>(library_.held(device).all) / static_cast<double>(library_.device_total(device));
-  native_.setMemoryFraction(std::clamp(fraction - held, 0.0, 1.0), static_cast<c10::DeviceIndex>(device));
+  const std::optional<std::uint64_t> share = share_of(device);
+  if (!share) return;
+  const std::uint64_t natives = *share - std::min(*share, library_.held(device).all);
+  native_.setMemoryFraction(static_cast<double>(natives) / static_cast<double>(library_.device_total(device)),
+                            static_cast<c10::DeviceIndex>(device));
+}
+
+// Observers are told of the user's share, of which the native allocator may have a part only.
+void DoorAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
+  native_.attachOutOfMemoryObserver([this, observer = std::move(observer)](std::int64_t device, std::size_t bytes,
+                                                                           std::size_t total, std::size_t free) {
+    observer(device, bytes, share_of(static_cast<int>(device)).value_or(total), free);
+  });
 }
 
 // The native allocator's message, with the figures of both halves.
@@ -113,7 +136,6 @@ std::string DoorAllocator::explain(int device, std::string text) {
   std::uint64_t live = 0;
   std::uint64_t reserved = 0;
   std::uint64_t own_live = 0;
-  double fraction = 1;
   {
     Books& own = books(device);
     const std::lock_guard lock(own.mutex);
@@ -121,15 +143,11 @@ std::string DoorAllocator::explain(int device, std::string text) {
     live = static_cast<std::uint64_t>(own.statistics.bytes());
     reserved = static_cast<std::uint64_t>(own.statistics.reserved());
     own_live = static_cast<std::uint64_t>(own.statistics.own_bytes());
-    fraction = own.fraction;
   }
   replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
   replace_between(&text, "and ", " is reserved by PyTorch but unallocated",
                   format_bytes(reserved - std::min(reserved, live)));
-  if (fraction < 1) {
-    const double share = fraction * static_cast<double>(library_.device_total(device));
-    replace_between(&text, ". ", " allowed; ", format_bytes(static_cast<std::uint64_t>(share)));
-  }
+  if (const auto share = share_of(device)) replace_between(&text, ". ", " allowed; ", format_bytes(*share));
   return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) + " live, " +
          format_bytes(memory.free) + " free (" + format_bytes(memory.largest_hole) + " in one piece).";
 }

@@ -77,13 +77,15 @@ class Statistics {
       }
     }
     stats->num_alloc_retries += retries_;
+    stats->num_device_alloc += growths_;
+    stats->num_device_free += shrinkages_;
   }
 
   void reset_accumulated() {
     for (auto& pool : own_) {
       for (Tally& tally : pool) tally.allocated = tally.freed = 0;
     }
-    retries_ = 0;
+    retries_ = growths_ = shrinkages_ = 0;
   }
   void reset_peaks() {
     peaks_ = {};
@@ -140,9 +142,13 @@ class Statistics {
   }
   // True when it has changed.
   bool note_held(stalloc_door_held held) {
+    const auto all = static_cast<std::int64_t>(held.all);
+    const std::int64_t before = own(kSmall, kHeld).current + own(kLarge, kHeld).current;
+    if (all > before) ++growths_;
+    if (all < before) ++shrinkages_;
     const auto small = static_cast<std::int64_t>(std::min(held.for_small, held.all));
     const bool of_small = set_held(kSmall, small);
-    const bool of_large = set_held(kLarge, static_cast<std::int64_t>(held.all) - small);
+    const bool of_large = set_held(kLarge, all - small);
     return of_small || of_large;
   }
   bool set_held(Pool pool, std::int64_t bytes) {
@@ -185,6 +191,8 @@ class Statistics {
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;
+  std::int64_t growths_ = 0;  // how often more physical memory was held than when it was last looked at
+  std::int64_t shrinkages_ = 0;
 };
 
 }  // namespace stalloc::torch::door

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "interpose/torch/door/remarks.h"
+
 #ifndef STALLOC_TORCH_MINOR
 #error "STALLOC_TORCH_MINOR names the minor version of PyTorch 2"
 #endif
@@ -29,12 +31,6 @@ using c10::cuda::MempoolId_t;
 using native::TraceEntry;
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 using Context = std::shared_ptr<c10::GatheredContext>;
-
-// What a thread says of itself for the history: the model's code that is compiled, and words of the user's.
-struct Remarks {
-  std::vector<std::string> compiled;
-  std::string metadata;
-};
 
 inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device, std::size_t address, std::size_t bytes,
                              cudaStream_t stream, Context context, [[maybe_unused]] const Remarks& remarks) {
