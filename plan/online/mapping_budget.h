@@ -1,4 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 The limit on the time for mapping: a share of the program's time.
+// SPDX-License-Identifier: Apache-2.0
+// The limit on the time for mapping: a share of the program's time.
 #pragma once
 
 #include <cstdint>
