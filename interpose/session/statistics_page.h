@@ -19,7 +19,7 @@ struct StatisticsHeader {
   char magic[8];  // "stalloc" and a zero byte, written last
   std::uint32_t version;
   std::uint32_t header_bytes;
-  std::uint32_t device_bytes;  // of one device's figures, which follow one behind the other
+  std::uint32_t device_bytes;  // of one device's figures, which follow one another
   std::uint32_t devices;
   // The process: its id, its start in clock ticks since the boot, and the namespace and boot that these refer to.
   std::uint64_t process;

@@ -18,7 +18,7 @@ inline constexpr std::uint16_t kPlanVersionMinor = 3;
 // Serialises `plan`. Never fails.
 std::vector<std::uint8_t> encode_plan(const Plan& plan);
 
-// True when the bytes begin as a plan does; says nothing about the rest.
+// True if the bytes begin like a plan; the rest is not checked.
 bool is_plan(std::span<const std::uint8_t> bytes);
 
 // Verifies and decodes a plan. Refuses bytes that are not a plan, truncated plans, other major versions, a checksum

@@ -12,7 +12,7 @@ namespace stalloc {
 
 // The position of a field in the root table of a FlatBuffer.
 struct RootField {
-  std::size_t root = 0;      // where the offset of the root table lies: 0, or 4 behind a size prefix
+  std::size_t root = 0;      // where the offset of the root table lies: 0, or 4 after a size prefix
   std::uint16_t vtable = 0;  // the field's number in generated code: Table::VT_FIELD
 };
 

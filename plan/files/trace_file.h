@@ -89,7 +89,7 @@ struct ReadOptions {
   bool take_whole_chunks = false;
 };
 
-// True when the bytes begin as a trace does; says nothing about the rest.
+// True if the bytes begin like a trace; the rest is not checked.
 bool is_trace(std::span<const std::uint8_t> bytes);
 
 // Verifies and decodes a trace: every buffer, identifier, major version, checksum and sequence number; since

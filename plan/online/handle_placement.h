@@ -62,7 +62,7 @@ class HandlePlacement {
     std::vector<Range> pieces;        // for a view, new handles included; empty: extend the home view instead
     std::uint32_t view = 0;           // to be lengthened by the pieces; 0: they make a new one
     std::uint64_t offset = 0;         // of the request, in the view or the home view
-    std::vector<std::uint64_t> grow;  // bytes of handles to create first, one behind the other from `grow_at`
+    std::vector<std::uint64_t> grow;  // bytes of handles to create first, one after another from `grow_at`
     std::uint64_t grow_at = 0;
     Range lent;  // home addresses before `grow_at` in which a new view shows its old handles (`join`)
     [[nodiscard]] std::span<const Range> mapped() const {  // the pieces that are to be mapped for the view
@@ -143,7 +143,7 @@ class HandlePlacement {
   // How many bytes can still be created.
   void set_room(std::uint64_t bytes) { room_ = bytes; }
 
-  // Appends the physical ranges behind a place, joined where they touch.
+  // Appends the physical ranges of a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
   // Pre: the ranges are free.
   void take(std::span<const Range> ranges, StreamIndex stream, Reach reach);

@@ -23,7 +23,7 @@
 //      request's stream wait for these frees: mapped ones as in step 2, else a stitched view, with new memory for what
 //      is missing. If the stream would have to wait for a stream that the program itself is about to order it behind,
 //      the request prefers a place at home that fits nearly as well and needs no such wait.
-//   6. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
+//   6. New memory for the bytes that own bytes lack: after the last handle at home, or at the end of a stitched view.
 //   7. New memory alone, when own bytes could not be made ready.
 //
 // Steps 3 and 5 apply when another stream than the request's has free bytes. `CrossStream` changes what a request does
@@ -87,8 +87,8 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // A block that was served, as the backend's user knows it, and the view that it lies in.
   { block.view } -> std::convertible_to<std::uint32_t>;
 
-  // Creates physical memory for each of the handles (`bytes` is given, `id` is set) and maps them one behind the other
-  // in the home view from `at` on. Nothing is pending on their bytes.
+  // Creates physical memory for each of the handles (`bytes` is given, `id` is set) and maps them one after another in
+  // the home view from `at` on. Nothing is pending on their bytes.
   { backend.create(at, new_handles) }
   noexcept->std::same_as<bool>;
   // How many bytes `create` can still create. Called before memory grows, and sometimes when it does not grow.
@@ -97,7 +97,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // Unmaps a handle from its place in the home view and gives its memory back. Pre: no work is pending on its bytes.
   { backend.destroy(at, handle) }
   noexcept->std::same_as<bool>;
-  // Maps existing handles one behind the other from `address` on.
+  // Maps existing handles one after another from `address` on.
   { backend.map(address, handles) }
   noexcept->std::same_as<bool>;
   // Undoes `map`. False: something is still mapped there. Pre: no work is pending that uses these addresses.

@@ -16,7 +16,7 @@ namespace stalloc::plan {
 // that was found in one order is known in the other, too. A node fills one cache line. Not thread-safe.
 class RangeNodes {
  public:
-  using Index = std::uint32_t;  // of a node; 0: none, before the first and behind the last
+  using Index = std::uint32_t;  // of a node; 0: none, before the first and after the last
   using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
  private:
