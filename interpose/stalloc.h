@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's own interface, for programs that want to look: none needs it. Plain C; find the function with dlsym, so
+/* The library's own interface, which programs may use to read its statistics. Plain C; find the function with dlsym, so
  * that the program also runs without the library:
  *
  *   int (*statistics)(int, struct stalloc_statistics*) = dlsym(RTLD_DEFAULT, "stalloc_get_statistics");
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* Statistics of one device, since start where they do not say now. Fields are only ever added at the end. */
+/* Statistics of one device, counted since the start unless they say "now". Fields are only ever added at the end. */
 struct stalloc_statistics {
   size_t struct_bytes; /* in: sizeof(struct stalloc_statistics); no more than that is written */
   /* written by tools/write-statistics: begin */
