@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's own interface, for programs that want to look: none needs it. Plain C; find the function with dlsym, so
+/* The library's own interface, which programs may use to read its statistics. Plain C; find the function with dlsym, so
  * that the program also runs without the library:
  *
  *   int (*statistics)(int, struct stalloc_statistics*) = dlsym(RTLD_DEFAULT, "stalloc_get_statistics");
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* Statistics of one device, since start where they do not say now. Fields are only ever added at the end. */
+/* Statistics of one device, counted since the start unless they say "now". Fields are only ever added at the end. */
 struct stalloc_statistics {
   size_t struct_bytes; /* in: sizeof(struct stalloc_statistics); no more than that is written */
   /* written by tools/write-statistics: begin */
@@ -22,7 +22,7 @@ struct stalloc_statistics {
   uint64_t live;
   /* bytes: most that was live at once */
   uint64_t live_peak;
-  /* bytes: the same of a memory pool's requests: torch.cuda.max_memory_allocated() */
+  /* bytes: the same for requests of a memory pool: torch.cuda.max_memory_allocated() */
   uint64_t pool_live_peak;
   /* bytes: device memory that the library holds now, live or not */
   uint64_t physical;
@@ -32,15 +32,15 @@ struct stalloc_statistics {
   uint64_t dynamic_requests;
   /* count: requests served by CUDA */
   uint64_t unplanned_requests;
-  /* count: planned requests whose bytes were still taken, or could not be ordered */
+  /* count: planned requests whose bytes were still taken, or whose stream could not be ordered behind their frees */
   uint64_t refused_slots;
   /* count: stitched views made, lengthened or repaired */
   uint64_t stitches;
-  /* count: requests on free bytes of the plan, or on those of another stream */
+  /* count: requests served from free bytes of the plan, or from bytes that another stream freed */
   uint64_t borrows;
-  /* count: orderings between streams */
+  /* count: times a stream was made to wait for another */
   uint64_t waits;
-  /* count: requests that memory was created for */
+  /* count: requests for which new memory was created */
   uint64_t grows;
   /* count: calls that create and map memory at the first use of the device */
   uint64_t mapping_calls_at_start;
@@ -50,11 +50,11 @@ struct stalloc_statistics {
   uint64_t views;
   /* count: requests served in a stitched view made before */
   uint64_t view_hits;
-  /* count: requests left to CUDA for want of memory */
+  /* count: requests left to CUDA because stalloc had no memory for them */
   uint64_t misses;
   /* bytes: most device memory that the library held at once */
   uint64_t physical_peak;
-  /* count: orderings between streams that the program had made itself, by its events */
+  /* count: waits between streams that were avoided, since the program had ordered the streams by its events */
   uint64_t spared_waits;
   /* bytes: of live: served at places of the plan */
   uint64_t planned_live;
@@ -66,15 +66,15 @@ struct stalloc_statistics {
   uint64_t served_live_peak;
   /* count: requests of 1 MiB or more served by CUDA */
   uint64_t unplanned_large_requests;
-  /* count: how often the place in the plan was lost and found again */
+  /* count: times the position in the plan was lost and found again */
   uint64_t resynchronisations;
   /* ns: time spent in the mapping calls at start */
   uint64_t mapping_ns_at_start;
   /* ns: time spent in those after start */
   uint64_t mapping_ns_after_start;
-  /* count: of planned_requests: at a place that the plan keeps for a later request, never freed */
+  /* count: of planned_requests: served at the place of a later request that the plan never frees */
   uint64_t spare_slots;
-  /* bytes: as served_live_peak, with what was freed while other streams still used it */
+  /* bytes: as served_live_peak, plus memory that was freed while other streams still used it */
   uint64_t served_in_use_peak;
   /* end */
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The independent checker: tells whether a plan is sound for the requests that it was made for.
+// The independent checker: verifies that a plan is sound for the requests for which it was made.
 //
-// Naive on purpose, and shares no code with the placement, the layout or the ordering: it translates every slot through
-// the handles of its view to physical bytes and replays the requests one by one.
+// It is deliberately simple, and shares no code with the placement, the layout or the ordering: it translates every
+// slot through the handles of its view to physical bytes and replays the requests one by one.
 #pragma once
 
 #include <string>
@@ -12,14 +12,15 @@
 
 namespace stalloc::plan {
 
-// Names the first thing that is wrong, in one line; empty when the plan is sound:
-//   - every request has a slot of its id and a size that holds it, 512-byte aligned, inside its view; where slots have
-//     lanes, those of a lane are taken by one thread's requests, in its own order, and other threads' have none;
+// Names the first violation in one line; empty when the plan is sound, which means:
+//   - every request has a slot with its id that is large enough, 512-byte aligned and inside its view; where slots have
+//     lanes, the slots of a lane serve the requests of one thread, in its own order, and requests of other threads have
+//     no slot;
 //   - no two requests that live at the same time share a physical byte, through any view: in the recorded order, and in
 //     the plan's own lifetimes with the body repeated;
-//   - bytes freed on one stream and taken on another have a Wait whose freed slot records an event, and memory of
-//     synchronous calls takes no bytes with a pending free;
-//   - what is passed through takes no bytes.
+//   - for bytes freed on one stream and taken on another there is a Wait whose freed slot records an event, and memory
+//     of synchronous calls takes no bytes with a pending free;
+//   - requests left to the original allocator take no bytes.
 // Expects a plan without defect (find_defect). Time O(n log n); memory O(n).
 std::string find_unsoundness(const Problem& problem, const DevicePlan& plan);
 

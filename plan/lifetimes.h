@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From recorded events to requests with lifetimes.
+// Turns recorded events into requests with lifetimes.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace stalloc::plan {
 
-// What the pairing of a trace's events found.
+// The result of pairing a trace's events.
 struct Lifetimes {
   std::vector<Problem> devices;     // in the order of their ordinals
-  std::uint64_t unknown_frees = 0;  // of addresses that no recorded call returned
+  std::uint64_t unknown_frees = 0;  // frees of addresses that no recorded call returned
   std::uint64_t lost_frees = 0;     // addresses returned again without a recorded free
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan in memory: what schemas/plan.fbs says, as plain structs.
+// The plan in memory: the tables of schemas/plan.fbs as plain structs.
 // Written by the planner, read by the tool and the interposer.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a problem to a plan: steady state, layout, handles, waits.
+// Makes a plan from a problem: steady state, layout, handles, waits.
 #pragma once
 
 #include <array>
@@ -15,37 +15,38 @@
 namespace stalloc::plan {
 
 inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  // of every device up to Hopper
-// What a run requests beside its plan (an evaluation, another number of microbatches) is stitched from the plan's free
-// handles, so handles are small; but a plan has at most about so many of them, since creating each takes time.
+// Sizes of handles. kDefaultHandleBytes: cap on handles of small plans; kDefaultHandles: number of handles that larger
+// plans aim for. Requests outside the plan (an evaluation, another number of microbatches) are stitched from the plan's
+// free handles, so handles are small; but creating each takes time, so their number is limited.
 inline constexpr std::uint64_t kDefaultHandleBytes = std::uint64_t{6} << 20;
 inline constexpr std::uint64_t kDefaultHandles = 2048;
 inline constexpr std::size_t kPassReasons = 10;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
-  std::uint64_t handle_cap = 0;   // largest handle, bytes, rounded down to the granularity; 0: by the two above
+  std::uint64_t handle_cap = 0;   // largest handle, bytes, rounded down to the granularity; 0: by the defaults above
   StreamMode streams = StreamMode::Order;
-  // Plan a recorded run as one piece: for a program that makes the very same requests again.
+  // Plans a recorded run as a whole, for a program that makes exactly the same requests again.
   bool whole_run = false;
   // For devices without VMM: one handle, no stitched views, however large that becomes (contiguous.h).
   bool contiguous = false;
-  double contiguous_seconds = 1;                   // for improving it; the result then depends on the machine's speed
-  std::uint64_t contiguous_capacity = 0;           // bytes that are good enough; 0: as few as possible
+  double contiguous_seconds = 1;                   // time for improving it; the result depends on the machine's speed
+  std::uint64_t contiguous_capacity = 0;           // stop improving at this many bytes; 0: as few as possible
   std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
 };
 
-// Figures about a plan for its summary.
+// Figures of a plan for its summary.
 struct PlanReport {
   std::uint64_t requests = 0;       // of the problem
   std::uint64_t period = 0;         // requests of the repeating body; 0: nothing repeats
   std::uint64_t repetitions = 0;    // of the body, in the problem
   std::uint64_t unrolled = 1;       // steps in the body
-  bool by_call_site = false;        // of the steady state
+  bool by_call_site = false;        // the steady state was found by call sites
   std::uint64_t lanes = 0;          // threads with an order of their own; 0: all requests have one order
   std::uint64_t without_slot = 0;   // requests of threads that are not in the plan
   bool contiguous = false;          // planned without stitched views
   bool beginning_only = false;      // nothing repeats: only what lives through the run is planned (beginning.h)
-  std::uint64_t dynamic_slots = 0;  // of the largest size seen
+  std::uint64_t dynamic_slots = 0;  // slots with room for the largest size seen
   std::uint64_t stitched_slots = 0;
   std::array<std::uint64_t, kPassReasons> passed{};  // slots that take no bytes, by PassReason
 };

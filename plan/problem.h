@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the planner plans: the requests of one device in the order in which the program made them.
+// The planner's input: the requests of one device in the order in which the program made them.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,22 @@
 
 namespace stalloc::plan {
 
-// Why a request must go to the original allocator: it stays in the sequence and takes no bytes of the plan.
+// Why a request must go to the original allocator. It stays in the sequence but takes no bytes of the plan.
 enum class PassReason : std::uint8_t {
   None,           // it is planned
   Empty,          // of 0 bytes, in a trace
   Captured,       // allocated or freed during stream capture: the memory belongs to a graph
   Exported,       // by IPC: another process may use it
   Communication,  // made by a communication library, which registers its buffers
-  Probe,          // asked for nearly everything only to see how much there is
+  Probe,          // requested nearly all memory only to find out how much there is
   Leaked,         // made in every repetition and not freed for many
   Unordered,      // its free cannot be ordered before the next use of the bytes (see sequence.h)
   Varying,        // its size varies from step to step, and room for the largest would cost memory
-  Left            // left to the run time: its room would stand idle where others need memory (see dynamic_slots.h)
+  Left            // served at run time: a planned place would be idle while others need memory (see dynamic_slots.h)
 };
 
-// A stream as the planner names it: the ordinal in the trace, or kEveryStream for synchronous calls: cudaMalloc'd
-// memory may be used on any stream at once, cudaFree orders after all work of the device.
+// A stream as the planner names it: the ordinal in the trace, or kEveryStream for synchronous calls. Memory of
+// cudaMalloc may be used on any stream at once, and cudaFree is ordered after all work of the device.
 inline constexpr std::uint32_t kEveryStream = std::numeric_limits<std::uint32_t>::max();
 inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
@@ -39,8 +39,8 @@ struct Request {
   std::uint32_t stream = 0;             // ordinal of the stream named by the call
   std::uint32_t allocation_stream = 0;  // `stream`, or kEveryStream
   std::uint32_t free_stream = 0;        // stream of the free, or kEveryStream; as allocation_stream when not freed
-  std::uint32_t thread = 0;  // ordinal in the trace, of the first of those that take each other's place (successors.h)
-  std::uint32_t stack = 0;   // ids as in the trace
+  std::uint32_t thread = 0;             // ordinal in the trace; of successors (successors.h), the first one's
+  std::uint32_t stack = 0;              // ids as in the trace
   std::uint32_t module = 0;
   PassReason pass = PassReason::None;
 
@@ -55,7 +55,7 @@ struct Problem {
   std::vector<Request> requests;
 };
 
-// More than any device can address; what asks for more is an error, so that no sum overflows.
+// More than any device can address. A larger request or sum is an error, so that no sum overflows.
 inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
 
 // The lower bound of any plan: the peak of the sum of `bytes()` of live requests. A result above kMostBytes may be too

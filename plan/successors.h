@@ -6,9 +6,9 @@
 
 namespace stalloc::plan {
 
-// A thread that begins after another made its last request, and makes the very same ones (call site and stream, or size
-// and stream where no stacks were recorded), takes its place: both count as one thread with the first one's number (for
-// example, a new thread for each batch). Expected time O(n), O(threads^2) where all differ. Pure.
+// If a thread begins after the last request of another one and makes the same requests (by call site and stream, or by
+// size and stream where no stacks were recorded), both count as one thread with the first one's number. An example is a
+// new thread for each batch. Expected time O(n); O(threads^2) where all threads differ. Pure.
 void join_successors(Problem& problem);
 
 }  // namespace stalloc::plan

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver's functions, found by name: the library links no CUDA.
+// Finds the CUDA driver's functions by name, since this library is not linked with CUDA.
 #pragma once
 
 namespace stalloc::cuda_driver {
 
-// Any function of the driver library, hooked or not, under its exported name; null when the library is not loaded or
-// has none of that name. The library, once found, is never unloaded. Thread-safe.
+// Returns the driver library's function of that exported name, hooked or not; null if the library is not loaded or has
+// no such function. Once found, the driver library is never unloaded. Thread-safe.
 void* symbol(const char* name) noexcept;
 
 }  // namespace stalloc::cuda_driver

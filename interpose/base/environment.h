@@ -4,8 +4,8 @@
 
 namespace stalloc::environment {
 
-// A copy of what the variable is set to now, never freed; null when it is not set, or host memory is exhausted.
-// To be called while the library is loaded, before the program can change anything.
+// Returns a copy of the variable's current value, which is never freed; null if the variable is not set, or if host
+// memory is exhausted. Call it while the library is being loaded, before the program can change anything.
 const char* keep(const char* name) noexcept;
 
 }  // namespace stalloc::environment

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines on standard error, each one write(2): no allocation, no lock, no stdio. Thread-safe. A line raises no signal,
-// waits a tenth of a second at most for a full pipe, and is dropped where standard error has become something else.
+// Log lines on standard error. Each is one write(2), without allocation, locks or stdio. All functions are thread-safe
+// unless they say otherwise, throw nothing, raise no signal and keep errno. A line waits at most a tenth of a second
+// for a full pipe, and is dropped if the program has replaced standard error by something unsuitable, such as a data
+// file (docs/environment.md, "Log lines").
 #pragma once
 
 #include <fmt/format.h>
@@ -10,10 +12,11 @@
 
 namespace stalloc::log {
 
-// Notes what standard error is, to recognise later whether the program has replaced it. Call when the library is
-// loaded; without it every descriptor of that number takes lines. Not thread-safe.
+// Remembers which file standard error is, so that a later replacement by the program is recognised. Call it while the
+// library is being loaded; without it lines are written to whatever standard error is. Not thread-safe.
 void remember_standard_error() noexcept;
 
+// Lines above this level are not written. The level is `Warn` at first.
 void set_level(LogLevel level) noexcept;
 bool enabled(LogLevel level) noexcept;
 
@@ -35,6 +38,8 @@ void line(LogLevel level, bool always, fmt::format_string<Args...> format, Args&
 }
 }  // namespace detail
 
+// Each writes one line with the prefix of its level, if that level is enabled. A text that cannot be formatted is
+// dropped.
 template <class... Args>
 void error(fmt::format_string<Args...> format, Args&&... args) noexcept {
   detail::line(LogLevel::Error, false, format, std::forward<Args>(args)...);
@@ -52,7 +57,7 @@ void debug(fmt::format_string<Args...> format, Args&&... args) noexcept {
   detail::line(LogLevel::Debug, false, format, std::forward<Args>(args)...);
 }
 
-// As info; `always`: the user asked for it, whatever the level.
+// As `info`; with `always`, the line is written whatever the level is, since the user asked for it.
 template <class... Args>
 void figures(bool always, fmt::format_string<Args...> format, Args&&... args) noexcept {
   detail::line(LogLevel::Info, always, format, std::forward<Args>(args)...);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Facts about this process: its rank, its host, how it was started, and file names made from them.
 //
-// How it was started is copied when the library is loaded: a program may write over its arguments and variables later
-// (setproctitle does), and change its working folder.
+// The arguments, the launcher's variables and the working folder are copied while the library is loaded, since a
+// program may later overwrite its arguments and variables (setproctitle does) and change its working folder. After
+// that, all functions are thread-safe. Those that return std::string may throw std::bad_alloc; errors of the system
+// give the documented default.
 #pragma once
 
 #include <string>
@@ -10,18 +12,19 @@
 
 namespace stalloc {
 
-// Copies the launcher's variables and the working folder. Call when the library is loaded.
+// Copies the launcher's variables and the working folder. Call it once, while the library is being loaded.
 void remember_start() noexcept;
-// Copies the arguments, up to 64 KiB of them. Call when the library is loaded.
+// Copies the arguments, up to 64 KiB of them. Call it once, while the library is being loaded.
 void remember_arguments(int count, const char* const* arguments) noexcept;
 
-// The rank that the launcher gave this process (torchrun, Slurm, Open MPI, MPICH, PMIx), empty without one. Each
-// variable is read as it is now, since the program may have set it, or else as it was remembered.
+// The rank that the launcher gave this process (torchrun, Slurm, Open MPI, MPICH, PMIx); empty without a launcher. The
+// current value of each variable is used, since the program may have set it, or else the remembered one.
 std::string launcher_rank();
 std::string host_name();
-std::string command_line();  // arguments joined by spaces, as remembered, else as they are now; empty when unreadable
+// The arguments joined by spaces: the remembered ones, else the current ones; empty if they cannot be read.
+std::string command_line();
 
-std::string program_path();  // of the executable; empty when unreadable
+std::string program_path();  // of the executable; empty if it cannot be read
 
 // "a/trace.fb" and ".3" give "a/trace.3.fb"; a name without an extension gets it at the end.
 std::string insert_before_extension(std::string path, std::string_view text);
@@ -31,8 +34,8 @@ std::string insert_before_extension(std::string path, std::string_view text);
 // (trace.fb -> trace.3.fb), so that two ranks never name one file.
 std::string expand_path(std::string_view name);
 
-// `path` seen from the folder that the process was started in, as far as that is known; absolute and empty ones as they
-// are.
+// `path` relative to the folder in which the process was started, as an absolute path if that folder is known. Absolute
+// and empty paths are returned unchanged.
 std::string absolute_path(std::string path);
 
 }  // namespace stalloc

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shields the program from side effects of our system calls.
+// Protects the program from side effects of the library's system calls.
 #pragma once
 
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): sigset_t is POSIX, not in <csignal>
 
 namespace stalloc {
 
-// While it lives, this thread is not cancelled (pthread_cancel). Opening, reading and writing are cancellation points,
-// which CUDA's functions are not. Leaves errno as it is.
+// While an object lives, this thread cannot be cancelled (pthread_cancel). Opening, reading and writing are
+// cancellation points, but CUDA's functions are not. Keeps errno.
 class NoCancellation {
  public:
   NoCancellation() noexcept;
@@ -19,9 +19,9 @@ class NoCancellation {
   int before_ = 0;
 };
 
-// While it lives, this thread's writes raise no SIGPIPE (nobody reads any more), SIGXFSZ (RLIMIT_FSIZE) and SIGTTOU (a
-// background process writes to its terminal): they fail, or succeed, as if these were ignored. What the program had
-// pending before stays pending. Nor is the thread cancelled. Leaves errno as it is.
+// While an object lives, this thread's writes raise no SIGPIPE (a pipe without readers), SIGXFSZ (RLIMIT_FSIZE) or
+// SIGTTOU (a background process writes to its terminal): they fail or succeed as if these signals were ignored. Signals
+// that were pending before stay pending. The thread cannot be cancelled either. Keeps errno.
 class QuietWrites {
  public:
   QuietWrites() noexcept;
@@ -30,7 +30,7 @@ class QuietWrites {
   QuietWrites& operator=(const QuietWrites&) = delete;
 
  private:
-  NoCancellation no_cancellation_;  // the first made and the last undone: sigtimedwait is a cancellation point too
+  NoCancellation no_cancellation_;  // made first and undone last: sigtimedwait is a cancellation point, too
   sigset_t mask_before_{};
   sigset_t pending_before_{};
 };

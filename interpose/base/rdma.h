@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether other devices may read and write device memory by themselves: GPUDirect RDMA.
+// GPUDirect RDMA, by which other devices read and write device memory directly.
 #pragma once
 
 namespace stalloc {
 
-// False when nothing on this machine can use GPUDirect RDMA: no device for verbs (InfiniBand, RoCE, EFA), no device of
-// GDRCopy or GPUDirect Storage, and no kernel module that uses NVIDIA's, as every module does that reaches device
-// memory by addresses. What cannot be looked up counts as present, except the folder of verbs' devices, which most
-// machines lack. Under `root`, a folder without a slash at its end, are /dev and /sys. Never fails; thread-safe.
+// False if nothing on this machine can use GPUDirect RDMA: there is no device for verbs (InfiniBand, RoCE, EFA), no
+// device of GDRCopy or GPUDirect Storage, and no kernel module that uses NVIDIA's module, as every module that accesses
+// device memory by addresses does. If one of these cannot be determined, it counts as present, except for the folder of
+// verbs devices, which most machines lack. /dev and /sys are looked up below `root`, a folder without a slash at its
+// end. Never fails; thread-safe.
 bool may_have_rdma(const char* root = "") noexcept;
 
 }  // namespace stalloc

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each hook does: ask the session, forward to the original, report. One function a hook, grouped as hooks.def is.
+// The actions of the hooks, one function for each, in the groups of hooks.def.
+//
+// An action gets the program's arguments and `call`, which can call CUDA's own function (call.h). Unless its namespace
+// says otherwise, it calls that function with the same arguments and returns its result unchanged; before or after, it
+// informs the recorder or the heaps. While the session is inactive, actions only forward. `zero` says what stream 0
+// means at the entry point. Actions throw nothing, and any thread may call them at any time, with any current context
+// or none.
 #pragma once
 
 #include <type_traits>
@@ -9,12 +15,20 @@
 
 namespace stalloc::hooks {
 
+// Forwarded. Afterwards CUDA is ready, or the program knows its devices. If PyTorch has been loaded by now, its door is
+// opened.
 namespace startup {
-// CUDA is ready, or the program asks what devices there are: a framework may have been loaded since.
 CUresult init(const Call<CUresult(unsigned)>& call, unsigned flags) noexcept;
 RuntimeResult device_count(const Call<RuntimeResult(int*)>& call, int* count) noexcept;
 }  // namespace startup
 
+// Requests and frees. A request is served by the heap of the current context and CUDA_SUCCESS returned, or it is
+// forwarded. It is forwarded if no heap serves that context, if the stream is being captured, if the heap declines, or
+// if the request must have CUDA's own memory (docs/compatibility.md). If CUDA then has no memory, idle memory of the
+// heaps is given back and the function called once more. CUDA_ERROR_NOT_PERMITTED: the plan cannot be used and
+// STALLOC_PLAN_STRICT is set. A free goes to the heap that holds the address, else it is forwarded. During a capture
+// that forbids them, requests and frees return CUDA's error. In trace mode all of these are recorded, and so are
+// exports by IPC, which are always forwarded.
 namespace memory {
 CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* out, size_t bytes) noexcept;
 CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,
@@ -28,6 +42,9 @@ CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CU
                     CUdeviceptr at) noexcept;
 }  // namespace memory
 
+// Questions about addresses. They are forwarded; for served memory, the answers of the driver about the mapping are
+// replaced by those for an allocation of CUDA (pointer_rules.h). For served memory that the program has freed, the
+// driver is asked about an unknown address. `set_attribute` of SYNC_MEMOPS on served memory acts on the whole context.
 namespace pointers {
 CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr at) noexcept;
@@ -48,6 +65,9 @@ inline void* as_mapped_by_program(void* at) noexcept {
 }
 }  // namespace pointers
 
+// Memory pools. All calls are forwarded, and the heaps are informed of successful ones. `get_attribute` adds what the
+// heaps serve in the pool's name to the driver's figures; `trim` gives back idle memory of the heaps before it is
+// forwarded.
 namespace pools {
 CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,
                 const CUmemPoolProps* properties) noexcept;
@@ -64,6 +84,9 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
 CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool pool, size_t keep) noexcept;
 }  // namespace pools
 
+// The ends of streams and contexts, and access between devices. All calls are forwarded. The heaps and the recorder are
+// told of the end of a stream before the call, since CUDA may reuse its handle at once. A heap is closed before its
+// device's primary context is reset, and after that context was released for the last time.
 namespace contexts {
 CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept;
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept;
@@ -73,6 +96,8 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
 }  // namespace contexts
 
+// Stream captures. All calls are forwarded, and the session notes the captures (session/captures.h), so that the
+// library gives no work to a captured stream.
 // Each only forwards when the session is not active: in a forked child the gate may be held by a thread that only the
 // parent has.
 namespace captures {
@@ -87,19 +112,22 @@ CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUs
                     unsigned flags) noexcept;
 }  // namespace captures
 
+// Called before and after a call of the program that synchronises: the heaps give back free memory above the pools'
+// release thresholds.
 namespace synchronization {
-// Called around a call that waits: freed memory is given back as far as the pools' release thresholds demand.
 void begin() noexcept;
 void end() noexcept;  // pre: the call succeeded
 }  // namespace synchronization
 
+// Events, and other calls that order streams or show that work is complete. All calls are forwarded; the order that
+// they create is noted (serve/streams/event_order.h). Calls that synchronise also do what `synchronization` says.
 namespace events {
 CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
 CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream, Default zero) noexcept;
 CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent event, CUstream stream, unsigned flags,
                 Default zero) noexcept;
-// All work of a context.
+// These record all work of a context in an event. No order is learnt from them.
 CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept;
 CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUgreenCtx_st* context,
                         CUevent event) noexcept;
@@ -112,7 +140,7 @@ CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream strea
 CUresult synchronize_context(const Call<CUresult()>& call) noexcept;
 CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 
-// For events that may be recorded without a call that we see: no order is learnt from them any more.
+// For events that may be recorded by calls that are not hooked: no order is learnt from them any more.
 void distrust(CUevent event) noexcept;
 void distrust_launch(const CUlaunchConfig* launch) noexcept;
 void distrust_node(const CUgraphNodeParams* node) noexcept;
@@ -124,13 +152,14 @@ CUresult recorded_unseen(const Call<CUresult(Arguments...)>& call, CUevent event
   distrust(event);
   return call.original(arguments...);
 }
+// Distrusts the event that the graph node records, if it records one, then forwards the call.
 template <class... Arguments>
 CUresult node(const Call<CUresult(Arguments...)>& call, const CUgraphNodeParams* node,
               std::type_identity_t<Arguments>... arguments) noexcept {
   distrust_node(node);
   return call.original(arguments...);
 }
-// For a call that creates an event which others may record.
+// Forwards a call that creates an event which other interfaces may record, and distrusts that event.
 template <class... Arguments>
 CUresult create_unseen(const Call<CUresult(CUevent*, Arguments...)>& call, CUevent* event,
                        std::type_identity_t<Arguments>... arguments) noexcept {
@@ -139,13 +168,14 @@ CUresult create_unseen(const Call<CUresult(CUevent*, Arguments...)>& call, CUeve
   return result;
 }
 
-// The program looked up a driver function that is not hooked.
+// The program looked up a driver function that is not hooked. If it may record events, no event is relied on any more.
 void looked_up(const char* symbol) noexcept;
 }  // namespace events
 
+// Other functions that need device memory: forwarded, and called once more after idle memory was given back.
 namespace device_memory {
 // Gives idle memory back to the driver for a caller that was refused device memory. `bytes` is how much the caller
-// wants, 0 when that is not known. Returns false when there is nothing to give back.
+// needs, 0 if that is not known. Returns false if nothing was given back.
 bool make_room(size_t bytes) noexcept;
 // a * b, or the largest number when that overflows.
 constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~size_t{0} / b ? ~size_t{0} : a * b; }
@@ -158,9 +188,9 @@ CUresult take(const Call<Result(Arguments...)>& call, size_t bytes,
   if (result != CUDA_ERROR_OUT_OF_MEMORY || !make_room(bytes)) return result;
   return call.original(arguments...);
 }
-// The program has made a stream with these flags.
+// The program has created a stream with these flags.
 void stream_created(unsigned flags) noexcept;
-// As `take`, for a function that makes a stream.
+// As `take`, for a function that creates a stream.
 template <class... Arguments>
 CUresult take_stream(const Call<CUresult(CUstream*, unsigned, Arguments...)>& call, CUstream* stream, unsigned flags,
                      std::type_identity_t<Arguments>... arguments) noexcept {
@@ -168,16 +198,19 @@ CUresult take_stream(const Call<CUresult(CUstream*, unsigned, Arguments...)>& ca
   if (result == CUDA_SUCCESS) stream_created(flags);
   return result;
 }
-// A kernel's launch may record events.
+// As `take`, for a kernel launch, which may record events: these are distrusted.
 template <class... Arguments>
 CUresult launch(const Call<CUresult(const CUlaunchConfig*, Arguments...)>& call, const CUlaunchConfig* launch,
                 std::type_identity_t<Arguments>... arguments) noexcept {
   if (launch != nullptr && launch->numAttrs != 0) events::distrust_launch(launch);
   return take(call, 0, launch, arguments...);
 }
+// cuMemGetInfo: adds the plan's idle memory on the current device to the driver's free memory.
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept;
 }  // namespace device_memory
 
+// cuGetProcAddress. Forwarded; if the driver's answer is the original function of a hook, the hook's exported function
+// is returned instead.
 namespace lookup {
 CUresult get_proc_address(const Call<CUresult(const char*, void**, int, cuuint64_t)>& call, const char* name,
                           void** address, int version, cuuint64_t flags) noexcept;
@@ -186,8 +219,10 @@ CUresult get_proc_address_v2(
     void** address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) noexcept;
 }  // namespace lookup
 
+// The CUDA runtime's functions (runtime.cpp). A request or free on which the runtime would only call the driver is
+// answered by the heap, with 0 for success. All others are forwarded, and the runtime then calls the driver's hooks.
 namespace runtime {
-// Forwards the call, which reaches the driver's hooks. Only the caller is noted here.
+// Only forwards the call. As for every hook, the caller is noted for the hooks beneath (CallerScope).
 template <class... Arguments>
 RuntimeResult forward(const Call<RuntimeResult(Arguments...)>& call, Arguments... arguments) noexcept {
   return call.original(arguments...);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hooked call for memory, as the hooks hand it to a heap.
+// A hooked request for memory, as the hooks pass it to a heap.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,26 @@
 namespace stalloc::hooks {
 
 struct Allocation {
-  trace::EventKind kind;
-  std::size_t bytes;
-  StreamKey stream;
-  CUmemoryPool pool = nullptr;  // that it names; once resolved, as the heap knows it
+  trace::EventKind kind;        // Alloc (synchronous), AllocAsync or AllocFromPool
+  std::size_t bytes;            // as requested
+  StreamKey stream;             // the legacy stream for Alloc
+  CUmemoryPool pool = nullptr;  // as the request names it, and after Heaps::resolve_pool as the heap knows it
 };
 
+// The stream that a call names at an entry point where stream 0 means `zero`.
 inline StreamKey key_of(CUstream stream, Default zero) noexcept {
   return make_stream_key(stream, zero == Default::PerThread);
 }
 
+// Asks the heap to serve the request. Nothing: the heap declines, and the original allocator must serve it. Pre: the
+// pool is resolved, and the heap's context is current.
 inline std::optional<CUdeviceptr> serve_allocation(serve::Heap& heap, const Allocation& allocation) noexcept {
   if (allocation.kind == trace::EventKind::Alloc) return heap.allocate_sync(allocation.bytes);
   return heap.allocate(allocation.bytes, allocation.stream, allocation.pool);
 }
 
-// While it lives, the heap has declined this thread's request: the driver's hook, which the runtime calls next, does
-// not ask the heap again, which would count the request twice.
+// While an object lives, the heap has declined this thread's request. The driver's hook, which the runtime calls next,
+// then does not ask the heap again, since that would count the request twice. Objects must not be nested.
 class Declined {
  public:
   Declined() noexcept { declined_ = true; }

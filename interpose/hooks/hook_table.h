@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hooks by number and by name, and the original function of each.
+// The hooks by number and by name, and the original function of each. All functions are thread-safe and throw nothing.
 #pragma once
 
 #include <cuda.h>
@@ -34,11 +34,12 @@ enum class Hook : std::uint16_t {
   kCount
 };
 
-// The hook of that exported name, kCount if none.
+// The hook with that exported name; kCount: there is none. Linear in the number of hooks.
 Hook find_hook(std::string_view symbol) noexcept;
+// Pre, for these three: `hook` is not kCount. The names are static strings.
 Library library_of(Hook hook) noexcept;
 const char* symbol_of(Hook hook) noexcept;
-void* replacement_of(Hook hook) noexcept;  // our exported function
+void* replacement_of(Hook hook) noexcept;  // the function that this library exports
 
 // The original function of a hook. Thread-safe; lock-free once found.
 class Original {
@@ -47,9 +48,9 @@ class Original {
   Original(const Original&) = delete;
   Original& operator=(const Original&) = delete;
 
-  // For a call from `caller` (a return address): the function that the caller would be bound to without this library.
-  // Null when no CUDA library that has it is loaded. Found once, then cached; the library is pinned, so a dlclose by
-  // the program cannot leave a dangling pointer.
+  // For a call from `caller` (a return address): the function to which the caller would be bound without this library.
+  // Null if no loaded CUDA library has it. The result is cached, and its library is kept loaded, so that a dlclose by
+  // the program cannot leave a dangling pointer. The first call may take the dynamic loader's lock.
   void* find(const void* caller) noexcept;
 
   // `real` is CUDA's own function: it is kept for callers for which none is found otherwise.
@@ -60,7 +61,7 @@ class Original {
   std::atomic<void*> known_{nullptr};  // the driver's only one; for the runtime, what was offered
 };
 
-// Those of the process, by hook.
+// The originals of the process, indexed by hook.
 inline constinit Original originals[] = {
 #define STALLOC_HOOK(library, symbol, result, parameters, action) Original(Hook::symbol),
 #include "interpose/hooks/hooks.def"

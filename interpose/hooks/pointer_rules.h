@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CUDA answers about its own allocations, where the driver answers differently for memory mapped by cuMemMap, as
-// ours is. When a driver is found to answer differently, this is the table to correct.
+// The pointer attributes for which CUDA's answer about its own allocations differs from the driver's answer about
+// memory mapped by cuMemMap, which served memory is. If a driver answers differently, correct this table;
+// tests/conformance/pointer_attributes.cpp compares the answers with and without the library.
 #pragma once
 
 #include <cuda.h>
@@ -9,14 +10,15 @@
 
 namespace stalloc::hooks {
 
+// What is answered.
 enum class Answer : std::uint8_t {
-  Driver,      // what the driver says of the mapping
-  Context,     // that the memory was allocated in
-  Base,        // of the allocation
-  Bytes,       // of the allocation, as requested
-  Id,          // of the allocation: no other ever has it
-  Pool,        // that the allocation is from
-  SyncMemops,  // as the program set it
+  Driver,      // the driver's answer about the mapping
+  Context,     // the context in which the memory was allocated
+  Base,        // the first address of the allocation
+  Bytes,       // the size of the allocation, as requested
+  Id,          // the allocation's id, which no other allocation ever has
+  Pool,        // the driver's handle of the allocation's pool
+  SyncMemops,  // the value that the program set
 };
 
 struct PointerRule {
@@ -25,10 +27,10 @@ struct PointerRule {
   Answer pooled;  // stream-ordered memory
 };
 
-// The driver answers for attributes that are not here. One of them is CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-// which is 1 for CUDA's own memory of cuMemAlloc: our memory cannot be exported, and a program that asks before it
-// exports needs the true answer (docs/compatibility.md). Stream-ordered memory belongs to no context: the driver
-// answers null for it, as for mappings.
+// For attributes that are not in the table, the driver's answer is used. One of them is
+// CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, which is 1 for CUDA's own memory of cuMemAlloc: served memory cannot
+// be exported this way, and a program that asks before it exports needs the true answer (docs/compatibility.md).
+// Stream-ordered memory belongs to no context: the driver answers null for it, as for mappings.
 inline constexpr PointerRule kPointerRules[] = {
     {CU_POINTER_ATTRIBUTE_CONTEXT, Answer::Context, Answer::Driver},
     {CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, Answer::SyncMemops, Answer::SyncMemops},
@@ -40,6 +42,7 @@ inline constexpr PointerRule kPointerRules[] = {
     {CU_POINTER_ATTRIBUTE_MAPPING_SIZE, Answer::Bytes, Answer::Bytes},
 };
 
+// The answer for an attribute of served memory that is live. `pooled`: it is stream-ordered memory. Pure.
 constexpr Answer answer_for(CUpointer_attribute attribute, bool pooled) noexcept {
   for (const PointerRule& rule : kPointerRules) {
     if (rule.attribute == attribute) return pooled ? rule.pooled : rule.plain;
@@ -50,8 +53,8 @@ constexpr Answer answer_for(CUpointer_attribute attribute, bool pooled) noexcept
 // The driver's ids are small numbers, so these cannot collide with them.
 inline constexpr std::uint64_t kFirstBufferId = std::uint64_t{1} << 62;
 
-// An address that CUDA does not know. Its answers there are those for freed memory, and, for questions about the
-// program's own mappings, those for memory that is not such a mapping.
+// An address that CUDA does not know. Its answers about it are those about freed memory and, for questions about the
+// program's own mappings, those about memory that is not such a mapping.
 inline constexpr CUdeviceptr kNowhere = 512;
 
 }  // namespace stalloc::hooks

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers for modules and call stacks, which repeat in a trace. Each is written once, when first seen.
+// Gives numbers to modules and call stacks, which repeat in a trace. Each is written once, when it is first seen.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ namespace stalloc::record {
 // Not thread-safe: the recorder's lock covers it. May throw std::bad_alloc.
 class Interning {
  public:
-  // The id of the module that holds `address`; 0 for none.
+  // The id of the module that contains `address`; 0: there is none.
   std::uint32_t module_of(const void* address);
-  // The id of the stack of these return addresses, less the leading ones inside this library, and behind them these
-  // frames of Python code, which the calling thread has just captured; 0 for an empty one.
+  // The id of a stack: these return addresses, without the leading ones inside this library, followed by these frames
+  // of Python code, which the calling thread has just captured. 0: the stack is empty.
   std::uint32_t stack_of(std::span<void* const> addresses, std::span<const PythonFrame> python = {});
 
-  // What was first seen since the last `forget_new`.
+  // The modules and stacks that were first seen since the last `forget_new`.
   [[nodiscard]] std::span<const trace::Module> new_modules() const { return new_modules_; }
   [[nodiscard]] std::span<const trace::Stack> new_stacks() const { return new_stacks_; }
   void forget_new();
@@ -46,9 +46,10 @@ class Interning {
   std::unordered_map<const void*, std::uint32_t> module_by_address_;
   std::map<std::pair<std::string, std::string>, std::uint32_t> functions_;  // of Python code, by file and name
   std::uint32_t last_module_ = 0;
-  std::unordered_map<std::uint64_t, std::uint32_t> stacks_;  // by checksum of what was captured
-  // The same stack may be captured in more than one way, since code that Python has compiled again lies elsewhere.
-  std::unordered_map<std::uint64_t, std::uint32_t> written_stacks_;  // by checksum of what is written
+  std::unordered_map<std::uint64_t, std::uint32_t> stacks_;  // by checksum of the captured addresses
+  // The same stack may be captured with different addresses, since code that Python has compiled again has another
+  // place.
+  std::unordered_map<std::uint64_t, std::uint32_t> written_stacks_;  // by checksum of the written frames
   std::unordered_map<std::uint64_t, trace::Frame> python_frames_;    // by checksum; module 0: a frame without a name
   std::vector<trace::Module> new_modules_;
   std::vector<trace::Stack> new_stacks_;

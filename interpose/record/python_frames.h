@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frames of CPython's interpreter, read by the thread that they belong to, whether or not it holds the global lock.
-// While a thread is in a function written in C, its own frames do not change, so they can be looked at, as debuggers do
-// from outside. Nothing of Python's is called that needs the lock, allocated or counted.
+// Reads the frames of CPython's interpreter on the thread to which they belong, whether or not it holds the global
+// lock. While a thread is in a function written in C, its own frames do not change, so they can be read as debuggers do
+// from another process. No function of Python that needs the lock is called, no Python object is allocated, and no
+// reference is counted.
 #pragma once
 
 #include <atomic>
@@ -18,17 +19,17 @@ namespace stalloc::record {
 struct PythonFrame {
   const std::byte* code;
   std::int32_t instruction;   // its number, in units of two bytes
-  std::uint64_t fingerprint;  // of the code object's content: another object may come to lie at the same address
+  std::uint64_t fingerprint;  // of the code object's content, since another object may later have the same address
 };
 
-// What a frame is called.
+// The name and position of a frame.
 struct PythonPlace {
   std::string function;
   std::string file;        // as Python knows it: a path, or a name like "<string>"; UTF-8
   std::uint32_t line = 0;  // 0: the instruction has none
 };
 
-// What is known of an interpreter: its layout, and functions that may be called without the lock.
+// An interpreter's layout, and those of its functions that may be called without the lock.
 struct PythonRuntime {
   PythonLayout layout;
   const void* code_type = nullptr;  // the addresses of its types
@@ -36,8 +37,8 @@ struct PythonRuntime {
   const void* bytes_type = nullptr;
   void* (*this_thread)() = nullptr;  // the calling thread's state; null for a thread that Python does not know
   int (*is_initialized)() = nullptr;
-  // Where the layout does not tell which interpreter's frames a thread is in (up to 3.11), the newest and the main
-  // interpreter, else null. Frames are read only while both are the same.
+  // Return the newest and the main interpreter. They are set if the layout does not show to which interpreter a
+  // thread's frames belong (up to 3.11), and null otherwise. Frames are then read only while both are the same.
   void* (*newest_interpreter)() = nullptr;
   void* (*main_interpreter)() = nullptr;
 };
@@ -46,18 +47,18 @@ class PythonFrames {
  public:
   explicit PythonFrames(const PythonRuntime& runtime) : runtime_(runtime) {}
 
-  // Fills `frames` with the calling thread's, innermost first, and returns how many; 0 when it has none, while the
-  // interpreter is not initialized or ends, or when the layout has turned out not to be this interpreter's. The first
-  // stacks are read as if nothing of the layout was true: every address is asked of the kernel, every object must be of
-  // the type that it should be, and the last frame must be reached. Whatever is not as it should be ends the reading of
-  // frames for good. Thread-safe; allocates nothing.
+  // Fills `frames` with the calling thread's frames, innermost first, and returns their number. 0: the thread has none,
+  // the interpreter is not initialized or is ending, or the layout was found not to fit this interpreter. The first
+  // stacks are read without trust in the layout: the kernel is asked whether every address is readable, every object
+  // must have the expected type, and the last frame must be reached. Any deviation ends the reading of frames for good.
+  // Thread-safe; allocates nothing.
   std::size_t capture(std::span<PythonFrame> frames) noexcept;
 
-  // Names a frame that the calling thread has just captured. False when it has no name. Reads only what the kernel says
-  // can be read. May throw std::bad_alloc. Thread-safe.
+  // Names a frame that the calling thread has just captured. False: it has no name. Reads only memory that, according
+  // to the kernel, is readable. May throw std::bad_alloc. Thread-safe.
   bool describe(const PythonFrame& frame, PythonPlace* place) const;
 
-  // True once after frames were found not to be as they should.
+  // True once after frames deviated from the layout.
   [[nodiscard]] bool has_just_failed() noexcept { return failed_.load() && failed_.exchange(false); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where CPython keeps what a call stack consists of. These places are the same in all releases of a minor version.
+// Where CPython keeps the parts of a call stack. These places are the same in all releases of a minor version.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 namespace stalloc::record {
 
-// How a code object says which instruction is of which line.
+// How a code object stores the lines of its instructions.
 enum class PythonLines : std::uint8_t {
-  Pairs,     // 3.10: pairs of bytes, how far the next range of instructions reaches, and how many lines on it lies
+  Pairs,     // 3.10: pairs of bytes: the length of the next range of instructions, and the difference of its line
   Locations  // since 3.11: an entry of one or more bytes for each range
 };
 
@@ -21,8 +21,8 @@ struct PythonLayout {
   std::uint16_t through = kNone;        // ... or a structure that has it there
   std::uint16_t frame_previous = 0;     // a frame: the one that called it
   std::uint16_t frame_code = 0;         // its code object; the two lowest bits may be a tag
-  std::uint16_t frame_instruction = 0;  // the instruction that runs: its address, or its number (instruction_is_number)
-  std::uint16_t frame_owner = kNone;    // a byte that tells frames of Python code from the interpreter's own
+  std::uint16_t frame_instruction = 0;  // the current instruction: its address or number (instruction_is_number)
+  std::uint16_t frame_owner = kNone;    // a byte that distinguishes frames of Python code from the interpreter's own
   std::uint16_t code_file = 0;          // a code object: strings ...
   std::uint16_t code_name = 0;
   std::uint16_t code_lines = 0;         // ... bytes ...
@@ -39,9 +39,10 @@ struct PythonLayout {
   PythonLines lines = PythonLines::Locations;
 };
 
-// The layout of Python `major`.`minor`, or null, and then `why` is set to a text that says why. Up to 3.12 it is known;
-// from 3.13 on the interpreter describes it at the beginning of `runtime`, its exported _PyRuntime, which may be null.
-// What is described is taken only where it is plausible, and of a build that has a global lock. `made` receives it.
+// Returns the layout of Python `major`.`minor`; or null, and then sets `why` to a static text with the reason. Up to
+// 3.12 the layouts are built in. From 3.13 on, the interpreter describes its layout at the beginning of `runtime`, its
+// exported _PyRuntime, which may be null. The description is accepted only if it is plausible and of a build with a
+// global lock; it is stored in `made`.
 const PythonLayout* find_python_layout(unsigned major, unsigned minor, const void* runtime, PythonLayout* made,
                                        const char** why) noexcept;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python's part of a call stack: the interpreter of this process, if it has one whose frames can be read.
+// The Python part of a call stack, if this process has an interpreter whose frames can be read.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,21 @@
 
 namespace stalloc::record {
 
-// Fills `frames` with the Python frames of the calling thread, innermost first, and returns how many. Looks for an
-// interpreter when it is first called. Where there is one whose frames cannot be read, says so in one line. Waits for
-// nothing but the dynamic loader; thread-safe.
+// Fills `frames` with the Python frames of the calling thread, innermost first, and returns their number. The first
+// call searches the interpreter; if its frames cannot be read, one log line says so. Waits only for the dynamic loader;
+// thread-safe.
 std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept;
 
-// To be called when code of another library than before has made a request: if there was no interpreter, there may be
-// one now, and the next stack is worth another look. Thread-safe.
+// Call this when code of a library that had made no request before makes one: if there was no interpreter, there may be
+// one now, and the next call of `capture_python_stack` searches again. Thread-safe.
 void expect_python() noexcept;
 
-// How many of the return addresses, innermost first, come before the first one inside the interpreter: what of the
-// native stack is inside the innermost Python frame. All of them before frames were captured. Thread-safe.
+// Returns how many of the return addresses, innermost first, come before the first one inside the interpreter. These
+// are the native frames inside the innermost Python frame. Returns all of them if no Python frames were captured yet.
+// Thread-safe.
 std::size_t frames_inside_python(std::span<void* const> addresses) noexcept;
 
-// Names a frame that the calling thread has just captured; false: it has no name. May throw std::bad_alloc.
+// Names a frame that the calling thread has just captured. False: it has no name. May throw std::bad_alloc.
 // Thread-safe.
 bool describe_python_frame(const PythonFrame& frame, PythonPlace* place);
 

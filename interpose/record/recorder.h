@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trace mode: each call of the program becomes an event; events become chunks of the trace file.
+// Trace mode: turns the program's calls into events, and writes the events as chunks of the trace file.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace stalloc::record {
 
-// One call, as a hook saw it. Sizes in bytes.
+// One call, as a hook saw it. Sizes are in bytes.
 struct TracedCall {
   trace::EventKind kind{};
   bool captured = false;
@@ -32,19 +32,19 @@ struct TracedCall {
 
 class Recorder {
  public:
-  // `describe` tells the name, size and granularity of a device; it is called once a device.
+  // `describe` returns the name, size and granularity of a device; it is called once for each device.
   Recorder(const Options& options, trace::Device (*describe)(int device));
 
-  // Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one warning, and so
-  // does a file that has reached its largest size, which can be planned then. Allocations are recorded after the
-  // original returned, frees before it is called, so that an address is never seen twice at once.
+  // Records a call. Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one
+  // warning. So does reaching the largest size of the file; such a trace can be planned. Record allocations after the
+  // original function has returned, and frees before it is called, so that no address is live twice in the trace.
   void record(const TracedCall& call) noexcept;
 
-  // The handle may be given to a new stream after this.
+  // Call this before the stream is destroyed, since a new stream may get its handle. Thread-safe.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // Writes what is in memory and the closing chunk. Nothing is recorded afterwards. When another thread holds the
-  // recorder for a second, the trace stays as it is, without a closing chunk.
+  // Writes the events in memory and the closing chunk. Nothing is recorded afterwards. If another thread keeps the
+  // recorder's lock for a second, the trace stays as it is, without a closing chunk. Thread-safe.
   void close() noexcept;
 
  private:
@@ -71,7 +71,7 @@ class Recorder {
   trace::Device (*const describe_)(int device);
 
   std::atomic<bool> stopped_{false};
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all members below
   TraceOutput output_;
   Interning interning_;
   trace::Process process_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the session and the hooks ask of the CUDA driver; what heaps ask of it is serve/driver/driver.h.
+// The questions of the session and the hooks to the CUDA driver; those of heaps are in serve/driver/driver.h.
 #pragma once
 
 #include <cuda.h>
@@ -13,12 +13,12 @@
 
 namespace stalloc {
 
-// All but `synchronize_memory_operations` and `create_stream` change nothing. A question that the driver cannot answer,
-// because it is not there, lacks the function or refuses, has the neutral answer that is given with it. Thread-safe;
-// nothing but `describe_device` throws.
+// Only `synchronize_memory_operations` and `create_stream` change anything. If the driver cannot answer, because it is
+// not loaded, lacks the function or refuses, the documented default is returned. Thread-safe; only `describe_device`
+// throws.
 class Cuda {
  public:
-  // Asks the functions that `find` finds.
+  // Uses the driver functions that `find` returns.
   constexpr explicit Cuda(FindDriverFunction find) noexcept : find_(find) {}
   Cuda(const Cuda&) = delete;
   Cuda& operator=(const Cuda&) = delete;
@@ -33,63 +33,64 @@ class Cuda {
     CUcontext context = nullptr;
     return cuCtxGetCurrent_(&context) == CUDA_SUCCESS ? context : nullptr;
   }
-  // The thread's context is broken by an error on the device, or gone: every call that uses it fails. Of the questions
-  // that a driver answers so, this one is among the cheapest (20 ns, driver 580).
+  // True if an error on the device has broken the thread's context, or if there is none: every call that uses it then
+  // fails. Of the driver's functions that show this, the one used here is among the fastest (20 ns, driver 580).
   [[nodiscard]] bool has_failed() const noexcept {
     const auto ask = cuCtxGetStreamPriorityRange_.get();
     int least = 0;
     int greatest = 0;
     return ask != nullptr && ask(&least, &greatest) != CUDA_SUCCESS;
   }
-  // Of the thread's context, and never given to another one. 0: there is none, it was destroyed, or the driver has no
-  // ids (CUDA 11).
+  // The id of the thread's context, which is never given to another context. 0: there is no context, it was destroyed,
+  // or the driver has no ids (CUDA 11).
   [[nodiscard]] std::uint64_t current_context_id() const noexcept;
-  [[nodiscard]] int device_count() const noexcept;                  // 0: cannot be told
+  [[nodiscard]] int device_count() const noexcept;                  // 0: unknown
   [[nodiscard]] int current_device() const noexcept;                // of the thread's context; -1: none
-  [[nodiscard]] int device_of(CUcontext context) const noexcept;    // -1: cannot be told
-  [[nodiscard]] bool is_primary_active(int device) const noexcept;  // false: cannot be told
-  // The context that a program makes current to use a green context; null: cannot be told.
+  [[nodiscard]] int device_of(CUcontext context) const noexcept;    // -1: unknown
+  [[nodiscard]] bool is_primary_active(int device) const noexcept;  // false: inactive or unknown
+  // The context that a program makes current to use a green context; null: unknown.
   [[nodiscard]] CUcontext context_of(CUgreenCtx_st* green) const noexcept {
     CUcontext context = nullptr;
     return cuCtxFromGreenCtx_(&context, green) == CUDA_SUCCESS ? context : nullptr;
   }
-  // The device's primary context; null: none is active, and none is made, or it cannot be told.
+  // The device's primary context; null: it is not active (it is not created then), or this cannot be determined.
   [[nodiscard]] CUcontext primary_context(int device) const noexcept;
-  // Whether it is the device's primary context.
+  // Whether `context` is the device's primary context. Creates none.
   [[nodiscard]] bool is_primary_context(CUcontext context, int device) const noexcept;
   [[nodiscard]] trace::Device describe_device(int device) const;  // may throw std::bad_alloc
-  // From now on memory operations that the program asks for synchronously, in that context, are over when their
-  // function returns (CU_CTX_SYNC_MEMOPS). False: the driver cannot, as before CUDA 12.1, or refused.
+  // From now on, synchronous memory operations in that context are complete when their function returns
+  // (CU_CTX_SYNC_MEMOPS). False: the driver does not support this (before CUDA 12.1) or refused.
   bool synchronize_memory_operations(CUcontext context) noexcept;
 
   // Pools.
   [[nodiscard]] CUmemoryPool default_pool(int device) const noexcept;  // null: none
-  [[nodiscard]] CUmemoryPool current_pool(int device) const noexcept;  // that cuMemAllocAsync uses; null: none
-  // That memory of CUDA's own is from; null: none, or it cannot be told.
+  [[nodiscard]] CUmemoryPool current_pool(int device) const noexcept;  // the pool of cuMemAllocAsync; null: none
+  // The pool of memory that CUDA served; null: none or unknown.
   [[nodiscard]] CUmemoryPool pool_of(CUdeviceptr at) const noexcept {
     CUmemoryPool pool = nullptr;
     return cuPointerGetAttribute_(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at) == CUDA_SUCCESS ? pool : nullptr;
   }
-  // Whether kernels of `device` may touch the pool's memory.
+  // Whether kernels of `device` may access the pool's memory.
   [[nodiscard]] bool has_access(CUmemoryPool pool, int device) const noexcept;
-  // In bytes; 0, as CUDA's default: cannot be told.
+  // In bytes; 0, CUDA's default, if it cannot be determined.
   [[nodiscard]] std::uint64_t release_threshold(CUmemoryPool pool) const noexcept;
-  // Trimming a pool to more than it can hold changes nothing, and is refused just when an allocation is. Success where
-  // there is no pool.
+  // Trims the pool to more than it can hold. This changes nothing, and is refused in the same situations as an
+  // allocation. CUDA_SUCCESS if `pool` is null.
   [[nodiscard]] CUresult trim_nothing(CUmemoryPool pool) const noexcept;
 
   // Streams and addresses.
   [[nodiscard]] CUresult capture_status(CUstream stream, CUstreamCaptureStatus* status) const noexcept {
     return cuStreamIsCapturing_(stream, status);
   }
-  // Whether something that the capture forbids has spoilt it. Pre: the stream is being captured.
+  // Whether the capture is invalid because of a call that it forbids. Pre: the stream is being captured.
   [[nodiscard]] bool is_capture_invalidated(CUstream stream) const noexcept {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return capture_status(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   }
-  // A stream of the current context that does not wait for the legacy one. No capture hinders it.
+  // Creates a stream of the current context that does not synchronise with the legacy stream. Works also during
+  // captures.
   CUresult create_stream(CUstream* stream) const noexcept;
-  // The driver's own answer, which for mapped memory tells of the whole handle.
+  // The driver's own answer, which for mapped memory is about the whole handle.
   [[nodiscard]] CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr at) const noexcept {
     return cuPointerGetAttribute_(data, attribute, at);
   }
@@ -116,10 +117,10 @@ class Cuda {
   [[nodiscard]] std::uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute) const noexcept;
 
   FindDriverFunction find_;
-  std::mutex flags_mutex_;  // what is read of a context's flags must still be so when they are written
+  std::mutex flags_mutex_;  // guards reading a context's flags and writing them changed
 
-  // Each named after its symbol, without the version. The first two are asked at every request that comes by CUDA's own
-  // functions: they are in one cache line.
+  // Each is named after its symbol, without the version. The first two are called at every request through CUDA's own
+  // functions and are in one cache line.
   alignas(64) DriverFunction<CUresult(CUcontext*)> cuCtxGetCurrent_{find_, "cuCtxGetCurrent"};
   DriverFunction<CUresult(int*, int*)> cuCtxGetStreamPriorityRange_{find_, "cuCtxGetStreamPriorityRange"};
   DriverFunction<CUresult(CUstream, CUstreamCaptureStatus*)> cuStreamIsCapturing_{find_, "cuStreamIsCapturing"};

@@ -8,13 +8,14 @@
 
 namespace stalloc {
 
-// Finds the driver's function of that exported name. Null: it has none, or no driver is loaded yet. Thread-safe.
+// Finds the driver's function of that exported name. Null: there is none, or no driver is loaded yet. Thread-safe.
 using FindDriverFunction = void* (*)(const char* symbol) noexcept;
 
 template <class Signature>
 class DriverFunction;
 
-// Looked up when it is first needed: by then the driver is loaded. Thread-safe; lock-free once found.
+// A function that is looked up when it is first needed, since the driver is loaded by then. Thread-safe; lock-free once
+// found.
 template <class... Parameters>
 class DriverFunction<CUresult(Parameters...)> {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's own functions, for the serving half.
+// The driver's own functions for the heaps.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace stalloc {
 
-// Those that `find` finds. Nothing when the installed driver lacks one of them (CUDA before 12, or a device library
-// without VMM); `missing` then names it.
+// Returns the functions that `find` finds. Nothing if the installed driver lacks one of them (CUDA before 12, or a
+// driver library without virtual memory management); `missing` then names it.
 std::optional<serve::DriverFunctions> find_driver_functions(FindDriverFunction find, const char** missing) noexcept;
 
 }  // namespace stalloc

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heaps of this process, one a device, each made at its device's first allocation.
+// The heaps of this process, one for each device, each created at its device's first allocation.
 #pragma once
 
 #include <cuda.h>
@@ -23,27 +23,31 @@
 
 namespace stalloc {
 
-// Thread-safe; nothing but the constructor throws.
+// Thread-safe; nothing but the constructor throws. If host memory is exhausted, a request is not served or a fact is
+// not noted. Functions that are not marked as lock-free may take a lock of this class or of a heap. Locks of this class
+// are taken before a heap's lock, never after it. Any context may be current unless a precondition says otherwise.
 class Heaps {
  public:
-  // No device from that number on is served.
+  // Devices with this number and above are not served.
   static constexpr int kDevices = 64;
 
-  // Devices without a plan get a heap only when `options.dynamic` is set. The heaps show their figures in `page`, where
-  // there is one. `cuda` must live as long as this.
+  // Devices without a plan get a heap only if `options.dynamic` is set. The heaps publish their figures in `page`,
+  // unless it is null. `cuda` and `page` must live as long as this object; `driver` is copied. Throws std::bad_alloc.
   Heaps(plan::Plan plan, const Cuda& cuda, const serve::RealDriver& driver, const serve::HeapOptions& options,
         StatisticsPage* page = nullptr);
-  // Closes every heap. Not for the end of a process: the driver may be gone by then. Pre: no other thread is inside.
+  // Destroys every heap. Not to be used at the end of a process, when the driver may be gone. Pre: no other thread uses
+  // the object or its heaps.
   ~Heaps();
   Heaps(const Heaps&) = delete;
   Heaps& operator=(const Heaps&) = delete;
 
-  // The heap of `context`, created if it is its device's primary context. Null: the original allocator serves the
-  // request. Pre: `context` is the thread's current one.
+  // The heap of `context`, created if this is its device's primary context. Null: no heap serves it, and the original
+  // allocator must serve the request. Creating a heap takes a lock, calls the driver and may map a plan's memory; it is
+  // tried once for each device. Pre: `context` is the thread's current context.
   serve::Heap* of_current(CUcontext context) noexcept;
-  // True when a plan did not fit its device and the options say that requests then fail. Lock-free.
+  // True if a plan did not fit its device and the options say that requests must then fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
-  // The heap of `context` if there is one already. Lock-free.
+  // The heap of `context`, if there is one already; else null. Creates none. Lock-free.
   serve::Heap* known(CUcontext context) noexcept {
     const int used = used_devices_.load(std::memory_order_acquire);
     for (int ordinal = 0; ordinal < used; ++ordinal) {
@@ -52,33 +56,36 @@ class Heaps {
     }
     return nullptr;
   }
-  // The heap of a device, if there is one already. Lock-free.
+  // The heap of a device, if there is one already; else null. Lock-free.
   serve::Heap* of_device(int device) noexcept {
     if (device < 0 || device >= used_devices_.load(std::memory_order_acquire)) return nullptr;
     return devices_[static_cast<std::size_t>(device)].heap.load(std::memory_order_acquire);
   }
-  // The heap of the device, even if it is created later, holds at most `bytes`.
+  // Limits the device's heap, also one that is created later, to `bytes` (Heap::set_limit).
   void set_limit(int device, std::uint64_t bytes) noexcept;
   [[nodiscard]] serve::Driver& driver() noexcept { return driver_; }
-  // The heap whose arena holds the address; null: not ours. Lock-free.
+  // The heap in whose address ranges the address is; null: there is none. Lock-free.
   serve::Heap* owning(CUdeviceptr address) noexcept;
 
-  // The pool that a request is from, as a heap knows it: null for the device's own (default) pool. False when requests
-  // from it are not served: it belongs to another device, or pools.h does not admit it. The first function takes the
-  // pool that the program names; the second finds the device's current pool, for requests that name none.
+  // Replace `*pool` by the pool of a request as the heap knows it, which is null for the device's default pool. False
+  // if requests from this pool are not served: it belongs to another device, or pools.h does not allow it.
+  // `resolve_pool` gets the pool that the program names; `resolve_current_pool` finds the device's current pool, for
+  // requests that name none.
   bool resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   bool resolve_current_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
     *pool = nullptr;
     return !redirected_.load(std::memory_order_acquire) || resolve_redirected_pool(heap, pool);
   }
-  // The same of the pool whose figures are asked for or changed: also true when requests from it are not served any
-  // more, but were.
+  // The same for the pool whose figures are asked for or changed: also true for a pool whose requests were served once
+  // but are not any more.
   bool resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
-  // The driver's handle of a pool as a heap knows it.
+  // The driver's handle of a pool that is given as a heap knows it.
   CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
 
+  // The program has created a pool.
   void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
-  // `destroy` calls the original function that destroys the pool, and returns whether it succeeded.
+  // The program destroys a pool. `destroy` calls the original function that destroys the pool, and returns whether it
+  // succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
     pools_.ends(pool);
@@ -86,43 +93,48 @@ class Heaps {
     pool_ended(pool, destroyed);
     if (destroyed) redirection_ended(pool);
   }
-  // The program made another pool the device's current one.
+  // The program has made another pool the device's current one. Asks the driver which pool it is.
   void current_pool_changed(int device) noexcept;
-  // CUDA gave stream-ordered memory. It counts for the pool that it is from, whatever context and device asked for it.
-  // `asked`: counts what is from no pool that a heap counts; null: nobody does.
+  // CUDA has served stream-ordered memory. It counts for the pool that it belongs to, whatever context and device asked
+  // for it. `asked`: counts memory of pools that no heap counts; null: nobody does.
   void note_unplanned(serve::Heap* asked, CUdeviceptr address, std::size_t bytes) noexcept;
-  // What the heaps serve in the name of `pool`, or did until it was refused; nothing when none does.
+  // The figures for memory that a heap serves in the name of `pool`, or served until the pool was refused; nothing if
+  // no heap does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
+  // Resets the high-water marks of these figures.
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
-  // Gives idle memory back to the driver, down to `keep` bytes where that is possible.
+  // Gives idle memory of the pool's heap back to the driver, down to `keep` bytes if possible. Does not wait.
   void trim_pool(CUmemoryPool pool, std::uint64_t keep) noexcept;
 
-  // Kernels on `peer` may touch the memory of `device`, also that of heaps yet to be made.
+  // Kernels on `peer` may access the memory of `device`, also that of a heap that is created later.
   void grant_access(int device, int peer) noexcept;
   // The program gave a location access to the memory of `pool`. A device gets access to all memory served on the pool's
   // device; if the location is not a device, the pool is no longer served.
   void pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept;
-  // Nothing is served in the name of `pool` from now on.
+  // Requests from `pool` are not served from now on.
   void refuse_pool(CUmemoryPool pool) noexcept;
 
-  // As the functions of serve::Heap, for all heaps.
+  // These act like the functions of serve::Heap, on all heaps.
   void before_synchronization() noexcept;
   void after_synchronization() noexcept;
-  // Gives idle memory back for a caller that was refused `bytes` (0: unknown). True when a heap gave any.
+  // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown). True if a heap gave any.
   bool make_room(std::uint64_t bytes) noexcept;
+  // Idle bytes of the device's plan; 0 without a heap.
   std::uint64_t idle_plan_bytes(int device) noexcept;
-  // A heap may keep the largest threshold of the pools that it serves, or served before they were refused.
+  // The program has set the release threshold of a pool. A heap may keep the largest threshold of the pools that it
+  // serves, or served before they were refused.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
-  // As Heap::keep_idle, for all heaps, also those yet to be made.
+  // As Heap::keep_idle, for all heaps, also those that are created later.
   void keep_idle() noexcept;
 
-  // The program has made a stream that synchronises with the legacy stream, perhaps before there are heaps. True the
-  // first time: then tell the heaps, if there are any.
+  // The program has created a stream that synchronises with the legacy stream, perhaps before there are heaps. True the
+  // first time; then call `blocking_streams_exist` if there are heaps. Lock-free.
   static bool note_blocking_stream() noexcept { return !blocking_streams_.exchange(true); }
   void blocking_streams_exist() noexcept;
+  // Call before the original function destroys the stream.
   void stream_destroyed(CUstream stream) noexcept;
-  // The clock of the calling thread's stream with that name, created at first use. Null when the stream's context has
-  // no heap or too many streams. Valid until the stream is destroyed. Lock-free except for the first time.
+  // The clock of the stream that the calling thread means by that key, created at first use. Null if the stream's
+  // context has no heap, or too many streams. Valid until the stream is destroyed. Lock-free except for the first call.
   serve::StreamClock* stream_clock(const StreamKey& stream) noexcept {
     const CUcontext context = stream.is_default() ? cuda_.current_context() : nullptr;
     StreamPlace& place = stream_places_[place_of(stream, context)];
@@ -131,31 +143,34 @@ class Heaps {
         clock != nullptr && clock->names(stream) && (context == nullptr || clock->all().context() == context);
     return found ? clock : find_stream_clock(stream, context, place);
   }
-  // The clocks with that id; null: of no heap.
+  // The clocks with that id; null: no heap has them.
   serve::StreamClocks* clocks(std::uint64_t id) noexcept;
-  // The heap that has noted CUDA's own memory at `address`, and the number of the note; null when no heap has.
+  // The heap that has noted an allocation of CUDA's own memory at `address`, and the number of that allocation; null if
+  // no heap has.
   struct Original {
     serve::Heap* heap = nullptr;
     std::uint64_t number = 0;
   };
   [[nodiscard]] Original find_original(CUdeviceptr address) noexcept;
-  // The device's primary context and all memory in it is about to be destroyed; and it was.
+  // Call these before and after the device's primary context is reset, which destroys all memory in it. The heap is
+  // closed, and no other is created for the device.
   void resetting(int device) noexcept;
   void was_reset(int device) noexcept;
-  // As the functions of serve::Heap, for all heaps; null: no context.
+  // These act like the functions of serve::Heap, on all heaps. Null: there is no context, and nothing is done.
   void context_ends(CUcontext context) noexcept;
   void context_ended(CUcontext context, bool ended) noexcept;
-  // The program destroyed a context, or released a primary one: if that ended a heap's context, the heap is closed.
+  // The program has destroyed a context, or released a device's primary context. If this ended a heap's context, the
+  // heap is closed.
   void context_released(CUcontext context) noexcept;
   void primary_released(int device) noexcept;
 
   // As Heap::tell_of_frees_under_way, for all heaps.
   void tell_of_frees_under_way() noexcept;
 
-  // Figures so far; false when nothing is served on that device.
+  // The figures so far; false if the device has no heap.
   bool statistics(int device, serve::Statistics* figures) noexcept;
-  // One line a device, at log level info; `always`: whatever the level. Takes no lock when nothing would be said.
-  // `wait`: for a heap that another thread is using; else its line is left out.
+  // Logs one line for each device, at level info or, with `always`, at any level. Takes no lock if nothing would be
+  // logged. `wait`: waits for heaps that other threads are using; otherwise their lines are left out.
   void log_figures(bool always, bool wait) noexcept;
 
  private:
@@ -166,12 +181,12 @@ class Heaps {
     std::atomic<CUmemoryPool> redirected_pool{nullptr};  // the current one, unless that is the default one
     std::bitset<kDevices> peers;
     std::uint64_t limit = ~std::uint64_t{0};  // bytes that the heap may hold
-    bool tried = false;                       // only one attempt is made in a process
-    // Was `heap` until its context ended; owned. Never destroyed: another thread may still be inside.
+    bool tried = false;                       // a heap was created or refused; there is only one attempt
+    // The former `heap`, after its context has ended; owned. Kept, since another thread may still be inside.
     std::atomic<serve::Heap*> closed_heap{nullptr};
   };
 
-  // A hash table of streams, one to a place: a stream replaces another in its place.
+  // A hash table with one stream for each place: a new stream replaces the old one.
   struct StreamPlace {
     std::atomic<serve::StreamClock*> clock{nullptr};
     std::atomic<std::uint64_t> without{0};  // a stream that has no clock, by its hash; 0: none
@@ -215,8 +230,8 @@ class Heaps {
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};
   std::mutex redirection_mutex_;  // guards changes of redirected pools
-  // One more than the highest ordinal with a heap: how far a search must look. With what `known` asks of the first
-  // device in one cache line.
+  // One more than the highest ordinal with a heap, the end of searches. It is in one cache line with the members of the
+  // first device that `known` reads.
   alignas(64) std::atomic<int> used_devices_{0};
   std::atomic<bool> redirected_{false};  // some device's current pool is not its default one
   std::array<Device, kDevices> devices_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's life in one process: what mode it is in, and the parts that mode needs, made when first needed.
+// The library's state in one process: its mode, and the parts that the mode needs, which are created when first needed.
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,7 @@
 
 namespace stalloc {
 
+// Thread-safe, except for the constructor and the destructor; throws nothing.
 class Session {
  public:
   // The process's session, created when the library is loaded and never destroyed, since hooks may run until the
@@ -32,18 +33,18 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // What it asks of CUDA.
+  // The questions to CUDA, and what is known about captures. Lock-free.
   [[nodiscard]] static Cuda& cuda() noexcept { return *quick_.cuda.load(std::memory_order_relaxed); }
   [[nodiscard]] static Captures& captures() noexcept { return *quick_.captures.load(std::memory_order_relaxed); }
 
-  // False when the library is off, was turned off by a failure, or is in a forked child where CUDA no longer works:
-  // then every hook only forwards.
+  // False if the library is off, was turned off by a failure, or is in a forked child where CUDA no longer works. Every
+  // hook then only forwards.
   [[nodiscard]] bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
   // True when every request for device memory must fail because the plan could not be read (STALLOC_PLAN_STRICT).
   [[nodiscard]] static bool refuses() noexcept { return refuses_.load(std::memory_order_relaxed); }
 
-  // The heaps, if a request only needs to be served. Null when the session is inactive, records, must log figures, or
-  // has not created its parts yet. Reads one cache line.
+  // The heaps, if a request only needs to be served. Null if the session is inactive, records, must log figures, or has
+  // not created its parts yet. Reads one cache line.
   static Heaps* only_serving() noexcept {
     return quick_.figures_wanted.load(std::memory_order_relaxed) ? nullptr
                                                                  : quick_.heaps.load(std::memory_order_acquire);
@@ -51,7 +52,7 @@ class Session {
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
 
-  // The parts of the mode, created at the first call of either. Null when the mode has no such part.
+  // The parts of the mode, created at the first call of either function. Null: the mode has no such part.
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
   // The heaps if they exist already, for calls that do not allocate.
@@ -63,11 +64,12 @@ class Session {
   }
   static Heaps* known_active_heaps() noexcept { return get().active() ? known_heaps() : nullptr; }
 
-  // A door serves PyTorch's tensors. From now on heaps keep idle memory until they are told to give it back, as
+  // A door serves PyTorch's tensors. From now on heaps keep idle memory until they are asked to give it back, as
   // PyTorch's own allocator does, and new heaps create memory that can be shared with other processes.
   void serve_pytorch() noexcept;
 
-  // Logs the figures if STALLOC_SIGNAL came since the last call: a signal handler may do almost nothing itself.
+  // Logs the figures if STALLOC_SIGNAL has arrived since the last call, since a signal handler may do almost nothing
+  // itself.
   void answer_signal() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
@@ -92,8 +94,8 @@ class Session {
   static inline constinit std::atomic<Session*> current_{nullptr};
 
   static Session& of_process() noexcept;
-  void prepare_process() const noexcept;  // while the library is loaded: what is remembered, set and registered then
-  void first_use() noexcept;              // CUDA is used: warnings that were held back, and the parts
+  void prepare_process() const noexcept;  // while the library is loaded: remembers, sets and registers what it needs
+  void first_use() noexcept;              // at the first use of CUDA: logs pending warnings and creates the parts
   void begin_serving();
   void show_figures() noexcept;
   void watch_signal(int number);

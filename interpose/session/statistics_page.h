@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small file in which other processes of the same user read this one's figures while it runs: `stalloc top`, and the
-// report that `stalloc run` ends with.
+// A small file in which other processes of the same user can read this process's figures while it runs: `stalloc top`,
+// and the report at the end of `stalloc run`.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@
 
 namespace stalloc {
 
-// The file's beginning, in this machine's byte order. Texts end with a zero byte and are cut where they are too long.
-// Part of a file format (docs/formats.md, "Statistics page").
+// The beginning of the file, in this machine's byte order. Texts end with a zero byte and are truncated if they are too
+// long. It is part of a file format (docs/formats.md, "Statistics page").
 struct StatisticsHeader {
   char magic[8];  // "stalloc" and a zero byte, written last
   std::uint32_t version;
   std::uint32_t header_bytes;
-  std::uint32_t device_bytes;  // of one device's figures, which follow one behind the other
+  std::uint32_t device_bytes;  // of one device's figures, which follow one another
   std::uint32_t devices;
   // The process: its id, its start in clock ticks since the boot, and the namespace and boot that these refer to.
   std::uint64_t process;
@@ -38,19 +38,19 @@ static_assert(sizeof(StatisticsHeader) == 1024);
 class StatisticsPage {
  public:
   static constexpr std::size_t kDevices = 64;
-  // If a file of this name is in the page's folder, pages stay there when their processes end.
+  // If the folder has a file of this name, pages are kept when their processes end.
   static constexpr const char* kKeep = "keep";
 
-  // Makes a file of this process's own in `folder`, which is made (for this user alone) if it is not there. Null on
-  // failure, and `why` says in one line what failed: a folder that is not the user's or that others may write to, no
-  // space, a limit on the size of files. No descriptor stays open, and the memory stays mapped when the page is gone.
-  // May throw std::bad_alloc.
+  // Creates this process's file in `folder`, which is created (for this user only) if it does not exist. Null on
+  // failure; `why` then gives the reason in one line: the folder belongs to another user or others may write to it,
+  // there is no space, or a limit on the size of files is exceeded. No descriptor stays open, and the memory stays
+  // mapped after the page is destroyed. May throw std::bad_alloc.
   static std::unique_ptr<StatisticsPage> create(std::string_view folder, std::string_view mode, std::string* why);
 
-  // Where the figures of a device go. Pre: 0 <= device < kDevices. Never throws; valid forever.
+  // The place for the figures of a device. Pre: 0 <= device < kDevices. Never throws; valid until the process ends.
   serve::ShownFigures* device(int device) noexcept;
 
-  // The process ends: says so in the file, and removes it unless it is to be kept. Call once.
+  // The process ends: marks this in the file, and removes the file unless it must be kept. Call it once.
   void finish() noexcept;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts that no heap serves: those that are not their device's primary one, and all of a device whose heap is gone
-// or was refused. Finding that out takes several calls to the driver and a lock, so the result is cached.
+// A cache of contexts that no heap serves: those that are not their device's primary context, and all contexts of a
+// device whose heap is closed or could not be created. Finding this out takes several calls to the driver and a lock.
 #pragma once
 
 #include <array>

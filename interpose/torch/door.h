@@ -32,9 +32,10 @@ struct stalloc_door_stream {
   int device;
 };
 
-/* Physical memory of a device that stalloc holds, in bytes, and the part of it that only requests of at most 1 MiB are
- * served from, which is mapped in [small_begin, small_end): addresses that stay the same, and are both 0 as long as
- * there is no such part. Such requests are served from the rest, too; a plan's memory has no such part. */
+/* Physical memory of a device that stalloc holds, in bytes, and the part of it that serves only small requests
+ * (`small_bytes` of the policy). That part is mapped in [small_begin, small_end). These addresses do not change, and
+ * are both 0 as long as there is no such part. Small requests are served from the rest, too; a plan's memory has no
+ * such part. */
 struct stalloc_door_held {
   uint64_t all;
   uint64_t for_small;

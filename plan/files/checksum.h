@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A 64-bit checksum that tells a damaged file from a sound one. Not cryptographic.
+// A 64-bit checksum that detects damaged files. Not cryptographic.
 #pragma once
 
 #include <cstddef>

@@ -18,21 +18,22 @@ inline constexpr std::uint16_t kPlanVersionMinor = 3;
 // Serialises `plan`. Never fails.
 std::vector<std::uint8_t> encode_plan(const Plan& plan);
 
-// True when the bytes begin as a plan does; says nothing about the rest.
+// True if the bytes begin like a plan; the rest is not checked.
 bool is_plan(std::span<const std::uint8_t> bytes);
 
-// Verifies and decodes a plan. Refuses: not a plan, truncated, another major version, a checksum that does not match
-// (since version 1.3: any byte that has changed), and anything that would place a slot outside its view or a view
-// outside the handles (see `find_defect`). Pure; touches no file; allocates O(size of the input).
+// Verifies and decodes a plan. Refuses bytes that are not a plan, truncated plans, other major versions, a checksum
+// that does not match (since version 1.3: any changed byte), and anything that would place a slot outside its view or a
+// view outside the handles (see `find_defect`). Pure; touches no file; allocates O(size of the input).
 Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes);
 
-// Names the first thing in `plan` that cannot be served whatever the trace: handles not multiples of the granularity,
-// a home view that does not map each handle once in order, handle or view indices out of range, slots that end outside
-// their view or are not aligned to kUnitBytes, sums that overflow. Empty when there is none.
+// Names the first defect because of which `plan` cannot be served, whatever the trace is: handles that are not
+// multiples of the granularity, a home view that does not map each handle once in order, handle or view indices out of
+// range, slots that end outside their view or are not aligned to kUnitBytes, sums that overflow. Empty if there is
+// none.
 std::string find_defect(const Plan& plan);
 
-// File variants. Errors name the path. `read_plan` takes regular files only, so that it never waits, and looks at what
-// a file begins with before it reads it all. `write_plan` replaces the file only when the new one is complete.
+// The same for files. Errors name the path. `read_plan` accepts only regular files, so that it never waits, and checks
+// the beginning of a file before it reads the rest. `write_plan` replaces the file only when the new one is complete.
 Outcome<Plan> read_plan(const std::string& path);
 std::string write_plan(const Plan& plan, const std::string& path);  // empty: written
 

@@ -8,11 +8,11 @@
 
 namespace stalloc::trace {
 
-// Behind the size prefix. Covers every byte of a chunk since this minor version.
+// The field after the size prefix. Covers every byte of a chunk since this minor version.
 inline constexpr RootField kByteChecksumField{sizeof(flatbuffers::uoffset_t), tracefb::Chunk::VT_BYTE_CHECKSUM};
 inline constexpr std::uint16_t kByteChecksumSince = 1;
 
-// Covers the fields of version 1.0 but the version and the checksum itself, in the order of the schema.
+// Covers the fields of version 1.0, except for the version and the checksum itself, in the order of the schema.
 inline std::uint64_t checksum_of(const ChunkView& chunk) {
   Checksum sum;
   const auto add_number = [&sum](std::uint64_t number) { sum.add(&number, sizeof number); };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading and writing traces: files of size-prefixed chunks (schemas/trace.fbs).
 //
-// The recorder encodes one chunk at a time and appends it; the planner reads the whole file. A process that is killed
-// leaves whole chunks and perhaps a piece of one at the end.
+// The recorder encodes one chunk at a time and appends it; the planner reads the whole file. A killed process leaves
+// whole chunks and perhaps an incomplete one at the end.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ struct Stack {
 struct ChunkView {
   std::uint32_t sequence = 0;        // 0, 1, 2, ...
   const Process* process = nullptr;  // in chunk 0, else null
-  std::span<const Device> devices;   // those first seen since the chunk before; so too modules and stacks
+  std::span<const Device> devices;   // those first seen since the previous chunk; the same for modules and stacks
   std::span<const Module> modules;
   std::span<const Stack> stacks;
   std::span<const Event> events;
@@ -64,9 +64,9 @@ struct ChunkView {
   bool limit_reached = false;  // ... with `last`: the file has reached its largest size
 };
 
-// One chunk in the form of a file, size prefix included. Chunks appended in the order of their sequence numbers are a
-// trace. Allocates with operator new, which may throw. A chunk must stay below 2 GiB and 500,000 stacks and modules;
-// recorders flush long before.
+// Encodes one chunk as it is in a file, with its size prefix. Chunks appended in the order of their sequence numbers
+// make up a trace. Allocates with operator new, which may throw. A chunk must stay below 2 GiB and 500,000 stacks and
+// modules; recorders flush long before.
 std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk);
 
 // A whole trace.
@@ -78,18 +78,18 @@ struct Trace {
   std::vector<Event> events;
   std::uint64_t chunks = 0;           // read
   bool closed = false;                // the closing chunk was seen; else the process was killed or still runs
-  bool limit_reached = false;         // the process went on behind the closing chunk: the file was at its largest size
-  bool truncated = false;             // bytes behind the last whole chunk were left out (see ReadOptions)
+  bool limit_reached = false;         // the process continued after the closing chunk: the file had its largest size
+  bool truncated = false;             // bytes after the last whole chunk were left out (see ReadOptions)
   std::uint64_t source_checksum = 0;  // of all bytes of the file
 };
 
 struct ReadOptions {
-  // A file that stops inside a chunk is an error that says how many whole chunks it holds; with this set those chunks
-  // are read and `Trace::truncated` is set.
+  // A file that ends inside a chunk is an error, whose text says how many whole chunks it has. With this option, those
+  // chunks are read and `Trace::truncated` is set.
   bool take_whole_chunks = false;
 };
 
-// True when the bytes begin as a trace does; says nothing about the rest.
+// True if the bytes begin like a trace; the rest is not checked.
 bool is_trace(std::span<const std::uint8_t> bytes);
 
 // Verifies and decodes a trace: every buffer, identifier, major version, checksum and sequence number; since

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting physical memory into handles. A cuMemCreate handle can only be mapped whole, and mapping costs per handle,
-// hardly per byte (docs/planning.md): so few large ones, cut only where a stitched view needs it.
+// Cuts physical memory into handles. A cuMemCreate handle can be mapped only as a whole, and the cost of mapping
+// follows the number of handles much more than their bytes (docs/planning.md). Handles are cut where a stitched view
+// begins or ends a piece, and at the cap (6 MiB, or 1/2048 of the plan).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where every slot lies: a sweep in the order of time over a fixed number of physical pages.
+// Chooses the place of every slot, by sweeps in the order of time over a fixed number of physical pages.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,10 @@ struct Layout {
 // often it repeats, and in the epilogue. A slot that lives across the body's end keeps its place. Uses few pages: the
 // lower bound is the peak of live bytes. Pure and deterministic.
 //
-// How: several rules for choosing among free ranges are tried with as many pages as each needs, until one is good
-// enough; where none is near the bound, the best one with fewer pages. The rules know the future: what lives across a
-// moment of (nearly) peak use is kept together at the low end, everything else stays out of its way at the high end, so
-// that at the peak no page is partly used. If that takes many views, long-lived slots are packed first (packed.h).
+// Several rules for choosing among free ranges are tried with as many pages as each needs, until one is good enough. If
+// none is near the bound, the best one is tried again with fewer pages. The rules use known lifetimes: slots that live
+// across a moment of (nearly) peak use are kept together at the low end, and all others are placed at the high end, so
+// that few pages are partly used at the peak. If this takes many views, long-lived slots are packed first (packed.h).
 // Empty only if the body's lifetimes contradict each other; the caller then plans the whole range once.
 std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options);
 

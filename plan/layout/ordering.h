@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which slots must wait for frees on other streams.
+// Computes which slots must wait for frees on other streams.
 #pragma once
 
 #include <vector>
@@ -12,8 +12,8 @@
 namespace stalloc::plan {
 
 // Follows every byte through the recorded requests and through the body repeated, and adds a Wait to `plan.waits` for
-// each slot that takes bytes last freed on another stream; sets `event_on_free` of the slots waited for, and of others
-// that the library will take to be waited for, since it knows one free for each page and stream
+// each slot that takes bytes last freed on another stream. Sets `event_on_free` of the slots waited for, and of slots
+// that the library may have to wait for instead, since it knows only one free for each page and stream
 // (interpose/serve/streams/free_marks.h). `plan.slots` must be filled. `slots`: of each request of `problem`; kNone: it
 // has none.
 void add_waits(const Problem& problem, const std::vector<std::size_t>& slots, const Sequence& sequence,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Long-lived slots, packed before the sweep, so that short-lived ones find long gaps.
+// Packs long-lived slots before the sweep, so that short-lived ones find long gaps.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,10 @@ struct Packed {
 // The order of packing: the longest-lived first, the last freed first, or the largest first.
 enum class PackFirst : std::uint8_t { Longest, Last, Largest };
 
-// Packs every slot that lives for 16 requests or more, or across the body's end, into `room`: those that fill whole
-// pages first, each at the lowest place that is free during its life. Empty when they do not fit, when they are too
-// many to try, or when requests are made on several streams, which a packing would mix. Memory of synchronous calls is
-// left out. Pure.
+// Packs every slot that lives for 16 requests or more, or across the body's end, into `room`. Slots that fill whole
+// pages come first, and each is placed at the lowest place that is free during its lifetime. Empty if they do not fit,
+// if there are too many, or if requests are made on several streams, which a packing would mix. Memory of synchronous
+// calls is left out. Pure.
 std::optional<Packed> pack_long_lived(const Sequence& sequence, Range room, std::uint64_t page, PackFirst first);
 
 }  // namespace stalloc::plan

@@ -18,7 +18,7 @@ namespace stalloc::plan {
 struct Foresight {
   std::vector<Fit> fits;          // how each item chooses
   std::uint64_t synchronous = 0;  // bytes at the low end that are kept for memory of synchronous calls
-  std::optional<Packed> packed;   // places that are chosen already; everything else keeps away from them in time
+  std::optional<Packed> packed;   // places that are chosen already; all others keep away from them in time
 };
 
 class Sweep {
@@ -26,13 +26,14 @@ class Sweep {
   // All three must outlive the sweep.
   Sweep(const Sequence& sequence, const LayoutOptions& options, const Foresight& foresight);
 
-  // Places everything in `pages` pages; call once. When these are not enough, it adds pages one by one if `grow`, else
-  // returns nothing. It also returns nothing when a slot cannot have the place chosen for it (see make_layout).
+  // Places all items in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
+  // is set, and otherwise returns nothing. It also returns nothing if a slot cannot have the place that was chosen for
+  // it (see make_layout).
   std::optional<Layout> run(std::uint64_t pages, bool grow);
 
  private:
-  // A slot of the body that lives across the body's end. Its place is known when the body begins, because the
-  // repetition before holds it there, and must be free again when the slot comes:
+  // A slot that lives across the body's end. Its place is known when the body begins, because the previous repetition
+  // holds it there, and must be free again when the slot is requested:
   //
   //     body   |---.                     .---|      held until `released`, free, taken again at `slot`
   struct Arc {

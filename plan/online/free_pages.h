@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages are wholly free: a bit for each, for finding out quickly that a request does not fit.
+// A bitmap of the pages that are wholly free, for finding out quickly that a request does not fit.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class FreePages {
     }
     return true;
   }
-  // False only if the pieces, which begin and end with pages and follow one another, have no free stretch of `bytes`.
+  // False only if the pieces, which consist of whole pages and follow one another, have no free stretch of `bytes`.
   // `shown` is the sum of the pieces' bytes.
   [[nodiscard]] bool may_hold(std::span<const Range> pieces, std::uint64_t shown, std::uint64_t bytes) const noexcept;
 
@@ -53,7 +53,7 @@ class FreePages {
       change_word(first, kBits - first % kBits, free);
     change_word(first, end - first, free);
   }
-  // Those of `count` pages in the word of the first one. Pre: they are all in it, and count > 0.
+  // The bits of `count` pages in the word of the first one. Pre: all of them are in that word, and count > 0.
   [[nodiscard]] static std::uint64_t bits_of(std::uint64_t first, std::uint64_t count) noexcept {
     return (~std::uint64_t{0} >> (kBits - count)) << first % kBits;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sizes of the handles in which the dynamic sub-allocator's memory grows.
+// The sizes of new handles of the dynamic sub-allocator.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace stalloc::plan {
 
-// What the sizes of new handles depend on, in bytes.
+// The inputs for the sizes of new handles, in bytes.
 struct Growth {
   std::uint64_t missing = 0;               // bytes of the request that must be created
   std::uint64_t request = 0;               // bytes of the whole request
@@ -20,17 +20,17 @@ struct Growth {
   bool stitching_overdrawn = false;        // stitching alone has cost more than mapping may
 };
 
-// Sizes, in bytes, of handles that hold what is missing and less than a page more; `page` is a power of two. Pure;
-// throws std::bad_alloc.
+// Returns the sizes, in bytes, of handles for the missing bytes and less than a page more; `page` is a power of two.
+// Where `coarseness` makes handles larger, the last one may be larger than necessary. Pure; throws std::bad_alloc.
 //
-// Mapping costs per handle. Memory is lost in handles that are partly used, and there are about as many of those
-// whatever is held, so the size of new handles follows what is held. It follows the request, too, since few large
-// requests are live at once, and a large part of the device may be asked for only to find out what can be had. Where
-// mapping has cost more than it may, handles are larger, and the last one may then hold more than is missing. The
-// remainder is made of smaller handles. Larger handles spare a program that creates its memory again and again as many
-// calls as they are fewer; one that stitches it is spared more, so it may have handles twice as large. Where the device
-// is nearly full, memory that is lost decides what a program can do, so handles are small then, but for large requests.
-// A program that would stitch forever is excepted, since it would be nothing but slow.
+// The cost of mapping follows the number of handles. Memory is lost in partly used handles, whose number hardly depends
+// on how much is held, so the size of new handles follows what is held. It also follows the request, since few large
+// requests are live at the same time, and a program may request a large part of the device only to find out how much is
+// available. Where mapping has exceeded its budget, handles are larger. The remainder is made of smaller handles. For a
+// program that creates its memory again and again, larger handles save calls in proportion to their size; for a program
+// that stitches, they save more, so its handles may be twice as large. Where the device is nearly full, lost memory
+// limits what a program can do, so handles are small there, except for large requests. This does not apply once
+// stitching is overdrawn, since small handles would make such a program only slower.
 std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Growth& growth, std::uint64_t page);
 
 }  // namespace stalloc::plan

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Placement at run time, where the future is unknown: in handles, which exist already and can be mapped only whole.
 //
-// A physical offset names a byte of physical memory. Each handle has its offsets for as long as it exists, and is
-// mapped at them in the home view, so a physical offset is also where the home view shows that byte. A request takes,
-// in this order of preference,
-//   1. a contiguous free range of the home view: among the best-fitting ones the place that strands fewest bytes. The
-//   plan's
-//      handles come last, since their slots will be wanted, and of them the lowest range that fits: it lies where the
-//      plan has what lives through the run, so it meets few slots that come and go,
-//   2. the shortest free stretch of a stitched view made before,
-//   3. a stitched view (stitching.h) over free handles, with new handles for what is missing only: an old view that is
-//      free at its end, lengthened by the rest, or a new one; if nothing is missing, rather an old view in which
-//      nothing lives, repaired: of the handles that it shows, those that others use are exchanged for free ones.
-// Mapping costs per handle, hardly per byte, so the size of new handles grows with what is held (growth.h). Small
-// requests keep to small handles of their own, in a part of the home view for themselves, so that they do not pin large
-// ones; but where another page would be more than was ever held, and they have much, they lie among large ones if a
-// page is free there.
+// A physical offset names a byte of physical memory. Each handle keeps its offsets as long as it exists, and is mapped
+// at them in the home view, so a physical offset is also the place where the home view shows that byte. A request
+// takes, in this order of preference,
+//   1. a contiguous free range of the home view: among the best-fitting ones, the place that strands the fewest bytes.
+//      The plan's handles come last, since their slots will be needed. Among these the lowest range that fits is taken:
+//      it is near bytes of requests that live through the run, so it blocks few short-lived slots,
+//   2. the shortest free stretch of an existing stitched view,
+//   3. a stitched view (stitching.h) over free handles, with new handles only for what is missing: an existing view
+//      that is free at its end, lengthened by the rest, or a new one. If nothing is missing, an existing view in which
+//      nothing lives is preferred, and repaired: the handles that it shows and that others use are exchanged for free
+//      ones.
+// The cost of mapping follows the number of handles much more than their bytes, so the size of new handles grows with
+// what is held (growth.h). Small requests use their own small handles, in a separate part of the home view, so that
+// they do not pin large ones. But if another page would exceed the most that was ever held, and small requests have
+// much memory, they are placed among large ones, if a page is free there.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ class HandlePlacement {
     std::vector<Range> pieces;        // for a view, new handles included; empty: extend the home view instead
     std::uint32_t view = 0;           // to be lengthened by the pieces; 0: they make a new one
     std::uint64_t offset = 0;         // of the request, in the view or the home view
-    std::vector<std::uint64_t> grow;  // bytes of handles to create first, one behind the other from `grow_at`
+    std::vector<std::uint64_t> grow;  // bytes of handles to create first, one after another from `grow_at`
     std::uint64_t grow_at = 0;
     Range lent;  // home addresses before `grow_at` in which a new view shows its old handles (`join`)
     [[nodiscard]] std::span<const Range> mapped() const {  // the pieces that are to be mapped for the view
@@ -94,12 +94,12 @@ class HandlePlacement {
 
   explicit HandlePlacement(const Options& options);
 
-  // Finds a place and does not take it. `bytes` is a multiple of plan::kUnitBytes, and not 0.
+  // Finds a place but does not take it. `bytes` is a multiple of plan::kUnitBytes, and not 0.
   [[nodiscard]] std::optional<Place> find_home(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
     const std::uint64_t at = find_contiguous(bytes, stream, reach);
     return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
   }
-  // The same in a stitched view made before; for a small request there is none, since views show no handles for these.
+  // The same in an existing stitched view. None for a small request, since views show no handles for small requests.
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
   // How many of the best fits are compared.
   static constexpr std::size_t kMostCompared = 16;
@@ -107,9 +107,9 @@ class HandlePlacement {
     return std::min<std::size_t>(options_.policy.compared_fits, kMostCompared);
   }
   // Free home ranges of any stream that are long enough, the best fit first, as many as `out` holds; returns how many.
-  // `among_large`: also for a small request in handles of large ones.
+  // `among_large`: a small request also looks in handles of large ones.
   std::size_t candidates(std::uint64_t bytes, std::span<Range> out, bool among_large = false) const;
-  // Whether a request keeps to the handles for small ones.
+  // Whether a request uses only the handles for small ones.
   [[nodiscard]] bool is_small(std::uint64_t bytes) const { return bytes <= options_.policy.small_bytes; }
   // Whether requests are stitched, and this one is large enough for a view of its own.
   [[nodiscard]] bool is_stitchable(std::uint64_t bytes) const {
@@ -121,20 +121,20 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
                                                 bool may_stitch) const;
 
-  // Proposes to repair the view of which fewest handles are in use, so that no more than `most` leave it or come into
-  // it. `is_idle` says whether the device is done with a view in which nothing lives.
+  // Proposes to repair the view with the fewest handles in use, so that no more than `most` handles leave or enter it.
+  // `is_idle` says whether the device has finished with a view in which nothing lives.
   [[nodiscard]] std::optional<Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
                                                      std::size_t most,
                                                      const std::function<bool(std::uint32_t)>& is_idle) const;
-  // What the view shows when it is repaired.
+  // The pieces of the view after the repair.
   [[nodiscard]] std::vector<Range> pieces_after(const Repair& repair) const;
 
-  // The sizes of handles that would be created for what is missing of a request.
+  // The sizes of handles that would be created for the missing bytes of a request.
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const {
     return new_handles(missing, request, overdraft_.coarseness);
   }
 
-  // What the mapping budget asks of the proposals from now on.
+  // How the mapping budget restricts proposals from now on.
   void set_overdraft(const Overdraft& overdraft) { overdraft_ = overdraft; }
   // Whether the sizes of handles for a request of `bytes` depend on the room that is left.
   [[nodiscard]] bool depends_on_room(std::uint64_t bytes) const {
@@ -143,7 +143,7 @@ class HandlePlacement {
   // How many bytes can still be created.
   void set_room(std::uint64_t bytes) { room_ = bytes; }
 
-  // Appends the physical ranges behind a place, joined where they touch.
+  // Appends the physical ranges of a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
   // Pre: the ranges are free.
   void take(std::span<const Range> ranges, StreamIndex stream, Reach reach);
@@ -185,7 +185,7 @@ class HandlePlacement {
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }
 
  private:
-  // So little is free that, as the mapping budget is, requests should grow.
+  // True when stitching is overdrawn and so little is free that requests should grow instead.
   [[nodiscard]] bool should_grow() const {
     return overdraft_.held_per_slack > 0 && free_bytes() <= physical_bytes_ / overdraft_.held_per_slack;
   }
@@ -242,8 +242,8 @@ class HandlePlacement {
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
   Spaces unmapped_;               // physical offsets without handles
   Spaces all_;                    // free bytes of all streams
-  FreePages free_pages_;          // of the same, but for those of small requests, which no view shows
-  // As long as only one stream has had bytes, `all_` holds what is its own.
+  FreePages free_pages_;          // of the same, except those of small requests, which no view shows
+  // As long as only one stream has had bytes, `all_` has its own bytes.
   StreamIndex first_ = 0;
   bool any_ = false;
   bool several_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serves requests as they come, when nobody knows the future: the policy of the run time, written once.
+// Serves requests as they come, when the future is unknown: the run-time policy, implemented once.
 //
 // The preloaded library runs it over a device's memory (interpose/serve/dynamic/device_backend.h), simulations over
 // nothing (plan/simulate/null_backend.h). Both do the same things in the same order, so a simulation shows what a
@@ -8,8 +8,8 @@
 // How a request is served
 // -----------------------
 //
-// A request tries these steps in this order, and the first one that succeeds serves it. "Own" bytes are free bytes that
-// its stream freed last, or that were created for it. The placement (handle_placement.h) finds places and proposes new
+// A request tries these steps in this order, and the first one that succeeds serves it. "Own" bytes are free bytes last
+// freed by, or created for, the request's stream. The placement (handle_placement.h) finds places and proposes new
 // views and handles; this class carries the proposals out.
 //
 //   1. The deferred free. The block that was freed last is kept aside for a moment. A request of its size on its stream
@@ -19,29 +19,28 @@
 //      was made before.
 //   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
 //   4. A stitched view over own bytes, new, lengthened or repaired, without creating memory.
-//   5. Bytes of any stream, behind a wait on the device for the streams that freed them, if the backend can make it
-//   wait
-//      for these frees: mapped ones as in step 2, else a stitched view, with new memory for what is missing. Of places
-//      at home that fit nearly equally well, one for which the program need not order the stream first comes before
-//      others: it will do so a little later.
-//   6. New memory for what own bytes lack: behind the last handle at home, or at the end of a stitched view.
+//   5. Bytes of any stream, behind a wait on the device for the streams that freed them, if the backend can make the
+//      request's stream wait for these frees: mapped ones as in step 2, else a stitched view, with new memory for what
+//      is missing. If the stream would have to wait for a stream that the program itself is about to order it behind,
+//      the request prefers a place at home that fits nearly as well and needs no such wait.
+//   6. New memory for the bytes that own bytes lack: after the last handle at home, or at the end of a stitched view.
 //   7. New memory alone, when own bytes could not be made ready.
 //
-// Steps 3 and 5 are for when another stream than the request's has free bytes. `CrossStream` changes what a request
-// does about those. Share, the default, lets a request, unless it is small, treat the bytes of all streams as its own
-// at first: it tries step 5 right after step 1. OrderThenGrow is the order above. GrowThenOrder tries step 5 after step
-// 6. Never leaves it out.
+// Steps 3 and 5 apply when another stream than the request's has free bytes. `CrossStream` changes what a request does
+// about those. With Share, the default, a request that is not small treats the bytes of all streams as its own at
+// first: it tries step 5 right after step 1. OrderThenGrow is the order above. GrowThenOrder tries step 5 after step 6.
+// Never omits step 5.
 //
-// A request for any stream at once (`kAnyStream`, cudaMalloc) cannot wait for one: it gets only bytes on which nothing
-// is pending. As a last resort, when the device is out of memory, a request waits before it grows, and stitches in any
-// case; one for any stream at once looks at the free bytes of all streams; and a small request, which has handles of
-// its own otherwise and no view, takes a hole among large ones.
+// A request for any stream at once (`kAnyStream`, cudaMalloc) cannot be made to wait: it gets only bytes whose frees
+// are complete. As a last resort, when the device is out of memory, a request waits before it grows, and stitches in
+// any case; a request for any stream at once also searches the free bytes of all streams; and a small request, which
+// otherwise uses only its own kind of handles and no view, takes a hole among large ones.
 //
-// What mapping takes is measured, and may take a share of the program's time (mapping_budget.h). While it takes more,
-// new memory comes in larger handles, so that growing, stitching, giving back and coming again all cost less. While
-// stitching alone takes more, a request that would be stitched of many small handles exchanges such handles for large
-// ones before step 3; and as long as little is free, the steps from there on do not stitch where they can grow. How
-// little is little grows with what is owed.
+// The time for mapping is measured and limited to a share of the program's time (mapping_budget.h). While it exceeds
+// this share, new memory comes in larger handles, so that growing, stitching and giving back all take fewer calls.
+// While stitching alone exceeds it, a request that would be stitched of many small handles exchanges such handles for
+// large ones before step 3; and as long as little memory is free, the later steps do not stitch where they can grow.
+// The limit for "little" grows with the time that is owed.
 #pragma once
 
 #include <algorithm>
@@ -61,8 +60,8 @@
 
 namespace stalloc::plan {
 
-// In a request it says that any stream may use the bytes at once, in a free that the device is done with the bytes. The
-// streams of a program have other numbers, small ones.
+// In a request: any stream may use the bytes at once. In a free: the device has finished with the bytes. The streams of
+// a program have other, small numbers.
 inline constexpr StreamIndex kAnyStream = 0;
 
 // An address that a backend reserved: in the home view, where each handle is mapped once, or in the range
@@ -88,17 +87,17 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // A block that was served, as the backend's user knows it, and the view that it lies in.
   { block.view } -> std::convertible_to<std::uint32_t>;
 
-  // Creates physical memory for each of the handles (`bytes` is given, `id` is set) and maps them one behind the other
-  // in the home view from `at` on. Nothing is pending on their bytes.
+  // Creates physical memory for each of the handles (`bytes` is given, `id` is set) and maps them one after another in
+  // the home view from `at` on. Nothing is pending on their bytes.
   { backend.create(at, new_handles) }
   noexcept->std::same_as<bool>;
-  // How many bytes `create` can still create. It is asked before memory grows, and now and then when it does not.
+  // How many bytes `create` can still create. Called before memory grows, and sometimes when it does not grow.
   { std::as_const(backend).room() }
   noexcept->std::same_as<std::uint64_t>;
   // Unmaps a handle from its place in the home view and gives its memory back. Pre: no work is pending on its bytes.
   { backend.destroy(at, handle) }
   noexcept->std::same_as<bool>;
-  // Maps existing handles one behind the other from `address` on.
+  // Maps existing handles one after another from `address` on.
   { backend.map(address, handles) }
   noexcept->std::same_as<bool>;
   // Undoes `map`. False: something is still mapped there. Pre: no work is pending that uses these addresses.
@@ -108,42 +107,43 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // are complete. False: the bytes may still be in use.
   { backend.make_ready(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // The same, but false where the stream would have to wait for another one, and the program will order it so by itself
-  // a little later. Pre: the stream is not kAnyStream.
+  // The same, but false where the stream would have to wait for another one that the program itself will probably order
+  // it behind a little later. Pre: the stream is not kAnyStream.
   { backend.make_ready_unless_soon(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // True only when the device is known to be done with the bytes.
+  // True only when the device is known to have finished with the bytes.
   { backend.is_complete(ranges) }
   noexcept->std::same_as<bool>;
   // True when a stream other than this one freed some of the bytes last. The answer is only counted.
   { backend.is_foreign(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // Whether several streams use memory: else nobody waits for a free.
+  // Whether several streams use memory. If not, no stream ever waits for a free.
   { std::as_const(backend).is_shared() }
   noexcept->std::same_as<bool>;
   // Returns a number for a free on `stream`, which is not kAnyStream. Called when the program frees the bytes, so that
-  // who waits for the free need not wait for what the stream is given later. `serves_large`: large requests may get
-  // them, and are stitched of many free bytes, for all of which their stream must be able to wait.
+  // a stream that waits for the free need not wait for later work of `stream`. `serves_large`: large requests may get
+  // the bytes. These requests are stitched from many free ranges, and their stream must be able to wait for all those
+  // frees.
   { backend.number_free(stream, serves_large) }
   noexcept->std::same_as<std::uint64_t>;
-  // The bytes were freed on `stream` by the free of that number; kAnyStream: the device is done with them.
+  // The bytes were freed on `stream` by the free of that number; kAnyStream: the device has finished with them.
   { backend.freed(ranges, stream, free_number) }
   noexcept;
   // The number of the latest free. Numbers never go down.
   { backend.latest_free() }
   noexcept->std::same_as<std::uint64_t>;
-  // Finds out which frees are complete, by few questions: it is asked often, and some of it may be known only next
-  // time.
+  // Finds out which frees are complete. It is called often and asks the device few questions, so some complete frees
+  // may become known only at the next call.
   { backend.look() }
   noexcept;
-  // True only when every free up to that number was found to be complete. Asks nothing.
+  // True only when every free up to that number is already known to be complete. Does not ask the device.
   { std::as_const(backend).is_known_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
   // True only when every free up to that number is complete.
   { backend.is_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;
-  // How long all calls of `create`, `destroy`, `map` and `unmap` have taken, and how much time has passed; nothing of
-  // stitching, which the allocator measures itself.
+  // The time that all calls of `create`, `destroy`, `map` and `unmap` have taken, and the time that has passed. The
+  // allocator itself measures the part of it that is for stitching.
   { std::as_const(backend).mapping_time() }
   noexcept->std::same_as<MappingTime>;
   // Where a block lies; `address` is the beginning of its view, if that is a stitched one.
@@ -155,7 +155,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
 // the heap's lock covers it. Functions throw only for want of host memory (std::bad_alloc); free bytes may then be
 // forgotten, never handed out twice.
 template <OnlineBackend Backend>
-class alignas(64) OnlineAllocator {  // what nearly every request touches lies in one cache line
+class alignas(64) OnlineAllocator {  // the members that nearly every request touches lie in one cache line
  public:
   using Handle = typename Backend::Handle;
   using Block = typename Backend::Block;
@@ -170,11 +170,11 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   struct Counts {
     std::uint64_t view_hits = 0;   // requests served in a view made before
     std::uint64_t views = 0;       // stitched views made
-    std::uint64_t lengthened = 0;  // times that one was lengthened
-    std::uint64_t repaired = 0;    // times that handles of an idle one were exchanged for others
+    std::uint64_t lengthened = 0;  // times that a view was lengthened
+    std::uint64_t repaired = 0;    // times that handles of an idle view were exchanged for others
     std::uint64_t mapped = 0;      // handles mapped for any of these
     std::uint64_t handles = 0;     // created
-    std::uint64_t grows = 0;       // requests that memory was created for
+    std::uint64_t grows = 0;       // requests for which new memory was created
     std::uint64_t borrows = 0;     // requests served from bytes that another stream freed
   };
 
@@ -197,15 +197,15 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // Takes exactly these ranges, which a plan chose, if they are free and `stream` may use them.
   bool take_exactly(Ranges wanted, StreamIndex stream);
 
-  // Gives back a block of `bytes`: the work of `stream` up to now may still use it. kAnyStream: the device is done with
-  // it. Requests of the stream `preferred` find the bytes before they look at those of others. Throws std::bad_alloc;
-  // the block is then never used again.
+  // Gives back a block of `bytes`. The work of `stream` up to now may still use it; kAnyStream: the device has finished
+  // with it. For requests of the stream `preferred`, the bytes count as their own. Throws std::bad_alloc; the block is
+  // then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
     free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : number_free(block, bytes, stream), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
-  // defer every free, the library those of the stream that was used last (heap.cpp). Completes the free that was
+  // defer every free; the library defers those on the stream that was used last (heap.cpp). Completes the free that was
   // deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
   // std::bad_alloc; either block may then never be used again.
   void defer_free(Block block, std::uint64_t bytes, StreamIndex stream) {
@@ -219,13 +219,13 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
       deferred_.number = number_free(block, bytes, stream);
     }
   }
-  // Completes the free that is deferred, if one is. Whoever looks at free bytes or idle memory must call this first.
+  // Completes the deferred free, if there is one. Must be called before free bytes or idle memory are examined.
   // Throws std::bad_alloc; the block is then never used again.
   void complete_deferred_free() {
     if (has_deferred_free()) free_deferred();
   }
   [[nodiscard]] bool has_deferred_free() const noexcept { return deferred_.stream != kNotDeferred; }
-  // Bytes of the block whose free is deferred; 0: no free is. They are counted as free nowhere else.
+  // Bytes of the block whose free is deferred; 0: there is none. They are counted as free nowhere else.
   [[nodiscard]] std::uint64_t deferred_bytes() const noexcept { return has_deferred_free() ? deferred_.bytes : 0; }
   // True when the block whose free is deferred serves a request; `reuse_deferred` then takes it.
   [[nodiscard]] bool deferred_serves(std::uint64_t bytes, StreamIndex stream) const noexcept {
@@ -261,19 +261,19 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
     return at_home ? VirtualAddress{VirtualAddress::Space::Home, view.lent.begin}
                    : VirtualAddress{VirtualAddress::Space::Views, view.at};
   }
-  // True when nothing lives in the view, and the device is known to be done with what lived there. What uses its bytes
-  // at other addresses does not matter. False for a number that no view has.
+  // True when nothing lives in the view, and the device is known to have finished with earlier blocks in it. Uses of
+  // its bytes at other addresses do not matter. False for a number that no view has.
   [[nodiscard]] bool is_idle(std::uint32_t view) noexcept;
   // Unmaps the view. False: something of it is still mapped. Throws std::bad_alloc. Pre: it is idle, or nothing was
   // placed in it yet.
   bool drop_view(std::uint32_t view);
-  // Unmaps the last `pieces` of the view; returns and throws as `drop_view`. Pre: the view has more pieces than that,
-  // these are free, and the device is done with them.
+  // Unmaps the last `pieces` of the view; returns and throws as `drop_view`. Pre: the view has more pieces than that;
+  // these pieces are free, and the device has finished with them.
   bool shorten_view(std::uint32_t view, std::size_t pieces);
 
-  // --- Giving memory back: only what no pending work uses ---
+  // --- Giving memory back, only if no pending work uses it ---
 
-  // Unmaps the views, and ends of views, that nothing lives in and no pending work may touch.
+  // Unmaps the views, and ends of views, in which nothing lives and which no pending work may use.
   void drop_idle_views();
   // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
   // held; those of the plan only if asked to. Returns the bytes released.
@@ -285,8 +285,8 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   // and their handles. Returns the bytes released.
   std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
 
-  // False while mapping takes more than it may: then idle memory is given back only to who needs it. (The library asks
-  // this when the program synchronises.)
+  // False while mapping takes more time than it may; then idle memory is given back only when it is needed. (The
+  // library asks this when the program synchronises.)
   [[nodiscard]] bool may_give_back_unasked() noexcept {
     return !budget_.overdraft(backend_.mapping_time(), stitching_ns_).keep_idle;
   }
@@ -313,7 +313,7 @@ class alignas(64) OnlineAllocator {  // what nearly every request touches lies i
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
   static constexpr std::size_t kForeignRangesAsked = 4;
   static constexpr std::size_t kViewsAskedAtOnce = 4;
-  static constexpr std::size_t kFewestRepaired = 2;  // one leaves the view, and another comes
+  static constexpr std::size_t kFewestRepaired = 2;  // one handle leaves the view, and another enters it
 
   // True when the request treats the bytes of all streams as its own at first.
   [[nodiscard]] bool shares_bytes(std::uint64_t bytes, StreamIndex stream) const noexcept {
@@ -452,8 +452,8 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   return found;
 }
 
-// Takes the best place at home or, if the stream would wait there for what the program will order by itself a little
-// later, one that fits nearly as well, if there is one for which it would not.
+// Takes the best place at home. If the stream would have to wait there for a stream that the program itself is about to
+// order it behind, takes a place that fits nearly as well and needs no such wait, if there is one.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream) {
   const auto take_at = [&](std::uint64_t begin) -> std::optional<Place> {
@@ -475,9 +475,9 @@ std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std:
   return std::nullopt;
 }
 
-// Serves a request that would be stitched of many small handles from few large ones, which are made anew: as many
-// small ones are given back first, if no pending work uses them. The same bytes are not exchanged often, since their
-// handles become larger by a factor each time.
+// Serves a request that would be stitched of many small handles from few large ones, which are newly created. First as
+// many bytes in small handles are given back, if no pending work uses them. The same bytes are exchanged only a few
+// times, since their handles become larger by a factor each time.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, StreamIndex stream) {
   if (placement_.free_bytes() < bytes) return std::nullopt;
@@ -491,8 +491,8 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
   return release_small(bytes, larger.front() / times) ? make(bytes, stream, Reach::None, true) : std::nullopt;
 }
 
-// Gives back idle handles of at most `largest` bytes each, as many as hold `bytes`, and the idle views that show them.
-// False when there are not so many, and nothing is given back, or when the backend refuses.
+// Gives back idle handles of at most `largest` bytes each until they hold `bytes` together, and the idle views that
+// show them. False when there are too few, in which case nothing is given back, or when the backend refuses.
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::release_small(std::uint64_t bytes, std::uint64_t largest) {
   FreeSpace in_use;  // shown in views in use
@@ -533,8 +533,8 @@ std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
   return given_back_ > 0 && given_back_ >= placement_.most_physical_bytes() / times ? times : 1;
 }
 
-// Takes bytes at home of any stream: those whose last use is over, or, as a last resort, others behind waits, and for a
-// small request those among large ones.
+// Takes home bytes of any stream whose last use is complete. As a last resort, also takes others behind waits and, for
+// a small request, bytes among large ones.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t bytes, StreamIndex stream,
                                                                   bool last_resort) {
@@ -605,8 +605,8 @@ std::optional<HandlePlacement::Repair> OnlineAllocator<Backend>::propose_repair(
   });
 }
 
-// Unmaps the parts that are exchanged, and maps what comes instead. A view of which a part could not be exchanged is
-// taken apart. Pre: the view is idle.
+// Unmaps the exchanged parts, and maps their replacements. If a part cannot be exchanged, the view is removed. Pre: the
+// view is idle.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::carry_out(const HandlePlacement::Repair& repair) {
   struct Part {
@@ -616,7 +616,7 @@ std::optional<Place> OnlineAllocator<Backend>::carry_out(const HandlePlacement::
     bool is_mapped = true;
   };
   ViewCache::CachedView& view = placement_.views()[repair.view];
-  std::vector<Part> parts;  // all that may throw comes first
+  std::vector<Part> parts;  // everything that may throw is done first
   for (const auto& part : repair.parts) {
     std::vector<Handle> shown = handles_of(part.shown);
     parts.push_back({behind(begin_of(view), part.at), std::move(shown), handles_of(part.instead)});
@@ -725,8 +725,8 @@ bool OnlineAllocator<Backend>::grow(const Proposal& proposal, StreamIndex stream
   return true;
 }
 
-// Before memory for other requests grows by so many bytes to more than was ever held, gives back as many in free pages
-// for small requests, if there are so many that it is worth their mapping.
+// Called before memory for other requests grows by `grown` bytes. If more than ever would then be held, gives back up
+// to as many bytes in free pages for small requests, if there are enough of these to be worth the mapping calls.
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::release_idle_small(std::uint64_t grown) {
   if (placement_.physical_bytes() + grown <= placement_.most_physical_bytes()) return;
@@ -806,8 +806,7 @@ void OnlineAllocator<Backend>::unstitch(const Proposal& proposal, std::uint32_t 
   }
 }
 
-// Keeps the views within their number and their addresses: the least recently used make room, if nothing uses them any
-// more.
+// Makes room for another view in number and addresses: removes the least recently used views if they are idle.
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
   const OnlinePolicy& policy = placement_.policy();
@@ -822,7 +821,7 @@ bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
       drop_view(oldest);
       stitching_ns_ += backend_.mapping_time().mapping - before;
     } else {
-      placement_.views().refresh(oldest);  // asked again when the others have been
+      placement_.views().refresh(oldest);  // it is examined again after the others
     }
   }
   return has_room();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policy's parameters. docs/policy.md says what each means and is worth.
+// The policy's parameters. docs/policy.md explains each and its effect.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace stalloc::plan {
 
-// What a request may do about bytes that another stream freed and is not known to be done with. Bytes whose last use is
-// complete are used at once, whatever this says.
+// What a request may do about bytes that another stream freed and may still use. Bytes whose last use is known to be
+// complete can be used at once with any value.
 enum class CrossStream : std::uint8_t {
   OrderThenGrow,  // wait for the other stream on the device (an event), create memory only when there is none: least
                   // memory
   GrowThenOrder,  // create memory, wait only when there is no more: least waiting
   Never,          // never wait for another stream
-  Share,          // take the best place, whoever freed it, and wait for that free, except for small requests: least
-                  // mapping, since a program that repeats itself soon finds its places again
+  Share,          // take the best place, whichever stream freed it, and wait for that free, except for small requests:
+                  // least mapping, since a repetitive program soon finds its places again
 };
 inline constexpr CrossStream kDefaultCrossStream = CrossStream::Share;
 
-// The numbers by which requests are served without a plan, on a device and in simulations alike.
+// The parameters for serving requests without a plan, on a device and in simulations alike.
 struct OnlinePolicy {
 #define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;
 #include "plan/online/online_policy.def"
@@ -29,7 +29,7 @@ struct OnlinePolicy {
   bool stitch = true;  // false: requests lie in contiguous free ranges only
 };
 
-// One of the numbers.
+// The description of one parameter.
 struct PolicyParameter {
   const char* name;
   std::uint64_t OnlinePolicy::*value;
@@ -41,8 +41,8 @@ struct PolicyParameter {
 // All of them, in the order of the list. Thread-safe.
 [[nodiscard]] std::span<const PolicyParameter> policy_parameters() noexcept;
 
-// Sets numbers from "name=value,name=value"; a value may be "off". Returns an empty text, or one line that says what is
-// wrong; then nothing was changed. Throws std::bad_alloc.
+// Sets parameters from "name=value,name=value"; a value may be "off". Returns an empty text, or one line with the
+// error; then nothing was changed. Throws std::bad_alloc.
 [[nodiscard]] std::string set_policy(std::string_view text, OnlinePolicy* policy);
 
 }  // namespace stalloc::plan

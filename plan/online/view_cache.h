@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stitched views made so far, kept to serve later requests, as in GMLake's (ASPLOS'24) pool of stitched blocks.
+// The existing stitched views, kept to serve later requests, as in GMLake's (ASPLOS'24) pool of stitched blocks.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace stalloc::plan {
 
-// Views are numbered from 1 on, and Place::view is such a number; the number of a view that is gone is used again.
+// Views are numbered from 1 on, and Place::view is such a number; numbers of removed views are reused.
 // Pure; not thread-safe. Throws std::bad_alloc, with nothing changed.
 class ViewCache {
  public:
@@ -19,7 +19,7 @@ class ViewCache {
     StitchedView stitched;       // empty: the number is not in use
     std::uint64_t at = 0;        // place in the range of addresses for views, bytes
     std::uint64_t room = 0;      // bytes that it may show there
-    Range lent;                  // home addresses: it lies there instead, its last piece behind that, at home
+    Range lent;                  // not empty: it lies at these home addresses, and its last piece follows at home
     std::uint64_t live = 0;      // bytes of the requests that live in it
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
@@ -43,11 +43,12 @@ class ViewCache {
   void shorten(std::uint32_t number, std::size_t pieces);
   void remove(std::uint32_t number);
 
-  // A request of `bytes`, which are not 0, begins, or ends, to live in a view. One in which nothing lives any more is
-  // the most recently used then.
+  // A request of `bytes`, not 0, begins (`enter`) or ends (`leave`) to live in a view. A view in which nothing lives
+  // any more then counts as the most recently used.
   void enter(std::uint32_t number, std::uint64_t bytes) noexcept;
   void leave(std::uint32_t number, std::uint64_t bytes) noexcept;
-  // The views in which nothing lives, from the most to the least recently used; 0: there is none, or none before.
+  // The list of views in which nothing lives, from the most to the least recently used; 0: there is none, or no older
+  // one.
   [[nodiscard]] std::uint32_t most_recent() const noexcept { return most_recent_; }
   [[nodiscard]] std::uint32_t least_recent() const noexcept { return least_recent_; }
   [[nodiscard]] std::uint32_t older(std::uint32_t number) const { return (*this)[number].older; }
@@ -74,7 +75,7 @@ class ViewCache {
 
   std::vector<CachedView> views_;
   std::vector<std::uint32_t> unused_;  // numbers
-  std::vector<Entry> by_bytes_;        // the views in use; an array, since requests look at hundreds of them
+  std::vector<Entry> by_bytes_;        // the existing views; an array, since requests examine hundreds of them
   std::uint32_t most_recent_ = 0;
   std::uint32_t least_recent_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slots of a sequence as buffers that live at certain times.
+// Turns the slots of a sequence into buffers with lifetimes.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,16 @@
 
 namespace stalloc::plan {
 
-// The buffers that may share bytes, and which slots of the sequence each is.
+// Buffers that may share bytes, and the slots of the sequence that belong to each.
 struct BufferGroup {
   std::vector<Buffer> buffers;
   std::vector<std::vector<std::size_t>> slots;
 };
 
-// By stream: kEveryStream for memory of synchronous calls, which shares with nothing else, and with StreamMode::Order 0
-// for all other. A slot of the body that lives across its end lives at its beginning too, in the place of the
-// repetition before: there its twin of the prologue lives the first time, so both are one buffer.
+// Returns the groups by stream: kEveryStream for memory of synchronous calls, which shares bytes with no other, and
+// with StreamMode::Order 0 for all other memory. A slot that lives across the body's end is also live at the body's
+// beginning, where the previous repetition holds its place. In the first repetition its twin of the prologue is live
+// there, so both are one buffer.
 std::map<std::uint32_t, BufferGroup> make_buffers(const Sequence& sequence, StreamMode streams);
 
 }  // namespace stalloc::plan

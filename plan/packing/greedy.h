@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Greedy contiguous placement: buffers in a given order, each in a gap between those placed before.
+// Greedy contiguous placement: buffers in a given order, each in a gap between those that are already placed.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct Packing {
   std::uint64_t bytes = 0;
 };
 
-// The peak of the sum of bytes that live at once: no packing needs less.
+// The peak of the sum of bytes that live at the same time; no packing needs less.
 std::uint64_t peak_bytes(std::span<const Buffer> buffers);
 
 // Pure; not thread-safe. The buffers must outlive it.
@@ -34,12 +34,13 @@ class GreedyPacker {
 
   explicit GreedyPacker(std::span<const Buffer> buffers);
 
-  // `order`: each buffer once. Nothing when `stop`, asked now and then and null for never, says so before the end. Time
-  // O(n (log n + m log m)) where m is the number of buffers that live at the same time.
+  // `order`: each buffer once. `stop` is called now and then; if it returns true, packing ends and nothing is returned.
+  // Null: never stop. Time O(n (log n + m log m)) where m is the number of buffers that live at the same time.
   std::optional<Packing> pack(std::span<const std::size_t> order, Gap gap, const std::function<bool()>& stop);
 
  private:
-  // A node of a tree over time knows the buffers placed that live through all of its time but not through its parent's.
+  // A node of a tree over time has the placed buffers that live through all of its time but not through all of its
+  // parent's.
   struct Node {
     std::vector<std::uint32_t> placed;
     bool below = false;  // something is placed further down

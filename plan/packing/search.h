@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contiguous placement as a search: do these buffers fit into so many bytes, and where does each lie?
+// Contiguous placement as a search: finds whether buffers fit into a number of bytes, and the offset of each.
 //
 // After MiniMalloc (Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning",
-// ASPLOS'23): any solution can be pushed down until every buffer rests on another or on the floor, and its buffers can
-// be listed by offset. So buffers are placed in that order, each at the lowest place that those before leave it:
+// ASPLOS'23): in any solution, buffers can be moved down until each rests on another one or on the floor, and they can
+// be listed by offset. So buffers are placed in that order, each at the lowest place that the earlier ones allow:
 //
 //     capacity  -----------------------
 //                     .  +----+             a section: a stretch of time in which the same buffers live;
@@ -12,9 +12,9 @@
 //               +-+---+---+--+
 //               |    a       |
 //
-// Three things keep the tree small: a buffer under which another one would fit is not next; no buffer comes below the
-// one before it; and pieces that no longer overlap in time are searched one by one, so that a failure in one does not
-// repeat the others.
+// Three rules keep the search tree small: a buffer is not placed next if another one would fit below it; no buffer is
+// placed below the previous one; and pieces that no longer overlap in time are searched separately, so that a failure
+// in one does not repeat the others.
 #pragma once
 
 #include <cstdint>
@@ -40,23 +40,25 @@ class ContiguousSearch {
 
   explicit ContiguousSearch(std::span<const Rectangle> rectangles);
 
-  // Looks for offsets within `capacity` bytes, where among equal chances the buffers with the higher `priority` (one
-  // for each) go first. Gives up after `nodes` placements, or when `stop` says so. `offsets()` holds what was found.
+  // Searches offsets within `capacity` bytes. Among equal choices, the buffers with the higher `priority` (one value
+  // for each buffer) are tried first. Gives up after `nodes` placements, or when `stop` returns true. `offsets()` has
+  // the result.
   Answer run(std::uint64_t capacity, std::span<const double> priority, std::uint64_t nodes,
              const std::function<bool()>& stop);
   [[nodiscard]] const std::vector<std::uint64_t>& offsets() const { return offsets_; }
 
-  // For priorities: the most bytes that live at once while the buffer does.
+  // For priorities: for each buffer, the most bytes that are live at one time during its lifetime.
   [[nodiscard]] std::vector<std::uint64_t> contention() const;
-  // For the priorities of the next run: how often each buffer was involved in going back, in all runs so far (after the
-  // weights of constraints in Boussemart et al., "Boosting Systematic Search by Weighting Constraints", ECAI'04).
+  // For the priorities of the next run: how often each buffer caused the search to go back, in all runs so far (after
+  // the weights of constraints in Boussemart et al., "Boosting Systematic Search by Weighting Constraints", ECAI'04).
   [[nodiscard]] const std::vector<double>& weights() const { return weights_; }
 
  private:
   using Index = std::uint32_t;
   static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
 
-  // Sections that only say what a neighbour says are left out, so these are the maximal sets of buffers that overlap.
+  // Sections that add nothing to a neighbouring section are left out, so sections are the maximal sets of buffers that
+  // overlap.
   struct Item {
     std::uint64_t bytes = 0;
     Index begin = 0;  // sections [begin, end)

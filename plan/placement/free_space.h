@@ -13,12 +13,13 @@
 
 namespace stalloc::plan {
 
-// Maximal free ranges: no two touch. Every operation is O(log n) in the number of ranges, plus the ranges it spans.
+// Maximal free ranges: no two touch. Every operation is O(log n) in the number of ranges, plus the number of ranges
+// that it spans. Not thread-safe. `add` and `subtract` may throw std::bad_alloc.
 class FreeSpace {
  public:
-  // Makes all of `range` free, whatever was free of it before. Returns the free range that it is part of then.
+  // Makes all of `range` free, whichever parts were free before. Returns the free range of which it is then a part.
   Range add(Range range);
-  // Makes none of `range` free, whatever was free of it before.
+  // Removes all of `range`, whichever parts were free before.
   void subtract(Range range);
   void clear();
 
@@ -32,16 +33,16 @@ class FreeSpace {
   [[nodiscard]] std::uint64_t largest() const {
     return nodes_[nodes_.largest()].second - nodes_[nodes_.largest()].first;
   }  // bytes
-  // The first free range of at least `bytes` from the low or the high end. Looks at the first kMostLookedAt only, so
-  // that the cost stays bounded; nothing when none of them is large enough.
+  // The first free range of at least `bytes` from the low or the high end. Examines only the first kMostLookedAt
+  // ranges, so that the cost is bounded; nothing if none of them is large enough.
   [[nodiscard]] std::optional<Range> lowest_fit(std::uint64_t bytes) const;
   [[nodiscard]] std::optional<Range> highest_fit(std::uint64_t bytes) const;
   static constexpr int kMostLookedAt = 256;
-  // The free range that holds or follows the byte `at`.
+  // The free range that contains the byte `at` or is the next one after it.
   [[nodiscard]] std::optional<Range> at_or_after(std::uint64_t at) const;
   [[nodiscard]] RangeNodes::Iterator from(std::uint64_t at) const { return nodes_.iterator(ending_behind(at)); }
 
-  // In the order of addresses: begin, end.
+  // In the order of addresses, as pairs of begin and end.
   [[nodiscard]] const RangeNodes& ranges() const { return nodes_; }
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
@@ -50,11 +51,11 @@ class FreeSpace {
 
   void erase(Index at);
   void change(Index at, Range range);
-  // The first range with bytes at or behind `at`; 0: none.
+  // The first range with bytes at or after `at`; 0: none.
   [[nodiscard]] Index ending_behind(std::uint64_t at) const;
 
   RangeNodes nodes_;
-  mutable Index found_ = 0;  // by best_fit; most often the next change is there
+  mutable Index found_ = 0;  // the last result of best_fit, where the next change mostly is
   std::uint64_t bytes_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table for physical memory.
+// A large table with few used cells.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace stalloc::plan {
 
-// Zeroed memory that the system provides page by page when it is touched. For tables with a cell for every unit of
-// physical memory, most of which are never used. Throws std::bad_alloc.
+// Zeroed memory that the system provides page by page at first use. It is for tables with a cell for every unit of
+// physical memory, of which most are never used. Throws std::bad_alloc.
 template <class T>
 class LazyTable {
  public:

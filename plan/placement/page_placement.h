@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement while a plan is made: in pages, which are cut into handles afterwards (plan/layout/handles.h).
+// Placement for planning: in pages, which are grouped into handles afterwards (plan/layout/handles.h).
 //
 // Physical memory is a row of pages; the home view shows them in order. A request takes, in this order of preference,
 //   1. a contiguous free range of the home view, as `Fit` says,
@@ -7,13 +7,13 @@
 //   3. a new stitched view (stitching.h) over free pages,
 //   4. nothing: the caller may `grow` and ask again.
 // Time-ordered placement with stitching never needs more whole pages than are live, so it reaches the lower bound
-// except for partly used pages. To keep these few, a request of a whole number of pages begins at a page wherever
-// possible.
+// except for partly used pages. To keep these few, a request of a whole number of pages begins at a page boundary
+// wherever possible.
 //
-// Bytes remember the stream they were freed on: a request takes bytes of its own stream or of none first, and those of
-// other streams only where `cross_stream` allows it. Memory of synchronous calls (cudaMalloc) may be used on every
-// stream at once, where no event can order it, so its bytes are not shared with other requests; bytes reserved for it
-// are used first. Pure: knows no driver, no file, no clock. Not thread-safe.
+// Free bytes belong to the stream on which they were freed: a request takes bytes of its own stream or of none first,
+// and those of other streams only if `cross_stream` allows it. Memory of synchronous calls (cudaMalloc) may be used on
+// every stream at once, so no event can order its use, and its bytes are not shared with other requests; bytes reserved
+// for it are used first. Pure: knows no driver, no file, no clock. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@
 
 namespace stalloc::plan {
 
-// Beside the streams 0 ... Options::streams - 1:
+// Special values besides the streams 0 ... Options::streams - 1:
 inline constexpr StreamIndex kSynchronous = ~StreamIndex{0};  // memory of synchronous calls
 inline constexpr StreamIndex kNoOwner = ~StreamIndex{0} - 1;  // as an owner: nothing is pending on these bytes
 
-// Which of the free ranges that are large enough a request takes, and which end of it.
+// Which of the sufficiently large free ranges a request takes, and which end of it.
 enum class Fit : std::uint8_t { BestLow, BestHigh, Lowest, Highest };
 
 class PagePlacement {
@@ -53,14 +53,14 @@ class PagePlacement {
 
   // Adds free pages at the end.
   void grow(std::uint64_t pages);
-  // Leaves the first bytes to synchronous requests. Before any request.
+  // Reserves the first bytes for synchronous requests. Pre: no request was made yet.
   void keep_for_synchronous(std::uint64_t bytes);
-  // Takes the bytes of a place; nothing when no free bytes fit.
+  // Takes bytes and returns their place; nothing if no free bytes fit.
   std::optional<Place> take(const Ask& ask);
-  // Takes exactly this place if `ask.stream` may have all its bytes. `ask.fit` means nothing here.
+  // Takes exactly this place if `ask.stream` may use all its bytes. `ask.fit` is ignored.
   bool take_at(const Ask& ask, Place place);
-  // Gives the bytes of a place back. `owner`: the stream the free is ordered on, kSynchronous for memory that was asked
-  // for as such, or kNoOwner.
+  // Frees the bytes of a place. `owner`: the stream on which the free is ordered, kSynchronous for memory of
+  // synchronous requests, or kNoOwner.
   void give(Place place, std::uint64_t bytes, StreamIndex owner);
 
   // Appends the physical ranges of a place.
@@ -68,7 +68,7 @@ class PagePlacement {
 
   // Free bytes that requests of `stream` may use, wherever they lie.
   [[nodiscard]] std::uint64_t free_bytes(StreamIndex stream) const;
-  // Kinds of bytes kept apart: streams and synchronous memory. 1: no owner matters.
+  // The number of kinds of bytes that are kept apart: streams and synchronous memory. 1: owners make no difference.
   [[nodiscard]] std::size_t kinds() const { return usable_.empty() ? 1 : usable_.size(); }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_; }
   [[nodiscard]] const std::vector<StitchedView>& stitched() const { return views_; }
@@ -90,8 +90,8 @@ class PagePlacement {
 
   Options options_;
   std::uint64_t physical_ = 0;
-  // With one kind of bytes only, `free_` holds them. Else it holds what some stream may use, and `usable_` what each
-  // may without waiting for another, the synchronous ones last.
+  // With only one kind of bytes, `free_` has them. Otherwise it has the bytes that some stream may use, and `usable_`
+  // has, for each stream and last for synchronous requests, those that it may use without waiting for another stream.
   FreeSpace free_;
   std::vector<FreeSpace> usable_;
   std::vector<StitchedView> views_;

@@ -18,7 +18,7 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// Appends `range`, joined to the last one where they touch; not an empty one.
+// Appends `range` unless it is empty, and joins it with the last one if they touch.
 inline void append(std::vector<Range>& ranges, Range range) {
   if (range.begin == range.end) return;
   if (!ranges.empty() && ranges.back().end == range.begin) {
@@ -28,7 +28,7 @@ inline void append(std::vector<Range>& ranges, Range range) {
   }
 }
 
-// The part of a range between multiples of `step`; empty where there is none.
+// The largest part of a range that begins and ends at multiples of `step`; empty if there is none.
 inline Range within(Range range, std::uint64_t step) {
   range.begin = round_up(range.begin, step);
   range.end = std::max(range.begin, range.end / step * step);

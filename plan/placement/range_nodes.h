@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges in the order of addresses and, at the same time, in the order of sizes.
+// Ranges, ordered by address and by size at the same time.
 #pragma once
 
 #include <array>
@@ -11,12 +11,12 @@
 
 namespace stalloc::plan {
 
-// A node for each range, which is in two treaps (Seidel and Aragon, "Randomized Search Trees", 1996) and two lists. A
-// range that changes between the same neighbours changes in place; nodes are used again, so hardly any change asks for
-// memory; one that was found is known in both orders. A node fills one cache line.
+// Each range is a node of two treaps (Seidel and Aragon, "Randomized Search Trees", 1996) and of two lists. A range
+// that changes but keeps its neighbours is changed in place. Nodes are reused, so few changes allocate memory. A node
+// that was found in one order is known in the other, too. A node fills one cache line. Not thread-safe.
 class RangeNodes {
  public:
-  using Index = std::uint32_t;  // of a node; 0: none, before the first and behind the last
+  using Index = std::uint32_t;  // of a node; 0: none, before the first and after the last
   using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
  private:
@@ -83,7 +83,7 @@ class RangeNodes {
   // The smallest range of at least `bytes`; among equals the lowest.
   [[nodiscard]] Index smallest(std::uint64_t bytes) const { return next_larger(smaller({bytes, 0})); }
 
-  // Pre: `range` is not empty, and lies between `previous` and the one that follows that. Throws std::bad_alloc, with
+  // Pre: `range` is not empty, and lies between `previous` and the next range after it. Throws std::bad_alloc, with
   // nothing changed.
   Index insert(Index previous, Pair range) {
     if (unused_ == 0) {
@@ -104,7 +104,7 @@ class RangeNodes {
     nodes_[node].range = {};
     nodes_[node].links[kAddress].next = std::exchange(unused_, node);
   }
-  // Pre: as `insert`, between the neighbours of `node`.
+  // Pre: as for `insert`, between the neighbours of `node`.
   void change(Index node, Pair range) {
     nodes_[node].range = range;
     const Links& links = nodes_[node].links[kSize];

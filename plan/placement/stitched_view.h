@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A contiguous virtual range over physical pieces that lie anywhere.
+// A contiguous virtual range over physical pieces at any places.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace stalloc::plan {
 
-// Where a request lies: bytes from `offset` of view `view`. View 0 is the home view, which shows physical memory in
-// order; the others are stitched.
+// The place of a request: bytes from `offset` on in view `view`. View 0 is the home view, which shows physical memory
+// in order; the others are stitched.
 struct Place {
   std::uint32_t view = 0;
   std::uint64_t offset = 0;
@@ -21,24 +21,24 @@ struct Place {
 
 using StreamIndex = std::uint32_t;  // ordinal of a stream in a placement
 
-// A view: its pieces follow one another.
+// A view: its pieces follow one another. Not thread-safe.
 class StitchedView {
  public:
   StitchedView() = default;
   explicit StitchedView(const std::vector<Range>& pieces);
   [[nodiscard]] const std::vector<Range>& pieces() const { return pieces_; }
   [[nodiscard]] std::uint64_t bytes() const { return starts_.empty() ? 0 : starts_.back(); }
-  // Shows further pieces behind the last one; `shorten` undoes it.
+  // Appends further pieces; `shorten` removes them again.
   void lengthen(const std::vector<Range>& pieces);
-  // Pre: `pieces` are fewer than it shows.
+  // Removes the last `pieces` pieces. Pre: the view has more pieces than that.
   void shorten(std::size_t pieces);
-  // Appends the physical ranges of [offset, offset + bytes), joined where they touch.
+  // Appends the physical ranges of [offset, offset + bytes) to `out`, joined where they touch.
   void translate(std::uint64_t offset, std::uint64_t bytes, std::vector<Range>& out) const;
-  // The shortest free stretch of at least `bytes` between multiples of `step`, as offsets; empty where there is none.
-  // `space_of(piece)` holds the free bytes of a piece.
+  // The shortest free stretch of at least `bytes` that begins and ends at multiples of `step`, as offsets; empty if
+  // there is none. `space_of(piece)` returns the FreeSpace with the free bytes of a piece.
   template <class SpaceOf>
   [[nodiscard]] Range shortest_free(std::uint64_t bytes, std::uint64_t step, SpaceOf space_of) const;
-  // Bytes that are free up to its end, the same way.
+  // The number of free bytes at the end of the view, in the same way.
   template <class SpaceOf>
   [[nodiscard]] std::uint64_t free_at_end(SpaceOf space_of) const;
 

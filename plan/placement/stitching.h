@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which free bytes make a new stitched view, or lengthen one.
+// Chooses the free bytes for a new stitched view, or for lengthening one.
 //
-// Physical memory is a row of blocks that can be mapped only whole: pages while a plan is made, handles at run time. A
-// view shows whole blocks; a request may begin inside its first block and end inside its last one, so that only the
-// block parts in between are lost to it:
+// Physical memory is a row of blocks that can be mapped only as a whole: pages in planning, handles at run time. A view
+// shows whole blocks. A request may begin inside its first block and end inside its last one, so only parts of blocks
+// between pieces are lost to it:
 //
 //     row    |..aaaaaa|aaabb...|........|........|ccccccc.|........|ddd     (a-d live, . free)
 //     view                [1]   [2]                        [3]
 //                     |bb......|........  ........|........|
 //                         ^ the request: offset 2
 //
-// Blocks that lengthen a view are mapped behind its last one; a request then begins in what was free at its end.
+// Blocks that lengthen a view are mapped after its last one; the request then begins in the free bytes at its former
+// end.
 //
-// "Stitch before you grow" is GMLake's (ASPLOS'24), which keeps blocks of one size. Pure.
+// The rule "stitch before you grow" is from GMLake (ASPLOS'24), whose blocks have one size. Pure.
 #pragma once
 
 #include <algorithm>
@@ -28,10 +29,11 @@ namespace stalloc::plan {
 struct Stitching {
   std::vector<Range> pieces;  // of whole blocks
   std::uint64_t offset = 0;   // of the request, in the first piece of a new view
-  std::uint64_t missing = 0;  // bytes that new blocks behind the pieces must bring
+  std::uint64_t missing = 0;  // bytes that new blocks after the pieces must provide
 };
 
-// `block_of(at)` is the block that holds a free byte. `may_begin_inside`: the request may begin inside a block.
+// `block_of(at)` returns the block that contains the free byte `at`. `may_begin_inside`: the request may begin inside a
+// block.
 template <class BlockOf>
 class Stitcher {
  public:
@@ -49,7 +51,8 @@ class Stitcher {
     return result;
   }
 
-  // `bytes` behind the last block of a view that shows the blocks of `shown` already: a view shows no block twice.
+  // Chooses `bytes` to be mapped after the last block of a view that shows the blocks of `shown` already: a view shows
+  // no block twice.
   [[nodiscard]] Stitching lengthen(std::uint64_t bytes, const FreeSpace& shown) const {
     Stitching result;
     fill(&result, pieces_beside(shown), bytes);
@@ -57,7 +60,7 @@ class Stitcher {
   }
 
  private:
-  // A free range as a piece of a view sees it.
+  // A free range as a candidate for a piece of a view.
   struct Piece {
     std::uint64_t first;  // the first block's begin in the range
     std::uint64_t whole;  // bytes of whole blocks from there
@@ -68,7 +71,7 @@ class Stitcher {
     return a.whole != b.whole ? a.whole < b.whole : a.first > b.first;
   }
 
-  // Takes the longest pieces first, so that they are few; the last piece is the smallest that is enough, which saves
+  // Takes the longest pieces first, so that there are few. The last piece is the smallest that suffices, which keeps
   // long ones for later.
   void fill(Stitching* result, std::vector<Piece> pieces, std::uint64_t need) const {
     std::sort(pieces.begin(), pieces.end(), is_shorter);
@@ -90,8 +93,8 @@ class Stitcher {
     result->missing = need;
   }
 
-  // The free ranges that hold a block's beginning and bytes behind it, except for `head`. No piece ends in the block
-  // that `head` begins in: a view maps no block twice.
+  // The free ranges, except `head`, that contain the beginning of a block. No piece ends in the block in which `head`
+  // begins, since a view maps no block twice.
   [[nodiscard]] std::vector<Piece> pieces_without(Range head) const {
     std::vector<Piece> pieces;
     for (const FreeSpace* space : spaces_) {
@@ -127,7 +130,7 @@ class Stitcher {
     return pieces;
   }
 
-  // Nothing when no block begins in the range.
+  // Nothing if no block begins in the range.
   [[nodiscard]] std::optional<Piece> piece_of(Range free) const {
     const Range at_begin = block_of_(free.begin);
     const std::uint64_t first = at_begin.begin == free.begin ? free.begin : at_begin.end;
@@ -136,7 +139,8 @@ class Stitcher {
     return Piece{first, (last.end == free.end ? free.end : last.begin) - first, free.end - first};
   }
 
-  // The free range that ends with a block and has most bytes in the block it begins inside; empty when none does.
+  // Of the free ranges that begin inside a block and end with one, the range with the most bytes in its first block;
+  // empty if there is none.
   [[nodiscard]] Range best_head() const {
     Range best;
     std::uint64_t best_part = 0;

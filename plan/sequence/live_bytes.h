@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many bytes live at each slot.
+// The number of live bytes at each slot.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,9 @@
 
 namespace stalloc::plan {
 
-// Live bytes over the slots: adds to a stretch, and finds the most in one, both in O(log n). A segment tree without
-// pushing down: a node holds the most below it and what was added to all of it.
+// Live bytes over the slots: adds bytes to a stretch of slots and finds the maximum in a stretch, both in O(log n). It
+// is a segment tree without lazy propagation: a node holds the maximum below it and the sum of what was added to its
+// whole range.
 class LiveBytes {
  public:
   explicit LiveBytes(std::size_t slots)

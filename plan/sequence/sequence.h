@@ -25,18 +25,20 @@ struct Item {
   // The largest size seen, in bytes, where sizes vary from step to step; 0: they do not. `bytes` is enough for it.
   std::uint64_t largest = 0;
   PassReason pass = PassReason::None;
-  std::size_t lower = 0;  // from this slot on nothing else has its bytes: its own, or an earlier one (keep_places)
-  // Freed before slot `upper`. In the body it is the longest life over all repetitions; beyond the body's end it wraps:
-  // freed before slot `upper - body` of the next repetition.
+  std::size_t lower = 0;  // from this slot on no other has its bytes: its own slot, or an earlier one (keep_places)
+  // The request is freed before slot `upper`. In the body this is the longest lifetime over all repetitions. Beyond the
+  // body's end it wraps: the request is freed before slot `upper - body` of the next repetition.
   std::size_t upper = 0;
-  // Of the body: what outlives the last repetition is freed before this slot of the epilogue; else 0.
+  // In the body: a request that outlives the last repetition is freed before this slot of the epilogue. Otherwise 0.
   std::size_t tail = 0;
   std::uint32_t stream = 0;  // Request::allocation_stream and free_stream of the first repetition
   std::uint32_t owner = 0;
-  // A slot whose place this one takes; kNone for most.
-  //   Body: lives across the body's end. When the body begins the first time, the twin in the prologue lives there in
-  //   the place of the repetition before. A must: both have the same bytes and stream, and never live at once.
-  //   Epilogue: the same request in the body, where the run goes on for a piece of a repetition. A wish.
+  // The slot whose place this one takes; kNone for most.
+  //   Body: the slot lives across the body's end. When the body begins for the first time, the twin in the prologue is
+  //   live in its place, as the slot of a previous repetition would be. Required: both have the same bytes and stream,
+  //   and never live at the same time.
+  //   Epilogue: the same request in the body, where the run continues with a part of a repetition. Preferred: another
+  //   place is possible.
   std::size_t twin = kNone;
 };
 
@@ -47,14 +49,15 @@ struct Sequence {
   [[nodiscard]] std::size_t body_end() const { return prologue + body; }
 };
 
-// The stretches of slots for which slot `index` takes bytes: at most two half-open ranges [begin, end), the second
-// mostly empty.
+// The stretches of slots during which slot `index` takes bytes: at most two half-open ranges [begin, end), of which the
+// second is mostly empty.
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
 
-// Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic says which slots take bytes; where
-// nothing repeats (SteadyState::any) only those do that live through the run. Marks the leaks of SteadyState as
-// PassReason::Leaked, and as Unordered the requests whose free the next user of the bytes could not be ordered behind:
-// cudaMalloc'd and freed on a stream, or, with StreamMode::Isolate, freed on another stream than it was made on.
+// Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic decides which slots take bytes;
+// where nothing repeats (SteadyState::any), only slots of requests that live through the run take bytes. Marks the
+// leaks of SteadyState as PassReason::Leaked. Marks requests as Unordered if the next use of their bytes could not be
+// ordered behind their free: they were made by cudaMalloc and freed on a stream or, with StreamMode::Isolate, freed on
+// another stream than the one they were made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
 
 // The slot that serves request `index` of the problem.

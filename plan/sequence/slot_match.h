@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which slot of a plan serves which request of a run, by counting alone.
+// Finds which slot of a plan serves which request of a run, by counting alone.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,10 @@ namespace stalloc::plan {
 
 inline constexpr std::size_t kNoSlot = static_cast<std::size_t>(-1);
 
-// The slot of each request: prologue once, body over and over, epilogue once. Where slots have lanes, those of a lane
-// are taken by the requests of one thread, in its own order: the thread that made the lane's first slot's request; the
-// requests of other threads have kNoSlot. Error: no number of repetitions makes the slots so many requests.
+// Returns the slot of each request: the prologue once, the body repeatedly, the epilogue once. Where slots have lanes,
+// the slots of a lane serve the requests of one thread, in its own order: the thread that made the request of the
+// lane's first slot. The requests of other threads have kNoSlot. Error: no number of repetitions gives the number of
+// requests.
 Outcome<std::vector<std::size_t>> match_slots(const Problem& problem, const DevicePlan& plan);
 
 }  // namespace stalloc::plan

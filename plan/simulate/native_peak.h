@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's native allocator at its peak: which of its memory is free, and why.
+// Shows which memory of PyTorch's native allocator is free at its peak, and why.
 //
-// When the device is full, PyTorch gives back the segments in which nothing is in use, and asks again. The peak is
-// therefore the moment at which the most is held without those: below that, the program cannot run.
+// When the device is full, PyTorch releases the segments in which nothing is in use, and tries again. The peak is
+// therefore the moment at which the other segments hold the most memory: with less, the program cannot run.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ namespace stalloc::plan {
 
 inline constexpr std::size_t kNoRequest = static_cast<std::size_t>(-1);
 
-// Why a block is free at the peak, where it did not serve the request that was made then.
+// Why a block is free at the peak and did not serve the request that was made at that moment.
 enum class HoleKind : std::uint8_t {
   WholeSegment,  // nothing of its segment is in use: it can be given back
   OtherStream,   // it belongs to another stream
   OtherPool,     // it is kept for requests up to 1 MiB, or for larger ones
-  TooSmall,      // of the right stream and pool; no block is large enough
+  TooSmall,      // of the right stream and pool, but no such block is large enough
   Remainder      // it lies beside the request, which was served from a part of it
 };
 inline constexpr std::size_t kHoleKinds = 5;

@@ -10,12 +10,13 @@
 
 namespace stalloc::plan {
 
-// A device of unlimited memory: memory can always be created and mapped, and every stream can wait for every other. Its
-// work is always complete, but that is known only by `look`, until the next free. So no stitched view makes room for
-// another, and requests for any stream at once (kAnyStream) cannot be served. Nothing is counted as borrowed. Pure.
+// A device with unlimited memory, unless the constructor is given its size: memory can always be created and mapped,
+// and every stream can wait for every other. Work is always complete, but this becomes known only at `look()`, until
+// the next free. So stitched views rarely make room for others, and requests for any stream at once (kAnyStream) cannot
+// be served. No bytes count as borrowed. Pure.
 //
-// Mapping takes no time, unless the backend is told the time between two frees: then each handle takes the time that
-// was measured on an H200, whatever its size.
+// Mapping takes no time, unless the backend is given the time between two frees: then each handle takes the time that
+// was measured on an H200 for a handle of 2 MiB, whatever its size.
 class NullBackend {
  public:
   static constexpr std::uint64_t kCreateNanoseconds = 13'000;
@@ -78,7 +79,7 @@ class NullBackend {
 
   std::uint64_t between_frees_ = 0;
   std::uint64_t frees_ = 0;
-  std::uint64_t complete_ = ~std::uint64_t{0};  // frees that are known to be complete
+  std::uint64_t complete_ = ~std::uint64_t{0};  // number of frees that are known to be complete
   std::uint64_t mapping_ = 0;
   std::uint64_t device_bytes_ = kUnlimited;
   std::uint64_t created_ = 0;
@@ -87,8 +88,9 @@ class NullBackend {
 // stalloc without a plan and without a device.
 using SimulatedAllocator = OnlineAllocator<NullBackend>;
 
-// The run time's options, for requests of which at most `live_bytes` live at once on a device whose pages have `page`
-// bytes (made a power of two). The policy's `kept_views` has no effect: here no view could make room for another.
+// The run-time allocator's options for requests with at most `live_bytes` live at the same time, on a device whose
+// pages have `page` bytes (made a power of two). The policy's `kept_views` has almost no effect, since views rarely
+// make room for others here.
 [[nodiscard]] SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t live_bytes,
                                                              const OnlinePolicy& policy = {},
                                                              CrossStream cross_stream = kDefaultCrossStream);

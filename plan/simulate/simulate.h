@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Simulations, without a GPU, of the memory that other allocators would hold for the same requests.
+// Simulates, without a GPU, the memory that allocators would hold for the same requests.
 //
-// Each gets the requests in the recorded order and returns how much device memory it would hold. It knows sizes,
-// streams and the order of calls, nothing else; what an allocator does when the device is full is not simulated.
+// Each function gets the requests in the recorded order and returns how much device memory the allocator would hold. It
+// uses only sizes, streams and the order of calls. The behaviour on a full device is not simulated.
 #pragma once
 
 #include <cstddef>
@@ -18,23 +18,25 @@ namespace stalloc::plan {
 struct Held {
   std::uint64_t live_bytes = 0;  // peak of the bytes in use, each request rounded up to 512 B
   std::uint64_t held_bytes = 0;  // peak of the bytes taken from the device
-  // Peak of the blocks in use, whole: what PyTorch calls max_memory_allocated. For stalloc as live_bytes.
+  // Peak of the bytes of whole blocks in use, which PyTorch calls max_memory_allocated. For stalloc the same as
+  // live_bytes.
   std::uint64_t block_bytes = 0;
 };
 
 // Called after each request with the bytes held then. May be empty.
 using Watch = std::function<void(std::size_t request, std::uint64_t held_bytes)>;
 
-// The stream of each request as a placement counts streams: from 1 on, since kAnyStream is none of them.
+// The stream of each request as a placement numbers streams: from 1 on, since 0 is kAnyStream.
 std::vector<StreamIndex> number_streams(const Problem& problem);
 
-// Leaves in a problem only what a framework's allocator is asked for: the others keep their place in the sequence and
-// take nothing. Those are stream-ordered requests, since recorded frameworks request tensors in this way, and libraries
-// that call cudaMalloc themselves (cuBLAS, NCCL) bypass the framework's allocator; all requests where none is
-// stream-ordered. What a CUDA graph captured, and probes of the free memory, are left out in either case.
+// Keeps in a problem only the requests to a framework's allocator; the others keep their place in the sequence and take
+// no bytes. Requests to the framework's allocator are the stream-ordered ones, since recorded frameworks request
+// tensors in this way, and libraries that call cudaMalloc themselves (cuBLAS, NCCL) bypass the framework's allocator.
+// If no request is stream-ordered, they are all requests. Requests captured in a CUDA graph and probes of the free
+// memory are left out in either case.
 Problem framework_requests(Problem problem);
 
-// The other requests that take device memory, without probes: those that bypass a framework's allocator.
+// Keeps only the other requests for device memory, which bypass a framework's allocator, without probes.
 Problem outside_requests(Problem problem);
 
 // PyTorch's caching allocator, as c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11 describes it with default settings.
@@ -44,16 +46,16 @@ Problem outside_requests(Problem problem);
 // Segments are never given back.
 Held simulate_caching(const Problem& problem, const Watch& watch = nullptr);
 
-// The same with PYTORCH_ALLOC_CONF=expandable_segments:True: one segment a stream and pool that grows at its end, in
-// pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
+// The same with PYTORCH_ALLOC_CONF=expandable_segments:True: one segment for each stream and pool, which grows at its
+// end in pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
 Held simulate_expandable(const Problem& problem, const Watch& watch = nullptr);
 
 // stalloc without a plan (plan/online/online_allocator.h), on a device whose pages have `granularity` bytes (a multiple
 // of kUnitBytes, not 0).
 Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch = nullptr);
 
-// stalloc with a plan: the plan's memory, and beside it what it would hold without one for the requests that the plan
-// leaves. The plan must be sound for the problem.
+// stalloc with a plan: the plan's memory, plus the memory that stalloc would hold without a plan for the requests that
+// the plan does not serve. The plan must be sound for the problem.
 Held simulate_planned(const Problem& problem, const DevicePlan& plan, const Watch& watch = nullptr);
 
 }  // namespace stalloc::plan

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's caching allocator in numbers: segments, blocks, pools. See simulate.h for the rules and their source.
+// A model of PyTorch's caching allocator: segments, blocks, pools. See simulate.h for the rules and their source.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ class CachingAllocator {
   // Of segments in which nothing is allocated.
   [[nodiscard]] std::uint64_t idle_bytes() const { return idle_; }
 
-  // Whether a request of so many bytes is served from the pool of small blocks.
+  // Whether a request of `bytes` is served from the pool of small blocks.
   static bool is_small(std::uint64_t bytes);
 
   // A block as it lies in its segment.
@@ -97,8 +97,9 @@ class CachingAllocator {
   std::uint64_t idle_ = 0;
   std::uint64_t allocated_ = 0;
   std::uint64_t most_allocated_ = 0;
-  // CUDA places what it allocates below what it allocated before, and of equal blocks the lowest is taken: with rising
-  // addresses two of six recorded programs would hold other amounts than they did on an H200 (0.4 and 8 %).
+  // CUDA places each allocation below the previous ones, and of equal blocks the allocator takes the lowest. With
+  // rising addresses the simulation differs for two of six recorded programs from what they held on an H200 (by 0.4 and
+  // 8 %).
   std::uint64_t lowest_ = std::uint64_t{1} << 63;  // address in use
   std::vector<Block> blocks_;
   std::vector<BlockIndex> unused_;

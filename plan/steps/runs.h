@@ -17,9 +17,9 @@ struct Run {
   std::size_t period = 0;
 };
 
-// Every maximal run of at least `shortest` tokens, the longest first, among equals the smallest period first.
+// Returns every maximal run of at least `shortest` tokens, the longest first, among equals the smallest period first.
 // O(n log n). By Lyndon words: Bannai, I, Inenaga, Nakashima, Takeda, Tsuruta, "The 'Runs' Theorem", SIAM J. Comput.
-// 46(5), 2017. Windows are compared by a 61-bit hash; every run returned has then been compared token by token.
+// 46(5), 2017. Windows are compared by a 61-bit hash; every returned run is then verified token by token.
 std::vector<Run> find_runs(std::span<const std::uint32_t> tokens, std::size_t shortest);
 
 }  // namespace stalloc::plan

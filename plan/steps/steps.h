@@ -11,12 +11,12 @@
 namespace stalloc::plan {
 
 struct Steps {
-  SteadyState steady;                  // of `threads->problem` where there is one, else of the recorded problem
+  SteadyState steady;                  // of `threads->problem` if there is one, else of the recorded problem
   std::optional<ThreadOrder> threads;  // set where threads interleave differently from step to step
 };
 
-// The steady state in the recorded order of requests, or in the order of threads where that shows distinctly more of
-// the run to repeat; by sizes, or failing that by call sites. O(threads * n log n). Pure.
+// Finds the steady state in the recorded order of requests, or in the order by threads if clearly more of the run
+// repeats in it; by sizes or, if that fails, by call sites. O(threads * n log n). Pure.
 Steps find_steps(const Problem& problem);
 
 }  // namespace stalloc::plan

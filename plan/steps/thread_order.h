@@ -21,11 +21,12 @@ struct ThreadOrder {
 };
 
 // Each thread makes its own requests in the same order in every step; only the interleaving differs. The thread with
-// the most requests leads. Threads that keep their place among its requests stay where they are. The requests of every
-// other thread are moved to the earliest place in the leader's steps at which they were ever made, and live until the
-// latest at which they were ever freed (reorder.h). A thread is left out when it does not repeat with the leader, or
-// when these longer lives would raise the peak by more than a thousandth: a thread that drifts freely would hold its
-// memory all the time. Empty when there is only one thread, or the leader does not repeat. O(threads * n log n). Pure.
+// the most requests is the leader. Threads that keep their place among its requests stay where they are. The requests
+// of every other thread are moved to the earliest place in the leader's step at which they were ever made, and live
+// until the latest place at which they were ever freed (reorder.h). A thread is left out if it does not repeat with the
+// leader, or if these longer lifetimes would raise the peak by more than a thousandth: a thread that drifts freely
+// would hold its memory all the time. Empty if there is only one thread, or if the leader does not repeat. O(threads *
+// n log n). Pure.
 std::optional<ThreadOrder> order_by_threads(const Problem& problem, Sameness sameness);
 
 }  // namespace stalloc::plan
