@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <optional>
 #include <random>
 #include <thread>
@@ -127,6 +128,30 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   const std::int64_t held = figures().reserved_bytes[0].current;
   for (int i = 0; i < 4; ++i) Tensor(8 * kMiB).check_on(main.stream());
   EXPECT(figures().reserved_bytes[0].current <= held);
+  settle();
+}
+
+// Where memory is short, a request waits for the streams that still use freed memory, as it does natively.
+CHECK_OF_DOOR(record_stream_where_memory_is_short) {
+  const Stream side = make_stream();
+  const Stream slow = make_stream();
+  std::optional<Tensor> tensor(std::in_place, 1200 * kMiB);  // of 2 GiB
+  std::vector<Tensor> others;
+  for (int i = 0; i < 6; ++i) others.emplace_back(kMiB * 2);
+  settle();
+  Gate gate(side.stream());
+  Gate slow_gate(slow.stream());
+  for (const Tensor& other : others) allocator().recordStream(other.pointer(), slow);
+  for (Tensor& other : others) other.take();
+  allocator().recordStream(tensor->pointer(), side);
+  tensor->take();
+  std::thread device([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    gate.open();
+    slow_gate.open();
+  });
+  allocator().allocate(1200 * kMiB).clear();
+  device.join();
   settle();
 }
 

@@ -20,15 +20,15 @@ void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   bytes_ += free.entry.bytes;
 }
 
-bool PendingFrees::is_over(Queue* queue) noexcept {
-  if (queue->context_ends) return false;
-  const CUevent event = queue->frees.front().event;
-  if (event == nullptr) return true;
+PendingFrees::State PendingFrees::ask(const Queue& queue) noexcept {
+  if (queue.context_ends) return State::Pending;
+  const CUevent event = queue.frees[queue.lost].event;
+  if (event == nullptr) return State::Done;
   const CUresult result = driver_.query_event(event);
-  queue->failed = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
-  if (result != CUDA_SUCCESS) return false;
+  if (result == CUDA_ERROR_NOT_READY) return State::Pending;
+  if (result != CUDA_SUCCESS) return State::Lost;
   driver_.destroy_event(event);
-  return true;
+  return State::Done;
 }
 
 void PendingFrees::remove_empty() noexcept {
@@ -37,7 +37,7 @@ void PendingFrees::remove_empty() noexcept {
 
 bool PendingFrees::may_complete(std::uint64_t number) const noexcept {
   return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
-    return !queue.failed && !queue.context_ends && queue.frees.front().number <= number;
+    return !queue.context_ends && queue.lost < queue.frees.size() && queue.frees[queue.lost].number <= number;
   });
 }
 

@@ -41,9 +41,9 @@ class PendingFrees {
   // std::bad_alloc, and owns nothing then.
   void add(CUcontext context, StreamKey stream, const Free& free);
 
-  // Calls `over(Free&)` for the frees whose events have completed, and forgets them; true when there were any. The
-  // oldest of each queue is queried until one is pending. Of the streams whose work is pending, at most `most` are
-  // looked at; the next call goes on with others.
+  // Calls `over(Free&)` for the frees whose events have completed, and forgets them; true when there were any. Those of
+  // each queue are queried, the oldest first, until one is pending. A free whose event the driver cannot tell of stays.
+  // Of the streams whose work is pending, at most `most` are looked at; the next call goes on with others.
   template <class Over>
   bool collect(std::size_t most, Over over) {
     bool any = false;
@@ -52,20 +52,29 @@ class PendingFrees {
     std::size_t looked_at = 0;
     for (; looked_at < count && pending < most; ++looked_at) {
       Queue& queue = queues_[(next_ + looked_at) % count];
-      while (!queue.frees.empty() && is_over(&queue)) {
-        Free free = queue.frees.front();
-        queue.frees.pop_front();
+      queue.lost = 0;
+      while (queue.lost < queue.frees.size()) {
+        const State state = ask(queue);
+        if (state == State::Pending) {
+          ++pending;
+          break;
+        }
+        if (state == State::Lost) {
+          ++queue.lost;
+          continue;
+        }
+        Free free = queue.frees[queue.lost];
+        queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.lost));
         bytes_ -= free.entry.bytes;
         over(free);
         any = true;
       }
-      if (!queue.frees.empty()) ++pending;
     }
     next_ = count == 0 ? 0 : (next_ + looked_at) % count;
     if (any) remove_empty();
     return any;
   }
-  // True while a free up to that number may still complete: the device has not failed since it was last looked at.
+  // True while a free up to that number may still complete, as far as the driver told when it was last asked.
   [[nodiscard]] bool may_complete(std::uint64_t number) const noexcept;
 
   // Calls `action(Free&)` for every one.
@@ -90,11 +99,12 @@ class PendingFrees {
     StreamKey stream;
     std::deque<Free> frees;
     bool context_ends = false;
-    bool failed = false;  // the driver could not say whether the oldest has completed
+    std::size_t lost = 0;  // of the oldest frees, so many whose events the driver could not tell of when it was asked
   };
+  enum class State { Done, Pending, Lost };
 
-  // Whether the oldest free of the queue is over; destroys its event then. Pre: there is one.
-  bool is_over(Queue* queue) noexcept;
+  // Asks for the oldest free of the queue that is not lost; destroys its event if it is over. Pre: there is one.
+  State ask(const Queue& queue) noexcept;
   void remove_empty() noexcept;
 
   Driver& driver_;

@@ -114,18 +114,18 @@ TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
   REQUIRE(latest(100, 130).sequence == 2);
   REQUIRE(latest(192, 256).sequence == 0);  // never freed
   REQUIRE(latest(90, 130).sequence == 2);
-  for (std::uint64_t i = 0; i < 5; ++i) free(64 + i, 65 + i, 3 + i);
-  REQUIRE(latest(70, 100).exact);
-  REQUIRE(latest(70, 100).sequence == 1);
+  for (std::uint64_t i = 0; i < 13; ++i) free(64 + i, 65 + i, 3 + i);
+  REQUIRE(latest(80, 100).exact);
+  REQUIRE(latest(80, 100).sequence == 1);
 
   // More parts than are remembered: a bound is told.
-  free(100, 101, 8);
-  REQUIRE_FALSE(latest(70, 100).exact);
-  REQUIRE(latest(70, 100).sequence >= 1);
-  REQUIRE(latest(68, 69).exact);
-  REQUIRE(latest(68, 69).sequence == 7);
+  free(100, 101, 16);
+  REQUIRE_FALSE(latest(80, 100).exact);
+  REQUIRE(latest(80, 100).sequence >= 1);
+  REQUIRE(latest(76, 77).exact);
+  REQUIRE(latest(76, 77).sequence == 15);
 
-  free(64, 128, 9);  // the whole page
+  free(64, 128, 17);  // the whole page
   REQUIRE(latest(70, 100).exact);
-  REQUIRE(latest(70, 100).sequence == 9);
+  REQUIRE(latest(70, 100).sequence == 17);
 }
