@@ -2,6 +2,7 @@
 // The library's settings, read once from the environment.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,16 +20,24 @@ enum class Rdma : std::uint8_t { Auto, On, Off };
 using Path = std::string_view;  // or other text, into what `lookup` returned
 using Switch = bool;
 using Count = std::uint32_t;
-using Bytes = std::uint64_t;  // with an optional suffix K, M, G or T (powers of 1024)
+using Bytes = std::uint64_t;  // as plan::parse_size reads them
+
+inline constexpr std::size_t kOptions = 0
+#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) +1
+#include "interpose/base/options.def"
+#undef STALLOC_OPTION
+    ;
 
 struct Options {
 #define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) type field{};
 #include "interpose/base/options.def"
 #undef STALLOC_OPTION
-  // The first variable whose value was not understood (its default is in force), for one warning; empty when none.
-  std::string_view refused_variable;
-  std::string_view refused_value;
-  std::string_view refused_accepted;
+  // The variables whose values were not understood (their defaults are in force), for one warning.
+  struct Refused {
+    std::string_view variable, value, accepted;
+  };
+  std::array<Refused, kOptions> refused{};
+  std::size_t refused_count = 0;
 };
 
 // A row of the table, for documentation and tests.
@@ -38,7 +47,7 @@ struct OptionRow {
 std::span<const OptionRow> option_table() noexcept;
 
 // Looks each variable of the table up by `lookup` (as getenv: null when unset), whose results must stay as they are as
-// long as the options are used. Values that are not understood leave the default and are named in `refused_*`.
+// long as the options are used. Values that are not understood leave the default and are named in `refused`.
 // Allocates nothing, never fails.
 Options parse_options(const char* (*lookup)(const char* variable)) noexcept;
 
