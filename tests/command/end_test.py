@@ -282,7 +282,8 @@ class Report(CommandTest):
             process = self.start("record", "-o", f"{number}.fb", "--report", "r.json", "--", "sh", "-c", f"{HOST}; exit 3",
                                  variables={"STALLOC_LIBRARY": str(library), "STALLOC_LOG_LEVEL": "silent"},
                                  start_new_session=True)
-            said = "".join(iter(process.stderr.readline, f"stalloc: wrote {number}.fb; next: stalloc plan {number}.fb -o plan.fb\n"))
+            last = f"stalloc: wrote {number}.fb; next: stalloc plan {number}.fb -o plan.fb\n"
+            said = "".join(iter(process.stderr.readline, last))
             self.assertIn("exit status 3", said)
             wait_for(lambda: any(name == "sleep" for name in names(process.pid)), "the comparison did not start")
             process.send_signal(number)

@@ -146,8 +146,9 @@ class Texts(InputTest):
         self.assertIn(r"$'a\xff\x1b[31m\x0astalloc: b.fb'", command)
         done = subprocess.run(["bash", "-c", f"{sys.executable} {bench.COMMAND} {command}"], cwd=self.folder,
                               env=self.environment(), capture_output=True, check=True)
-        for words in (["show", name + ".fb"], ["show", "plan.fb"], ["compare", name + ".fb"], ["check", name + ".fb", "plan.fb"],
-                      ["report", "--text", name + ".fb"], ["report", name + ".fb", "-o", name + ".html"]):
+        for words in (["show", name + ".fb"], ["show", "plan.fb"], ["compare", name + ".fb"],
+                      ["check", name + ".fb", "plan.fb"], ["report", "--text", name + ".fb"],
+                      ["report", name + ".fb", "-o", name + ".html"]):
             done = self.run_command(*words)
             for line in done.stdout.splitlines():
                 self.assertTrue(line.isprintable(), line)

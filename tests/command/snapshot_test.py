@@ -105,7 +105,8 @@ class Made(CommandTest):
             self.write(value)
             self.refused("more entries than bytes")
         frame = {"filename": "a" * 4000, "line": 1, "name": "b" * 4000}
-        self.write({"segments": [], "device_traces": [[{**entry, "frames": [{"line": at}] + [frame] * 63} for at in range(40000)]]})
+        entries = [{**entry, "frames": [{"line": at}] + [frame] * 63} for at in range(40000)]
+        self.write({"segments": [], "device_traces": [entries]})
         self.refused("far more than a snapshot")
 
     def test_other_shapes(self):

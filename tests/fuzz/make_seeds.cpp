@@ -45,6 +45,9 @@ int main(int argc, char** argv) {
   write_of_rank("rank_1.fb", loop, "1");
   write_of_rank("rank_2.fb", devices.trace(), "2");
   write_of_rank("alone.fb", loop, "");
+  trace::Trace none = loop;
+  none.events.clear();
+  write_of_rank("none.fb", none, "");
   plan::Plan plan = test::sample_plan();
   write("plan.fb", plan::encode_plan(plan));
   plan.devices.front().lanes = {0, 1, 1, 0};

@@ -185,8 +185,8 @@ expect 0 0 show "$escape" --json
 says out '"source": "a\u001b[31m\u000ab.csv"'
 expect 1 1 check "$escape" loop.plan
 says err "a?[31m?b.csv"
-printf 'id,lower,upper,size\n' >none.csv
-expect 0 0 show none.csv
+expect 0 0 show none.fb
+says out "no requests"
 
 # A link to a file that is not there yet stays a link, and so do links to links.
 ln -s new.plan link

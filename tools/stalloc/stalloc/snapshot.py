@@ -74,9 +74,9 @@ def recorded_lines(device):
 
 
 def as_text(description):
-    lines = []
+    lines, source = [], terminal.printable(description["source"])
     for device in description["devices"]:
-        lines.append(f"{terminal.printable(description['source'])}, device {device['device']}: {device['requests']} requests on "
+        lines.append(f"{source}, device {device['device']}: {device['requests']} requests on "
                      f"{device['streams']} streams, in {device['entries']} entries of history")
         lines += [terminal.wrapped("  " + line, "  ") for line in recorded_lines(device)]
     return "\n".join(lines) + "\n"
