@@ -16,7 +16,7 @@ import sys
 import time
 
 import bench
-from bench import HOST, CommandTest
+from bench import HOST, CommandTest, wait_for
 
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
 # Counts the signals that it gets; ends by SIGTERM's handler, with status 7.
@@ -57,14 +57,6 @@ def names(group):
         except OSError:
             pass
     return found
-
-
-def wait_for(condition, what):
-    for _ in range(400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(what)
 
 
 class Signals(CommandTest):

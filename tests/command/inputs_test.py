@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import bench
 from bench import HOST, SOURCE, CommandTest
@@ -195,15 +194,13 @@ class Stopped(InputTest):
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             process = self.start("report", "requests.csv", variables=variables)
             started = self.folder / "started"
-            deadline = time.monotonic() + 60
-            while not started.exists() and time.monotonic() < deadline:
-                time.sleep(0.02)
+            bench.wait_for(started.exists, "the planner did not start")
             child = int(started.read_text(encoding="utf-8"))
             started.unlink()
             process.send_signal(number)
             process.communicate(timeout=60)
             self.assertEqual(process.returncode, 128 + number)
-            self.assertIsNone(pages.start_of(child))
+            bench.wait_for(lambda child=child: pages.start_of(child) is None, "the planner was left running")
 
 
 if __name__ == "__main__":
