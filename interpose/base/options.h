@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string_view>
 
@@ -22,11 +23,11 @@ using Switch = bool;
 using Count = std::uint32_t;
 using Bytes = std::uint64_t;  // as plan::parse_size reads them
 
-inline constexpr std::size_t kOptions = 0
-#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) +1
+inline constexpr std::string_view kOptionVariables[] = {
+#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) variable,
 #include "interpose/base/options.def"
 #undef STALLOC_OPTION
-    ;
+};
 
 struct Options {
 #define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) type field{};
@@ -36,7 +37,7 @@ struct Options {
   struct Refused {
     std::string_view variable, value, accepted;
   };
-  std::array<Refused, kOptions> refused{};
+  std::array<Refused, std::size(kOptionVariables)> refused{};
   std::size_t refused_count = 0;
 };
 

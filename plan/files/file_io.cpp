@@ -107,8 +107,8 @@ Outcome<std::vector<std::uint8_t>> read_file(const std::string& path, const Read
   using Result = Outcome<std::vector<std::uint8_t>>;
   const auto irregular = [&path] { return Result::failure("cannot read " + path + ": it is no regular file"); };
   struct stat info {};
-  if (limits.regular_only) {  // checked before opening, since opening some devices has effects, and again on the open
-                              // file
+  // Checked before opening, since opening some devices has effects, and checked again on the open file.
+  if (limits.regular_only) {
     if (::stat(path.c_str(), &info) != 0) return Result::failure(system_error("cannot open", path));
     if (!S_ISREG(info.st_mode)) return irregular();
   }

@@ -184,6 +184,28 @@ class Stopped(InputTest):
                            env=self.environment(PYTHONPATH=str(SOURCE / "tools" / "stalloc")))
             self.assertEqual(sorted(os.listdir(self.folder)), before)
 
+    def test_a_signal_as_the_planner_starts(self):
+        """Before the command has noted that it did."""
+        script = """
+import os, signal, subprocess, sys
+from stalloc import installation, process, tool
+started, popen = [], subprocess.Popen
+def start(*arguments, **options):
+    started.append(popen(*arguments, **options))
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    return started[0]
+subprocess.Popen, installation.tool_path = start, lambda: "sleep"
+process.make_stoppable()
+try:
+    tool.run("300")
+except (KeyboardInterrupt, process.Stopped):
+    print(started[0].returncode)
+"""
+        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+            done = subprocess.run([sys.executable, "-c", script, name], stdout=subprocess.PIPE, text=True, check=True,
+                                  env=self.environment(PYTHONPATH=str(SOURCE / "tools" / "stalloc")))
+            self.assertEqual(done.stdout, f"{-signal.SIGKILL}\n")
+
     def test_what_the_command_has_started(self):
         for folder in ("lib", "bin"):
             (self.folder / folder).mkdir()

@@ -302,6 +302,8 @@ class Main(CommandTest):
     def test_names_are_quoted(self):
         done = self.run_command("record", "-o", "a b.fb", "--", HOST)
         self.assertIn("stalloc plan 'a b.fb' -o plan.fb", done.stderr)
+        done = self.run_command("record", "--output=-a.fb", "--", HOST)
+        self.assertIn("stalloc plan ./-a.fb -o plan.fb", done.stderr)
 
     def test_planner_errors_come_through(self):
         self.assertIn("none.fb", self.run_command("plan", "none.fb", "-o", "plan.fb", status=1).stderr)

@@ -257,6 +257,7 @@ int run_fleet(const PlanCommand& command) {
   if (!command.output.empty()) {
     if (const std::string clash = find_clash(ranks); !clash.empty()) return fail(clash, kExitUsage);
     std::vector<std::string> plans;
+    plans.reserve(ranks.size());
     for (const RankResult& rank : ranks) plans.push_back(plan_path(command, rank));
     if (const std::string replaced = find_replaced(plans, command.inputs); !replaced.empty()) {
       return fail(replaced + ": a plan would replace this input; name another folder with -o");

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from stalloc import installation, templates, terminal
+from stalloc import installation, templates, terminal, tool
 from stalloc.environment import BadPath
 
 # The variables that hold a rank, in the order of interpose/base/process.cpp.
@@ -60,8 +60,7 @@ def fault_of(path):
     if head[4:] != IDENTIFIER:
         return "not a plan"
     try:
-        done = subprocess.run([installation.tool_path(), "show", path], stdin=subprocess.DEVNULL, capture_output=True,
-                              timeout=CHECK_SECONDS, check=False)
+        done = tool.run("show", path, timeout=CHECK_SECONDS)
     except (installation.NotInstalled, subprocess.TimeoutExpired, OSError):
         return ""
     if done.returncode != 1:

@@ -177,8 +177,8 @@ class Sentinel:
 
 
 def run_and_wait(command, environment, at_end):
-    """Runs the program in this process group, then calls `at_end` with its Ending, and returns that. A signal that would end
-    this process ends only `at_end`.
+    """Runs the program in this process group, then calls `at_end` with its Ending, and returns that. From then on SIGINT,
+    SIGTERM and SIGHUP end `at_end`, and not this process.
 
     Signals that are sent to this process reach the program once; those of a terminal (Ctrl-C, Ctrl-Z) reach it anyway,
     like every process of the foreground job. The program inherits every open descriptor that this process inherited

@@ -3,10 +3,9 @@
 
 import os
 import re
-import subprocess
 import typing
 
-from stalloc import installation, symbols, terminal
+from stalloc import symbols, terminal, tool
 from stalloc.inputs import BadInput
 
 MOST_NAME = 160  # characters of a function's name
@@ -47,8 +46,7 @@ def complain(error, output):
 
 def ask(*arguments):
     """What stalloc-plan prints, as bytes. The caller shows the progress, not stalloc-plan. Raises BadInput."""
-    done = subprocess.run([installation.tool_path(), *arguments], stdin=subprocess.DEVNULL, capture_output=True,
-                          check=False)
+    done = tool.run(*arguments)
     if done.returncode != 0:
         said = os.fsdecode(done.stderr).strip().removeprefix("stalloc-plan: ")
         raise BadInput(said or f"stalloc-plan ended with status {done.returncode}", max(done.returncode, 1))

@@ -49,11 +49,12 @@ def quoted(*paths):
 
 
 def relative(path):
-    """The path from the working folder."""
+    """The path from the working folder. It does not look like an option."""
     try:
-        return os.path.relpath(path)
+        path = os.path.relpath(path)
     except OSError:  # the working folder is gone
         return path
+    return f"./{path}" if path.startswith("-") else path
 
 
 def word(text):
