@@ -123,7 +123,7 @@ std::string check(const Problem& problem, const PlanOptions& options, std::uint6
     return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
   }
   if (options.handle_cap != 0 && options.handle_cap < granularity)
-    return "the largest handle is smaller than the granularity";
+    return "the largest handle must be at least a page, which has " + std::to_string(granularity) + " bytes";
   if (problem.requests.size() >= std::numeric_limits<std::uint32_t>::max()) {
     return "more requests than a plan can number";
   }

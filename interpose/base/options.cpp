@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/base/options.h"
 
-#include <algorithm>
 #include <charconv>
 #include <type_traits>
+
+#include "plan/size_text.h"
 
 namespace stalloc {
 namespace {
@@ -14,10 +15,7 @@ constexpr OptionRow kTable[] = {
 #undef STALLOC_OPTION
 };
 
-bool same_word(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
-}
+using plan::same_word;
 
 // Enumerations are accepted by the words of the table's `accepted` column, whose order is the enumerators'.
 template <class Enum>
@@ -34,8 +32,9 @@ bool parse_word(std::string_view text, std::string_view words, Enum* value) {
 }
 
 bool parse_switch(std::string_view text, bool* value) {
-  const bool yes = text == "on" || text == "1" || text == "true" || text == "yes";
-  const bool no = text == "off" || text == "0" || text == "false" || text == "no";
+  const auto is_one_of = [text](auto... words) { return (same_word(text, words) || ...); };
+  const bool yes = is_one_of("on", "1", "true", "yes");
+  const bool no = is_one_of("off", "0", "false", "no");
   if (yes || no) *value = yes;
   return yes || no;
 }
@@ -54,22 +53,10 @@ bool parse_count(std::string_view text, std::string_view accepted, std::uint32_t
   return true;
 }
 
-// "64M"; all of it must be understood and fit.
 bool parse_bytes(std::string_view text, std::uint64_t* value) {
-  constexpr std::string_view kSuffixes = "KMGT";
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{}) return false;
-  const std::string_view suffix(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  unsigned shift = 0;
-  if (!suffix.empty()) {
-    const std::size_t index = kSuffixes.find(suffix.front());
-    if (index == std::string_view::npos || suffix.size() > 1) return false;
-    shift = 10 * (static_cast<unsigned>(index) + 1);
-  }
-  if (number > (~std::uint64_t{0} >> shift)) return false;
-  *value = number << shift;
-  return true;
+  const auto bytes = plan::parse_size(text);
+  if (bytes) *value = *bytes;
+  return bytes.has_value();
 }
 
 template <class T>
@@ -94,14 +81,11 @@ std::span<const OptionRow> option_table() noexcept { return kTable; }
 
 Options parse_options(const char* (*lookup)(const char* variable)) noexcept {
   Options options;
-#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning)                       \
-  parse_value<type>(fallback, accepted, &options.field);                                         \
-  if (const char* text = lookup(variable); text != nullptr && *text != '\0' &&                   \
-                                           !parse_value<type>(text, accepted, &options.field) && \
-                                           options.refused_variable.empty()) {                   \
-    options.refused_variable = variable;                                                         \
-    options.refused_value = text;                                                                \
-    options.refused_accepted = accepted;                                                         \
+#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning)                      \
+  parse_value<type>(fallback, accepted, &options.field);                                        \
+  if (const char* text = lookup(variable);                                                      \
+      text != nullptr && *text != '\0' && !parse_value<type>(text, accepted, &options.field)) { \
+    options.refused[options.refused_count++] = {variable, text, accepted};                      \
   }
 #include "interpose/base/options.def"
 #undef STALLOC_OPTION

@@ -2,8 +2,10 @@
 // The library's settings, read once from the environment.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string_view>
 
@@ -19,18 +21,25 @@ enum class Rdma : std::uint8_t { Auto, On, Off };
 using Path = std::string_view;  // a path or other text; refers to the result of `lookup`
 using Switch = bool;
 using Count = std::uint32_t;
-using Bytes = std::uint64_t;  // with an optional suffix K, M, G or T (powers of 1024)
+using Bytes = std::uint64_t;  // as plan::parse_size reads them
+
+inline constexpr std::string_view kOptionVariables[] = {
+#define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) variable,
+#include "interpose/base/options.def"
+#undef STALLOC_OPTION
+};
 
 // One field for each line of options.def.
 struct Options {
 #define STALLOC_OPTION(field, variable, type, fallback, accepted, meaning) type field{};
 #include "interpose/base/options.def"
 #undef STALLOC_OPTION
-  // The first variable whose value was not understood, with that value and the accepted ones, for one warning. Its
-  // default is in force. Empty: there is none.
-  std::string_view refused_variable;
-  std::string_view refused_value;
-  std::string_view refused_accepted;
+  // The variables whose values were not understood (their defaults are in force), for one warning.
+  struct Refused {
+    std::string_view variable, value, accepted;
+  };
+  std::array<Refused, std::size(kOptionVariables)> refused{};
+  std::size_t refused_count = 0;
 };
 
 // A row of the table, for documentation and tests.
@@ -41,8 +50,8 @@ struct OptionRow {
 std::span<const OptionRow> option_table() noexcept;
 
 // Reads each variable of the table by `lookup` (like getenv: null if unset). Its results must stay valid and unchanged
-// as long as the options are used, which refer to them. A value that is not understood leaves the default in force, and
-// the first such variable is named in `refused_*`. Allocates nothing, never fails.
+// as long as the options are used, which refer to them. Values that are not understood leave the defaults in force and
+// are named in `refused`. Allocates nothing, never fails.
 Options parse_options(const char* (*lookup)(const char* variable)) noexcept;
 
 }  // namespace stalloc

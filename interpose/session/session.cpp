@@ -61,6 +61,17 @@ bool crosses_streams(const Options& options) {
   return serves && static_cast<serve::CrossStream>(options.cross_stream) != serve::CrossStream::Never;
 }
 
+// Names all settings that were not understood in one warning.
+void warn_of_refused(const Options& options) {
+  std::string named;
+  for (std::size_t i = 0; i < options.refused_count; ++i) {
+    const Options::Refused& refused = options.refused[i];
+    named +=
+        fmt::format("{}{}={} (expected {})", i == 0 ? "" : ", ", refused.variable, refused.value, refused.accepted);
+  }
+  if (!named.empty()) log::warn("not understood, so that the default is used: {}", named);
+}
+
 }  // namespace
 
 Session& Session::of_process() noexcept {
@@ -108,10 +119,7 @@ Session::~Session() {
 void Session::first_use() noexcept {
   const NoCancellation guard;
   try {
-    if (!options_.refused_variable.empty()) {
-      log::warn("{}={} is not understood (expected {}); its default is used", options_.refused_variable,
-                options_.refused_value, options_.refused_accepted);
-    }
+    warn_of_refused(options_);
     answer_foreign_variables();
     if (options_.frameworks) warn_of_conflicting_variables(options_.torch == TorchRoad::Async);
     if (!options_.statistics.empty()) show_figures();

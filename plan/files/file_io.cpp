@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
-#include <cstdlib>
-#include <limits>
-#include <memory>
+#include <string_view>
 #include <system_error>
 
 namespace stalloc::plan {
@@ -70,10 +70,18 @@ bool read_up_to(int fd, std::size_t most, std::size_t size, std::vector<std::uin
   return true;
 }
 
-// The path that a symbolic link names, so that the link itself is not replaced.
-std::string link_target(const std::string& path) {
-  const std::unique_ptr<char, void (*)(void*)> resolved(::realpath(path.c_str(), nullptr), &std::free);
-  return resolved == nullptr ? path : std::string(resolved.get());
+// The path that a symbolic link names at last, which need not exist, so that no link is replaced.
+std::string link_target(std::string path) {
+  constexpr int kMostLinks = 40;  // as the kernel follows
+  std::array<char, PATH_MAX> target{};
+  for (int i = 0; i < kMostLinks; ++i) {
+    const ssize_t bytes = ::readlink(path.c_str(), target.data(), target.size());
+    if (bytes <= 0) break;
+    const std::string_view name(target.data(), static_cast<std::size_t>(bytes));
+    path.resize(name.front() == '/' ? 0 : path.rfind('/') + 1);
+    path += name;
+  }
+  return path;
 }
 
 // A new file beside `path`, whose name nobody uses.
@@ -95,54 +103,45 @@ std::string write_in_place(const std::string& path, std::span<const std::uint8_t
 
 }  // namespace
 
-Outcome<std::vector<std::uint8_t>> read_file(const std::string& path) {
+Outcome<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits) {
   using Result = Outcome<std::vector<std::uint8_t>>;
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return Result::failure(system_error("cannot open", path));
+  const auto irregular = [&path] { return Result::failure("cannot read " + path + ": it is no regular file"); };
   struct stat info {};
+  // Checked before opening, since opening some devices has effects, and checked again on the open file.
+  if (limits.regular_only) {
+    if (::stat(path.c_str(), &info) != 0) return Result::failure(system_error("cannot open", path));
+    if (!S_ISREG(info.st_mode)) return irregular();
+  }
+  const int flags = O_RDONLY | O_CLOEXEC | (limits.regular_only ? O_NONBLOCK | O_NOCTTY : 0);
+  const Descriptor file(::open(path.c_str(), flags));
+  if (file.get() < 0) return Result::failure(system_error("cannot open", path));
   if (::fstat(file.get(), &info) != 0) return Result::failure(system_error("cannot read", path));
-  Result result;
+  if (limits.regular_only && !S_ISREG(info.st_mode)) return irregular();
+  const std::string too_large = "cannot read " + path + ": it is too large for such a file";
   // The size is a hint only: the file may grow, shrink or be a pipe.
   const std::size_t size = S_ISREG(info.st_mode) ? static_cast<std::size_t>(info.st_size) : kStep;
-  if (!read_up_to(file.get(), std::numeric_limits<std::size_t>::max(), size, result.value)) {
-    return Result::failure(system_error("cannot read", path));
-  }
-  return result;
-}
-
-Outcome<std::vector<std::uint8_t>> read_regular_file(const std::string& path, std::uint64_t most_bytes,
-                                                     std::string (*find_defect)(std::span<const std::uint8_t> start)) {
-  using Result = Outcome<std::vector<std::uint8_t>>;
-  // Checked before opening, since opening some devices has effects, and checked again on the open file.
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return Result::failure(system_error("cannot open", path));
-  if (!S_ISREG(info.st_mode)) return Result::failure("cannot read " + path + ": it is no regular file");
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (file.get() < 0) return Result::failure(system_error("cannot open", path));
-  if (::fstat(file.get(), &info) != 0) return Result::failure(system_error("cannot read", path));
-  if (!S_ISREG(info.st_mode)) return Result::failure("cannot read " + path + ": it is no regular file");
-  const auto too_large = [&path] {
-    return Result::failure("cannot read " + path + ": it is too large for such a file");
-  };
-  const auto size = static_cast<std::size_t>(info.st_size);
-  if (size > most_bytes) return too_large();
+  if (size > limits.most_bytes) return Result::failure(too_large);
   Result result;
   if (!read_up_to(file.get(), kStep, size, result.value)) return Result::failure(system_error("cannot read", path));
-  if (const std::string defect = find_defect(result.value); !defect.empty()) {
-    return Result::failure(path + ": " + defect);
+  if (limits.find_defect != nullptr) {
+    if (const std::string defect = limits.find_defect(result.value); !defect.empty()) {
+      return Result::failure(path + ": " + defect);
+    }
   }
-  if (!read_up_to(file.get(), most_bytes + 1, size, result.value))
+  if (!read_up_to(file.get(), limits.most_bytes + 1, size, result.value)) {
     return Result::failure(system_error("cannot read", path));
-  if (result.value.size() > most_bytes) return too_large();  // it has grown
+  }
+  if (result.value.size() > limits.most_bytes) return Result::failure(too_large);  // it has grown, or is a pipe
   return result;
 }
 
 std::string replace_file(const std::string& path, std::span<const std::uint8_t> bytes) {
   struct stat info {};
   const bool exists = ::stat(path.c_str(), &info) == 0;
+  if (!exists && errno != ENOENT) return system_error("cannot write", path);
   if (exists && S_ISDIR(info.st_mode)) return "cannot write " + path + ": it is a directory";
   if (exists && !S_ISREG(info.st_mode)) return write_in_place(path, bytes);
-  const std::string target = exists ? link_target(path) : path;
+  const std::string target = link_target(path);
   std::string beside;
   Descriptor file(create_beside(target, &beside));
   if (file.get() < 0) return system_error("cannot write", path);

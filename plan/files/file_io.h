@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,14 +12,18 @@
 
 namespace stalloc::plan {
 
-// Reads all of `path`, which may be a pipe. Thread-safe.
-Outcome<std::vector<std::uint8_t>> read_file(const std::string& path);
+struct ReadLimits {
+  std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max() / 2;  // a larger file is an error
+  // Is shown how the file begins (64 KiB, or all of a smaller file) before the rest is read; what it returns, if not
+  // empty, is the error.
+  std::string (*find_defect)(std::span<const std::uint8_t> start) = nullptr;
+  // What is no regular file is an error and is not opened: the call never waits for anything but the file system. Else
+  // the file may be a pipe.
+  bool regular_only = false;
+};
 
-// Reads all of a regular file, and never waits for anything but the file system. A file that is not regular, or has
-// more than `most_bytes`, is an error and is not opened. `find_defect` gets the beginning of the file (64 KiB, or all
-// of a smaller file) before the rest is read; if it returns a text that is not empty, this is the error. Thread-safe.
-Outcome<std::vector<std::uint8_t>> read_regular_file(const std::string& path, std::uint64_t most_bytes,
-                                                     std::string (*find_defect)(std::span<const std::uint8_t> start));
+// Reads all of `path`. Thread-safe.
+Outcome<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits = {});
 
 // Writes `bytes` to a file beside `path` and renames it to `path`, so that `path` is the old file or the complete new
 // one, also after a crash of the machine. A symbolic link is kept, and the file to which it points is replaced. A file

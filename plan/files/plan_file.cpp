@@ -184,9 +184,10 @@ Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
 }
 
 Outcome<Plan> read_plan(const std::string& path) {
-  const auto bytes = read_regular_file(path, kMostBytes, [](std::span<const std::uint8_t> start) {
+  const auto find_defect = [](std::span<const std::uint8_t> start) {
     return start.empty() || is_plan(start) ? std::string() : std::string("not a plan");
-  });
+  };
+  const auto bytes = read_file(path, {.most_bytes = kMostBytes, .find_defect = find_defect, .regular_only = true});
   if (!bytes.ok()) return Outcome<Plan>::failure(bytes.error);
   Outcome<Plan> plan = decode_plan(bytes.value);
   if (!plan.ok()) plan.error = path + ": " + plan.error;

@@ -2,7 +2,8 @@
 #include "plan/online/online_policy.h"
 
 #include <algorithm>
-#include <charconv>
+
+#include "plan/size_text.h"
 
 namespace stalloc::plan {
 namespace {
@@ -20,15 +21,10 @@ constexpr PolicyParameter kParameters[] = {
 };
 
 bool parse(std::string_view text, const PolicyParameter& parameter, std::uint64_t* value) {
-  if (text == "off") return *value = parameter.off, true;
-  constexpr std::string_view kSuffixes = "KMGT";
-  const std::size_t suffix = text.empty() ? std::string_view::npos : kSuffixes.find(text.back());
-  if (suffix != std::string_view::npos) text.remove_suffix(1);
-  const std::size_t shift = suffix == std::string_view::npos ? 0 : 10 * (suffix + 1);
-  const char* end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, *value);
-  if (read.ec != std::errc() || read.ptr != end || *value > kNever >> shift) return false;
-  *value <<= shift;
+  if (same_word(text, "off")) return *value = parameter.off, true;
+  const auto size = parse_size(text);
+  if (!size || *size > kNever) return false;
+  *value = *size;
   return *value > 0 || parameter.off == 0;  // the others are divided by
 }
 

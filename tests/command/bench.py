@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.dont_write_bytecode = True
@@ -52,6 +53,15 @@ class CommandTest(unittest.TestCase):
         if status is not None:
             self.assertEqual(done.returncode, status, f"{done.args}\n{stdout}{stderr}")
         return done
+
+
+def wait_for(condition, what):
+    """Waits until the condition holds; `what` says what is wrong if it never does."""
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(what)
 
 
 def main():

@@ -54,6 +54,22 @@ class OnSimcuda(CommandTest):
         self.assertIn("expandable_segments:True hides", done.stdout)
         self.assertIn("stalloc will work here", done.stdout)
 
+    def test_settings(self):
+        self.assertNotIn("settings", self.examined("--no-probe"))
+        found = self.examined("--no-probe", variables={"STALLOC_TRACE_LIMIT": "2gib", "STALLOC_STACKS": "Off",
+                                                       "STALLOC_MODE": "Dynamic", "STALLOC_STACK_DEPTH": ""})
+        self.assertEqual([finding["level"] for finding in found["settings"]], [GOOD])
+        found = self.examined("--no-probe", variables={"STALLOC_TRACE_LIMIT": "1.5G", "STALLOC_STACK_DEPTH": "65",
+                                                       "STALLOC_LOGLEVEL": "info", "STALLOC_PLAN": "any"})
+        said = {finding["text"].split("=")[0].split()[0]: finding["advice"] for finding in found["settings"]}
+        self.assertEqual(said, {"STALLOC_LOGLEVEL": "Is STALLOC_LOG_LEVEL meant?", "STALLOC_STACK_DEPTH": "It accepts: 1 to 64",
+                                "STALLOC_TRACE_LIMIT": "It accepts: bytes, with K, M, G or T"})
+
+    def test_no_python(self):
+        found = self.examined("--python", "/bin/true", status=1)
+        for topic in ("driver", "python"):
+            self.assertIn("/bin/true is no Python", found[topic][0]["text"])
+
     def test_no_driver(self):
         found = self.examined(status=1, variables={"LD_LIBRARY_PATH": ""})
         if os.path.exists("/proc/driver/nvidia/version"):

@@ -9,13 +9,14 @@ import pathlib
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import bench
-from bench import HOST, CommandTest
+from bench import HOST, CommandTest, wait_for
 
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
 # Counts the signals that it gets; ends by SIGTERM's handler, with status 7.
@@ -47,12 +48,15 @@ def members(group):
     return found
 
 
-def wait_for(condition, what):
-    for _ in range(400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(what)
+def names(group):
+    """What the processes of a group run."""
+    found = []
+    for number in members(group):
+        try:
+            found.append(pathlib.Path(f"/proc/{number}/comm").read_text(encoding="utf-8").strip())
+        except OSError:
+            pass
+    return found
 
 
 class Signals(CommandTest):
@@ -103,6 +107,13 @@ class Signals(CommandTest):
             done = self.run_command("run", "--", sys.executable, "-c", script, status=128 + number)
             self.assertIn(f"ended by signal {int(number)}", done.stderr)
 
+    def test_exit_statuses_that_look_like_signals(self):
+        for status in (129, 137, 255):
+            done = self.run_command("run", "--report", "r.json", "--", "sh", "-c", f"exit {status}", status=status)
+            self.assertIn(f"exit status {status}", done.stderr)
+            report = json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
+            self.assertEqual((report["status"], report["signal"]), (status, None))
+
     def test_ignored_children(self):
         """Who started the command ignores ended children: the status is known all the same, and so it is inherited."""
         done = self.run_command("run", "--", sys.executable, "-c",
@@ -145,9 +156,15 @@ class Streams(CommandTest):
             self.shell(f'"$1" "$2" {command} >&-')
 
     def test_report_that_cannot_be_written(self):
-        done = self.run_command("run", "--report", "none/r.json", "--", "sh", "-c", "exit 3", status=3)
-        self.assertIn("no report: none/r.json: No such file", done.stderr)
-        self.run_command("run", "--report", "/dev/stdout", "--", "true", status=1)
+        for name, why in (("none/r.json", "mkdir -p none"), (".", "is a folder"), ("/dev/stdout", "is the program's"),
+                          ("-", "is the program's")):
+            done = self.run_command("run", "--report", name, "--", "touch", "started", status=1)
+            self.assertIn(why, done.stderr)
+        done = self.run_command("run", "--report", "gone/r.json", "--", "sh", "-c", "rmdir gone; exit 3", status=3,
+                                preexec_fn=lambda: os.mkdir(self.folder / "gone"))
+        self.assertIn("no report: gone/r.json: No such file", done.stderr)
+        self.assertFalse((self.folder / "started").exists())
+        self.assertFalse((self.folder / "-").exists())
 
 
 class Terminal(CommandTest):
@@ -245,6 +262,30 @@ class Report(CommandTest):
                           report["compared"]["devices"][0]["allocators"]}, held)
         self.assertEqual(sorted(os.listdir(self.folder)), ["r.json", "runtime", "trace.fb"])
 
+    def test_interrupted_comparison(self):
+        """What is said, and the program's exit status, do not wait for the comparison, and survive its end."""
+        for folder in ("lib", "bin"):
+            (self.folder / folder).mkdir()
+        library = shutil.copy(bench.LIBRARY, self.folder / "lib")
+        planner = self.folder / "bin" / "stalloc-plan"
+        planner.write_text("#!/bin/sh\nexec sleep 300\n", encoding="utf-8")
+        planner.chmod(0o755)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process = self.start("record", "-o", f"{number}.fb", "--report", "r.json", "--", "sh", "-c", f"{HOST}; exit 3",
+                                 variables={"STALLOC_LIBRARY": str(library), "STALLOC_LOG_LEVEL": "silent"},
+                                 start_new_session=True)
+            last = f"stalloc: wrote {number}.fb; next: stalloc plan {number}.fb -o plan.fb\n"
+            said = "".join(iter(process.stderr.readline, last))
+            self.assertIn("exit status 3", said)
+            wait_for(lambda: any(name == "sleep" for name in names(process.pid)), "the comparison did not start")
+            process.send_signal(number)
+            process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 3)
+            wait_for(lambda: not members(process.pid), "the comparison was left running")
+            report = json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
+            self.assertEqual((report["status"], report["compared"]), (3, None))
+            self.assertEqual(list((self.folder / "runtime" / "stalloc").iterdir()), [])
+
     def test_out_of_memory(self):
         report, said = self.figures("run", "--report", "r.json", "--", sys.executable, PROGRAM, "3", str(900 << 20),
                                     status=3)
@@ -268,7 +309,7 @@ class Report(CommandTest):
         self.run_command("record", "--", HOST)
         self.run_command("plan", "trace.fb", "-o", "plan.fb")
         done = self.run_command("run", "--plan", "plan.fb", "--", "sh", "-c", f"rm plan.fb; {HOST}")
-        self.assertIn("stalloc: nothing was served from the plan\n", done.stderr)
+        self.assertIn("stalloc: there is a plan, but nothing was served from it\n", done.stderr)
         self.assertIn("the plan was refused", done.stderr)
         self.assertNotIn("stalloc doctor", done.stderr)
 

@@ -12,6 +12,7 @@ import bench
 from bench import HOST, LIBRARY, SOURCE, CommandTest
 
 import stalloc  # noqa: E402  (bench puts it on the path)
+from stalloc.checkup import settings  # noqa: E402
 from stalloc import environment  # noqa: E402
 
 
@@ -75,6 +76,20 @@ class Documentation(bench.unittest.TestCase):
         text = (SOURCE / "docs" / "environment.md").read_text(encoding="utf-8")
         rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (?:PyTorch|JAX|TensorFlow)", text, re.MULTILINE)
         self.assertEqual(dict(rows), environment.SEEN_WITH)
+
+
+    def test_settings_that_the_doctor_knows(self):
+        text = (SOURCE / "docs" / "environment.md").read_text(encoding="utf-8")
+        rows = re.findall(r"^\| `(STALLOC_\w+)` \| (?:`[^`]*`)? ?\| ([^|]+) \| ", text, re.MULTILINE)
+        self.assertEqual(dict(rows), settings.ACCEPTED)
+
+
+class Settings(CommandTest):
+    def test_all_that_are_not_understood_are_named_once(self):
+        done = self.run_command("run", "--no-report", "--", HOST, variables={"STALLOC_STACKS": "maybe",
+                                                                             "STALLOC_TRACE_LIMIT": "1X"})
+        self.assertEqual(done.stderr, "stalloc: warning: not understood, so that the default is used: STALLOC_STACKS=maybe "
+                         "(expected on|off), STALLOC_TRACE_LIMIT=1X (expected bytes, with K, M, G or T)\n")
 
 
 class Module(CommandTest):

@@ -143,7 +143,7 @@ class Report(CommandTest):
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertEqual(set(self.folder.iterdir()), before)
         self.run_command("report", "cut.fb", "--accept-truncated", status=None)
-        for arguments in ([], ["lora.fb", "--card", "many"], ["lora.fb", "--card", "-1"]):
+        for arguments in ([], ["lora.fb", "--card", "many"], ["lora.fb", "--card", "-1"], ["lora.fb", "--card", "0"]):
             self.assertEqual(len(self.run_command("report", *arguments, status=2).stderr.splitlines()), 1)
 
     def test_a_snapshot_has_the_stacks_of_python(self):

@@ -4,6 +4,9 @@
 
 import json
 import os
+import pathlib
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +17,7 @@ from bench import HOST, LIBRARY, CommandTest
 SHOW = ("import os, json; print(json.dumps({name: os.environ.get(name) for name in "
         "('LD_PRELOAD', 'STALLOC_MODE', 'STALLOC_PLAN', 'STALLOC_TRACE', 'PYTORCH_CUDA_ALLOC_CONF', "
         "'PYTORCH_ALLOC_CONF', 'XLA_PYTHON_CLIENT_PREALLOCATE')}))")
+PROGRAM = pathlib.Path(__file__).with_name("program.py")
 # Waited for, with a report at the end; and replacing the command.
 ROADS = ([], ["--no-report"])
 # How the program sees its signals.
@@ -164,11 +168,25 @@ class HowItEnds(CommandTest):
         self.assertIn("python ./script.py", self.run_command("run", "--", "./script.py", status=126).stderr)
         self.assertIn("python script.py", self.run_command("run", "--", "script.py", status=127).stderr)
 
+    def test_scripts_without_a_first_line(self):
+        script = self.folder / "script"
+        script.write_text("echo \"$1\"; exit 4\n", encoding="utf-8")
+        script.chmod(0o755)
+        for road in ROADS:
+            self.assertEqual(self.run_command("run", *road, "--", "./script", "a b", status=4).stdout, "a b\n")
+        script.write_bytes(b"\0\1\2")
+        self.assertIn("Exec format error", self.run_command("run", "--", "./script", status=126).stderr)
+
+    def test_names_that_are_empty(self):
+        for command in (["run", "--plan", "", "--", "true"], ["env", "--plan", ""], ["env", "--record", ""]):
+            self.assertIn("empty name", self.run_command(*command, status=1).stderr)
+
     def test_usage(self):
         for arguments in ([], ["run"], ["run", "--"], ["frobnicate"], ["run", "--frobnicate", "--", "true"]):
             done = self.run_command(*arguments, status=2)
             self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
-            self.assertIn("--help explains", done.stderr)
+            own = f"stalloc {arguments[0]} --help" if arguments[:1] == ["run"] else "stalloc --help"
+            self.assertIn(f"({own} explains)", done.stderr)
 
     def test_no_library(self):
         done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/nonexistent.so"})
@@ -206,6 +224,47 @@ class Main(CommandTest):
     def test_without_a_plan(self):
         self.assertEqual(json.loads(self.run_command("run", "--", HOST).stdout)["pool_allocs"], 0)
 
+    def follow(self, said):
+        """Does literally what the report says comes next, and returns the words of what it says comes then."""
+        match = re.search(r"next: stalloc (.*)\n.* then, under the same launcher: stalloc (.*) -- \.\.\.\n", said)
+        self.assertIsNotNone(match, said)
+        self.run_command(*self.words(match[1]))
+        return self.words(match[2])
+
+    def words(self, command):
+        """The words that a shell makes of a command."""
+        done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], cwd=self.folder, stdout=subprocess.PIPE, check=True)
+        return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
+
+    def test_what_comes_next_is_followed_literally(self):
+        (self.folder / "runs").mkdir()
+        for ranks, name in (("0 1 2", "runs/%h.%r.fb"), ("0 1", "b%p.fb"), ("3", "c.fb"), ("0 1 2 3 4 5 6 7 8", "d.fb")):
+            script = f"for rank in {ranks}; do RANK=$rank WORLD_SIZE=2 {HOST} --seed 1$rank & done; wait"
+            recorded = self.run_command("record", "-o", name, "--", "sh", "-c", script)
+            planned_run = self.follow(recorded.stderr)
+            served = self.run_command(*planned_run, "--report", "r.json", "--", "sh", "-c", script)
+            self.assertIn("stalloc: served from the plan", served.stderr)
+            report = json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
+            self.assertEqual(len(report["processes"]), len(ranks.split()))
+            for row in report["processes"]:
+                self.assertGreater(row["planned_requests"], 0, served.stderr)
+            shutil.rmtree(self.folder / "plans", ignore_errors=True)
+
+    def test_processes_without_ranks(self):
+        recorded = self.run_command("record", "--", "sh", "-c", f"{HOST}; {HOST} --seed 2").stderr
+        self.assertIn("each needs a plan of its own", recorded)
+        self.assertRegex(recorded, r"wrote 2 traces, the largest is (trace(\.\d+)?\.fb); next: stalloc plan \1 -o plan\.fb")
+
+    def test_plans_are_named_by_the_recorded_rank(self):
+        for rank in "01":
+            self.run_command("record", "-o", f"run{rank}-of-7.fb", "--", HOST, variables={"RANK": rank})
+        self.run_command("plan", "run0-of-7.0.fb", "run1-of-7.1.fb", "-o", "plans")
+        self.assertEqual(sorted(os.listdir(self.folder / "plans")), ["plan.0.fb", "plan.1.fb"])
+        shutil.copy(self.folder / "run0-of-7.0.fb", self.folder / "again.fb")
+        done = self.run_command("plan", "run0-of-7.0.fb", "again.fb", "-o", "other", status=2)
+        self.assertIn("are both of rank 0", done.stderr)
+        self.assertFalse((self.folder / "other").exists())
+
     def test_recording_to_nowhere(self):
         done = self.run_command("record", "-o", "none/trace.fb", "--", "true", status=1)
         self.assertIn("mkdir -p", done.stderr)
@@ -229,9 +288,22 @@ class Main(CommandTest):
     def test_nothing_recorded(self):
         self.assertIn("nothing was recorded", self.run_command("record", "--", "true").stderr)
 
+    def test_why_nothing_was_recorded(self):
+        leaving = "import os, sys; sys.argv = ['p']; sys.stdin = open('/dev/null'); " \
+                  f"exec(open({str(PROGRAM)!r}).read().replace('sys.exit', 'os._exit'))"
+        done = self.run_command("record", "--", sys.executable, "-c", leaving,
+                                variables={"STALLOC_TRACE_FLUSH_MS": "1000000"})
+        self.assertIn("ended by _exit, exec or a signal before", done.stderr)
+        (self.folder / "traces").mkdir()
+        done = self.run_command("record", "-o", "traces/trace.fb", "--", "sh", "-c", f"rmdir traces; {HOST}")
+        self.assertIn("the trace could not be written, a warning above says why", done.stderr)
+        self.assertIn("stalloc: warning: ", done.stderr)
+
     def test_names_are_quoted(self):
         done = self.run_command("record", "-o", "a b.fb", "--", HOST)
         self.assertIn("stalloc plan 'a b.fb' -o plan.fb", done.stderr)
+        done = self.run_command("record", "--output=-a.fb", "--", HOST)
+        self.assertIn("stalloc plan ./-a.fb -o plan.fb", done.stderr)
 
     def test_planner_errors_come_through(self):
         self.assertIn("none.fb", self.run_command("plan", "none.fb", "-o", "plan.fb", status=1).stderr)
@@ -245,6 +317,33 @@ class Main(CommandTest):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=30), -signal.SIGTERM)  # the program's own end
         process.communicate()
+
+
+class AnyFolder(CommandTest):
+    """The same in folders whose names look like templates of names."""
+
+    test_three_steps = Main.test_three_steps
+    test_ranks = Main.test_ranks
+    test_recording_again = Main.test_recording_again
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.folder / "100%r %p%%" / "%h"
+        self.folder.mkdir(parents=True)
+        (self.folder / "tmp").mkdir()
+
+    def environment(self, **variables):
+        return super().environment(TMPDIR=str(self.folder / "tmp"), **variables)
+
+    def test_comparison(self):
+        self.assertIn("PyTorch's allocator", self.run_command("run", "--compare", "--", HOST).stderr)
+        self.assertIn("PyTorch's allocator", self.run_command("record", "--", HOST).stderr)
+
+    def test_plan_of_a_folder(self):
+        self.run_command("record", "--", HOST)
+        (self.folder / "my%rplans").mkdir()
+        self.run_command("plan", "trace.fb", "-o", "my%rplans/plan.0.fb")
+        self.assertIn("served from the plan", self.run_command("run", "--plan", "my%rplans", "--", HOST).stderr)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,21 @@ class Made(CommandTest):
             (self.folder / "made.pickle").write_bytes(content)
             self.refused()
 
+    def test_lists_that_stand_in_many_places(self):
+        """A small file that would be read without end, or into memory without end."""
+        entry = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
+        trace = [entry] * 20000
+        block = {"address": 4096, "size": 512, "state": "active_allocated"}
+        segment = {"device": 0, "address": 4096, "total_size": 512, "blocks": [block] * 20000}
+        for value in ({"segments": [], "device_traces": [trace] * 3000},
+                      {"segments": [segment] * 20000, "device_traces": [[entry]]}):
+            self.write(value)
+            self.refused("more entries than bytes")
+        frame = {"filename": "a" * 4000, "line": 1, "name": "b" * 4000}
+        entries = [{**entry, "frames": [{"line": at}] + [frame] * 63} for at in range(40000)]
+        self.write({"segments": [], "device_traces": [entries]})
+        self.refused("far more than a snapshot")
+
     def test_other_shapes(self):
         entry = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
         for value in (None, 7, [], {}, {"segments": 3}, {"segments": [3], "device_traces": []},

@@ -56,6 +56,9 @@ class Top(CommandTest):
         shown = json.loads(self.run_command("top", "--once", "--json", "--folder", folder).stdout)
         self.assertEqual(len(shown["processes"]), 1)
 
+    def test_no_folder(self):
+        self.assertIn("nothere: there is no such folder", self.run_command("top", "--once", "--folder", "nothere").stderr)
+
     def test_unsafe_folder(self):
         folder = self.folder / "pages"
         folder.mkdir()

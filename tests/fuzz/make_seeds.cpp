@@ -37,6 +37,17 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 6; ++i) devices.free(devices.alloc(1'000'000));
   }
   write("two_devices.fb", test::encode_trace(devices.trace(), 100));
+  const auto write_of_rank = [&write](const char* name, trace::Trace trace, const char* rank) {
+    trace.process.rank = rank;
+    write(name, test::encode_trace(trace, 64));
+  };
+  write_of_rank("rank_0.fb", loop, "0");
+  write_of_rank("rank_1.fb", loop, "1");
+  write_of_rank("rank_2.fb", devices.trace(), "2");
+  write_of_rank("alone.fb", loop, "");
+  trace::Trace none = loop;
+  none.events.clear();
+  write_of_rank("none.fb", none, "");
   plan::Plan plan = test::sample_plan();
   write("plan.fb", plan::encode_plan(plan));
   plan.devices.front().lanes = {0, 1, 1, 0};

@@ -3,14 +3,12 @@
 
 #include <cstdio>
 
+#include "tools/stalloc-plan/text.h"
+
 namespace stalloc::tool {
 
 int fail(const std::string& what, int exit_code) {
-  std::string line = "stalloc-plan: " + what;
-  for (char& c : line) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
-  std::fprintf(stderr, "%s\n", line.c_str());
+  std::fprintf(stderr, "stalloc-plan: %s\n", printable(what).c_str());
   return exit_code;
 }
 

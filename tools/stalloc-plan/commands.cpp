@@ -12,6 +12,7 @@
 #include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
@@ -83,7 +84,8 @@ int run(const ShowCommand& command) {
 
 int run(const CheckCommand& command) {
   const std::string error = check(command);
-  return error.empty() ? print(fmt::format("{}: sound for {}\n", command.plan, command.source)) : fail(error);
+  return error.empty() ? print(fmt::format("{}: sound for {}\n", printable(command.plan), printable(command.source)))
+                       : fail(error);
 }
 
 }  // namespace stalloc::tool

@@ -8,6 +8,7 @@
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
@@ -16,7 +17,7 @@ double gib(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30);
 
 std::string text_of(const std::string& source, const Comparison& comparison) {
   std::string text =
-      fmt::format("{}, device {}: {} requests, simulated\n", source, comparison.device, comparison.requests);
+      fmt::format("{}, device {}: {} requests, simulated\n", printable(source), comparison.device, comparison.requests);
   text += fmt::format("  {:<28}{:>10}{:>10}{:>13}{:>8}\n", "allocator", "live GiB", "held GiB", "held / live", "lost");
   for (std::size_t i = 0; i < kAllocators.size(); ++i) {
     const plan::Held& held = comparison.held[i];
@@ -55,7 +56,7 @@ plan::Outcome<std::string> answer(const CompareCommand& command) {
     }
   }
   if (command.json) return {json.take(), {}};
-  if (text.empty()) text = fmt::format("{}: no requests\n", source.value.name);
+  if (text.empty()) text = fmt::format("{}: no requests\n", printable(source.value.name));
   return {text, {}};
 }
 

@@ -25,8 +25,15 @@
 namespace stalloc::tool {
 namespace {
 
-std::string plan_path(const PlanCommand& command, const std::string& input) {
-  return command.output + (command.output.ends_with('/') ? "" : "/") + plan_name(input);
+std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+// As the library takes one from a launcher; a file may hold anything.
+bool is_rank(const std::string& text) {
+  return !text.empty() && text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+std::string plan_path(const PlanCommand& command, const RankResult& rank) {
+  return command.output + (command.output.ends_with('/') ? "" : "/") + plan_name(rank);
 }
 
 // Calls `work(0)` ... `work(count - 1)` from as many threads as there are cores. `work` must not throw.
@@ -53,12 +60,18 @@ class Fleet {
       RankResult& rank = result_.ranks.emplace_back();
       rank.input = input;
       rank.rank = rank_in_name(input);
+      if (rank.rank.empty()) rank.rank = base_name(input);
     }
   }
 
-  FleetResult run() {
-    const auto start = Clock::now();
+  // Reads all inputs, after which their ranks are known.
+  const std::vector<RankResult>& look() {
     for_all([this](std::size_t i) { look(i); });
+    return result_.ranks;
+  }
+
+  // Pre: look() was called.
+  FleetResult plan() {
     find_same();
     // Inputs that share a plan come after the one that makes it.
     for_all([this](std::size_t i) {
@@ -67,17 +80,14 @@ class Fleet {
     for_all([this](std::size_t i) {
       if (result_.ranks[i].same_as != RankResult::kItself) share(i);
     });
-    for (RankResult& rank : result_.ranks) {
-      if (rank.rank.empty()) rank.rank = rank.input.substr(rank.input.find_last_of('/') + 1);
-    }
-    result_.seconds = seconds_since(start);
+    result_.seconds = seconds_since(start_);
     return std::move(result_);
   }
 
  private:
-  // The last run of digits in the file's name, which also names its plan; else empty.
+  // The last run of digits in the file's name; else empty.
   static std::string rank_in_name(const std::string& input) {
-    const std::string name = input.substr(input.find_last_of('/') + 1);
+    const std::string name = base_name(input);
     const auto end = name.find_last_of("0123456789");
     if (end == std::string::npos) return {};
     const auto before = name.find_last_not_of("0123456789", end);
@@ -111,8 +121,9 @@ class Fleet {
       rank.error = source.error;
       return;
     }
-    rank.recorded_rank = source.value.trace.process.rank;
-    if (rank.rank.empty()) rank.rank = rank.recorded_rank;
+    const std::string& recorded = source.value.trace.process.rank;
+    if (is_rank(recorded)) rank.rank = rank.recorded_rank = recorded;
+    rank.recorded = source.value.recorded;
     for (const plan::Problem& problem : source.value.lifetimes.devices) {
       hashes_[i].push_back(plan::content_hash(problem));
       rank.requests += problem.requests.size();
@@ -193,12 +204,13 @@ class Fleet {
       rank.startup_ms += plan::estimate_startup_ms(device);
     }
     if (command_.output.empty()) return;
-    const std::string path = plan_path(command_, rank.input);
+    const std::string path = plan_path(command_, rank);
     rank.error = plan::write_plan(plan, path);
     if (rank.error.empty()) rank.written = path;
   }
 
   const PlanCommand& command_;
+  const Clock::time_point start_ = Clock::now();
   FleetResult result_;
   std::vector<std::vector<std::uint64_t>> hashes_;  // of each input's devices
   std::vector<std::optional<plan::Plan>> plans_;    // of ranks that share no other rank's plan
@@ -207,11 +219,15 @@ class Fleet {
 };
 
 // Names two inputs whose plans would be the same file; empty: there are none.
-std::string find_clash(const std::vector<std::string>& inputs) {
+std::string find_clash(const std::vector<RankResult>& ranks) {
   std::map<std::string, std::string> names;
-  for (const std::string& input : inputs) {
-    const auto [at, is_new] = names.emplace(plan_name(input), input);
-    if (!is_new) return fmt::format("{} and {} would both be planned into {}", at->second, input, at->first);
+  for (const RankResult& rank : ranks) {
+    if (!rank.error.empty()) continue;
+    const auto [at, is_new] = names.emplace(plan_name(rank), rank.input);
+    if (is_new) continue;
+    const std::string why = rank.recorded_rank.empty() ? "" : fmt::format(" are both of rank {} and", rank.rank);
+    return fmt::format("{} and {}{} would both be planned into {}: leave one of them out", at->second, rank.input, why,
+                       at->first);
   }
   return {};
 }
@@ -226,8 +242,9 @@ std::string make_folder(const std::string& path) {
 
 }  // namespace
 
-std::string plan_name(const std::string& input) {
-  std::string name = input.substr(input.find_last_of('/') + 1);
+std::string plan_name(const RankResult& rank) {
+  if (!rank.recorded_rank.empty()) return "plan." + rank.recorded_rank + ".fb";
+  std::string name = base_name(rank.input);
   const auto dot = name.find_last_of('.');
   if (dot != std::string::npos && dot > 0) name.resize(dot);
   name += ".fb";
@@ -235,16 +252,19 @@ std::string plan_name(const std::string& input) {
 }
 
 int run_fleet(const PlanCommand& command) {
-  if (const std::string clash = find_clash(command.inputs); !clash.empty()) return fail(clash, kExitUsage);
+  Fleet fleet(command);
+  const std::vector<RankResult>& ranks = fleet.look();
   if (!command.output.empty()) {
+    if (const std::string clash = find_clash(ranks); !clash.empty()) return fail(clash, kExitUsage);
     std::vector<std::string> plans;
-    for (const std::string& input : command.inputs) plans.push_back(plan_path(command, input));
+    plans.reserve(ranks.size());
+    for (const RankResult& rank : ranks) plans.push_back(plan_path(command, rank));
     if (const std::string replaced = find_replaced(plans, command.inputs); !replaced.empty()) {
       return fail(replaced + ": a plan would replace this input; name another folder with -o");
     }
     if (const std::string error = make_folder(command.output); !error.empty()) return fail(error);
   }
-  const FleetResult result = Fleet(command).run();
+  const FleetResult result = fleet.plan();
   int exit_code = kExitOk;
   for (const RankResult& rank : result.ranks) {
     if (!rank.error.empty()) exit_code = fail(rank.error);

@@ -16,8 +16,9 @@ struct RankResult {
   static constexpr std::size_t kItself = static_cast<std::size_t>(-1);
 
   std::string input;
-  std::string rank;               // the number in the file's name, else the recorded rank, else the file's name
+  std::string rank;               // as recorded, else the number in the file's name, else the file's name
   std::string recorded_rank;      // by the launcher's variables; empty: none
+  bool recorded = false;          // the input is a trace
   std::string written;            // path of the plan; empty: not written
   std::string error;              // empty: planned
   std::size_t same_as = kItself;  // index of the input whose plan this one shares
@@ -36,8 +37,9 @@ struct FleetResult {
   double seconds = 0;             // reading, planning, checking and writing
 };
 
-// The name of the plan for a trace: trace.3.fb -> plan.3.fb; other names get "plan." in front, and the extension fb.
-std::string plan_name(const std::string& input);
+// The name of the plan, for which `stalloc run --plan FOLDER` looks: plan.3.fb for rank 3. Without a recorded rank it
+// is made of the input's: trace.3.fb -> plan.3.fb; other names get "plan." in front, and the extension fb.
+std::string plan_name(const RankResult& rank);
 
 // Plans every input, in parallel, into the folder `command.output` (made if needed; empty: a dry run). Ranks with the
 // same requests share a plan, which is checked against each of them. An input that fails does not stop the others.

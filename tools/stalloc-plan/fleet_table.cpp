@@ -9,6 +9,7 @@
 #include "tools/stalloc-plan/fleet.h"
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
@@ -57,7 +58,8 @@ std::string groups_text(const FleetResult& fleet) {
   std::map<std::size_t, std::vector<std::string>> groups;  // by the rank whose plan it is
   for (std::size_t i = 0; i < fleet.ranks.size(); ++i) {
     const RankResult& rank = fleet.ranks[i];
-    if (rank.error.empty()) groups[rank.same_as == RankResult::kItself ? i : rank.same_as].push_back(rank.rank);
+    if (rank.error.empty())
+      groups[rank.same_as == RankResult::kItself ? i : rank.same_as].push_back(printable(rank.rank));
   }
   std::vector<std::vector<std::string>> sorted;
   sorted.reserve(groups.size());
@@ -84,10 +86,24 @@ std::string repeated_text(const FleetResult& fleet) {
   std::string text;
   for (const RankResult& rank : fleet.ranks) {
     if (rank.recorded_rank.empty()) continue;
-    const auto [at, is_new] = first.emplace(rank.recorded_rank, rank.input);
+    const auto [at, is_new] = first.emplace(rank.recorded_rank, printable(rank.input));
     if (is_new) continue;
     text += fmt::format("note: {} and {} are both of rank {}: one of them is of another recording\n", at->second,
-                        rank.input, rank.recorded_rank);
+                        printable(rank.input), rank.recorded_rank);
+  }
+  return text;
+}
+
+// Traces without a rank whose plans nobody looks for in a folder.
+std::string unranked_text(const FleetResult& fleet) {
+  std::string text;
+  for (const RankResult& rank : fleet.ranks) {
+    const bool is_named_by_rank = plan_name(rank) == "plan." + rank.rank + ".fb";
+    if (rank.written.empty() || !rank.recorded || is_named_by_rank) continue;
+    text += fmt::format(
+        "note: the process of {} had no rank, so name its plan for it alone:\n"
+        "  stalloc run --plan {} -- ...\n",
+        printable(rank.input), printable(rank.written));
   }
   return text;
 }
@@ -96,7 +112,7 @@ std::string repeated_text(const FleetResult& fleet) {
 
 std::string fleet_text(const FleetResult& fleet) {
   std::size_t width = 4;
-  for (const RankResult& rank : fleet.ranks) width = std::max(width, rank.rank.size());
+  for (const RankResult& rank : fleet.ranks) width = std::max(width, printable(rank.rank).size());
   std::string text = fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10}\n", "rank", width, "requests",
                                  "peak live", "plan", "utilisation", "native", "saved");
   // The row of one rank, or of all.
@@ -108,27 +124,31 @@ std::string fleet_text(const FleetResult& fleet) {
   };
   for (const RankResult& rank : fleet.ranks) {
     if (!rank.error.empty()) {
-      text += fmt::format("{:<{}}  not planned\n", rank.rank, width);
+      text += fmt::format("{:<{}}  not planned\n", printable(rank.rank), width);
       continue;
     }
-    row(rank.rank, rank);
-    if (rank.same_as != RankResult::kItself) text += " like " + fleet.ranks[rank.same_as].rank;
+    row(printable(rank.rank), rank);
+    if (rank.same_as != RankResult::kItself) text += " like " + printable(fleet.ranks[rank.same_as].rank);
     text += "\n";
   }
   const Totals totals = totals_of(fleet);
-  row("all", totals);
-  text += "\n";
+  if (totals.planned > 0) {
+    row("all", totals);
+    text += "\n";
+  }
   text +=
       "native: what PyTorch's native allocator would hold for the same requests,\n"
       "simulated; saved: native less what stalloc holds, the plan's memory and what is\n"
       "served beside it; like 0: shares the plan of rank 0\n";
   if (totals.worst != nullptr) {
-    text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", totals.worst->rank,
+    text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", printable(totals.worst->rank),
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
   }
   text += groups_text(fleet);
   text += repeated_text(fleet);
-  text += fmt::format("{} of {} ranks planned in {:.3f} s: sound\n", totals.planned, fleet.ranks.size(), fleet.seconds);
+  text += unranked_text(fleet);
+  text += fmt::format("{} of {} ranks planned in {:.3f} s{}\n", totals.planned, fleet.ranks.size(), fleet.seconds,
+                      totals.planned > 0 ? ": sound" : "");
   return text;
 }
 

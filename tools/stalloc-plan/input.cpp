@@ -2,9 +2,12 @@
 #include "tools/stalloc-plan/input.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -60,19 +63,43 @@ Outcome<Input> read_plan(const Bytes& bytes) {
 // Any text file is read as a CSV, so that the error says what is wrong with its header.
 bool is_text(std::string_view start) { return !start.empty() && start.find('\0') == std::string_view::npos; }
 
+std::string_view text_of(std::span<const std::uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// What a file is that is no input, by how it begins; empty: it may be one.
+std::string find_defect(std::span<const std::uint8_t> start) {
+  const std::string_view text = text_of(start);
+  if (start.empty()) return "the file is empty";
+  if (trace::is_trace(start) || plan::is_plan(start)) return {};
+  if (text.starts_with("\xfd"
+                       "7zXZ"))
+    return "it is compressed; unpack it first: xz -dk FILE";
+  if (start.size() > 2 && start[0] == 0x80 && start[1] >= 2 && start[1] <= 5) {
+    return "a pickle; if it is a memory snapshot of PyTorch's, `stalloc snapshot` describes it, and with -o writes "
+           "requests "
+           "that can be planned";
+  }
+  return is_text(text.substr(0, 512)) ? "" : "neither a trace nor a plan nor a CSV of requests";
+}
+
+// Pre: find_defect found nothing.
 Outcome<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (bytes.empty()) return Outcome<Input>::failure("the file is empty");
   if (trace::is_trace(bytes)) return read_trace(bytes, options, std::move(source));
   if (plan::is_plan(bytes)) return read_plan(bytes);
-  if (is_text(text.substr(0, 512))) return read_csv(text, std::move(source));
-  return Outcome<Input>::failure("neither a trace nor a plan nor a CSV of requests");
+  return read_csv(text_of(bytes), std::move(source));
+}
+
+// The most that is read of a file: what the machine has of memory.
+std::uint64_t most_bytes() {
+  const auto pages = ::sysconf(_SC_PHYS_PAGES), bytes = ::sysconf(_SC_PAGESIZE);
+  return static_cast<std::uint64_t>(std::max(pages, 1L)) * static_cast<std::uint64_t>(std::max(bytes, 1L));
 }
 
 }  // namespace
 
 Outcome<Input> read_input(const std::string& path, const ReadOptions& options) {
-  const auto bytes = plan::read_file(path);
+  const auto bytes = plan::read_file(path, {.most_bytes = most_bytes(), .find_defect = find_defect});
   if (!bytes.ok()) return Outcome<Input>::failure(bytes.error);
   Source source;
   source.name = base_name(path);

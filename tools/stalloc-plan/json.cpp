@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/stalloc-plan/json.h"
 
+#include "tools/stalloc-plan/text.h"
+
 namespace stalloc::tool {
 
-// Bytes that are not ASCII are taken to be UTF-8.
 void JsonWriter::append(std::string_view text) {
   text_ += '"';
-  for (const char c : text) {
+  for (const char c : valid_utf8(text)) {
     const auto byte = static_cast<unsigned char>(c);
     if (c == '"' || c == '\\') {
       text_ += '\\';

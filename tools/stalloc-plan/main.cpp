@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // stalloc-plan: turns a recorded run into a memory plan.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -81,6 +83,12 @@ class CommandLine {
     if (plan_.output.empty() && !dry_run_ && summary_option_->count() == 0) {
       return "where should the plan go? give -o FILE, or --dry-run for the summary alone";
     }
+    if (plan_.output == "-") return "the summary goes to standard output: name a file for the plan";
+    if (std::isnan(plan_.options.contiguous_seconds)) return "--seconds must be a number from 0 on";
+    if (plan_.options.handle_cap != 0 &&
+        plan_.options.handle_cap < std::max(plan_.options.granularity, plan::kUnitBytes)) {
+      return "--handle-cap must be at least a page (--granularity says how large one is)";
+    }
     if (plan_.options.granularity % plan::kUnitBytes != 0 || plan_.options.granularity > kLargestPage) {
       return "--granularity must be a multiple of 512 bytes, and at most 1 TiB";
     }
@@ -96,8 +104,8 @@ class CommandLine {
     app_.add_option("TRACE", plan_.inputs, "The recorded run, or a CSV of requests; several: one a rank");
     app_.add_option(
         "-o,--output", plan_.output,
-        "Where the plan goes (replaced only when the new one is complete); for several inputs a folder: trace.3.fb "
-        "is planned into plan.3.fb");
+        "Where the plan goes (replaced only when the new one is complete); for several inputs a folder: the plan of "
+        "rank 3 is plan.3.fb");
     app_.add_flag("--dry-run", dry_run_,
                   "Plan, check and summarise; write nothing (--summary without -o does the same)");
     summary_option_ =

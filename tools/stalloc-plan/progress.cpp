@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 #include <system_error>
-#include <utility>
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
@@ -44,9 +44,9 @@ Progress::~Progress() {
   if (drawn_) std::fputs("\r\033[K", stderr);
 }
 
-void Progress::begin(std::string what) {
+void Progress::begin(const std::string& what) {
   const std::lock_guard lock(mutex_);
-  what_ = std::move(what);
+  what_ = printable(what);
   share_ = -1;
 }
 

@@ -18,7 +18,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   // Names the work from now on in a few words: "reading trace.fb".
-  void begin(std::string what);
+  void begin(const std::string& what);
   // Says how far the work is, from 0 to 1. This is not known before the first call.
   void at(double share);
 

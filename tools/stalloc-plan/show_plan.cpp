@@ -8,6 +8,7 @@
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
@@ -149,8 +150,8 @@ std::string device_text(const DevicePlan& device) {
 }  // namespace
 
 std::string plan_text(const plan::Plan& plan) {
-  std::string out =
-      fmt::format("plan by {}, of {} (checksum {:016x})\n", plan.writer, plan.source, plan.source_checksum);
+  std::string out = fmt::format("plan by {}, of {} (checksum {:016x})\n", printable(plan.writer),
+                                printable(plan.source), plan.source_checksum);
   for (const DevicePlan& device : plan.devices) out += device_text(device);
   return out;
 }

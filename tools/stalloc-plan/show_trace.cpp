@@ -12,6 +12,7 @@
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
+#include "tools/stalloc-plan/text.h"
 #include "tools/stalloc-plan/trace_json.h"
 
 namespace stalloc::tool {
@@ -119,7 +120,7 @@ std::size_t write_varying_sites(JsonWriter& json, const DeviceFacts& facts) {
 std::string device_text(const Source& source, const DeviceFacts& facts) {
   std::string out = fmt::format("device {}", facts.problem->device);
   if (!facts.device.name.empty()) {
-    out += fmt::format(": {}, {}, pages of {}", facts.device.name, bytes_text(facts.device.total_bytes),
+    out += fmt::format(": {}, {}, pages of {}", printable(facts.device.name), bytes_text(facts.device.total_bytes),
                        bytes_text(facts.device.granularity));
   }
   out += "\n";
@@ -175,17 +176,18 @@ std::string source_text(const Source& source) {
   std::string out;
   if (source.recorded) {
     const trace::Process& process = source.trace.process;
-    out += fmt::format("trace by {}: process {} on {}{}\n", process.writer, process.pid, process.host,
-                       process.rank.empty() ? "" : ", rank " + process.rank);
-    out += fmt::format("  {:<14}{}\n", "command", process.command);
+    out += fmt::format("trace by {}: process {} on {}{}\n", printable(process.writer), process.pid,
+                       printable(process.host), process.rank.empty() ? "" : ", rank " + printable(process.rank));
+    out += fmt::format("  {:<14}{}\n", "command", printable(process.command));
     out += fmt::format("  {:<14}{} in {} chunks, {}\n", "events", source.trace.events.size(), source.trace.chunks,
                        ending_text(source.trace));
     out += fmt::format("  {:<14}{} stacks, {} modules\n", "call sites", source.trace.stacks.size(),
                        source.trace.modules.size());
   } else {
-    out += fmt::format("CSV of requests: {}\n", source.name);
+    out += fmt::format("CSV of requests: {}\n", printable(source.name));
   }
   for (const plan::Problem& problem : source.lifetimes.devices) out += device_text(source, facts_of(source, problem));
+  if (source.lifetimes.devices.empty()) out += "  no requests\n";
   return out;
 }
 

@@ -9,6 +9,7 @@
 
 #include "plan/layout/startup_cost.h"
 #include "tools/stalloc-plan/json.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
@@ -151,14 +152,14 @@ std::string bytes_text(std::uint64_t bytes) {
 std::string summary_text(const Summary& summary) {
   std::string text;
   for (const plan::PlannedDevice& device : summary.devices) {
-    text += fmt::format("{}, device {}\n", summary.source->name, device.plan.device);
+    text += fmt::format("{}, device {}\n", printable(summary.source->name), device.plan.device);
     text += device_text(device, summary.source->recorded);
   }
-  if (summary.devices.empty()) text += fmt::format("{}: no requests\n", summary.source->name);
+  if (summary.devices.empty()) text += fmt::format("{}: no requests\n", printable(summary.source->name));
   text += fmt::format("  {:<14}{:.3f} s planning, {:.3f} s checking: sound\n", "time", summary.plan_seconds,
                       summary.check_seconds);
   text += notes_text(*summary.source);
-  if (!summary.written.empty()) text += fmt::format("written to {}\n", summary.written);
+  if (!summary.written.empty()) text += fmt::format("written to {}\n", printable(summary.written));
   return text;
 }
 

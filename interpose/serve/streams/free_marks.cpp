@@ -29,7 +29,7 @@ FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
     : shift_(static_cast<unsigned>(std::countr_zero(page_bytes))),
       marks_(bytes >> shift_),
       sequences_(bytes >> shift_),
-      has_parts_(bytes >> shift_),
+      parts_known_(bytes >> shift_),
       parts_(bytes >> shift_),
       unit_marks_(bytes / plan::kUnitBytes) {}
 
@@ -77,10 +77,11 @@ void FreeMarks::Parts::add(Part part) noexcept {
 
 void FreeMarks::note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, std::uint64_t sequence) noexcept {
   Parts& parts = parts_[page];
-  if (!has_parts_[page]) {
-    has_parts_[page] = true;
-    parts.others = {sequences_[page], true};
+  PartsKnown& known = parts_known_[page];
+  if (known != PartsKnown::Latest) {
+    parts.others = {sequences_[page], known == PartsKnown::None};
     parts.count = 0;
+    known = PartsKnown::Latest;
   }
   parts.add({sequence, static_cast<std::uint32_t>(begin / plan::kUnitBytes),
              static_cast<std::uint32_t>(end / plan::kUnitBytes)});
@@ -88,7 +89,7 @@ void FreeMarks::note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t
 }
 
 FreeMarks::Latest FreeMarks::latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept {
-  if (!has_parts_[page]) return {sequences_[page], true};
+  if (parts_known_[page] != PartsKnown::Latest) return {sequences_[page], parts_known_[page] == PartsKnown::None};
   const Parts& parts = parts_[page];
   for (std::uint32_t i = parts.count; i-- > 0;) {
     if (parts.parts[i].begin < end && begin < parts.parts[i].end) return {parts.parts[i].sequence, true};
@@ -96,20 +97,22 @@ FreeMarks::Latest FreeMarks::latest_free(std::uint64_t page, std::uint64_t begin
   return parts.others;
 }
 
-void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence) noexcept {
+void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
         [&](std::uint64_t first, std::uint64_t last) {
           std::fill(&marks_[first], &marks_[last], mark);
           std::fill(&sequences_[first], &sequences_[last], sequence);
-          std::fill(&has_parts_[first], &has_parts_[last], false);
+          std::fill(&parts_known_[first], &parts_known_[last], PartsKnown::None);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
           // A page that nobody claims becomes the stream's as a whole: programs with one stream never mark units.
           if (marks_[page] == kNoStream) marks_[page] = mark;
           mark_part(page, begin, end, mark);
-          note_part(page, begin, end, sequence);
+          if (exact) return note_part(page, begin, end, sequence);
+          parts_known_[page] = PartsKnown::Bound;
+          sequences_[page] = sequence;
         });
   }
 }
@@ -121,7 +124,7 @@ void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
         [&](std::uint64_t first, std::uint64_t last) {
           std::fill(&marks_[first], &marks_[last], kNoStream);
           std::fill(&sequences_[first], &sequences_[last], 0);
-          std::fill(&has_parts_[first], &has_parts_[last], false);
+          std::fill(&parts_known_[first], &parts_known_[last], PartsKnown::None);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) { mark_part(page, begin, end, kNoStream); });
   }

@@ -34,7 +34,8 @@ class FreeMarks {
   FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes);
 
   // The ranges were freed by those that `mark` stands for; the free has number `sequence`, not smaller than any before.
-  void freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence) noexcept;
+  // `exact`: its number must be told exactly, which costs a little where pages are freed in part.
+  void freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact = true) noexcept;
   // The ranges were freed and no work on the device touches them any more.
   void cleared(PhysicalRanges ranges) noexcept;
 
@@ -159,6 +160,9 @@ class FreeMarks {
     std::uint32_t count = 0;
     std::array<Part, kMost> parts;
   };
+  // What is known of the parts of a page: there are none, or their latest frees are in `parts_`, or it is only known
+  // that the page's latest free is a bound for all of them.
+  enum class PartsKnown : std::uint8_t { None, Latest, Bound };
   void note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, std::uint64_t sequence) noexcept;
   // Of some units of a page, all of which were freed last with the same mark.
   [[nodiscard]] Latest latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept;
@@ -166,8 +170,8 @@ class FreeMarks {
   unsigned shift_;
   LazyTable<FreeMark> marks_;           // by page
   LazyTable<std::uint64_t> sequences_;  // by page: of the latest free
-  LazyTable<bool> has_parts_;           // by page: parts of it have been freed since all of it was
-  LazyTable<Parts> parts_;              // by page, where it has
+  LazyTable<PartsKnown> parts_known_;   // by page: of the parts that have been freed since all of it was
+  LazyTable<Parts> parts_;              // by page
   LazyTable<FreeMark> unit_marks_;      // by unit, in mixed pages
 };
 

@@ -322,7 +322,9 @@ std::uint64_t StreamOrder::number_free(StreamOrdinal stream, bool for_others) no
 }
 
 void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
-  marks_.freed(ranges, shared_.has_pairs() ? mark_with_users(ranges, stream) : stream, number);
+  const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
+  const bool has_event = event_now || has_several_users() || streams_[stream].key.is_per_thread();
+  marks_.freed(ranges, mark, number, has_event);  // nobody can wait for another one
   if (event_now || streams_[stream].key.is_per_thread()) mark_free(stream);
 }
 

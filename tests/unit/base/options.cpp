@@ -35,7 +35,7 @@ TEST_CASE("without variables every option has its default") {
   CHECK(options.log_level == LogLevel::Warn);
   CHECK(options.stacks);
   CHECK(options.stack_depth == 32);
-  CHECK(options.refused_variable.empty());
+  CHECK(options.refused_count == 0);
 }
 
 TEST_CASE("values are taken as the table accepts them") {
@@ -49,7 +49,7 @@ TEST_CASE("values are taken as the table accepts them") {
   CHECK(options.log_level == LogLevel::Debug);
   CHECK_FALSE(options.stacks);
   CHECK(options.stack_depth == 64);
-  CHECK(options.refused_variable.empty());
+  CHECK(options.refused_count == 0);
 }
 
 TEST_CASE("STAlloc's own words for the mode are understood") {
@@ -67,7 +67,8 @@ TEST_CASE("a value that is not understood leaves the default and is named") {
                                                                       {"STALLOC_STACKS", "maybe"}}) {
     const bool known = name.back() != ' ';
     const auto options = parse({{name, value}});
-    CHECK(options.refused_variable == (known ? name : ""));
+    REQUIRE(options.refused_count == (known ? 1 : 0));
+    CHECK((!known || options.refused[0].variable == name));
     CHECK(options.mode == Mode::Auto);
     CHECK(options.stack_depth == 32);
     CHECK(options.trace_chunk == 8192);
@@ -79,13 +80,34 @@ TEST_CASE("an empty value counts as unset") {
   const auto options = parse({{"STALLOC_MODE", ""}, {"STALLOC_TRACE", ""}});
   CHECK(options.mode == Mode::Auto);
   CHECK(options.trace == "trace.fb");
-  CHECK(options.refused_variable.empty());
+  CHECK(options.refused_count == 0);
 }
 
 TEST_CASE("the table's own defaults are accepted values") {
   for (const auto& row : stalloc::option_table()) {
     if (row.fallback.empty()) continue;
     const auto options = parse({{std::string(row.variable), std::string(row.fallback)}});
-    CHECK(options.refused_variable.empty());
+    CHECK(options.refused_count == 0);
+  }
+}
+
+TEST_CASE("all values that are not understood are named, in the order of the table") {
+  const auto options = parse({{"STALLOC_STACKS", "maybe"}, {"STALLOC_MODE", "fast"}, {"STALLOC_TRACE_LIMIT", "1X"}});
+  REQUIRE(options.refused_count == 3);
+  CHECK(options.refused[0].variable == "STALLOC_MODE");
+  CHECK(options.refused[1].value == "maybe");
+  CHECK(options.refused[2].accepted == "bytes, with K, M, G or T");
+}
+
+TEST_CASE("upper and lower case are the same in words, switches and sizes") {
+  const auto options = parse({{"STALLOC_MODE", "DYNAMIC"}, {"STALLOC_STACKS", "Off"}, {"STALLOC_PLAN_STRICT", "TRUE"}});
+  CHECK(options.mode == Mode::Dynamic);
+  CHECK_FALSE(options.stacks);
+  CHECK(options.plan_strict);
+  for (const char* size : {"65536", "64K", "64k", "64kb", "64KiB", "65536B"}) {
+    CHECK(parse({{"STALLOC_TRACE_LIMIT", size}}).trace_limit == 65536);
+  }
+  for (const char* size : {"64KK", "64 K", "1.5G", "K", "iB", "64iB", "-1", "99999999999T"}) {
+    CHECK(parse({{"STALLOC_TRACE_LIMIT", size}}).refused_count == 1);
   }
 }

@@ -83,34 +83,42 @@ expect 0 0 requests.csv --contiguous --seconds 0 --summary json
 says out '"gap_bytes": '
 
 # Many ranks: a folder of plans, one for equal ranks, and the others planned when one trace is bad.
-cp loop.fb trace.0.fb
-cp loop.fb trace.1.fb
-cp two_devices.fb trace.2.fb
-expect 0 0 trace.0.fb trace.1.fb trace.2.fb -o plans
+expect 0 0 rank_0.fb rank_1.fb rank_2.fb -o plans
 says out " like 0"
 says out "different from all others: rank 2"
 says out "worst rank: "
 says out "saved: native less"
-for rank in 0 1 2; do expect 0 0 check trace.$rank.fb plans/plan.$rank.fb; done
-expect 0 0 trace.0.fb trace.1.fb --summary json
+for rank in 0 1 2; do expect 0 0 check rank_$rank.fb plans/plan.$rank.fb; done
+expect 0 0 rank_0.fb rank_1.fb --summary json
 says out '"same_as": "0"'
 says out '"worst_rank": '
 says out '"native_bytes": '
 expect 0 0 loop.fb -o one/
-expect 0 0 check loop.fb one/plan.loop.fb
+expect 0 0 check loop.fb one/plan.3.fb
 echo nothing >trace.3.fb
-expect 1 1 trace.0.fb trace.3.fb trace.2.fb -o others
+expect 1 1 rank_0.fb trace.3.fb rank_2.fb -o others
 says err "trace.3.fb"
 says out "2 of 3 ranks planned"
-expect 0 0 check trace.2.fb others/plan.2.fb
+expect 0 0 check rank_2.fb others/plan.2.fb
 [ ! -e others/plan.3.fb ] || {
   echo "FAILED: a plan of a bad trace"
   failed=1
 }
-expect 1 1 trace.0.fb trace.1.fb -o loop.plan
+expect 1 1 rank_0.fb rank_1.fb -o loop.plan
 says err "loop.plan"
-expect 2 1 trace.0.fb ./trace.0.fb -o plans
+expect 2 1 rank_0.fb ./rank_0.fb -o plans
+says err "leave one of them out"
+expect 1 2 trace.3.fb ./trace.3.fb --dry-run
+says out "0 of 2 ranks planned"
+if grep -qF "100.00 %" out; then
+  echo "FAILED: nothing was planned, and is used to the full: $(cat out)"
+  failed=1
+fi
 rm trace.3.fb
+cp alone.fb trace.7.fb
+expect 0 0 alone.fb trace.7.fb requests.csv -o alone
+says out "stalloc run --plan alone/plan.alone.fb -- ..."
+for plan in alone 7 requests; do expect 0 0 show alone/plan.$plan.fb; done
 
 # Plans of other requests, damaged and foreign files.
 expect 1 1 check requests.csv loop.plan
@@ -141,7 +149,19 @@ printf 'id,lower,upper,size\n0,1,2,x\n' >bad.csv
 expect 1 1 bad.csv -o out.plan
 says err "bad.csv: line 2: size is not a whole number"
 expect 1 1 loop.fb -o missing/out.plan
-expect 1 1 loop.fb --dry-run --granularity 4m --handle-cap 1m
+expect 1 1 loop.fb --dry-run --handle-cap 1m
+says err "must be at least a page, which has 2097152 bytes"
+printf '\200\004K\001.' >snapshot.pickle
+expect 1 1 snapshot.pickle -o out.plan
+says err "stalloc snapshot"
+printf '\3757zXZ\000rest' >loop.fb.xz
+expect 1 1 show loop.fb.xz
+says err "xz -dk"
+cp loop.plan huge
+truncate -s 1000G huge # by zeros, none of which is on the disk
+expect 1 1 show huge
+says err "too large"
+rm huge
 [ ! -e out.plan ] || {
   echo "FAILED: a failed run left a plan"
   failed=1
@@ -154,6 +174,30 @@ cmp -s loop.plan keep.plan || {
   echo "FAILED: a failed run changed the plan"
   failed=1
 }
+# Names out of files and of files do not control the terminal.
+escape=$(printf 'a\033[31m\nb.csv')
+printf 'id,lower,upper,size\n0,0,1,512\n' >"$escape"
+expect 0 0 show "$escape"
+says out "requests: a?[31m?b.csv"
+expect 0 0 compare "$escape"
+says out "a?[31m?b.csv, device 0"
+expect 0 0 show "$escape" --json
+says out '"source": "a\u001b[31m\u000ab.csv"'
+expect 1 1 check "$escape" loop.plan
+says err "a?[31m?b.csv"
+expect 0 0 show none.fb
+says out "no requests"
+
+# A link to a file that is not there yet stays a link, and so do links to links.
+ln -s new.plan link
+ln -s link link.to.link
+expect 0 0 loop.fb -o link.to.link
+if [ ! -L link.to.link ] || [ ! -L link ] || ! cmp -s new.plan loop.plan; then
+  echo "FAILED: a link that led nowhere was not followed"
+  failed=1
+fi
+ln -s ring ring
+expect 1 1 loop.fb -o ring
 for left in *.tmp*; do
   [ ! -e "$left" ] || {
     echo "FAILED: $left is left"
@@ -170,6 +214,12 @@ expect 2 1 loop.fb -o a.plan --summary yaml
 expect 2 1 loop.fb -o a.plan --streams maybe
 expect 2 1 loop.fb -o a.plan --granularity 1000
 expect 2 1 loop.fb -o a.plan --granularity lots
+expect 2 1 loop.fb -o -
+says err "standard output"
+expect 2 1 loop.fb --dry-run --contiguous --seconds nan
+expect 2 1 loop.fb --dry-run --handle-cap 1
+says err "must be at least a page"
+expect 2 1 loop.fb --dry-run --granularity 4m --handle-cap 1m
 expect 2 1 show
 expect 2 1 check loop.fb
 

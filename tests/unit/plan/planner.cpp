@@ -332,7 +332,7 @@ TEST_CASE("values that alternate between two places over an odd number of steps 
 TEST_CASE("options that cannot be used are errors") {
   CHECK(plan_device({}, {.granularity = 1000}).error == "the granularity must be a multiple of 512 bytes");
   CHECK(plan_device({}, {.granularity = 1 << 20, .handle_cap = 4096}).error ==
-        "the largest handle is smaller than the granularity");
+        "the largest handle must be at least a page, which has 1048576 bytes");
 }
 
 TEST_CASE("requests beyond any device are an error, not a long wait") {

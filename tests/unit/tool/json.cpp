@@ -68,3 +68,12 @@ TEST_CASE("texts and names are escaped", "[tool][json]") {
   }
   REQUIRE(json.take() == "{\"a\\\"b\": \"\\\\ \\u000a \\u0001 \\u007f \xc3\xa9\"}\n");
 }
+
+TEST_CASE("a text that is no UTF-8 makes no JSON that is none", "[tool][json]") {
+  JsonWriter json;
+  {
+    const auto object = json.object();
+    json.member("a\xff", std::string("b\xfe"));
+  }
+  REQUIRE(json.take() == "{\"a\xef\xbf\xbd\": \"b\xef\xbf\xbd\"}\n");
+}

@@ -52,7 +52,7 @@ def subprocess_environment(plan=None, trace=None, keep_settings=False):
     of the whole process, so other threads should not start other processes meanwhile. Raises installation.NotInstalled
     and environment.BadPath.
     """
-    mode = "trace" if trace else "alloc" if plan else "dynamic"
+    mode = "trace" if trace is not None else "dynamic" if plan is None else "alloc"
     made, _ = environment.stalloc_environment(os.environ, installation.library_path(), mode=mode, plan=plan,
                                               trace=trace, keep_settings=keep_settings)
     before = dict(os.environ)

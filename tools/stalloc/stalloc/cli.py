@@ -8,6 +8,8 @@ import sys
 
 from stalloc import environment, installation, planner, process, terminal
 
+# Commands that are followed by a program. They pass signals on to it, where the others end.
+STARTING = ("run", "record")
 # Modules with `register(subparsers)`, which adds the module's subcommands, and `run(arguments)`, which returns the exit
 # status. A module is imported only if it exists.
 MODULES = ("run", "record", "report", "export", "snapshot", "top", "doctor", "env")
@@ -74,6 +76,8 @@ def make_parser(modules):
         known = set(subparsers.choices)
         module.register(subparsers)
         module_of.update({name: module for name in subparsers.choices if name not in known})
+    for own in subparsers.choices.values():
+        own.set_defaults(own_parser=own)
     return parser, module_of
 
 
@@ -86,22 +90,25 @@ def split_program(arguments):
 
 
 def parse(parser, arguments):
-    own, program = split_program(arguments)
-    parsed = parser.parse_args(own)
+    starts = bool(arguments) and arguments[0] in STARTING
+    own, program = split_program(arguments) if starts else (arguments, [])
+    parsed, unknown = parser.parse_known_args(own)
     if parsed.subcommand is None:
         parser.error("no command given")
-    if hasattr(parsed, "command"):
+    if unknown:
+        parsed.own_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if starts:
         # In `stalloc run program -- argument` the program comes before the dashes, so they belong to it.
         parsed.command = parsed.command + (["--"] if parsed.command and "--" in arguments else []) + program
         if not parsed.command:
-            parser.error(f"no program given: stalloc {parsed.subcommand} -- python train.py")
-    elif "--" in arguments:
-        parsed = parser.parse_args(arguments)
+            parsed.own_parser.error(f"no program given: stalloc {parsed.subcommand} -- python train.py")
     return parsed
 
 
 def main(arguments=None):
     terminal.open_missing_streams()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # whatever a name or a text holds, it is no reason to fail
     status = answer(sys.argv[1:] if arguments is None else arguments)
     terminal.drop_unwritten(sys.stdout)
     terminal.drop_unwritten(sys.stderr)
@@ -111,14 +118,19 @@ def main(arguments=None):
 def answer(arguments):
     """Runs the command and returns its exit status. What goes wrong is said in one line."""
     try:
+        if not (arguments and arguments[0] in STARTING):
+            process.make_stoppable()
         status = run(arguments)
         sys.stdout.flush()
         return status
     except process.CannotRun as error:
         terminal.say(str(error))
         return error.status
-    except (installation.NotInstalled, environment.BadPath) as error:
+    except (installation.NotInstalled, environment.BadPath, UnicodeError) as error:
         terminal.say(str(error))
+        return 1
+    except MemoryError:
+        terminal.say("out of memory")
         return 1
     except BrokenPipeError:
         return process.BY_SIGNAL + 13  # the reader of the output has closed it: end as other programs do
@@ -127,6 +139,8 @@ def answer(arguments):
         return 1
     except KeyboardInterrupt:
         return process.BY_SIGNAL + 2
+    except process.Stopped as stopped:
+        return process.BY_SIGNAL + stopped.number
 
 
 def run(arguments):

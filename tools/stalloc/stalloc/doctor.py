@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from stalloc import environment, installation, terminal
-from stalloc.checkup import driver, frameworks, preload, served, start, surroundings
+from stalloc.checkup import driver, frameworks, preload, served, settings, start, surroundings
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
 HELP = "say what will work here: driver, devices, frameworks, limits"
@@ -72,6 +72,7 @@ def examine(arguments, variables):
     found += frameworks.findings(packages, variables)
     found += preload.findings(variables)
     found += surroundings.findings("trace.fb", python, variables)
+    found += settings.findings(variables)
     if usable:
         made, _ = environment.stalloc_environment(variables, installation.library_path(), mode="dynamic")
         has_device = bool(devices.get("devices"))
@@ -92,10 +93,10 @@ def show(found, out):
     indent = " " * (2 + 6 + TOPIC_WIDTH)
     for finding in found:
         head = f"  {finding.level:<6}{finding.topic:<{TOPIC_WIDTH}}"
-        lines = terminal.wrapped(head + finding.text, indent)
+        lines = terminal.wrapped(head + terminal.printable(finding.text), indent)
         print(lines.replace(finding.level, terminal.painted(finding.level, COLOUR[finding.level], out), 1), file=out)
         if finding.advice:
-            print(terminal.wrapped(indent + finding.advice, indent), file=out)
+            print(terminal.wrapped(indent + terminal.printable(finding.advice), indent), file=out)
     works = all(finding.level != PROBLEM for finding in found)
     print(terminal.painted(verdict(found), "good" if works else "bad", out), file=out)
 

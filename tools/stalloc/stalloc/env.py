@@ -80,14 +80,23 @@ def unset():
 
 def run(arguments):
     if arguments.unset:
-        sys.stdout.write(unset())
+        write(unset())
         return 0
-    plan = arguments.plan or (None if arguments.record else os.environ.get("STALLOC_PLAN"))
-    mode = "trace" if arguments.record else "alloc" if plan else "dynamic"
+    plan = arguments.plan
+    if plan is None and arguments.record is None:
+        plan = os.environ.get("STALLOC_PLAN") or None
+    mode = "trace" if arguments.record is not None else "dynamic" if plan is None else "alloc"
     made, _ = environment.stalloc_environment(os.environ, installation.library_path(), mode=mode, plan=plan,
                                               trace=arguments.record, keep_settings=True)
     if not arguments.keep_settings:
         for name in environment.hiding_settings(os.environ):
             terminal.say(f"{name}={os.environ[name]} hides tensors from stalloc: unset it")
-    sys.stdout.write(FORMATS[arguments.format]({name: made[name] for name in NAMES if name in made}))
+    write(FORMATS[arguments.format]({name: made[name] for name in NAMES if name in made}))
     return 0
+
+
+def write(text):
+    """Writes to standard output the very bytes that the names of files have, whatever encoding Python has chosen for it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(text))
+    sys.stdout.buffer.flush()

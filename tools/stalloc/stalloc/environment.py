@@ -4,6 +4,7 @@
 import os
 import re
 
+from stalloc import templates
 from stalloc.installation import LIBRARY_NAME
 
 PYTORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -60,30 +61,25 @@ def hiding_settings(environment):
             if environment.get(name) and needed not in environment[name] and (by_backend or name not in PYTORCH)]
 
 
-def plan_path(plan):
-    """The value of STALLOC_PLAN for a plan: an absolute path, and for a folder of plans a path with the rank in it."""
+def plan_template(plan):
+    """The value of STALLOC_PLAN for a plan: the plan's name from the root on, and for a folder of plans one with the rank in
+    it."""
+    if not plan:
+        raise BadPath("the plan has an empty name; leave it out to run without a plan")
     if os.path.isdir(plan):
-        return os.path.join(os.path.abspath(plan), "plan.%r.fb")
-    path = os.path.abspath(plan)
-    if "%" in path or os.path.isfile(path) or has_ranks(path):
-        return path
+        return os.path.join(templates.literal(os.path.abspath(plan)), "plan.%r.fb")
+    template = templates.absolute(plan)
+    if "%" in plan or os.path.isfile(plan) or templates.matching(template):
+        return template
     raise BadPath(f"{plan}: no such plan. Record a run (stalloc record -- ...), then make it by: stalloc plan trace.fb "
                   f"-o {plan}")
-
-
-def has_ranks(path):
-    """Whether plan.0.fb or the like exists where the library will look for it under a launcher."""
-    folder, name = os.path.split(path)
-    stem, extension = os.path.splitext(name)
-    pattern = re.compile(re.escape(stem) + r"\.\d+" + re.escape(extension))
-    return os.path.isdir(folder) and any(pattern.fullmatch(other) for other in os.listdir(folder))
 
 
 def stalloc_environment(environment, library, *, mode, plan=None, trace=None, keep_settings=False):
     """Returns `environment` (a mapping) as a new dictionary that runs programs under stalloc, and remarks, one line
     each, on the user's settings that were overridden. Raises BadPath.
 
-    mode: "dynamic", "alloc" (needs `plan`) or "trace"; trace: where to record to.
+    mode: "dynamic", "alloc" (needs `plan`) or "trace"; trace: the template of the file to record to.
     """
     made = dict(environment)
     remarks = []
@@ -96,10 +92,12 @@ def stalloc_environment(environment, library, *, mode, plan=None, trace=None, ke
     made["STALLOC_MODE"] = mode
     made.pop("STALLOC_PLAN", None)
     made.pop("STALLOC_TRACE", None)
-    if plan:
-        made["STALLOC_PLAN"] = plan_path(plan)
-    if trace:
-        made["STALLOC_TRACE"] = os.path.abspath(trace)
+    if plan is not None:
+        made["STALLOC_PLAN"] = plan_template(plan)
+    if trace is not None:
+        if not trace:
+            raise BadPath("the trace has an empty name")
+        made["STALLOC_TRACE"] = templates.absolute(trace)
     if not keep_settings:
         for name in hiding_settings(environment):
             remarks.append(f"{name}={environment[name]} is left out: it hides tensors (--keep-settings keeps it)")

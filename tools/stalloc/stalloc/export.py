@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stalloc export`: writes a recorded run in formats that other tools open."""
 
-from stalloc import output, perfetto, pytorch_snapshot, recording, terminal
+import json
+
+from stalloc import inputs, output, perfetto, pytorch_snapshot, recording, terminal
 
 HELP = "write a trace in a format that other tools open"
 DESCRIPTION = """\
@@ -29,12 +31,12 @@ def run(arguments):
     options = ["--accept-truncated"] if arguments.accept_truncated else []
     output.refuse_inputs(arguments.output, [arguments.trace])
     try:
-        with terminal.Progress("reading " + arguments.trace) as progress:
-            recorded = recording.ask("show", arguments.trace, "--events", *options)
+        with terminal.Progress("reading " + arguments.trace) as progress, inputs.steady(arguments.trace) as trace:
+            recorded = json.loads(recording.ask("show", "--events", *options, "--", trace))
             progress.begin("naming functions")
             named, stacks = recording.name_frames(recorded)
             progress.begin("writing " + arguments.output)
             output.save(arguments.output, lambda file: WRITERS[arguments.to](recorded, named, stacks, file))
-    except (recording.BadInput, OSError) as error:
+    except (inputs.BadInput, OSError) as error:
         return recording.complain(error, arguments.output)
     return 0

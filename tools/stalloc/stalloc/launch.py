@@ -9,7 +9,7 @@ from stalloc import output, pages, process, summary, terminal
 from stalloc.environment import BadPath
 
 STATISTICS = "STALLOC_STATISTICS"
-STANDARD_OUTPUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def add_options(parser):
@@ -43,13 +43,14 @@ def statistics_folder(arguments, environment):
     return folder
 
 
-def no_trace():
+def no_trace(seen):
+    del seen
     return None, []
 
 
 def run_program(arguments, environment, remarks, title, traced=no_trace):
-    """Runs the program and returns its exit status. At its end, `traced` returns the trace for comparing other
-    allocators, or None, and the last lines of the report; then `title(rows, trace)` returns the heading of the report.
+    """Runs the program and returns its exit status. At its end `traced(seen)`, of the pages of its processes, returns the
+    trace for comparing other allocators, or None, and the last lines of the report; and `title(seen, trace)` its heading.
     Raises process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
     check_report(arguments)
     for remark in remarks:
@@ -60,36 +61,48 @@ def run_program(arguments, environment, remarks, title, traced=no_trace):
     folder = statistics_folder(arguments, environment)
     if folder is None:
         return process.execute(arguments.command, environment)
-    try:
-        status = process.run_and_wait(arguments.command, environment)
+
+    def at_end(ending):
         try:
-            report(arguments, pages.read(folder), status, title, traced)
+            report(arguments, pages.read(folder), ending, title, traced)
         except Exception as error:  # what counts is how the program itself ended
             terminal.say(f"no report: {terminal.why(error) if isinstance(error, OSError) else error}")
+
+    try:
+        return process.run_and_wait(arguments.command, environment, at_end).status
     finally:
         pages.let_go(folder)
-    return status
 
 
 def check_report(arguments, inputs=()):
-    """Raises BadPath if the file for the report is one that the run reads, or its standard output, which the program
-    has to itself."""
+    """Raises BadPath if the file for the report cannot be written, is one that the run reads, or is its standard output,
+    which the program has to itself."""
     if not arguments.report:
         return
     if arguments.report in STANDARD_OUTPUT:
-        raise BadPath(f"{arguments.report} is the program's: write the report to a file")
+        raise BadPath(f"{arguments.report}: standard output is the program's: write the report to a file")
     output.refuse_inputs(arguments.report, [*arguments.command, *filter(None, inputs)])
+    output.check_target(arguments.report)
 
 
-def report(arguments, seen, status, title, traced):
-    """Prints the report; `seen` are the pages of the program's processes."""
+def report(arguments, seen, ending, title, traced):
+    """Prints the report; `seen` are the pages of the program's processes. What takes long comes last."""
     found = summary.rows(seen)
-    trace, next_lines = traced()
-    compared = summary.comparison(trace) if trace and found else None
-    title = title(found, trace)
-    lines = summary.text(found, status, title, summary.refused(seen)) + summary.comparison_lines(compared) + next_lines
-    terminal.tell("\n".join(lines) + "\n")
-    if arguments.report:
-        figures = {"status": status, "title": title, "processes": found, "compared": compared}
-        content = (json.dumps(figures, indent=2) + "\n").encode()
-        output.replace(arguments.report, lambda file: file.write(content))
+    trace, next_lines = traced(seen)
+    title = title(seen, trace)
+    tell(summary.text(found, ending, title, summary.refused(seen)) + next_lines)
+    compared = None
+    try:
+        if trace and found:
+            compared = summary.comparison(trace)
+            tell(summary.comparison_lines(compared))
+    finally:
+        if arguments.report:
+            figures = {"status": ending.status, "signal": ending.signal or None, "title": title, "processes": found,
+                       "compared": compared}
+            content = output.encoded(json.dumps(figures, indent=2) + "\n")
+            output.replace(arguments.report, lambda file: file.write(content))
+
+
+def tell(lines):
+    terminal.tell("".join(line + "\n" for line in lines))

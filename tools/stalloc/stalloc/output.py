@@ -8,7 +8,7 @@ import stat
 import sys
 import tempfile
 
-from stalloc import environment
+from stalloc import environment, terminal
 
 
 def save(path, write):
@@ -37,6 +37,11 @@ def replace(path, write, mode=None):
             write_beside(os.path.realpath(path), write, mode)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def encoded(text):
+    """A text as it is written to files. What UTF-8 has no form for, half of a surrogate pair, is written as an escape."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def is_standard_output(path):
@@ -91,6 +96,23 @@ def usual_mode():
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def check_target(path):
+    """Raises BadPath if it is known beforehand that `replace` cannot write this file."""
+    status = status_of(path)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise environment.BadPath(f"{path}: is a folder; name a file")
+    if status is None or stat.S_ISREG(status.st_mode):
+        check_folder(os.path.dirname(os.path.realpath(path)))
+
+
+def check_folder(folder):
+    """Raises BadPath if no file can be made in the folder."""
+    if not os.path.isdir(folder):
+        raise environment.BadPath(f"{folder}: no such folder; make it first: mkdir -p {terminal.quoted(folder)}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise environment.BadPath(f"{folder}: cannot be written to; name a file in another folder")
 
 
 def refuse_inputs(path, inputs):

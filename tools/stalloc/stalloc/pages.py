@@ -11,6 +11,8 @@ import stat
 import struct
 import time
 
+from stalloc import terminal
+
 SUFFIX = ".statistics"
 KEEP = "keep"  # a file that keeps a folder's pages when their processes end, and names the process that will remove them
 RUN = "run-"  # begins the name of the folder of one `stalloc run`
@@ -100,9 +102,8 @@ class Page:
 
 
 def text(field):
-    """A text of the file that is safe to show: control characters for a terminal are taken out."""
-    return "".join(char if char.isprintable() else "?" for char in
-                   field.split(b"\0")[0].decode("utf-8", errors="replace"))
+    """A text of the file, which may be shown."""
+    return terminal.printable(field.split(b"\0")[0].decode("utf-8", errors="replace"))
 
 
 def parse(path, content):

@@ -3,11 +3,9 @@
 
 import os
 import re
-import shlex
-import socket
 import subprocess
 
-from stalloc import installation
+from stalloc import installation, templates, terminal, tool
 from stalloc.environment import BadPath
 
 # The variables that hold a rank, in the order of interpose/base/process.cpp.
@@ -24,34 +22,17 @@ def rank_of(environment):
     return "", ""
 
 
-def expanded(template, rank):
-    """The file that the library makes of STALLOC_PLAN or STALLOC_TRACE; None: its name has the process id in it."""
-    marks = re.findall("%[rph%]", template)
-    if "%p" in marks:
-        return None
-    words = {"%r": rank or "0", "%h": socket.gethostname(), "%%": "%"}
-    path = re.sub("%[rh%]", lambda match: words[match[0]], template)
-    if not rank or "%r" in marks:
-        return path
-    stem, extension = os.path.splitext(path)
-    return f"{stem}.{rank}{extension}"
-
-
 def of_ranks(template):
     """The plans of ranks that are there, such as plan.0.fb."""
-    if "%p" in template or "%h" in template:
+    if "%p" in templates.marks(template):
         return []
-    folder, name = os.path.split(template if "%r" in template else ".%r".join(os.path.splitext(template)))
-    if "%" in folder or not os.path.isdir(folder):
-        return []
-    pattern = re.compile(r"\d+".join(re.escape(part.replace("%%", "%")) for part in name.split("%r")))
-    return [os.path.join(folder, other) for other in sorted(os.listdir(folder)) if pattern.fullmatch(other)]
+    return [path for path, numbers in templates.matching(template).items() if numbers]
 
 
 def check(template, environment):
     """Raises BadPath if it is certain that no process will be served from the plan. `template`: STALLOC_PLAN."""
     variable, rank = rank_of(environment)
-    path = expanded(template, rank)
+    path = templates.expanded(template, rank)
     if path is None:
         return
     if not os.path.isfile(path):
@@ -69,7 +50,7 @@ def check(template, environment):
 def missing(path, variable, rank):
     own = f" ({variable}={rank}: a rank reads the plan of its own)" if variable else ""
     trace = f"trace.{rank}.fb" if variable else "trace.fb"
-    return f"{path}: no such plan{own}; make it by: stalloc plan {trace} -o {shlex.quote(os.path.relpath(path))}"
+    return f"{path}: no such plan{own}; make it by: stalloc plan {trace} -o {terminal.quoted(path)}"
 
 
 def fault_of(path):
@@ -79,8 +60,7 @@ def fault_of(path):
     if head[4:] != IDENTIFIER:
         return "not a plan"
     try:
-        done = subprocess.run([installation.tool_path(), "show", path], stdin=subprocess.DEVNULL, capture_output=True,
-                              timeout=CHECK_SECONDS, check=False)
+        done = tool.run("show", path, timeout=CHECK_SECONDS)
     except (installation.NotInstalled, subprocess.TimeoutExpired, OSError):
         return ""
     if done.returncode != 1:

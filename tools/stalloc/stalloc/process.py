@@ -2,6 +2,7 @@
 """Running the user's program as if it had been started directly: its signals, its descriptors, its exit status."""
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -9,11 +10,13 @@ import signal
 import struct
 import sys
 import time
+import typing
 
 from stalloc import terminal
 
 NOT_EXECUTABLE = 126  # as shells return it
 NOT_FOUND = 127
+SHELL = "/bin/sh"
 BY_SIGNAL = 128  # added to the number of the signal that ended the program
 
 # Signals that are not passed on to the program: the terminal sends those that continue a job, stop it in the
@@ -56,9 +59,20 @@ def execute(command, environment):
     flush_streams()
     undo_python_signals()
     try:
-        os.execve(path, command, environment)
+        try:
+            os.execve(path, command, environment)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or not is_script(path):
+                raise
+            os.execve(SHELL, [SHELL, path, *command[1:]], environment)
     except OSError as error:
         raise CannotRun(f"{path}: {error.strerror}", NOT_EXECUTABLE) from error
+
+
+def is_script(path):
+    """Whether a file that the kernel cannot run is a shell's script without a line that says so; a shell runs it then."""
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(256)
 
 
 def flush_streams():
@@ -77,6 +91,34 @@ def undo_python_signals():
 def close_if_open(descriptor):
     with contextlib.suppress(OSError):
         os.close(descriptor)
+
+
+class Ending(typing.NamedTuple):
+    """How a program has ended."""
+
+    status: int  # as a shell returns it
+    signal: int = 0  # that ended it; 0: it has exited
+
+
+class Stopped(BaseException):
+    """This process is to end: it was sent SIGTERM or SIGHUP."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.number = number
+
+
+def stop(number, frame):
+    del frame
+    raise Stopped(number)
+
+
+def make_stoppable():
+    """From now on SIGTERM and SIGHUP are exceptions, as SIGINT is, so that what is half done is cleaned up. Those that are
+    ignored stay so."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 class Sentinel:
@@ -134,8 +176,9 @@ class Sentinel:
         os.close(self.reading)
 
 
-def run_and_wait(command, environment):
-    """Runs the program in this process group and returns its exit status, 128+n when signal n ended it.
+def run_and_wait(command, environment, at_end):
+    """Runs the program in this process group, then calls `at_end` with its Ending, and returns that. From then on SIGINT,
+    SIGTERM and SIGHUP end `at_end`, and not this process.
 
     Signals that are sent to this process reach the program once; those of a terminal (Ctrl-C, Ctrl-Z) reach it anyway,
     like every process of the foreground job. The program inherits every open descriptor that this process inherited
@@ -153,10 +196,18 @@ def run_and_wait(command, environment):
     if child == 0:
         become_program(command, environment, mask, children)
     let_go_of_pipes()
-    status = wait_forwarding(child, forwarded, sentinel)
+    ending = wait_forwarding(child, forwarded, sentinel)
     sentinel.end()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return status
+    while signal.sigtimedwait(forwarded, 0):  # they were for the program
+        pass
+    try:
+        make_stoppable()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        at_end(ending)
+        signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
+    except (KeyboardInterrupt, Stopped):
+        signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
+    return ending
 
 
 def let_go_of_pipes():
@@ -184,12 +235,15 @@ def become_program(command, environment, mask, children):
 
 
 def wait_forwarding(child, forwarded, sentinel):
+    """Passes signals on until the program has ended, and returns its Ending."""
     while True:
         info = signal.sigwaitinfo(forwarded | {signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended == child:
-                return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                if os.WIFSIGNALED(status):
+                    return Ending(BY_SIGNAL + os.WTERMSIG(status), os.WTERMSIG(status))
+                return Ending(os.WEXITSTATUS(status))
             continue
         if not sentinel.got(info.si_signo):
             with contextlib.suppress(ProcessLookupError):  # it has just ended, which the next signal will say

@@ -107,23 +107,34 @@ def listed(value, what):
     return value
 
 
-def histories(snapshot):
-    """The histories that are not empty, by device. Raises BadPickle."""
+def histories(snapshot, size):
+    """The histories that are not empty, by device, in a snapshot from a file of `size` bytes. Raises BadPickle."""
     if not isinstance(snapshot, dict):
         raise BadPickle(FOREIGN.format("its top level is no dictionary"))
     segments = listed(snapshot.get("segments"), "segments")
     traces = snapshot.get("device_traces", [])
     if not isinstance(traces, list):
         raise BadPickle(FOREIGN.format("no list of device_traces"))
+    refuse_aliases(segments, traces, size)
+    segments_of = {}
+    for segment in segments:
+        segments_of.setdefault(number(segment.get("device"), 0), []).append(segment)
     found = {}
     for device, trace in enumerate(traces):
         entries = listed(trace, "entries of history")
         if entries:
-            own = [segment for segment in segments if segment.get("device", 0) == device]
-            found[device] = Reading(entries, own).history
+            found[device] = Reading(entries, segments_of.get(device, ())).history
     if not any(history.requests for history in found.values()):
         raise BadPickle(NO_HISTORY)
     return {device: history for device, history in found.items() if history.requests}
+
+
+def refuse_aliases(segments, traces, size):
+    """Raises BadPickle if there are more entries and blocks than bytes in the file, as a pickle can have in which the same
+    list stands in many places: reading them would take time without end."""
+    lists = [*traces, *(segment.get("blocks") for segment in segments)]
+    if sum(len(one) for one in lists if isinstance(one, list)) > size:
+        raise BadPickle(FOREIGN.format("it has more entries than bytes"))
 
 
 class Reading:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stalloc record`: runs the user's program and writes what it allocates to a trace."""
 
+import contextlib
 import os
-import re
-import shlex
-import socket
+import typing
 
-from stalloc import environment, installation, launch, plans, terminal
+from stalloc import environment, installation, launch, output, pages, plans, templates, terminal
 
 HELP = "run a program and record what it allocates"
 DESCRIPTION = """\
@@ -32,12 +31,16 @@ def register(subparsers):
     launch.add_options(parser)
 
 
-def check_target(output):
+def check_target(name):
     """Raises BadPath if nothing can be recorded to this file. Says so if it is there already: the library leaves it alone
     and records beside it."""
-    if not output or output.endswith("/") or os.path.isdir(output):
-        raise environment.BadPath(f"{output or 'an empty name'}: no file; name one: stalloc record -o NAME")
-    path = plans.expanded(os.path.abspath(output), plans.rank_of(os.environ)[1])
+    if not name or name.endswith("/") or os.path.isdir(name):
+        raise environment.BadPath(f"{name or 'an empty name'}: no file; name one: stalloc record -o NAME")
+    template, rank = templates.absolute(name), plans.rank_of(os.environ)[1]
+    folder = os.path.dirname(template)
+    if not templates.marks(folder) & templates.VARYING:
+        output.check_folder(templates.filled(folder, rank))
+    path = templates.expanded(template, rank)
     if path is None or not os.path.lexists(path):
         return
     if not os.path.isfile(path):
@@ -48,59 +51,80 @@ def check_target(output):
 
 def run(arguments):
     check_target(arguments.output)
-    folder = os.path.dirname(os.path.abspath(arguments.output))
-    if "%" not in folder and not os.path.isdir(folder):
-        raise environment.BadPath(f"{folder}: no such folder; make it first: mkdir -p {shlex.quote(folder)}")
     made, remarks = environment.stalloc_environment(
         os.environ, installation.library_path(), mode="trace", trace=arguments.output,
         keep_settings=arguments.keep_settings)
     if arguments.no_stacks:
         made["STALLOC_STACKS"] = "off"
-    before = versions(made["STALLOC_TRACE"])
-    return launch.run_program(arguments, made, remarks, heading, lambda: traced(made["STALLOC_TRACE"], before))
+    template = made["STALLOC_TRACE"]
+    before = versions(template)
+    return launch.run_program(arguments, made, remarks, heading, lambda seen: traced(template, before, seen))
+
+
+class Version(typing.NamedTuple):
+    """What tells a trace from another one that had its name before."""
+
+    file: int
+    size: int
+    changed: int
 
 
 def versions(template):
-    """The traces that processes may have written, by path; the name of a rank's trace has the rank before the
-    extension. The value of each changes when the trace is written again."""
-    folder, name = os.path.split(template)
-    words = {"%r": r"\d+", "%p": r"\d+", "%h": re.escape(socket.gethostname()), "%%": "%"}
-    stem, extension = os.path.splitext(name)
-    pattern = "".join(words.get(part, re.escape(part)) for part in re.split("(%[rph%])", stem))
-    pattern = re.compile(pattern + r"(\.\d+)*" + re.escape(extension))
-    if "%" in folder or not os.path.isdir(folder):
-        return {}
-    statuses = {os.path.join(folder, other): os.stat(os.path.join(folder, other))
-                for other in sorted(os.listdir(folder)) if pattern.fullmatch(other)}
-    return {path: (status.st_ino, status.st_size, status.st_mtime_ns) for path, status in statuses.items()}
+    """The traces that processes may have written, by path."""
+    found = {}
+    for path in templates.matching(template):
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            found[path] = Version(status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
 
 
-def heading(found, trace):
+def heading(seen, trace):
     """The heading of the report."""
-    if trace:
-        return "recorded"
-    return "nothing was recorded" + (": the trace could not be written, a warning above says why" if found else "")
+    served = [page for page in seen if page.devices]
+    if trace or not served:
+        return "recorded" if trace else "nothing was recorded"
+    if any(page.state == pages.ENDED for page in served):
+        return "nothing was recorded: the trace could not be written, a warning above says why"
+    return "nothing was recorded: the program ended by _exit, exec or a signal before it had written anything"
 
 
-def traced(template, before):
-    """A trace for comparing allocators, and lines that say what to do with all traces that were written since `before`."""
-    traces = [path for path, version in versions(template).items() if before.get(path) != version]
-    if not traces:
+def traced(template, before, seen):
+    """The largest trace that was written since `before`, for comparing allocators, and lines that say what to do with all of
+    them; `seen` are the pages of the program's processes."""
+    written = {path: version for path, version in versions(template).items() if before.get(path) != version}
+    if not written:
         return None, []
-    name = shlex.quote(os.path.relpath(traces[0]))
-    if len(traces) > 1:
-        return traces[0], [f"stalloc: wrote {len(traces)} traces, {name} and others; next: stalloc plan {name} ... -o plans"]
-    rank = rank_in(traces[0], template)
-    if not rank:
-        return traces[0], [f"stalloc: wrote {name}; next: stalloc plan {name} -o plan.fb"]
-    return traces[0], [f"stalloc: wrote {name}; next: stalloc plan {name} -o plan.{rank}.fb",
-                       "stalloc: then, under the same launcher: stalloc run --plan plan.fb -- ..."]
+    numbers = templates.matching(template)
+    of_rank = {}  # each rank's largest trace; the rank is empty where there is none
+    for path in sorted(written, key=lambda path: written[path].size):
+        of_rank[rank_of(numbers[path], seen)] = path
+    largest = path
+    return largest, advice(len(written), largest, of_rank)
 
 
-def rank_in(trace, template):
-    """The rank that a launcher has given to the process that wrote the trace; empty: none. A rank reads the plan of its
-    own."""
-    _, rank = plans.rank_of(os.environ)
-    if rank or "%" in template or os.path.exists(template):
-        return rank
-    return os.path.splitext(os.path.splitext(trace)[0])[1].removeprefix(".")
+def rank_of(numbers, seen):
+    """The rank of the process that wrote a trace with these numbers in its name; empty: it has none."""
+    of_process = {page.process.number: str(page.rank) for page in seen if page.rank >= 0}
+    ranks = {int(rank) for rank in of_process.values()}
+    named = [number for number in numbers if int(number) in ranks]
+    return (named or [of_process[int(number)] for number in numbers if int(number) in of_process] or [""])[0]
+
+
+def advice(count, largest, of_rank):
+    """What to do with the traces; who does it literally ends with the planned run."""
+    ranked = {rank: path for rank, path in of_rank.items() if rank}
+    if len(ranked) > 1:
+        names = terminal.quoted(*(ranked[rank] for rank in sorted(ranked, key=int)))
+        return [f"stalloc: wrote {count} traces; next: stalloc plan {names} -o plans",
+                "stalloc: then, under the same launcher: stalloc run --plan plans -- ..."]
+    name = terminal.quoted(largest)
+    wrote = f"stalloc: wrote {name}" if count == 1 else f"stalloc: wrote {count} traces, the largest is {name}"
+    for rank, path in ranked.items():
+        if path == largest:
+            return [f"{wrote}; next: stalloc plan {name} -o plan.{rank}.fb",
+                    "stalloc: then, under the same launcher: stalloc run --plan plan.fb -- ..."]
+    lines = [f"{wrote}; next: stalloc plan {name} -o plan.fb"]
+    if count > 1:
+        lines.append("stalloc: their processes have no rank, so each needs a plan of its own: set STALLOC_PLAN for it alone")
+    return lines

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what stalloc-plan prints about a recorded run, and finds names for the frames of its call stacks."""
 
-import json
 import os
 import re
-import subprocess
 import typing
 
-from stalloc import installation, symbols, terminal
+from stalloc import symbols, terminal, tool
+from stalloc.inputs import BadInput
 
 MOST_NAME = 160  # characters of a function's name
 # Functions that are in every stack and say nothing: those of allocators and the libraries beneath, and those that only
@@ -33,28 +32,25 @@ class Frame(typing.NamedTuple):
         return f"{place}: {self.function[:MOST_NAME]}" if self.function not in ("", self.file) else place
 
 
-class BadInput(Exception):
-    """A file cannot be used. The text is one line."""
-
-
 def complain(error, output):
     """Says in one line why a command that writes `output` (-: standard output) failed, and returns its exit status. When
     the reader of the output has closed it, nothing is said and the error is raised again."""
     if isinstance(error, BrokenPipeError):
         raise error
-    place = "standard output" if output == "-" else output
-    terminal.say(str(error) if isinstance(error, BadInput) else terminal.why(error, place))
+    if isinstance(error, BadInput):
+        terminal.say(str(error))
+        return error.status
+    terminal.say(terminal.why(error, "standard output" if output == "-" else output))
     return 1
 
 
 def ask(*arguments):
-    """The JSON that stalloc-plan prints. The caller shows the progress, not stalloc-plan. Raises BadInput."""
-    done = subprocess.run([installation.tool_path(), *arguments], stdin=subprocess.DEVNULL, capture_output=True,
-                          check=False)
+    """What stalloc-plan prints, as bytes. The caller shows the progress, not stalloc-plan. Raises BadInput."""
+    done = tool.run(*arguments)
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip().removeprefix("stalloc-plan: ")
-        raise BadInput(said or f"stalloc-plan ended with status {done.returncode}")
-    return json.loads(done.stdout.decode("utf-8", "replace"))
+        said = os.fsdecode(done.stderr).strip().removeprefix("stalloc-plan: ")
+        raise BadInput(said or f"stalloc-plan ended with status {done.returncode}", max(done.returncode, 1))
+    return done.stdout
 
 
 def library(path):

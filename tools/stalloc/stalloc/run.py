@@ -4,7 +4,7 @@
 import os
 import tempfile
 
-from stalloc import environment, installation, launch, plans, terminal
+from stalloc import environment, installation, launch, plans, templates, terminal
 
 USAGE = 2
 HELP = "run a program with its device memory served by stalloc"
@@ -32,41 +32,42 @@ def register(subparsers):
 
 
 def run(arguments):
-    plan = arguments.plan or os.environ.get("STALLOC_PLAN")
+    plan = arguments.plan if arguments.plan is not None else os.environ.get("STALLOC_PLAN") or None
     if arguments.compare:
         return run_compared(arguments, plan)
     made, remarks = environment.stalloc_environment(
-        os.environ, installation.library_path(), mode="alloc" if plan else "dynamic", plan=plan,
+        os.environ, installation.library_path(), mode="dynamic" if plan is None else "alloc", plan=plan,
         keep_settings=arguments.keep_settings)
-    if plan:
-        plans.check(made["STALLOC_PLAN"], os.environ)
-        launch.check_report(arguments, [plan, plans.expanded(made["STALLOC_PLAN"], plans.rank_of(os.environ)[1])])
-    return launch.run_program(arguments, made, remarks, from_plan if plan else without_plan)
+    if plan is None:
+        return launch.run_program(arguments, made, remarks, without_plan)
+    plans.check(made["STALLOC_PLAN"], os.environ)
+    launch.check_report(arguments, [plan, templates.expanded(made["STALLOC_PLAN"], plans.rank_of(os.environ)[1])])
+    return launch.run_program(arguments, made, remarks, from_plan)
 
 
-def from_plan(found, trace):
+def from_plan(seen, trace):
     """The heading of the report of a run with a plan."""
     del trace
-    if any(row["mode"] == "alloc" for row in found):
+    if any(figures["planned_requests"] for page in seen for figures in page.devices.values()):
         return "served from the plan"
-    return "nothing was served from the plan"
+    return "there is a plan, but nothing was served from it"
 
 
-def without_plan(found, trace):
-    del found, trace
+def without_plan(seen, trace):
+    del seen, trace
     return "served without a plan"
 
 
 def run_compared(arguments, plan):
-    if plan or arguments.no_report:
+    if plan is not None or arguments.no_report:
         terminal.say("--compare is for a run without a plan, and with a report at its end")
         return USAGE
     with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
         made, remarks = environment.stalloc_environment(
-            os.environ, installation.library_path(), mode="trace", trace=os.path.join(folder, "run.fb"),
+            os.environ, installation.library_path(), mode="trace", trace=os.path.join(templates.literal(folder), "run.fb"),
             keep_settings=arguments.keep_settings)
         made["STALLOC_STACKS"] = "off"
-        return launch.run_program(arguments, made, remarks, without_plan, lambda: (largest(folder), []))
+        return launch.run_program(arguments, made, remarks, without_plan, lambda seen: (largest(folder), []))
 
 
 def largest(folder):

@@ -8,6 +8,7 @@ import pickle
 import resource
 
 MOST_BYTES = 8 << 30  # of a file
+START = 12  # bytes that tell what a file is
 # A memory snapshot needs at most some 40 bytes for each byte of its file; a hostile file may ask for far more.
 MOST_GROWTH = 64
 SPARE = 256 << 20
@@ -47,29 +48,38 @@ def is_pickle(path):
     """Whether a file begins like a pickle of protocol 2 or newer, and is not a trace of stalloc's."""
     try:
         with open(path, "rb") as file:
-            start = file.read(12)
-    except OSError:
+            start = file.read(START)
+    except (OSError, ValueError):
         return False
-    return len(start) > 2 and start[0] == 0x80 and 2 <= start[1] <= 5 and start[8:12] != b"SLTR"
+    return len(start) > 2 and start[0] == 0x80 and 2 <= start[1] <= 5 and not is_of_stalloc(start)
 
 
-def load(path):
-    """The plain data in a pickle. Raises BadPickle and OSError."""
-    size = os.stat(path).st_size
-    if size > MOST_BYTES:
-        raise BadPickle(f"it has {size} bytes; at most {MOST_BYTES} are read")
+def is_of_stalloc(start):
+    """Whether a file that begins so is a trace or a plan of stalloc's (schemas/)."""
+    return start[8:12] == b"SLTR" or start[4:8] == b"SLPN"
+
+
+def read(path, use):
+    """What `use(value, size)` makes of the plain data in a pickle and the bytes of its file. All of it, from the first byte
+    on, may take no more memory than a snapshot of that size needs. Raises BadPickle and OSError, and what `use` raises."""
     with open(path, "rb") as file:
-        content = file.read(MOST_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise BadPickle(f"it has {size} bytes; at most {MOST_BYTES} are read")
+        try:
+            with address_space(MOST_GROWTH * size + SPARE):
+                return use(plain_data(file.read(size)), size)
+        except MemoryError:
+            pass
+    raise BadPickle("there is too little memory for it, or it asks for far more than a snapshot of its size needs")
+
+
+def plain_data(content):
+    """The value in a pickle. Raises BadPickle and MemoryError."""
     try:
-        with address_space(MOST_GROWTH * size + SPARE):
-            reader = PlainUnpickler(io.BytesIO(content))
-            value = reader.load()
-            del reader
-        return value
-    except BadPickle:
+        return PlainUnpickler(io.BytesIO(content)).load()
+    except (BadPickle, MemoryError):
         raise
-    except MemoryError:
-        raise BadPickle("it asks for far more memory than a snapshot of its size needs") from None
     except (EOFError, pickle.UnpicklingError) as error:
         raise BadPickle(f"it is cut off or damaged ({' '.join(str(error).split())[:80]})") from None
     except Exception as error:  # a damaged pickle can raise nearly anything

@@ -4,13 +4,12 @@ compare` too reads snapshots with this module."""
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 
-from stalloc import installation, output, planner, pytorch_history, safe_pickle, terminal
+from stalloc import inputs, output, planner, pytorch_history, recording, safe_pickle, terminal
 
 USAGE = 2
+VALUED = ("--granularity",)  # options of `stalloc compare` that are followed by a value
 HELP = "describe a memory snapshot that PyTorch has dumped, or write its requests"
 DESCRIPTION = """\
 Reads what torch.cuda.memory._dump_snapshot() has written and says what it holds. The file may come from anywhere: only
@@ -36,8 +35,10 @@ def register(subparsers):
 
 def read(path):
     """The histories in a snapshot, by device. Raises BadPickle and OSError."""
-    with terminal.Progress("reading " + path):
-        return pytorch_history.histories(safe_pickle.load(path))
+    with open(path, "rb") as file:
+        if safe_pickle.is_of_stalloc(file.read(safe_pickle.START)):
+            raise safe_pickle.BadPickle("it is stalloc's own, not a snapshot of PyTorch's: stalloc show describes it")
+    return safe_pickle.read(path, pytorch_history.histories)
 
 
 def shown_name(path):
@@ -73,9 +74,9 @@ def recorded_lines(device):
 
 
 def as_text(description):
-    lines = []
+    lines, source = [], terminal.printable(description["source"])
     for device in description["devices"]:
-        lines.append(f"{description['source']}, device {device['device']}: {device['requests']} requests on "
+        lines.append(f"{source}, device {device['device']}: {device['requests']} requests on "
                      f"{device['streams']} streams, in {device['entries']} entries of history")
         lines += [terminal.wrapped("  " + line, "  ") for line in recorded_lines(device)]
     return "\n".join(lines) + "\n"
@@ -88,8 +89,8 @@ def busiest(found, wanted=None):
     return max(found, key=lambda device: len(found[device].requests)) if wanted is None else wanted
 
 
-def complain(path, error):
-    terminal.say(terminal.why(error, path) if isinstance(error, OSError) else f"{path}: {error}")
+def complain(name, error):
+    terminal.say(f"{name}: {error}")
     return 1
 
 
@@ -101,17 +102,16 @@ def run(arguments):
         output.refuse_inputs(arguments.output, [arguments.snapshot])
     shown = False
     try:
-        found = read(arguments.snapshot)
+        with terminal.Progress("reading " + arguments.snapshot), inputs.steady(arguments.snapshot) as path:
+            found = read(path)
         if arguments.output:
             shown = output.is_standard_output(arguments.output)
             device = busiest(found, arguments.device)
             output.save(arguments.output, lambda file: write_requests(found[device], file))
     except safe_pickle.BadPickle as error:
         return complain(arguments.snapshot, error)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        return complain("standard output" if shown else arguments.snapshot, error)
+    except (inputs.BadInput, OSError) as error:
+        return recording.complain(error, "standard output" if shown else arguments.snapshot)
     if shown:
         return 0
     description = described(arguments.snapshot, found)
@@ -121,39 +121,51 @@ def run(arguments):
 
 def compare(arguments):
     """Runs `stalloc compare` for a trace, a CSV or a snapshot. `arguments` are those after the word `compare`."""
-    snapshots = [word for word in arguments if not word.startswith("-") and safe_pickle.is_pickle(word)]
-    if not snapshots:
-        return planner.forward("compare", arguments)
-    try:
-        found = read(snapshots[0])
-    except (safe_pickle.BadPickle, OSError) as error:
-        return complain(snapshots[0], error)
-    return compare_histories(snapshots[0], found, [word for word in arguments if word != snapshots[0]])
+    options, names = split(arguments)
+    for name in names:
+        try:
+            with inputs.steady(name) as path:
+                if safe_pickle.is_pickle(path):
+                    return compare_snapshot(name, path, options + ["--"] + [other for other in names if other != name])
+                if path != name:
+                    sys.stdout.buffer.write(recording.ask("compare", *options, "--", *(path if other == name else other
+                                                                                     for other in names)))
+                    return 0
+        except safe_pickle.BadPickle as error:
+            return complain(name, error)
+        except (inputs.BadInput, OSError) as error:
+            return recording.complain(error, "-")
+    return planner.forward("compare", arguments)
 
 
-def compare_histories(path, found, options):
+def split(arguments):
+    """The options among the arguments, with their values, and the names of files."""
+    options, names = arguments, []
+    if "--" in arguments:
+        at = arguments.index("--")
+        options, names = arguments[:at], arguments[at + 1:]
+    before = [word for number, word in enumerate(options) if number == 0 or options[number - 1] not in VALUED]
+    given = [word for word in before if not word.startswith("-")]
+    return [word for word in options if word not in given], given + names
+
+
+def compare_snapshot(name, path, options):
+    with terminal.Progress("reading " + name):
+        found = read(path)
     answers = []
-    name = shown_name(path)
-    with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
-        for device, history in found.items():
-            requests = os.path.join(folder, name if name.isprintable() and len(name) < 200 else "snapshot")
-            with open(requests, "wb") as file:
-                write_requests(history, file)
-            done = subprocess.run([installation.tool_path(), "compare", requests, *options], stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, check=False)
-            if done.returncode != 0:
-                return done.returncode
-            answers.append((device, done.stdout.decode("utf-8", "replace")))
-    descriptions = {device["device"]: device for device in described(path, found)["devices"]}
+    for device, history in found.items():
+        with inputs.derived(name, lambda file, history=history: write_requests(history, file)) as requests:
+            answers.append((device, recording.ask("compare", *options, requests)))
+    descriptions = {device["device"]: device for device in described(name, found)["devices"]}
     if "--json" in options:
         devices = []
         for device, answer in answers:
             (compared,) = json.loads(answer)["devices"]
             devices.append({**compared, "device": device, "recorded": descriptions[device]["recorded"]})
-        sys.stdout.write(json.dumps({"source": name, "devices": devices}) + "\n")
+        sys.stdout.write(json.dumps({"source": shown_name(name), "devices": devices}) + "\n")
         return 0
     for device, answer in answers:
-        sys.stdout.write(answer.replace(", device 0:", f", device {device}:", 1))
+        sys.stdout.write(answer.decode("utf-8", "replace").replace(", device 0:", f", device {device}:", 1))
         lines = [terminal.wrapped("  " + line, "  ") for line in recorded_lines(descriptions[device])]
         sys.stdout.write("\n".join(lines) + "\n")
     return 0

@@ -2,9 +2,10 @@
 """The report that `stalloc run` and `stalloc record` print when the program has ended."""
 
 import json
+import signal
 import subprocess
 
-from stalloc import installation, terminal
+from stalloc import installation, terminal, tool
 
 MOST_ROWS = 16
 COMPARE_SECONDS = 120
@@ -58,24 +59,24 @@ def remarks(found):
         yield f"{outside} requests were served by CUDA, beside the memory above (docs/compatibility.md says which)"
 
 
-def nothing_seen(status):
+def nothing_seen(ending):
     """The remark on a run in which no process asked stalloc for anything."""
-    if status:
+    if ending.status:
         return "the program ended before it used CUDA"
     return "the program used no CUDA memory that stalloc could see; `stalloc doctor` says what may be in the way"
 
 
-def ending(status):
-    if status > 128:
-        return f"; ended by signal {status - 128}" + (" (SIGKILL: out of host memory?)" if status == 137 else "")
-    return f"; exit status {status}" if status else ""
+def in_words(ending):
+    if ending.signal:
+        killed = " (SIGKILL: out of host memory?)" if ending.signal == signal.SIGKILL else ""
+        return f"; ended by signal {ending.signal}{killed}"
+    return f"; exit status {ending.status}" if ending.status else ""
 
 
 def comparison(trace):
     """The answer of `stalloc-plan compare --json` for a trace, or None."""
     try:
-        done = subprocess.run([installation.tool_path(), "compare", "--json", trace], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=COMPARE_SECONDS, check=False)
+        done = tool.run("compare", "--json", trace, timeout=COMPARE_SECONDS)
         return json.loads(done.stdout) if done.returncode == 0 else None
     except (installation.NotInstalled, subprocess.TimeoutExpired, ValueError):
         return None
@@ -88,7 +89,8 @@ NAMES = {"native": "PyTorch's allocator", "expandable": "with expandable segment
 def comparison_lines(compared):
     if not compared:
         return []
-    lines = [f"  what each allocator would hold for the same requests ({compared['source']}, simulated):"]
+    source = terminal.printable(compared["source"])
+    lines = [f"stalloc: what each allocator would hold for the same requests ({source}, simulated):"]
     for device in compared["devices"]:
         for held in device["allocators"]:
             lines.append(f"    device {device['device']}  {NAMES[held['allocator']]:<26}"
@@ -106,9 +108,9 @@ def refusal(count):
             "why")
 
 
-def text(found, status, title, without_plan=0):
+def text(found, ending, title, without_plan=0):
     """The report's lines. `without_plan` is what `refused` has counted."""
-    head = f"stalloc: {title}{ending(status)}"
-    said = [refusal(without_plan)] if without_plan else [] if found else [nothing_seen(status)]
+    head = f"stalloc: {title}{in_words(ending)}"
+    said = [refusal(without_plan)] if without_plan else [] if found else [nothing_seen(ending)]
     lines = table(found) if found else []
     return [head, *lines, *(terminal.wrapped("  " + remark, "  ") for remark in [*remarks(found), *said])]

@@ -72,8 +72,8 @@ def demangled(names):
     if tool is None or not listed:
         return result
     try:
-        done = subprocess.run([tool, "--no-params"], input="\n".join(listed) + "\n", capture_output=True, text=True,
-                              timeout=DEMANGLE_SECONDS, check=True)
+        done = subprocess.run([tool, "--no-params"], input="\n".join(listed) + "\n", capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=DEMANGLE_SECONDS, check=True)
     except (subprocess.SubprocessError, OSError):
         return result
     lines = done.stdout.splitlines()

@@ -3,13 +3,16 @@
 
 import contextlib
 import errno
+import glob
 import os
+import shlex
 import sys
 import textwrap
 import threading
 import time
 
 WIDTH = 80
+MOST_NAMED = 8  # files that are named one by one
 # What a write may fail with.
 WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CODES = {"good": "32", "note": "36", "warning": "33", "bad": "31", "strong": "1", "faint": "2"}
@@ -30,9 +33,41 @@ def wrapped(text, indent=""):
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def printable(text):
+    """A text out of a file, or a file's name, as it may be shown: what could control a terminal or begin a line is `?`."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def quoted(*paths):
+    """Words for the shell that name these files, from the working folder; one with a star where there are many files and it
+    matches just them."""
+    names = [relative(path) for path in paths]
+    start, end = os.path.commonprefix(names), os.path.commonprefix([name[::-1] for name in names])[::-1]
+    if len(names) > MOST_NAMED and sorted(glob.glob(f"{glob.escape(start)}*{glob.escape(end)}")) == sorted(names):
+        return f"{word(start)}*{word(end)}" if start else f"*{word(end)}"
+    return " ".join(map(word, names))
+
+
+def relative(path):
+    """The path from the working folder. It does not look like an option."""
+    try:
+        path = os.path.relpath(path)
+    except OSError:  # the working folder is gone
+        return path
+    return f"./{path}" if path.startswith("-") else path
+
+
+def word(text):
+    """A word that a shell reads as this text. It can be shown, whatever bytes are in it."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}"
+                          for byte in os.fsencode(text)) + "'"
+
+
 def say(text):
     """Prints a remark to standard error, in one line if no person reads it."""
-    line = "stalloc: " + text
+    line = "stalloc: " + printable(text)
     tell((wrapped(line, "         ") if sys.stderr.isatty() else line) + "\n")
 
 
@@ -47,9 +82,19 @@ def why(error, place=""):
     """An OSError in one line: the file that it is about, or else `place`, and what went wrong."""
     if not place and error.errno in WRITING:
         place = "standard output"
+    if not place and error.errno == errno.ENOENT and not has_working_folder():
+        place = "the working folder"
     name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else place
     text = error.strerror or str(error)
     return f"{name}: {text}" if name else text
+
+
+def has_working_folder():
+    """Whether the working folder still has a path; it may have been removed."""
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def open_missing_streams():
@@ -105,7 +150,7 @@ class Progress:
     def show(self):
         start, drawn, pause = time.monotonic(), False, self.PATIENCE
         while not self.over.wait(pause):
-            tell(f"\r\033[K{self.what[:60]} ({time.monotonic() - start:.0f} s)")
+            tell(f"\r\033[K{printable(self.what[:60])} ({time.monotonic() - start:.0f} s)")
             drawn, pause = True, self.PAUSE
         if drawn:
             tell("\r\033[K")

@@ -83,7 +83,7 @@ def look(arguments, places):
 
 def show(arguments, found):
     if arguments.prometheus and arguments.prometheus != "-":
-        content = prometheus.text(found).encode()
+        content = output.encoded(prometheus.text(found))
         output.replace(arguments.prometheus, lambda file: file.write(content), EVERYONE)
         return
     if arguments.prometheus:
@@ -98,6 +98,9 @@ def show(arguments, found):
 def run(arguments):
     if not arguments.folder:
         pages.tidy()
+    for folder in arguments.folder or ():
+        if not folder.is_dir():
+            terminal.say(f"{folder}: there is no such folder; the first process that is told to use it makes it")
     places = arguments.folder or pages.bases()
     try:
         while True:

@@ -31,7 +31,7 @@ std::string row_of(const PolicyParameter& parameter) {
 TEST_CASE("parameters are set by name, with suffixes, or switched off") {
   OnlinePolicy policy;
   REQUIRE(set_policy("", &policy).empty());
-  REQUIRE(set_policy("kept_views=7,small_bytes=64K,searched_views=off,compared_pages=off", &policy).empty());
+  REQUIRE(set_policy("kept_views=7,small_bytes=64kib,searched_views=OFF,compared_pages=off", &policy).empty());
   REQUIRE(policy.kept_views == 7);
   REQUIRE(policy.small_bytes == 64 << 10);
   REQUIRE(policy.searched_views == 0);

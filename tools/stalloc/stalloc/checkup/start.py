@@ -26,6 +26,8 @@ def start(python, what, environment):
         answer = json.loads(lines[-1])
     elif done.returncode < 0:
         answer = {"error": {"why": f"ended by {signal.Signals(-done.returncode).name}"}}
+    elif done.returncode == 0:
+        answer = {"error": {"why": f"{python} is no Python", "python": python}}
     else:
         answer = {"error": {"why": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}}
     answer["stderr"] = done.stderr

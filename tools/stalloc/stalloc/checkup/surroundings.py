@@ -19,9 +19,6 @@ def findings(trace, program, variables, root=""):
     yield from privileges(program)
     yield unwinder()
     yield rdma(variables, root)
-    if variables.get("STALLOC_MODE", "").lower() in ("off", "torch"):
-        yield Finding("settings", NOTE, f"STALLOC_MODE={variables['STALLOC_MODE']}: `stalloc run` and `record` override "
-                      "it")
 
 
 def limits():

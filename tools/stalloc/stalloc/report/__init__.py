@@ -2,11 +2,9 @@
 """`stalloc report`: a recorded run as one page that opens offline, as text for a ticket, or as the JSON of both."""
 
 import json
-import os
 import re
-import tempfile
 
-from stalloc import output, recording, safe_pickle, snapshot, terminal
+from stalloc import inputs, output, recording, safe_pickle, snapshot, terminal
 from stalloc.report import fit, page, ticket
 
 HELP = "show a recorded run as a page: where its memory goes, and what would help"
@@ -28,9 +26,10 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 def card_bytes(word):
     """A type for argparse: the bytes of a size such as "80g"."""
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", word.lower())
-    if not match:
+    count = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    if count == 0:
         raise ValueError(word)
-    return int(float(match[1]) * UNITS[match[2]])
+    return count
 
 
 card_bytes.__name__ = "size"  # so that argparse says "invalid size value"
@@ -57,36 +56,37 @@ def run(arguments):
     target = arguments.output or ("-" if arguments.text or arguments.json else "report.html")
     output.refuse_inputs(target, [arguments.trace, *([arguments.plan] if arguments.plan else [])])
     try:
-        with terminal.Progress("reading " + arguments.trace) as progress:
-            report = made(arguments, progress)
+        with terminal.Progress("reading " + arguments.trace) as progress, \
+                inputs.steady(arguments.trace) as trace, inputs.steady(arguments.plan) as plan:
+            report = made(arguments, trace, plan, progress)
             progress.begin("writing")
             content = written(arguments, report)
         shown = output.is_standard_output(target)
         output.save(target, lambda file: file.write(content))
     except safe_pickle.BadPickle as error:
         return snapshot.complain(arguments.trace, error)
-    except (recording.BadInput, OSError) as error:
+    except (inputs.BadInput, OSError) as error:
         return recording.complain(error, target)
     if not shown:
-        print(f"wrote {target}")
+        print(f"wrote {terminal.printable(target)}")
     return 0
 
 
 def written(arguments, report):
     """The report in the form that is wanted, as bytes."""
     if arguments.text:
-        return ticket.text(report).encode()
-    return (json.dumps(report) + "\n").encode() if arguments.json else page.html(report).encode()
+        return output.encoded(ticket.text(report))
+    return output.encoded(json.dumps(report) + "\n" if arguments.json else page.html(report))
 
 
-def made(arguments, progress):
-    """Collects everything that the page and the text show."""
+def made(arguments, trace, plan, progress):
+    """Collects everything that the page and the text show. `trace` and `plan` are the paths of the inputs."""
     options = ["--accept-truncated"] if arguments.accept_truncated else []
-    options += [arguments.plan] if arguments.plan else []
-    if safe_pickle.is_pickle(arguments.trace):
-        report = of_snapshot(arguments.trace, options)
+    plans = [] if plan is None else [plan]
+    if safe_pickle.is_pickle(trace):
+        report = of_snapshot(arguments.trace, trace, options, plans)
     else:
-        report = recording.ask("report", arguments.trace, *options)
+        report = json.loads(recording.ask("report", *options, "--", trace, *plans))
         progress.begin("naming functions")
         named, stacks = recording.name_frames(report)
         show_stacks(report, named, stacks)
@@ -96,16 +96,13 @@ def made(arguments, progress):
     return report
 
 
-def of_snapshot(path, options):
+def of_snapshot(name, path, options, plans):
     """The report of a snapshot's device with most requests."""
     found = snapshot.read(path)
     device = snapshot.busiest(found)
-    with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
-        requests = os.path.join(folder, "requests.csv")
-        with open(requests, "wb") as file:
-            snapshot.write_requests(found[device], file)
-        report = recording.ask("report", requests, *options)
-    report["source"] = snapshot.shown_name(path)
+    with inputs.derived(name, lambda file: snapshot.write_requests(found[device], file)) as requests:
+        report = json.loads(recording.ask("report", *options, "--", requests, *plans))
+    report["source"] = snapshot.shown_name(name)
     report["recorded_by_pytorch"] = found[device].recorded()
     report["devices"][0]["device"] = device
     indices, stacks = {}, {}

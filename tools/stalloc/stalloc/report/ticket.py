@@ -2,7 +2,7 @@
 """A report in plain text of at most 80 columns, for pasting into a ticket."""
 
 from stalloc import recording
-from stalloc.terminal import WIDTH, size, wrapped
+from stalloc.terminal import WIDTH, printable, size, wrapped
 
 NAMES = {"native": "PyTorch native", "expandable": "PyTorch expandable segments", "online": "stalloc without a plan",
          "planned": "stalloc with a plan"}
@@ -24,10 +24,10 @@ def text(report):
 
 
 def of_device(report, device):
-    name = f"{device['name']}, {size(device['total_bytes'])}" if device["name"] else "not named"
-    lines = [f"stalloc report of {report['source']}, device {device['device']} ({name})"]
+    name = f"{printable(device['name'])}, {size(device['total_bytes'])}" if device["name"] else "not named"
+    lines = [f"stalloc report of {printable(report['source'])}, device {device['device']} ({name})"]
     if report["command"]:
-        lines.append(wrapped("command: " + report["command"], "  "))
+        lines.append(wrapped("command: " + printable(report["command"]), "  "))
     lines += [f"{device['requests']} requests; what allocators hold is simulated", "", *allocator_lines(device), ""]
     recorded = report.get("recorded_by_pytorch")
     if recorded and recorded["held_bytes"] is not None:
@@ -109,7 +109,7 @@ def counted(count, what):
 
 
 def library_of(report, holder):
-    return report["modules"].get(str(holder["module"]), "library not recorded")
+    return printable(report["modules"].get(str(holder["module"]), "library not recorded"))
 
 
 def stack_lines(report, site):
@@ -118,4 +118,4 @@ def stack_lines(report, site):
     if not telling:
         yield " " * 18 + f"(no call stack; {library_of(report, site)})"
     for frame in telling[:MOST_FRAMES]:
-        yield (" " * 18 + frame)[:WIDTH]
+        yield (" " * 18 + printable(frame))[:WIDTH]
