@@ -21,11 +21,10 @@
 #include "plan/simulate/simulate.h"
 #include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/progress.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
-
-std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
 
 // As the library takes one from a launcher; a file may hold anything.
 bool is_rank(const std::string& text) {

@@ -15,17 +15,13 @@
 #include "plan/files/csv.h"
 #include "plan/files/file_io.h"
 #include "plan/files/plan_file.h"
+#include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
 
 using plan::Outcome;
 using Bytes = std::vector<std::uint8_t>;
-
-std::string base_name(const std::string& path) {
-  const auto slash = path.find_last_of('/');
-  return slash == std::string::npos ? path : path.substr(slash + 1);
-}
 
 // What tells a file from all others; nothing where there is no file that could be replaced.
 std::optional<std::pair<dev_t, ino_t>> identity(const std::string& path) {

@@ -79,4 +79,6 @@ std::string valid_utf8(std::string_view text) {
   return replaced(text, "\xef\xbf\xbd", [](const Character& of) { return of.valid; });
 }
 
+std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
 }  // namespace stalloc::tool

@@ -14,4 +14,7 @@ std::string printable(std::string_view text);
 // For JSON: each byte that is no UTF-8 is U+FFFD.
 std::string valid_utf8(std::string_view text);
 
+// The part of a path behind its last slash.
+std::string base_name(const std::string& path);
+
 }  // namespace stalloc::tool
