@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <new>
 
 #include "plan/placement/units.h"
 
@@ -30,7 +31,7 @@ FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
       marks_(bytes >> shift_),
       sequences_(bytes >> shift_),
       parts_known_(bytes >> shift_),
-      parts_(bytes >> shift_),
+      parts_of_(bytes >> shift_),
       unit_marks_(bytes / plan::kUnitBytes) {}
 
 std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) const noexcept {
@@ -76,8 +77,19 @@ void FreeMarks::Parts::add(Part part) noexcept {
 }
 
 void FreeMarks::note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, std::uint64_t sequence) noexcept {
-  Parts& parts = parts_[page];
   PartsKnown& known = parts_known_[page];
+  std::uint32_t& number = parts_of_[page];
+  if (number == 0) {
+    try {
+      parts_.emplace_back();
+      number = static_cast<std::uint32_t>(parts_.size());
+    } catch (const std::bad_alloc&) {
+      known = PartsKnown::Bound;
+      sequences_[page] = sequence;
+      return;
+    }
+  }
+  Parts& parts = parts_[number - 1];
   if (known != PartsKnown::Latest) {
     parts.others = {sequences_[page], known == PartsKnown::None};
     parts.count = 0;
@@ -90,7 +102,7 @@ void FreeMarks::note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t
 
 FreeMarks::Latest FreeMarks::latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept {
   if (parts_known_[page] != PartsKnown::Latest) return {sequences_[page], parts_known_[page] == PartsKnown::None};
-  const Parts& parts = parts_[page];
+  const Parts& parts = parts_[parts_of_[page] - 1];
   for (std::uint32_t i = parts.count; i-- > 0;) {
     if (parts.parts[i].begin < end && begin < parts.parts[i].end) return {parts.parts[i].sequence, true};
   }

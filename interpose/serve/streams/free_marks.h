@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "interpose/serve/physical.h"
 #include "plan/placement/units.h"
@@ -171,7 +172,8 @@ class FreeMarks {
   LazyTable<FreeMark> marks_;           // by page
   LazyTable<std::uint64_t> sequences_;  // by page: of the latest free
   LazyTable<PartsKnown> parts_known_;   // by page: of the parts that have been freed since all of it was
-  LazyTable<Parts> parts_;              // by page
+  LazyTable<std::uint32_t> parts_of_;   // by page: the number of its parts in `parts_`, from 1 on; 0: it has none yet
+  std::vector<Parts> parts_;            // few pages are ever freed in part
   LazyTable<FreeMark> unit_marks_;      // by unit, in mixed pages
 };
 
