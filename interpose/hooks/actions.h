@@ -97,9 +97,8 @@ CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) 
 }  // namespace contexts
 
 // Stream captures. All calls are forwarded, and the session notes the captures (session/captures.h), so that the
-// library gives no work to a captured stream.
-// Each only forwards when the session is not active: in a forked child the gate may be held by a thread that only the
-// parent has.
+// library gives no work to a captured stream. In a forked child, where the session is inactive, a thread that only the
+// parent has may hold the gate, so that nothing may wait for it.
 namespace captures {
 template <class... Arguments>
 CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {

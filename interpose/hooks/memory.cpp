@@ -131,7 +131,6 @@ template <class Original, class GiveBack>
 CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original,
                             GiveBack give_back) {
   Session& session = Session::get();
-  if (Session::cuda().has_failed()) return original();
   const bool captured = kind != EventKind::Free && Session::captures().holds(stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
@@ -156,20 +155,20 @@ CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& str
 }
 
 // A free needs no current context unless it names a default stream: a created stream names its own, and the address a
-// device. The heap's context is then current while the block is given back.
+// device. If there is none, the heap's context is current while the block is given back.
 template <class Original, class GiveBack>
 CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();
   if (!session.active() || at == 0) return original();
+  if (!Session::cuda().has_failed()) return release_in_context(kind, at, stream, original, give_back);
   const bool needs_context = kind != EventKind::Free && stream.is_default();
-  if (needs_context || Session::cuda().current_context() != nullptr) {
-    return release_in_context(kind, at, stream, original, give_back);
-  }
+  if (needs_context || Session::cuda().current_context() != nullptr) return original();
   Heaps* heaps = session.heaps();
   const serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
   if (heap == nullptr) return original();
   const serve::ContextScope scope(heaps->driver(), heap->context());
-  return scope.ok() ? release_in_context(kind, at, stream, original, give_back) : original();
+  if (!scope.ok() || Session::cuda().has_failed()) return original();
+  return release_in_context(kind, at, stream, original, give_back);
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ CUresult Cuda::trim_nothing(CUmemoryPool pool) const noexcept {
 }
 
 CUresult Cuda::create_stream(CUstream* stream) const noexcept {
-  const BesideCaptures beside(*this);
+  const auto relaxed = relax_captures();
   return cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);
 }
 

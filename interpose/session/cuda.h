@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "interpose/serve/driver/relaxed_capture.h"
 #include "interpose/session/driver_function.h"
 #include "plan/files/trace_file.h"
 
@@ -95,23 +96,10 @@ class Cuda {
     return cuPointerGetAttribute_(data, attribute, at);
   }
 
-  // While it lives, the calling thread may ask the driver what captures in progress forbid, without breaking them.
-  class BesideCaptures {
-   public:
-    explicit BesideCaptures(const Cuda& cuda) noexcept : cuda_(cuda) {
-      changed_ = cuda_.cuThreadExchangeStreamCaptureMode_(&mode_) == CUDA_SUCCESS;
-    }
-    ~BesideCaptures() {
-      if (changed_) cuda_.cuThreadExchangeStreamCaptureMode_(&mode_);
-    }
-    BesideCaptures(const BesideCaptures&) = delete;
-    BesideCaptures& operator=(const BesideCaptures&) = delete;
-
-   private:
-    const Cuda& cuda_;
-    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool changed_ = false;
-  };
+  // While the result lives, no capture hinders what the calling thread asks, and none is broken by it.
+  [[nodiscard]] auto relax_captures() const noexcept {
+    return serve::RelaxedCapture(cuThreadExchangeStreamCaptureMode_);
+  }
 
  private:
   [[nodiscard]] std::uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute) const noexcept;

@@ -72,7 +72,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   Device& device = devices_[static_cast<std::size_t>(ordinal)];
   if (device.tried) return device.context.load() == context ? device.heap.load() : nullptr;
   device.tried = true;
-  const Cuda::BesideCaptures beside(cuda_);  // the program's first request may be a captured one
+  const auto relaxed = cuda_.relax_captures();  // the program's first request may be a captured one
   std::unique_ptr<serve::Heap> heap = create(ordinal, context);
   if (heap == nullptr) return nullptr;
   learn_pools(ordinal);

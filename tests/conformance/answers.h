@@ -38,6 +38,15 @@ bool is_there(Report& report, Function function, const std::string& name) {
   return false;
 }
 
+// Whether the primary context of the first device is active.
+inline std::string primary_is_active(const Machine& machine) {
+  if (machine.cuda.cuDevicePrimaryCtxGetState == nullptr) return "not there";
+  unsigned flags = 0;
+  int active = 0;
+  machine.must(machine.cuda.cuDevicePrimaryCtxGetState(0, &flags, &active), "cuDevicePrimaryCtxGetState");
+  return yes_or_no(active != 0);
+}
+
 // How much of the device is free, in twentieths, so that what a driver needs for itself does not show.
 inline std::string free_twentieths(const Machine& machine) {
   const double free = static_cast<double>(machine.free_bytes());

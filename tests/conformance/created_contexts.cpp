@@ -12,14 +12,6 @@ namespace {
 
 constexpr std::size_t kBytes = 3 * kMiB;
 
-std::string primary_is_active(const Machine& machine) {
-  if (machine.cuda.cuDevicePrimaryCtxGetState == nullptr) return "not there";
-  unsigned flags = 0;
-  int active = 0;
-  machine.must(machine.cuda.cuDevicePrimaryCtxGetState(0, &flags, &active), "cuDevicePrimaryCtxGetState");
-  return yes_or_no(active != 0);
-}
-
 CUcontext make_context(const Machine& machine) {
   CUcontext made = nullptr;
   machine.must(machine.cuda.create_context(&made, 0, 0), "cuCtxCreate");

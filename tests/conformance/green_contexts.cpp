@@ -38,14 +38,6 @@ void frees(Machine& machine, Report& report) {
   machine.settle();
 }
 
-std::string primary_is_active(const Machine& machine) {
-  if (machine.cuda.cuDevicePrimaryCtxGetState == nullptr) return "not there";
-  unsigned flags = 0;
-  int active = 0;
-  machine.must(machine.cuda.cuDevicePrimaryCtxGetState(0, &flags, &active), "cuDevicePrimaryCtxGetState");
-  return yes_or_no(active != 0);
-}
-
 void end_of_primary(Machine& machine, Report& report) {
   const Driver& cuda = machine.cuda;
   const CUdeviceptr plain = machine.allocate_plain(kPage);

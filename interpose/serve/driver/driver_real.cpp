@@ -1,30 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/driver/driver_real.h"
 
+#include "interpose/serve/driver/relaxed_capture.h"
+
 #include <algorithm>
 #include <array>
 
 namespace stalloc::serve {
 namespace {
-
-// Relaxes the calling thread's capture mode while it lives: calls that CUDA counts as unsafe during a capture then
-// neither fail nor invalidate it.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(const DriverFunctions& call) : call_(call) {
-    exchanged_ = call_.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
-  }
-  ~RelaxedCapture() {
-    if (exchanged_) call_.cuThreadExchangeStreamCaptureMode(&mode_);
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  const DriverFunctions& call_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-  bool exchanged_ = false;
-};
 
 CUmemAllocationProp pinned_memory(int device) {
   CUmemAllocationProp prop{};
@@ -37,23 +20,23 @@ CUmemAllocationProp pinned_memory(int device) {
 }  // namespace
 
 CUresult RealDriver::granularity(int device, std::size_t* bytes) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   const CUmemAllocationProp prop = pinned_memory(device);
   return call_.cuMemGetAllocationGranularity(bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 }
 
 CUresult RealDriver::reserve(CUdeviceptr* base, std::size_t bytes) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemAddressReserve(base, bytes, 0, 0, 0);
 }
 
 CUresult RealDriver::unreserve(CUdeviceptr base, std::size_t bytes) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemAddressFree(base, bytes);
 }
 
 CUresult RealDriver::create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   CUmemAllocationProp prop = pinned_memory(device);
   const auto can = [&](CUdevice_attribute ability) {
     int has = 0;
@@ -69,17 +52,17 @@ CUresult RealDriver::create(CUmemGenericAllocationHandle* handle, std::size_t by
 }
 
 CUresult RealDriver::release(CUmemGenericAllocationHandle handle) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemRelease(handle);
 }
 
 CUresult RealDriver::map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocationHandle handle) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemMap(at, bytes, 0, handle, 0);
 }
 
 CUresult RealDriver::unmap(CUdeviceptr at, std::size_t bytes) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemUnmap(at, bytes);
 }
 
@@ -93,35 +76,35 @@ CUresult RealDriver::set_access(CUdeviceptr at, std::size_t bytes, std::span<con
     grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return grant;
   });
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemSetAccess(at, bytes, grants.data(), devices.size());
 }
 
 CUresult RealDriver::memory_info(std::size_t* free, std::size_t* total) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemGetInfo(free, total);
 }
 
 CUresult RealDriver::allocate_plain(CUdeviceptr* at, std::size_t bytes) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemAlloc(at, bytes);
 }
 
 CUresult RealDriver::free_plain(CUdeviceptr at) { return call_.cuMemFree(at); }
 
 CUresult RealDriver::export_handle(CUmemGenericAllocationHandle handle, int* file) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuMemExportToShareableHandle(file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 }
 
 CUresult RealDriver::import_handle(int file, CUmemGenericAllocationHandle* handle) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   void* const shared = reinterpret_cast<void*>(static_cast<std::intptr_t>(file));
   return call_.cuMemImportFromShareableHandle(handle, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
 CUresult RealDriver::trim_pools(int device) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   if (pools_ != nullptr) {
     pools_->each_of(device, [this](CUmemoryPool pool) { call_.cuMemPoolTrimTo(pool, 0); });
   }
@@ -140,12 +123,12 @@ CUresult RealDriver::pop_context() {
 
 CUresult RealDriver::stream_context(CUstream stream, CUcontext* context) {
   if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return call_.cuCtxGetCurrent(context);
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamGetCtx(stream, context);
 }
 
 CUresult RealDriver::stream_flags(CUstream stream, unsigned* flags) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamGetFlags(stream, flags);
 }
 
@@ -161,12 +144,12 @@ CUresult RealDriver::is_capturing(CUstream stream, bool* capturing) {
 }
 
 CUresult RealDriver::create_event(CUevent* event) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
 }
 
 CUresult RealDriver::destroy_event(CUevent event) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventDestroy(event);
 }
 
@@ -180,31 +163,31 @@ CUresult RealDriver::check_not_capturing(CUstream stream) const {
 CUresult RealDriver::record_event(CUevent event, CUstream stream) {
   const CaptureGate::Work work(*gate_);
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventRecord(event, stream);
 }
 
 CUresult RealDriver::wait_event(CUstream stream, CUevent event) {
   const CaptureGate::Work work(*gate_);
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamWaitEvent(stream, event, 0);
 }
 
 CUresult RealDriver::query_event(CUevent event) {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventQuery(event);
 }
 
 CUresult RealDriver::query_stream(CUstream stream) {
   const CaptureGate::Work work(*gate_);  // the question would break a capture
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamQuery(stream);
 }
 
 CUresult RealDriver::synchronize_context() {
-  const RelaxedCapture relaxed(call_);
+  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuCtxSynchronize();
 }
 

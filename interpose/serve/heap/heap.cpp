@@ -314,7 +314,7 @@ CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
   std::optional<Place> place;
   if (!pending_frees_.empty()) {
     place = dynamic_->allocate_mapped(rounded(ask.bytes), ask.stream);
-    if (!place) collect_pending_frees(kEveryStreamsFrees);
+    if (!place) collect_pending_frees(kAllStreams);
   }
   if (!place) place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
   update_physical();
@@ -490,7 +490,7 @@ void Heap::look_at_pending_frees() {
   const bool synchronized = synchronized_.exchange(false, std::memory_order_relaxed);
   if (!synchronized && requests_until_collected_-- > 0) return;
   requests_until_collected_ = kRequestsBetween - 1;
-  collect_pending_frees(synchronized ? kEveryStreamsFrees : kFewStreamsFrees);
+  collect_pending_frees(synchronized ? kAllStreams : kFewStreams);
 }
 
 // Gives back the blocks whose events have completed; false when there are none.
@@ -502,16 +502,17 @@ bool Heap::collect_pending_frees(std::size_t most) {
 }
 
 bool Heap::wait_for_pending_frees() noexcept {
+  constexpr std::chrono::microseconds kBetweenQueries(20);  // short beside the work that is waited for
   std::optional<std::uint64_t> newest;
   bool any = false;
   for (;;) {
     {
       const Lock lock(*this);
       if (!newest) newest = pending_frees_.newest();
-      any |= collect_pending_frees(kEveryStreamsFrees);
+      any |= collect_pending_frees(kAllStreams);
       if (!pending_frees_.may_complete(*newest)) return any;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    std::this_thread::sleep_for(kBetweenQueries);
   }
 }
 

@@ -242,9 +242,9 @@ class Heap {
     StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
     PoolIndex pool = kNoPool;
   };
-  // How many streams whose work is pending are asked for their frees at a time: a query costs as much as a request.
-  static constexpr std::size_t kFewStreamsFrees = 8;
-  static constexpr std::size_t kEveryStreamsFrees = ~std::size_t{0};
+  // Of how many streams whose work is pending the frees are queried at a time: a query costs as much as a request.
+  static constexpr std::size_t kFewStreams = 8;
+  static constexpr std::size_t kAllStreams = ~std::size_t{0};
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
        const Offsets& offsets, Notice notice);
@@ -281,7 +281,7 @@ class Heap {
   CUresult create_event(CUcontext context, CUevent* event) noexcept;
   void tell_over(PendingFrees::Free& free) const noexcept;
   void look_at_pending_frees();
-  bool collect_pending_frees(std::size_t most = kFewStreamsFrees);
+  bool collect_pending_frees(std::size_t most = kFewStreams);
   void forget(const LiveEntry& entry);
   void give_back(const LiveEntry& entry, StreamOrdinal stream) { give_back(entry, stream, stream); }
   void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);

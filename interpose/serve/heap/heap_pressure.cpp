@@ -94,7 +94,7 @@ void Heap::complain(const Ask& ask) {
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
     const Lock lock(*this);
-    collect_pending_frees(kEveryStreamsFrees);
+    collect_pending_frees(kAllStreams);
     order_.settle();
     return give_back_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
@@ -105,7 +105,7 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
     const Lock lock(*this);
-    collect_pending_frees(kEveryStreamsFrees);
+    collect_pending_frees(kAllStreams);
     if (bytes > unlocked_available_bytes()) return 0;
     order_.settle();
     return give_back_idle(0);
@@ -130,7 +130,7 @@ void Heap::after_synchronization() noexcept {
   if (keep == ~std::uint64_t{0}) return;
   try {
     const Lock lock(*this);
-    collect_pending_frees(kEveryStreamsFrees);
+    collect_pending_frees(kAllStreams);
     if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
     order_.settle();
     give_back_idle(keep);
