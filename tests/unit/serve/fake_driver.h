@@ -34,7 +34,7 @@ class FakeDriver final : public serve::Driver {
     using std::logic_error::logic_error;
   };
 
-  explicit FakeDriver(std::size_t page_bytes = 64 << 10, std::uint64_t memory_bytes = std::uint64_t{1} << 40);
+  explicit FakeDriver(std::size_t page_bytes = 64 << 10, std::uint64_t memory_bytes = std::uint64_t{1} << 34);
 
   // The context every thread starts with; another one for streams that belong elsewhere.
   static CUcontext context() { return reinterpret_cast<CUcontext>(0x1000); }
