@@ -184,7 +184,7 @@ int main(int argc, char** argv) {
   if (!planned.ok()) return std::fprintf(stderr, "%s\n", planned.error.c_str()), 1;
   const plan::Problem problem = read(argv[2], stacks);
 
-  test::FakeDriver driver(kPage);
+  test::FakeDriver driver(kPage, std::uint64_t{1} << 40);  // more than any run has live
   std::string why;
   const plan::DevicePlan* plan = mode == "dynamic" ? nullptr : &planned.value.plan;
   const auto heap = serve::Heap::create(driver, 0, plan, test::FakeDriver::context(), {}, &why,
