@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures programs for which no number of the policy was chosen: PyTorch's native allocator and stalloc, in turns on one GPU.
+"""Compares PyTorch's native allocator and stalloc by programs that were not used to choose the numbers of the policy.
 
   bench_programs.py --library LIB --out DIR [--turns N] [--variants LIST] [--seconds N] [--set NAME=VALUE,...] [PROGRAM...]
 
