@@ -71,7 +71,7 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   std::condition_variable arrived_;
   std::condition_variable finished_;
   std::deque<Work> queue_;
-  std::uint64_t awaited_ = kNone;  // the least number that a thread waits for: no other work wakes anyone
+  std::uint64_t awaited_ = kNone;  // the lowest number for which a thread waits; work before it wakes no thread
   std::atomic<std::uint64_t> submitted_{0};
   std::atomic<std::uint64_t> completed_{0};
   bool started_ = false;
