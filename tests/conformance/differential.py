@@ -27,9 +27,8 @@ import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from modes import MODES, mode_list  # noqa: E402
+from modes import EMULATOR, MODES, environment_without_library, mode_list  # noqa: E402
 
-EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 MODES = {
     # A second run alone, with streams that are late at other places: the logs must depend on nothing but the seed.
     "again": None,
@@ -101,8 +100,7 @@ def settings_of(arguments, mode, folder):
 
 def run(arguments, mode, first, count, folder):
     """Runs one batch. Returns the lines of its log, and what went wrong in words, or None."""
-    environment = {key: value for key, value in os.environ.items()
-                   if not key.startswith("STALLOC_") and key != "LD_PRELOAD"}
+    environment = environment_without_library()
     environment.update(settings_of(arguments, mode, folder))
     done = subprocess.run(command_of(arguments, mode, first, count), env=environment, cwd=folder, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")

@@ -37,13 +37,13 @@ int parse(int argc, char** argv, Arguments& to) {
   const std::map<std::string, Road> roads{
       {"symbol", Road::Symbol}, {"proc-address", Road::ProcAddress}, {"per-thread", Road::PerThread}};
   app.add_option("--road", to.road, "how CUDA's functions are found")->transform(CLI::CheckedTransformer(roads));
-  app.add_option("--only", to.only, "names of checks; default: all but those that want a process of their own")
+  app.add_option("--only", to.only, "names of checks; default: all but those that need a process of their own")
       ->delimiter(',');
-  app.add_option("--seed", to.seed, "of the random programs");
-  app.add_option("--rounds", to.rounds, "how often all but the last check are made, each time with another seed");
+  app.add_option("--seed", to.seed, "seed of the random programs");
+  app.add_option("--rounds", to.rounds, "how many times all checks but the last run, each time with another seed");
   app.add_option("--limit", to.limit_seconds, "seconds that a check may take");
-  app.add_flag("--list", to.list, "names the checks; \"own process\" behind those that want one");
-  app.add_option("--leave", to.leave, "ends within a request, as the check of leaving wants it")->group("");
+  app.add_flag("--list", to.list, "name the checks, with \"own process\" after those that need one");
+  app.add_option("--leave", to.leave, "end within a request; used by the check hostile-leaving")->group("");
   CLI11_PARSE(app, argc, argv);
   return -1;
 }

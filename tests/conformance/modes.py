@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's settings in each mode that is tested. In the mode "plan" requests are served from a plan."""
+"""What both runners share: the library's settings in each mode that is tested, and how its programs are started. In the
+mode "plan" requests are served from a plan."""
 
 import argparse
+import os
+
+EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 
 MODES = {
     "trace": {"STALLOC_MODE": "trace"},
@@ -13,6 +17,12 @@ MODES = {
     "plan-only": {"STALLOC_MODE": "alloc", "STALLOC_DYNAMIC": "off"},
     "off": {"STALLOC_MODE": "off"},
 }
+
+
+def environment_without_library():
+    """The environment of this process without a preloaded library and without the library's settings."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith("STALLOC_") and name != "LD_PRELOAD"}
 
 
 def mode_list(modes):

@@ -25,9 +25,8 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from modes import MODES, mode_list  # noqa: E402
+from modes import EMULATOR, MODES, environment_without_library, mode_list  # noqa: E402
 
-EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
 HOSTILE = "hostile-"
 # CUDA forbids what these checks do, and may crash itself. Then nothing can be compared.
 FORBIDDEN = ("hostile-reset",)
@@ -86,8 +85,7 @@ def parse_arguments():
 
 def run(arguments, name, settings, *options):
     """Runs the program once. Returns its result, with the exit status and what the library logged."""
-    environment = {key: value for key, value in os.environ.items()
-                   if not key.startswith("STALLOC_") and key != "LD_PRELOAD"}
+    environment = environment_without_library()
     if arguments.driver:
         environment["LD_LIBRARY_PATH"] = str(arguments.driver.resolve())
     trace = arguments.out / f"{name}.trace.fb"

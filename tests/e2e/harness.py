@@ -8,7 +8,26 @@ import subprocess
 import sys
 
 EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
+MIB = 1 << 20
+LATE = {"SIMCUDA_DELAY_US": "100", "SIMCUDA_DELAY_EVERY": "9"}  # the device is late with some of its work
+SCENARIOS = {}  # by name
 FIGURES = re.compile(r"^stalloc: device (\d+): (live=.*)$", re.MULTILINE)
+
+
+def scenario(function):
+    """Registers a function of a Bench as a scenario."""
+    SCENARIOS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
 
 
 def expect(condition, message, *runs):
@@ -126,3 +145,11 @@ def three_steps(bench, *options, **variables):
     expect(not served.warnings, "the library complained", served)
     expect(served.result["requests"] == recorded.result["requests"], "the host ran differently", recorded, served)
     return served
+
+
+def expect_dropped(bench, served):
+    """The plan was dropped with one warning, nothing was served from it, and the host went on."""
+    expect_sound(served)
+    expect(len(served.warnings) == 1, "not exactly one warning", served)
+    expect(served.result["pool_allocs"] > 0, "the program's own pool was not used", served)
+    expect(not served.figures or served.figures[0]["planned_requests"] == 0, "something was served", served)

@@ -41,28 +41,31 @@ struct Arguments {
 
 int parse(int argc, char** argv, Arguments& to) {
   CLI::App app{"A training run in miniature", "e2e_host"};
-  app.add_option("--steps", to.steps, "steps");
-  app.add_option("--seed", to.shape.seed, "of the sizes");
-  app.add_option("--layers", to.shape.layers, "layers");
-  app.add_option("--microbatches", to.shape.microbatches, "microbatches of a step");
-  app.add_option("--streams", to.shape.streams, "streams of a device");
-  app.add_option("--devices", to.devices, "devices, each with a run of its own");
+  app.add_option("--steps", to.steps, "number of training steps");
+  app.add_option("--seed", to.shape.seed, "seed of the tensors' sizes");
+  app.add_option("--layers", to.shape.layers, "number of layers");
+  app.add_option("--microbatches", to.shape.microbatches, "number of microbatches in a step");
+  app.add_option("--streams", to.shape.streams, "number of streams on each device");
+  app.add_option("--devices", to.devices, "number of devices; each has a training of its own");
   app.add_flag("!--no-recompute", to.shape.recompute, "keep every layer's tensors for the backward pass");
   app.add_flag("--backward-thread", to.shape.backward_thread, "the backward pass runs in another thread");
   app.add_flag("--blocking", to.shape.blocking, "streams wait for the legacy stream");
-  app.add_option("--event", to.event, "what happens in the middle")->check(CLI::IsMember(event_names()));
-  app.add_option("--event-step", to.event_step, "before which step");
-  app.add_option("--loader", to.loader, "a thread prepares batches; seed of when in the step, 0: there is none");
-  app.add_option("--print-variable", to.variables, "of the environment, as the program finds it");
+  app.add_option("--event", to.event, "what happens in the middle of the training")
+      ->check(CLI::IsMember(event_names()));
+  app.add_option("--event-step", to.event_step, "number of the step before which that happens");
+  app.add_option("--loader", to.loader,
+                 "seed of the moments at which another thread prepares batches; 0: there is no such thread");
+  app.add_option("--print-variable", to.variables,
+                 "name of an environment variable; the program prints it as it finds it");
   app.add_flag("--forget-start", to.forget_start,
                "write over the arguments and the environment, as setproctitle does, and leave the working folder");
-  app.add_flag("--fork-first", to.fork_first, "a child of fork does everything, as workers of a fork server do");
+  app.add_flag("--fork-first", to.fork_first, "let a child of fork do everything, as the workers of a fork server do");
   CLI::App* const stress = app.add_subcommand("stress", "random requests instead of a training run");
-  stress->add_option("--seed", to.stress.seed, "of what is requested");
-  stress->add_option("--lives", to.stress.lives, "of what happens to it");
-  stress->add_option("--requests", to.stress.requests, "of each thread");
-  stress->add_option("--threads", to.stress.threads, "threads");
-  stress->add_option("--streams", to.stress.streams, "streams, the legacy stream among them");
+  stress->add_option("--seed", to.stress.seed, "seed of the requests");
+  stress->add_option("--lives", to.stress.lives, "seed of when and on which stream they are freed");
+  stress->add_option("--requests", to.stress.requests, "number of requests of each thread");
+  stress->add_option("--threads", to.stress.threads, "number of threads");
+  stress->add_option("--streams", to.stress.streams, "number of streams, including the legacy stream");
   stress->callback([&to] { to.is_stress = true; });
   app.add_subcommand("leave", "ends while a thread maps memory")->callback([&to] { to.is_leave = true; });
   CLI11_PARSE(app, argc, argv);

@@ -32,7 +32,7 @@ def parse_arguments():
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--driver", help="the driver to open instead of libcuda.so.1")
     parser.add_argument("--runtime", help="a libcudart to measure through as well")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each case is run in every way (3)")
     parser.add_argument("--batches", type=int, default=30, help="batches measured in a run")
     parser.add_argument("--pairs", type=int, default=1000, help="pairs in a batch")
     return parser.parse_args()

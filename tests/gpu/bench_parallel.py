@@ -74,11 +74,12 @@ def parse_arguments(words=None):
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--kinds", type=kind_list, default=[("fsdp", None), ("pipeline", None)], metavar="LIST")
+    parser.add_argument("--ranks", type=int, default=2, help="processes, each on a card of its own (2)")
+    parser.add_argument("--kinds", type=kind_list, default=[("fsdp", None), ("pipeline", None)], metavar="LIST",
+                        help="of trainings, comma-separated; default: fsdp,pipeline")
     parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), metavar="LIST",
                         default=["native", "record", "serve"], help="comma-separated; default: native,record,serve")
-    parser.add_argument("--seconds", type=float, default=580, help="for everything")
+    parser.add_argument("--seconds", type=float, default=580, help="for the whole call, in seconds (580)")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of the trainings, after --")
     arguments = parser.parse_args(words)
     if arguments.train[:1] == ["--"]:

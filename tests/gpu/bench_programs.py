@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures programs for which no number of the policy was chosen: PyTorch's native allocator and stalloc, in turns on one GPU.
+"""Compares PyTorch's native allocator and stalloc by programs that were not used to choose the numbers of the policy.
 
   bench_programs.py --library LIB --out DIR [--turns N] [--variants LIST] [--seconds N] [--set NAME=VALUE,...] [PROGRAM...]
 
@@ -289,10 +289,11 @@ def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--out", type=pathlib.Path, help="folder for the results")
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=8,
+                        help="turns of each program, the first of which is left out (8)")
     parser.add_argument("--variants", type=list_of(VARIANTS), default=["native", "dynamic"], metavar="LIST",
                         help="comma-separated, the first is compared with; default: native,dynamic")
-    parser.add_argument("--seconds", type=float, default=3600, help="for everything; what does not fit is left out")
+    parser.add_argument("--seconds", type=float, default=3600, help="for the whole call (3600); what does not fit is left out")
     parser.add_argument("--set", default="", metavar="NAME=VALUE,...", help="STALLOC_POLICY of stalloc's variants")
     parser.add_argument("--serve", choices=PROGRAMS, help=argparse.SUPPRESS)
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))

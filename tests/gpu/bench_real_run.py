@@ -159,8 +159,9 @@ def make_parser():
     parser.add_argument("--library", type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
-    parser.add_argument("--variants", type=list_of(VARIANTS), default=["native", "dynamic", "serve"], metavar="LIST")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--variants", type=list_of(VARIANTS), default=["native", "dynamic", "serve"], metavar="LIST",
+                        help="comma-separated; default: native,dynamic,serve")
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of the run, in two processes (20)")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train.py, after --")
     return parser

@@ -63,7 +63,7 @@ def parse_arguments(words=None):
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     parser.add_argument("--plan", type=pathlib.Path, help="for serve, instead of one made from what record recorded")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each variant is run (3)")
     parser.add_argument("--variants", type=variant_list, default=list(VARIANTS), metavar="LIST",
                         help="comma-separated; default: all")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train.py, after --")

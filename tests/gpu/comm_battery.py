@@ -33,6 +33,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import comm_checks  # noqa: E402  (found beside this file)
+from bench_train import PYTORCH_SETTINGS, list_of  # noqa: E402
 from ranks import TIMED_OUT, Ranks  # noqa: E402
 
 PROGRAM = pathlib.Path(comm_checks.__file__)
@@ -45,7 +46,7 @@ VARIANTS = {
     "segments": None,
 }
 FOR_STREAMS = ("order", "grow", "never")
-SEGMENTS = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
+SEGMENTS = dict.fromkeys(PYTORCH_SETTINGS, "expandable_segments:True")
 # A program that uses NVLink multicast can put out of service cards that others share.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 FOREIGN = ("STALLOC_", "PYTORCH_", "XLA_", "TF_", "LD_PRELOAD")
@@ -54,27 +55,23 @@ CHECK_SECONDS = 50   # a check that takes longer is ended
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
 
 
-def words(text):
-    return text.split(",")
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, type=pathlib.Path)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="stalloc-plan")
-    parser.add_argument("--out", required=True, type=pathlib.Path)
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--checks", type=words, default=list(comm_checks.CHECKS), metavar="LIST", help="default: all")
-    parser.add_argument("--variants", type=words, metavar="LIST", default=[name for name in VARIANTS if name != "segments"])
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--seconds", type=float, default=120, help="for the whole call, in seconds (120)")
+    parser.add_argument("--checks", type=list_of(comm_checks.CHECKS), default=list(comm_checks.CHECKS), metavar="LIST",
+                        help="comma-separated; default: all")
+    parser.add_argument("--variants", type=list_of(VARIANTS), metavar="LIST",
+                        default=[name for name in VARIANTS if name != "segments"],
+                        help="comma-separated; default: all but segments")
     parser.add_argument("--jobs", type=int, default=10, help="checks at a time")
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--python", default=sys.executable,
+                        help="the interpreter of the checks; default: the one that runs this")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
     parser.add_argument("--dry-run", action="store_true", help="print what would run")
     options = parser.parse_args()
-    unknown = [name for name in options.variants if name not in VARIANTS]
-    unknown += [name for name in options.checks if name not in comm_checks.CHECKS]
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}")
     options.library, options.tool = options.library.resolve(strict=True), options.tool.resolve(strict=True)
     return options
 

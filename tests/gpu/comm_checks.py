@@ -812,7 +812,7 @@ def cupy_on_both_cards(ranks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", choices=CHECKS)
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--list", action="store_true", help="name the checks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
     options = parser.parse_args()
     faulthandler.enable()

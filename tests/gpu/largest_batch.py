@@ -47,13 +47,15 @@ def parse_arguments():
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="the stalloc-plan command")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--kind", choices=KINDS, default="VR")
+    parser.add_argument("--ranks", type=int, default=2, help="processes, each on a card of its own (2)")
+    parser.add_argument("--kind", choices=KINDS, default="VR", help="of training, see train_megatron.py (VR)")
     parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), metavar="LIST",
-                        default=["native", "expandable", "dynamic", "serve"])
-    parser.add_argument("--card-gib", type=float, default=80)
+                        default=["native", "expandable", "dynamic", "serve"],
+                        help="comma-separated; default: native,expandable,dynamic,serve")
+    parser.add_argument("--card-gib", type=float, default=80,
+                        help="as if each card had so much memory; 0: all that it has (80)")
     parser.add_argument("--first", type=int, default=0, help="microbatch tried first; default: 2")
-    parser.add_argument("--seconds", type=float, default=400, help="for everything")
+    parser.add_argument("--seconds", type=float, default=400, help="for the whole call, in seconds (400)")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of train_megatron.py, after --")
     arguments = parser.parse_args()
     if arguments.train[:1] == ["--"]:

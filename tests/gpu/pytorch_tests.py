@@ -28,6 +28,7 @@ import threading
 import time
 
 import torch_battery
+from bench_train import list_of
 
 # file: how many processes share its tests, and which of its tests are run (pytest's -k)
 FILES = {"test_cuda.py": (2, ""), "test_cuda_multigpu.py": (1, ""), "test_cuda_trace.py": (1, ""),
@@ -190,15 +191,19 @@ class Suite:
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tests", required=True, type=lambda text: pathlib.Path(text).resolve())
-    parser.add_argument("--library", type=lambda text: pathlib.Path(text).resolve())
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--modes", type=torch_battery.words, default=["native", "dynamic"], metavar="LIST")
-    parser.add_argument("--files", type=torch_battery.words, default=list(FILES), metavar="LIST", help=", ".join(FILES))
-    parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--again", action="store_true")
-    parser.add_argument("--only", metavar="NAME")
-    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--tests", required=True, type=lambda text: pathlib.Path(text).resolve(),
+                        help="the folder test of PyTorch's source")
+    parser.add_argument("--library", type=lambda text: pathlib.Path(text).resolve(), help="libstalloc_interpose.so")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--modes", type=list_of(torch_battery.MODES), default=["native", "dynamic"], metavar="LIST",
+                        help="comma-separated, of torch_battery.py; default: native,dynamic")
+    parser.add_argument("--files", type=list_of(FILES), default=list(FILES), metavar="LIST",
+                        help=f"comma-separated; default: all of {', '.join(FILES)}")
+    parser.add_argument("--seconds", type=float, default=3600, help="for the whole call, in seconds (3600)")
+    parser.add_argument("--again", action="store_true",
+                        help="run what passed only under native once more, one test at a time")
+    parser.add_argument("--only", metavar="NAME", help="run only the tests that pytest's -k finds by this name")
+    parser.add_argument("--times", type=int, default=10, help="how often --only runs them in each mode (10)")
     for name in ("--serve", "--select"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--log", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -212,10 +217,8 @@ def main():
     options = parser.parse_args()
     if options.serve:
         run_here(options)
-    unknown = [name for name in options.modes if name not in torch_battery.MODES] + \
-        [name for name in options.files if name not in FILES]
-    if unknown or not options.library or not options.out:
-        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--library and --out are needed")
+    if not options.library or not options.out:
+        parser.error("--library and --out are needed")
     options.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(options)
     if options.only:

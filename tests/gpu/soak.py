@@ -34,7 +34,7 @@ BATCHES = (1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12, 12, 13, 14, 16)
 def make_parser():
     parser = train.make_parser()
     parser.description = __doc__
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seconds", type=float, default=600, help="how long to train, in seconds (600)")
     parser.set_defaults(size="200m", batch=max(BATCHES), accumulate=1)
     return parser
 

@@ -32,7 +32,8 @@ import tempfile
 import threading
 import time
 
-from bench_train import policy_in_turns
+import torch_checks
+from bench_train import list_of, policy_in_turns
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = HERE / "torch_checks.py"
@@ -54,21 +55,21 @@ CHECK_SECONDS = 90   # a check that takes longer is ended
 BENCH_PART = 0.37    # share of the time that is kept for the measurements
 
 
-def words(text):
-    return text.split(",")
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, type=pathlib.Path)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libstalloc_interpose.so")
     parser.add_argument("--tool", required=True, type=pathlib.Path, help="stalloc-plan")
-    parser.add_argument("--out", required=True, type=pathlib.Path)
-    parser.add_argument("--seconds", type=float, default=280)
-    parser.add_argument("--checks", type=words, metavar="LIST", help="default: all")
-    parser.add_argument("--modes", type=words, default=list(MODES), metavar="LIST")
-    parser.add_argument("--jobs", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 4)))
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--no-bench", action="store_true")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--seconds", type=float, default=280, help="for the whole call, the measurements included, in seconds (280)")
+    parser.add_argument("--checks", type=list_of(torch_checks.CHECKS), default=list(torch_checks.CHECKS), metavar="LIST",
+                        help="comma-separated; default: all")
+    parser.add_argument("--modes", type=list_of(MODES), default=list(MODES), metavar="LIST",
+                        help="comma-separated; default: all")
+    parser.add_argument("--jobs", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 4)),
+                        help="checks at a time; default: as many as there are cores, less four, at most 12")
+    parser.add_argument("--python", default=sys.executable,
+                        help="the interpreter of the checks; default: the one that runs this")
+    parser.add_argument("--no-bench", action="store_true", help="only the checks, no measurements")
     parser.add_argument("--dry-run", action="store_true", help="print what would run")
     return parser.parse_args()
 
@@ -265,12 +266,7 @@ def chains(checks, modes):
 
 def main():
     options = parse_arguments()
-    listed = subprocess.run([sys.executable, str(PROGRAM), "--list"], stdout=subprocess.PIPE, text=True, check=True)
-    checks = options.checks or listed.stdout.split()
-    unknown = [mode for mode in options.modes if mode not in MODES] + [c for c in checks if c not in listed.stdout.split()]
-    if unknown:
-        sys.exit(f"unknown: {', '.join(unknown)}")
-    work = list(chains(checks, options.modes))
+    work = list(chains(options.checks, options.modes))
     if options.dry_run:
         for check, modes in work:
             print(check, *modes)

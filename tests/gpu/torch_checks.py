@@ -9,6 +9,7 @@
 The checks know nothing of stalloc. Exit status 77: the check does not apply here (one device, a missing package).
 """
 
+import argparse
 import collections
 import gc
 import hashlib
@@ -597,17 +598,23 @@ SERVED = {"pairs": serve_pairs, "generate_and_train": serve_generate_and_train, 
 
 
 def main():
-    if sys.argv[1:] == ["--list"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("name", nargs="?", choices=CHECKS, metavar="NAME", help="the check to run")
+    what.add_argument("--list", action="store_true", help="name the checks")
+    what.add_argument("--serve", choices=SERVED, help="what to measure on request")
+    options = parser.parse_args()
+    if options.list:
         print("\n".join(CHECKS))
         return
     import torch
-    if sys.argv[1] == "--serve":
-        measure = SERVED[sys.argv[2]](torch)
+    if options.serve:
+        measure = SERVED[options.serve](torch)
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:
             print(json.dumps(measure(line.split())), flush=True)
         return
-    found = CHECKS[sys.argv[1]](torch)
+    found = CHECKS[options.name](torch)
     torch.cuda.synchronize()
     print(json.dumps(found or {}))
 

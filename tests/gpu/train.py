@@ -30,7 +30,7 @@ SIZES = {
 # No option may be a prefix of one of torchrun's options, since torchrun would take it for its own.
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="1b")
+    parser.add_argument("--size", choices=SIZES, default="1b", help="of the model (1b)")
     parser.add_argument("--moe", action="store_true", help="Mixtral-like, 8 experts, eager experts")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing of every layer")
     parser.add_argument("--lora", action="store_true", help="train low-rank adapters only (peft)")
@@ -41,10 +41,10 @@ def make_parser():
                         help="a thread of its own brings the microbatches, on a stream of its own, two ahead")
     parser.add_argument("--accumulate", type=int, default=4, help="microbatches in a step")
     parser.add_argument("--in-flight", type=int, default=1, help="forward passes made before the first backward pass")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps, those of --warmup included (8)")
     parser.add_argument("--warmup", type=int, default=2, help="first steps left out of the median step time")
     parser.add_argument("--optimizer", choices=("foreach", "fused"), default="foreach", help="kind of AdamW")
-    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--seed", type=int, default=1234, help="of weights and tokens (1234)")
     parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms only")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is for trying the program out")
     parser.add_argument("--figures", action="store_true",

@@ -47,17 +47,18 @@ KINDS = {
 # No option may be a prefix of one of torchrun's options, since torchrun would take it for its own.
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--kind", choices=KINDS, required=True,
+                        help="how the model is distributed and recomputed, see above")
     parser.add_argument("--size", choices=SIZES, default="7b", help="of each layer")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=8, help="of the whole model (8)")
     parser.add_argument("--batch", type=int, default=2, help="sequences in a microbatch")
     parser.add_argument("--seq", type=int, default=2048, help="tokens in a sequence")
     parser.add_argument("--accumulate", type=int, default=8, help="microbatches in a step, of each data parallel rank")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps, those of --warmup included (8)")
     parser.add_argument("--warmup", type=int, default=2, help="first steps left out of the median step time")
-    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--seed", type=int, default=1234, help="of weights and tokens (1234)")
     parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms only")
-    parser.add_argument("--device", choices=("cuda",), default="cuda")
+    parser.add_argument("--device", choices=("cuda",), default="cuda", help="Megatron-core needs a GPU")
     parser.add_argument("--figures", action="store_true",
                         help="report also what a preloaded stalloc says after each step")
     parser.add_argument("--in-turns", action="store_true", help="begin, and make each step, when told so (ranks.py)")

@@ -27,7 +27,8 @@ STAGES_PER_RANK = 2
 def make_parser():
     parser = train.make_parser()
     parser.description = __doc__
-    parser.add_argument("--parallel", choices=("fsdp", "ddp", "tensor", "pipeline"), required=True)
+    parser.add_argument("--parallel", choices=("fsdp", "ddp", "tensor", "pipeline"), required=True,
+                        help="how the model is distributed")
     parser.add_argument("--in-turns", action="store_true", help="begin, and make each step, when told so (ranks.py)")
     return parser
 

@@ -43,10 +43,10 @@ int parse(int argc, char** argv, Arguments& to) {
       {"symbol", Road::Symbol}, {"proc-address", Road::ProcAddress}, {"per-thread", Road::PerThread}};
   app.add_option("--road", to.road, "how CUDA's functions are found")->transform(CLI::CheckedTransformer(roads));
   app.add_option("--first", to.first, "seed of the first program");
-  app.add_option("--count", to.count, "how many programs, each with the next seed");
+  app.add_option("--count", to.count, "number of programs; each has the next seed");
   app.add_option("--limit", to.limit_seconds, "seconds that a program may take");
-  app.add_flag("--resets", to.resets, "with resets of primary contexts");
-  app.add_flag("--refusals", to.refusals, "also calls that a thread's own capture forbids");
+  app.add_flag("--resets", to.resets, "reset primary contexts, too");
+  app.add_flag("--refusals", to.refusals, "also make calls that a capture of the same thread forbids");
   app.add_option("--without", to.without, "kinds of calls to leave out")->delimiter(',')->check(CLI::IsMember(kKinds));
   CLI11_PARSE(app, argc, argv);
   return -1;

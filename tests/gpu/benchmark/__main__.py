@@ -68,7 +68,8 @@ def make_parser():
     parser.add_argument("--out", type=pathlib.Path, help="folder for the results; raw files lie in DIR/raw")
     parser.add_argument("--workloads", type=list_of(WORKLOADS), default=list(WORKLOADS), metavar="LIST",
                         help="comma-separated; default: all; --list names them")
-    parser.add_argument("--allocators", type=list_of(ALLOCATORS), default=list(ALLOCATORS), metavar="LIST")
+    parser.add_argument("--allocators", type=list_of(ALLOCATORS), default=list(ALLOCATORS), metavar="LIST",
+                        help="comma-separated; default: all")
     parser.add_argument("--seconds", type=float, default=float("inf"),
                         help="no measurement is begun that would end later, as far as the longest one of its kind tells")
     parser.add_argument("--turns", type=int, default=5, help="cost: that are measured at least, after two that are not (5)")
@@ -80,7 +81,8 @@ def make_parser():
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--patience", type=float, default=240, metavar="SECONDS",
                         help="a program that takes longer for a turn, or a size's turns, is ended (240)")
-    parser.add_argument("--keep-traces", action="store_true")
+    parser.add_argument("--keep-traces", action="store_true",
+                        help="leave the recorded traces in the folder of the results")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny models, to try the programs out")
     parser.add_argument("--list", action="store_true", help="name the workloads and the allocators")
     return parser

@@ -41,7 +41,7 @@ void Point::wait() const {
 
 std::uint64_t Timeline::submit(std::function<void()> run, std::vector<Point> after, bool takes_no_time) {
   Work work{std::move(run), std::move(after), takes_no_time};
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   const std::uint64_t number = submitted_.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (completed() + 1 == number && can_pass(work)) {
     perform(work);
@@ -50,6 +50,7 @@ std::uint64_t Timeline::submit(std::function<void()> run, std::vector<Point> aft
   }
   if (!started_) start();
   queue_.push_back(std::move(work));
+  lock.unlock();  // so that the woken thread need not wait for it
   arrived_.notify_one();
   return number;
 }
@@ -68,7 +69,10 @@ void Timeline::perform(Work& work) {
 void Timeline::wait(std::uint64_t sequence) {
   if (completed() >= sequence) return;
   std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return completed() >= sequence; });
+  while (completed() < sequence) {
+    awaited_ = std::min(awaited_, sequence);
+    finished_.wait(lock);
+  }
 }
 
 void Timeline::close() {
@@ -102,13 +106,16 @@ void Timeline::work() {
     for (const Point& point : next.after) point.wait();
     delay(random);
     perform(next);
-    const std::scoped_lock lock(mutex_);
+    std::unique_lock lock(mutex_);
     std::uint64_t done = 1;
     for (; !queue_.empty() && can_pass(queue_.front()); ++done) {
       perform(queue_.front());
       queue_.pop_front();
     }
     completed_.fetch_add(done, std::memory_order_acq_rel);
+    if (completed() < awaited_) continue;
+    awaited_ = kNone;  // threads that wait for later work say so again
+    lock.unlock();
     finished_.notify_all();
   }
 }

@@ -63,12 +63,15 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   void start();
   void work();
 
+  static constexpr std::uint64_t kNone = UINT64_MAX;
+
   const std::uint64_t id_;
   const std::atomic<CUresult>& error_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::condition_variable finished_;
   std::deque<Work> queue_;
+  std::uint64_t awaited_ = kNone;  // the lowest number for which a thread waits; work before it wakes no thread
   std::atomic<std::uint64_t> submitted_{0};
   std::atomic<std::uint64_t> completed_{0};
   bool started_ = false;
