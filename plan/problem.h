@@ -39,7 +39,7 @@ struct Request {
   std::uint32_t stream = 0;             // ordinal of the stream named by the call
   std::uint32_t allocation_stream = 0;  // `stream`, or kEveryStream
   std::uint32_t free_stream = 0;        // stream of the free, or kEveryStream; as allocation_stream when not freed
-  std::uint32_t thread = 0;             // ordinal in the trace; of successors (successors.h), the first one's
+  std::uint32_t thread = 0;             // ordinal in the trace; of successors (successive_threads.h), the first one's
   std::uint32_t stack = 0;              // ids as in the trace
   std::uint32_t module = 0;
   PassReason pass = PassReason::None;

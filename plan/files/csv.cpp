@@ -120,8 +120,8 @@ bool is_csv(std::string_view text) {
   return parse_header(trim(text.substr(0, text.find('\n')).substr(0, 4096))).error.empty();
 }
 
-Outcome<Problem> parse_csv(std::string_view text) {
-  using Result = Outcome<Problem>;
+Expected<Problem> parse_csv(std::string_view text) {
+  using Result = Expected<Problem>;
   constexpr std::string_view kMark = "\xEF\xBB\xBF";  // some editors begin UTF-8 files with it
   if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
   Result result;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 
 namespace stalloc::plan {
 
@@ -23,7 +23,7 @@ struct ReadLimits {
 };
 
 // Reads all of `path`. Thread-safe.
-Outcome<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits = {});
+Expected<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits = {});
 
 // Writes `bytes` to a file beside `path` and renames it to `path`, so that `path` is the old file or the complete new
 // one, also after a crash of the machine. A symbolic link is kept, and the file to which it points is replaced. A file

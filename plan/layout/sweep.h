@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One attempt at a layout: every item placed in the order of time.
+// One attempt at a layout: every slot gets its place, in the order of time.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace stalloc::plan {
 
 // What a sweep knows in advance.
-struct Foresight {
-  std::vector<Fit> fits;          // how each item chooses
+struct SweepHints {
+  std::vector<Fit> fits;          // how each slot chooses its place
   std::uint64_t synchronous = 0;  // bytes at the low end that are kept for memory of synchronous calls
   std::optional<Packed> packed;   // places that are chosen already; all others keep away from them in time
 };
@@ -24,9 +24,9 @@ struct Foresight {
 class Sweep {
  public:
   // All three must outlive the sweep.
-  Sweep(const Sequence& sequence, const LayoutOptions& options, const Foresight& foresight);
+  Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints);
 
-  // Places all items in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
+  // Places all slots in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
   // is set, and otherwise returns nothing. It also returns nothing if a slot cannot have the place that was chosen for
   // it (see make_layout).
   std::optional<Layout> run(std::uint64_t pages, bool grow);
@@ -36,7 +36,7 @@ class Sweep {
   // holds it there, and must be free again when the slot is requested:
   //
   //     body   |---.                     .---|      held until `released`, free, taken again at `slot`
-  struct Arc {
+  struct WrappedSlot {
     std::size_t slot;
     std::size_t released;
     std::vector<Range> ranges;  // physical
@@ -45,12 +45,12 @@ class Sweep {
   [[nodiscard]] bool in_body(std::size_t slot) const {
     return slot >= sequence_.prologue && slot < sequence_.body_end();
   }
-  [[nodiscard]] bool is_arc(std::size_t slot) const {
-    return in_body(slot) && sequence_.items[slot].upper > sequence_.body_end() && sequence_.items[slot].bytes > 0;
+  [[nodiscard]] bool wraps(std::size_t slot) const {
+    return in_body(slot) && sequence_.slots[slot].upper > sequence_.body_end() && sequence_.slots[slot].bytes > 0;
   }
-  [[nodiscard]] bool is_early(std::size_t slot) const { return sequence_.items[slot].lower < slot; }
+  [[nodiscard]] bool is_early(std::size_t slot) const { return sequence_.slots[slot].lower < slot; }
   [[nodiscard]] bool is_packed(std::size_t slot) const {
-    return foresight_.packed && foresight_.packed->offsets[slot] != kNotPacked;
+    return hints_.packed && hints_.packed->offsets[slot] != kNotPacked;
   }
   [[nodiscard]] StreamIndex stream_of(std::size_t slot) const;
   [[nodiscard]] StreamIndex owner_of(std::size_t slot) const;
@@ -67,12 +67,12 @@ class Sweep {
 
   const Sequence& sequence_;
   const LayoutOptions& options_;
-  const Foresight& foresight_;
+  const SweepHints& hints_;
   std::vector<std::uint32_t> streams_;  // ordinals of the problem, by the placement's
   PagePlacement placement_;
   bool grow_ = false;
   Layout layout_;
-  std::vector<Arc> arcs_;                               // by slot
+  std::vector<WrappedSlot> wrapped_;                    // by slot
   std::vector<Range> avoided_;                          // by the slot being placed
   using Release = std::pair<std::size_t, std::size_t>;  // when, whose
   std::priority_queue<Release, std::vector<Release>, std::greater<>> releases_;

@@ -7,13 +7,13 @@
 
 namespace stalloc::plan {
 
-std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
-  const Spaces& spaces = reachable(stream, reach);
-  std::uint64_t at = gentlest_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
-  if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = gentlest_fit(spaces.large, bytes);
+std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
+  const Spaces& spaces = spaces_in(stream, scope);
+  std::uint64_t at = least_stranding_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
+  if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = least_stranding_fit(spaces.large, bytes);
   if (at == kNowhere) {
     const auto fit = spaces.planned.lowest_fit(bytes);
-    at = fit ? fit->begin : gentlest_fit(spaces.planned, bytes);
+    at = fit ? fit->begin : least_stranding_fit(spaces.planned, bytes);
   }
   return at;
 }
@@ -22,7 +22,7 @@ std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex 
 // with that page, they have much already, and a page is free elsewhere.
 bool HandlePlacement::prefers_large(const Spaces& spaces) const {
   const std::uint64_t divisor = options_.policy.held_per_small;
-  return divisor != 0 && physical_bytes_ + options_.page > most_physical_bytes_ &&
+  return divisor != 0 && physical_bytes_ + options_.page > peak_physical_bytes_ &&
          bytes_for_small_ > physical_bytes_ / divisor && spaces.large.largest() >= options_.page;
 }
 
@@ -30,7 +30,7 @@ bool HandlePlacement::prefers_large(const Spaces& spaces) const {
 // request in handles that it takes only a part of. A handle can be mapped only whole, so no stitched view can use them.
 // Bytes that were stranded before count half.
 // For small requests the best fit is taken as it is, since most lie in handles of one page.
-std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
+std::uint64_t HandlePlacement::least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
   if (fit->bytes() == bytes || is_small(bytes)) return fit->begin;
@@ -68,9 +68,9 @@ std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> ou
   return count + all_.planned.fits(bytes, out.subspan(count));
 }
 
-std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
+std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
   if (is_small(bytes)) return std::nullopt;
-  const Spaces& spaces = reachable(stream, reach);
+  const Spaces& spaces = spaces_in(stream, scope);
   Place best;
   Range shortest;
   std::size_t looked_at = 0;

@@ -9,9 +9,10 @@
 #include "plan/placement/units.h"
 
 namespace stalloc::plan {
-std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream, Reach reach,
-                                                                  bool may_grow, bool may_stitch) const {
-  const Spaces& spaces = reachable(stream, reach);
+std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream,
+                                                                  StreamScope scope, bool may_grow,
+                                                                  bool may_stitch) const {
+  const Spaces& spaces = spaces_in(stream, scope);
   std::optional<Proposal> extended;
   if (may_grow) extended = extend(bytes, spaces);
   if (!may_stitch || !is_stitchable(bytes)) return extended;
@@ -130,7 +131,7 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                           {.missing = missing,
                            .request = request,
                            .held = physical_bytes_,
-                           .most_held = most_physical_bytes_,
+                           .most_held = peak_physical_bytes_,
                            .room = room_,
                            .coarseness = coarseness,
                            .stitching_overdrawn = overdraft_.held_per_slack > 0},

@@ -97,9 +97,9 @@ std::optional<std::size_t> exchange(const std::vector<Shown>& handles, const Win
 }  // namespace
 
 std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
-    std::uint64_t bytes, StreamIndex stream, Reach reach, std::size_t most,
+    std::uint64_t bytes, StreamIndex stream, StreamScope scope, std::size_t most,
     const std::function<bool(std::uint32_t)>& is_idle) const {
-  const Spaces& spaces = reachable(stream, reach);
+  const Spaces& spaces = spaces_in(stream, scope);
   const auto is_free = [&](Range pages) {
     return free_pages_.holds(pages) && (&spaces == &all_ || part(spaces, pages.begin).contains(pages));
   };

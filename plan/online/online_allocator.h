@@ -300,7 +300,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
 
  private:
   using Handles = HandlePlacement::Handles;
-  using Reach = HandlePlacement::Reach;
+  using StreamScope = HandlePlacement::StreamScope;
   using Proposal = HandlePlacement::Proposal;
 
   struct DeferredFree {
@@ -311,8 +311,8 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   };
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
-  static constexpr std::size_t kForeignRangesAsked = 4;
-  static constexpr std::size_t kViewsAskedAtOnce = 4;
+  static constexpr std::size_t kForeignRangesTried = 4;
+  static constexpr std::size_t kViewsTried = 4;
   static constexpr std::size_t kFewestRepaired = 2;  // one handle leaves the view, and another enters it
 
   // True when the request treats the bytes of all streams as its own at first.
@@ -321,19 +321,19 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   }
 
   // The steps of a request.
-  std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach);
+  std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, StreamScope scope);
   std::optional<Place> take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
-  std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow);
+  std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, StreamScope scope, bool may_grow);
 
   [[nodiscard]] std::uint64_t coarseness_of_returns() const noexcept;
   void release_idle_small(std::uint64_t grown);
 
   // Taking a place that was found or made, and giving it back.
-  bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
-  void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, Reach reach);
+  bool take(Place place, std::uint64_t bytes, StreamIndex stream, StreamScope scope);
+  void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, StreamScope scope);
   bool make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream);
   std::uint64_t number_free(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
     if (!backend_.is_shared() || cross_stream_ == CrossStream::Never) return backend_.number_free(stream, false);
@@ -347,7 +347,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   void free_numbered(Block block, std::uint64_t bytes, StreamIndex stream, std::uint64_t number, StreamIndex preferred);
 
   // Repairing an idle view, if no more than `most` handles leave it or come into it.
-  std::optional<HandlePlacement::Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
+  std::optional<HandlePlacement::Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, StreamScope scope,
                                                         std::size_t most);
   std::optional<Place> carry_out(const HandlePlacement::Repair& repair);
 
@@ -371,7 +371,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
   bool release_small(std::uint64_t bytes, std::uint64_t largest);
   std::uint64_t release(std::uint64_t at);
-  static bool meets(const FreeSpace& space, Range range) {
+  static bool overlaps(const FreeSpace& space, Range range) {
     const auto next = space.at_or_after(range.begin);
     return next && next->begin < range.end;
   }
@@ -412,20 +412,20 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   }
   placement_.set_overdraft(overdraft);
   if (overdraft.held_per_slack > 0) place = exchange(bytes, stream);
-  if (!place && shares) place = make(bytes, stream, Reach::All, true);
+  if (!place && shares) place = make(bytes, stream, StreamScope::All, true);
   const bool several = placement_.others_have_bytes(stream);
   if (!place && several) place = take_of_any_stream(bytes, stream, false);
-  if (!place) place = make(bytes, stream, Reach::Own, false);
+  if (!place) place = make(bytes, stream, StreamScope::Own, false);
 
   const bool may_wait = several && is_ordered && cross_stream_ != CrossStream::Never;
   const bool prefers_growing = cross_stream_ == CrossStream::GrowThenOrder && !last_resort;
   if (!place && may_wait && !prefers_growing && !shares) place = take_ordered(bytes, stream);
-  if (!place) place = make(bytes, stream, Reach::Own, true);
+  if (!place) place = make(bytes, stream, StreamScope::Own, true);
   if (!place && may_wait && prefers_growing) place = take_ordered(bytes, stream);
   if (!place && several && !is_ordered && last_resort) place = take_ordered(bytes, stream);
   placement_.set_overdraft({});
-  if (!place) place = make(bytes, stream, Reach::Own, false);
-  if (!place) place = make(bytes, stream, Reach::None, true);
+  if (!place) place = make(bytes, stream, StreamScope::Own, false);
+  if (!place) place = make(bytes, stream, StreamScope::None, true);
   if (!place && last_resort) place = take_of_any_stream(bytes, stream, true);
   return place;
 }
@@ -434,20 +434,20 @@ template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::allocate_mapped(std::uint64_t bytes, StreamIndex stream) {
   if (deferred_serves(bytes, stream)) return place(reuse_deferred());
   complete_deferred_free();
-  return take_mapped(bytes, stream, shares_bytes(bytes, stream) ? Reach::All : Reach::Own);
+  return take_mapped(bytes, stream, shares_bytes(bytes, stream) ? StreamScope::All : StreamScope::Own);
 }
 
 // Takes free bytes that are mapped: at home, else in a view made before.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, StreamIndex stream, Reach reach) {
-  const auto home = placement_.find_home(bytes, stream, reach);
-  const bool chooses = reach == Reach::All && stream != kAnyStream && placement_.others_have_bytes(stream);
+std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, StreamIndex stream, StreamScope scope) {
+  const auto home = placement_.find_home(bytes, stream, scope);
+  const bool chooses = scope == StreamScope::All && stream != kAnyStream && placement_.others_have_bytes(stream);
   if (home && chooses) {
     if (const auto ready = take_unless_soon(*home, bytes, stream)) return ready;
   }
-  if (home && take(*home, bytes, stream, reach)) return home;
-  const auto found = placement_.find_in_views(bytes, stream, reach);
-  if (!found || !take(*found, bytes, stream, reach)) return std::nullopt;
+  if (home && take(*home, bytes, stream, scope)) return home;
+  const auto found = placement_.find_in_views(bytes, stream, scope);
+  if (!found || !take(*found, bytes, stream, scope)) return std::nullopt;
   ++counts_.view_hits;
   return found;
 }
@@ -460,7 +460,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std:
     const Place place{0, begin};
     const Ranges wanted = ranges(place, bytes);
     if (!backend_.make_ready_unless_soon(wanted, stream)) return std::nullopt;
-    take_ready(place, bytes, wanted, stream, Reach::All);
+    take_ready(place, bytes, wanted, stream, StreamScope::All);
     return place;
   };
   if (const auto place = take_at(best.offset)) return place;
@@ -481,14 +481,14 @@ std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std:
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, StreamIndex stream) {
   if (placement_.free_bytes() < bytes) return std::nullopt;
-  const auto proposal = placement_.propose(bytes, stream, Reach::All, false, true);
+  const auto proposal = placement_.propose(bytes, stream, StreamScope::All, false, true);
   if (!proposal) return std::nullopt;
   placement_.set_room(backend_.room());
   const std::vector<std::uint64_t> larger = placement_.new_handles(bytes, bytes);
   const std::uint64_t times = placement_.policy().handles_per_exchanged;
   if (handles_of(proposal->pieces).size() / larger.size() < times) return std::nullopt;
   backend_.look();
-  return release_small(bytes, larger.front() / times) ? make(bytes, stream, Reach::None, true) : std::nullopt;
+  return release_small(bytes, larger.front() / times) ? make(bytes, stream, StreamScope::None, true) : std::nullopt;
 }
 
 // Gives back idle handles of at most `largest` bytes each until they hold `bytes` together, and the idle views that
@@ -507,7 +507,7 @@ bool OnlineAllocator<Backend>::release_small(std::uint64_t bytes, std::uint64_t 
     for (const auto& handle : placement_.handles()) {
       const Range range{handle.first, handle.first + handle.second.bytes};
       if (found >= bytes) break;
-      if (range.bytes() > largest || handle.second.planned || meets(idle, range) != in_view) continue;
+      if (range.bytes() > largest || handle.second.planned || overlaps(idle, range) != in_view) continue;
       if (!can_be_released(handle, in_use)) continue;
       chosen.push_back(range);
       found += range.bytes();
@@ -518,7 +518,8 @@ bool OnlineAllocator<Backend>::release_small(std::uint64_t bytes, std::uint64_t 
   for (const Range& range : chosen) given_back.add(range);
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     const std::vector<Range>& pieces = placement_.views()[view].stitched.pieces();
-    const bool shows = std::any_of(pieces.begin(), pieces.end(), [&](Range piece) { return meets(given_back, piece); });
+    const bool shows =
+        std::any_of(pieces.begin(), pieces.end(), [&](Range piece) { return overlaps(given_back, piece); });
     if (shows && !drop_view(view)) return false;
   }
   std::uint64_t released = 0;
@@ -530,7 +531,7 @@ bool OnlineAllocator<Backend>::release_small(std::uint64_t bytes, std::uint64_t 
 template <OnlineBackend Backend>
 std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
   const std::uint64_t times = placement_.policy().coarse_returns;
-  return given_back_ > 0 && given_back_ >= placement_.most_physical_bytes() / times ? times : 1;
+  return given_back_ > 0 && given_back_ >= placement_.peak_physical_bytes() / times ? times : 1;
 }
 
 // Takes home bytes of any stream whose last use is complete. As a last resort, also takes others behind waits and, for
@@ -538,14 +539,14 @@ std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t bytes, StreamIndex stream,
                                                                   bool last_resort) {
-  std::array<Range, kForeignRangesAsked> candidates;
+  std::array<Range, kForeignRangesTried> candidates;
   const std::size_t count = placement_.candidates(bytes, candidates, last_resort);
   const bool may_wait = last_resort && cross_stream_ != CrossStream::Never;
   for (std::size_t i = 0; i < count; ++i) {
     const Range range{candidates[i].begin, candidates[i].begin + bytes};
     if (!may_wait && !backend_.is_complete({&range, 1})) continue;
     const Place place{0, range.begin};
-    if (take(place, bytes, stream, Reach::All)) return place;
+    if (take(place, bytes, stream, StreamScope::All)) return place;
   }
   return std::nullopt;
 }
@@ -554,25 +555,25 @@ std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t 
 // complete.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_ordered(std::uint64_t bytes, StreamIndex stream) {
-  const auto place = take_mapped(bytes, stream, Reach::All);
-  return place ? place : make(bytes, stream, Reach::All, true);
+  const auto place = take_mapped(bytes, stream, StreamScope::All);
+  return place ? place : make(bytes, stream, StreamScope::All, true);
 }
 
 // Makes room out of free handles and, where they are not enough and it may grow, new ones.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamIndex stream, Reach reach,
+std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamIndex stream, StreamScope scope,
                                                     bool may_grow) {
   const bool may_stitch = placement_.is_stitchable(bytes) && has_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
   if (may_grow && placement_.depends_on_room(bytes)) placement_.set_room(backend_.room());
-  auto proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch && reach != Reach::None);
+  auto proposal = placement_.propose(bytes, stream, scope, may_grow, may_stitch && scope != StreamScope::None);
   if (proposal && !proposal->pieces.empty() && proposal->grow.empty() && stream != kAnyStream) {
     const std::size_t most = handles_of(proposal->mapped()).size() / placement_.policy().handles_per_repaired;
-    const auto repair = propose_repair(bytes, stream, reach, most);
+    const auto repair = propose_repair(bytes, stream, scope, most);
     if (repair) {
       const auto repaired = carry_out(*repair);
-      if (repaired && take(*repaired, bytes, stream, reach)) return repaired;
-      proposal = placement_.propose(bytes, stream, reach, may_grow, may_stitch);  // views are not what they were
+      if (repaired && take(*repaired, bytes, stream, scope)) return repaired;
+      proposal = placement_.propose(bytes, stream, scope, may_grow, may_stitch);  // views are not what they were
     }
   }
   if (!proposal || !make_ready(*proposal, bytes, stream) || !grow(*proposal, stream)) return std::nullopt;
@@ -586,7 +587,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
     shrink(*proposal);
     return std::nullopt;
   }
-  if (!take(*place, bytes, stream, reach)) {
+  if (!take(*place, bytes, stream, scope)) {
     if (place->view != 0) unstitch(*proposal, place->view);
     shrink(*proposal);
     return std::nullopt;
@@ -597,10 +598,10 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
 
 template <OnlineBackend Backend>
 std::optional<HandlePlacement::Repair> OnlineAllocator<Backend>::propose_repair(std::uint64_t bytes, StreamIndex stream,
-                                                                                Reach reach, std::size_t most) {
+                                                                                StreamScope scope, std::size_t most) {
   if (most < kFewestRepaired) return std::nullopt;
   backend_.look();
-  return placement_.propose_repair(bytes, stream, reach, most, [this](std::uint32_t view) {
+  return placement_.propose_repair(bytes, stream, scope, most, [this](std::uint32_t view) {
     return backend_.is_known_complete_up_to(placement_.views()[view].freed_at);
   });
 }
@@ -671,19 +672,19 @@ bool OnlineAllocator<Backend>::make_ready(const Proposal& proposal, std::uint64_
 }
 
 template <OnlineBackend Backend>
-bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach) {
+bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamIndex stream, StreamScope scope) {
   const Ranges wanted = ranges(place, bytes);
   if (!backend_.make_ready(wanted, stream)) return false;
-  take_ready(place, bytes, wanted, stream, reach);
+  take_ready(place, bytes, wanted, stream, scope);
   return true;
 }
 
 // Takes a place whose bytes, `wanted`, are ready.
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream,
-                                          Reach reach) {
-  if (reach == Reach::All && backend_.is_foreign(wanted, stream)) ++counts_.borrows;
-  placement_.take(wanted, stream, reach);
+                                          StreamScope scope) {
+  if (scope == StreamScope::All && backend_.is_foreign(wanted, stream)) ++counts_.borrows;
+  placement_.take(wanted, stream, scope);
   if (place.view != 0) placement_.views().enter(place.view, bytes);
 }
 
@@ -693,7 +694,7 @@ bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
     if (!placement_.is_free(range)) return false;
   }
   if (!backend_.make_ready(wanted, stream)) return false;
-  placement_.take(wanted, stream, Reach::All);
+  placement_.take(wanted, stream, StreamScope::All);
   return true;
 }
 
@@ -729,7 +730,7 @@ bool OnlineAllocator<Backend>::grow(const Proposal& proposal, StreamIndex stream
 // to as many bytes in free pages for small requests, if there are enough of these to be worth the mapping calls.
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::release_idle_small(std::uint64_t grown) {
-  if (placement_.physical_bytes() + grown <= placement_.most_physical_bytes()) return;
+  if (placement_.physical_bytes() + grown <= placement_.peak_physical_bytes()) return;
   const std::vector<std::uint64_t> pages = placement_.free_pages_for_small();
   const std::uint64_t divisor = placement_.policy().held_per_small;
   if (divisor == 0 || pages.size() * placement_.page() <= placement_.physical_bytes() / divisor) return;
@@ -813,7 +814,7 @@ bool OnlineAllocator<Backend>::has_room_for_view(std::uint64_t bytes) {
   const auto has_room = [&] {
     return placement_.views().count() < policy.kept_views && view_addresses_.largest() >= policy.view_room * bytes;
   };
-  for (std::size_t i = 0; i < kViewsAskedAtOnce && !has_room(); ++i) {
+  for (std::size_t i = 0; i < kViewsTried && !has_room(); ++i) {
     const std::uint32_t oldest = placement_.views().least_recent();
     if (oldest == 0) return false;
     if (is_idle(oldest)) {
@@ -951,7 +952,7 @@ FreeSpace OnlineAllocator<Backend>::shown_in_views() const {
 template <OnlineBackend Backend>
 bool OnlineAllocator<Backend>::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
   const Range range{handle.first, handle.first + handle.second.bytes};
-  return !meets(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
+  return !overlaps(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
 // Returns the bytes given back; 0: the driver refused.

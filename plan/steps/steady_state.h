@@ -32,7 +32,7 @@ struct SteadyState {
   std::size_t run_begin = 0;
   std::size_t run_end = 0;
   // There is no steady state: the body is one slot for any request (beginning.h).
-  bool any = false;
+  bool catch_all = false;
   // Requests of the body outlive `unrolled - 1` steps: the body is that many steps long.
   std::size_t unrolled = 1;
   // For each request of the body: the largest number of requests until it is freed, over all repetitions. kNever: it is
@@ -46,11 +46,11 @@ struct SteadyState {
 
 // How requests are compared: by size rounded to kUnitBytes, or by call site (the recorded stack); in both cases also by
 // stream.
-enum class Sameness : std::uint8_t { Size, CallSite };
+enum class RequestKey : std::uint8_t { Size, CallSite };
 
 // Equal numbers for requests that are the same. Empty for CallSite where not every stack was recorded. O(n log n).
 // Pure.
-std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Sameness sameness);
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key);
 
 // Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that `repeats`.
 // Of all stretches that repeat at least twice it takes the longest, with the smallest period, so the period is a step
@@ -64,7 +64,7 @@ std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Samen
 // steps, if the run is long enough. O(n log n). Pure.
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
 // Searches only one of the two sequences.
-SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps = 1);
+SteadyState find_steady_state(const Problem& problem, RequestKey key, std::size_t fewest_steps = 1);
 
 // The longest stretch that repeats, as above; a `period` of 0: none.
 Run find_longest_run(const std::vector<std::uint32_t>& tokens);

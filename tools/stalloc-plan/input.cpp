@@ -20,7 +20,7 @@
 namespace stalloc::tool {
 namespace {
 
-using plan::Outcome;
+using plan::Expected;
 using Bytes = std::vector<std::uint8_t>;
 
 // What tells a file from all others; nothing where there is no file that could be replaced.
@@ -30,9 +30,9 @@ std::optional<std::pair<dev_t, ino_t>> identity(const std::string& path) {
   return std::pair(file.st_dev, file.st_ino);
 }
 
-Outcome<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
+Expected<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
   auto trace = trace::decode_trace(bytes, {.take_whole_chunks = options.accept_truncated});
-  if (!trace.ok()) return Outcome<Input>::failure(trace.error);
+  if (!trace.ok()) return Expected<Input>::failure(trace.error);
   source.recorded = true;
   source.checksum = trace.value.source_checksum;
   source.lifetimes = plan::find_lifetimes(trace.value);
@@ -40,9 +40,9 @@ Outcome<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source
   return {std::move(source), {}};
 }
 
-Outcome<Input> read_csv(std::string_view text, Source source) {
+Expected<Input> read_csv(std::string_view text, Source source) {
   auto problem = plan::parse_csv(text);
-  if (!problem.ok()) return Outcome<Input>::failure(problem.error);
+  if (!problem.ok()) return Expected<Input>::failure(problem.error);
   Checksum sum;
   sum.add(text.data(), text.size());
   source.checksum = sum.value();
@@ -50,9 +50,9 @@ Outcome<Input> read_csv(std::string_view text, Source source) {
   return {std::move(source), {}};
 }
 
-Outcome<Input> read_plan(const Bytes& bytes) {
+Expected<Input> read_plan(const Bytes& bytes) {
   auto plan = plan::decode_plan(bytes);
-  if (!plan.ok()) return Outcome<Input>::failure(plan.error);
+  if (!plan.ok()) return Expected<Input>::failure(plan.error);
   return {std::move(plan.value), {}};
 }
 
@@ -80,7 +80,7 @@ std::string find_defect(std::span<const std::uint8_t> start) {
 }
 
 // Pre: find_defect found nothing.
-Outcome<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {
+Expected<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {
   if (trace::is_trace(bytes)) return read_trace(bytes, options, std::move(source));
   if (plan::is_plan(bytes)) return read_plan(bytes);
   return read_csv(text_of(bytes), std::move(source));
@@ -94,21 +94,21 @@ std::uint64_t most_bytes() {
 
 }  // namespace
 
-Outcome<Input> read_input(const std::string& path, const ReadOptions& options) {
+Expected<Input> read_input(const std::string& path, const ReadOptions& options) {
   const auto bytes = plan::read_file(path, {.most_bytes = most_bytes(), .find_defect = find_defect});
-  if (!bytes.ok()) return Outcome<Input>::failure(bytes.error);
+  if (!bytes.ok()) return Expected<Input>::failure(bytes.error);
   Source source;
   source.name = base_name(path);
-  Outcome<Input> input = decode(bytes.value, options, std::move(source));
+  Expected<Input> input = decode(bytes.value, options, std::move(source));
   if (!input.ok()) input.error = path + ": " + input.error;
   return input;
 }
 
-Outcome<Source> read_source(const std::string& path, const ReadOptions& options) {
-  Outcome<Input> input = read_input(path, options);
-  if (!input.ok()) return Outcome<Source>::failure(input.error);
+Expected<Source> read_source(const std::string& path, const ReadOptions& options) {
+  Expected<Input> input = read_input(path, options);
+  if (!input.ok()) return Expected<Source>::failure(input.error);
   if (auto* source = std::get_if<Source>(&input.value)) return {std::move(*source), {}};
-  return Outcome<Source>::failure(path + ": a plan, where a trace or a CSV of requests is needed");
+  return Expected<Source>::failure(path + ": a plan, where a trace or a CSV of requests is needed");
 }
 
 std::string find_replaced(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {

@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "plan/expected.h"
 #include "plan/files/trace_file.h"
 #include "plan/lifetimes.h"
-#include "plan/outcome.h"
 #include "plan/plan.h"
 
 namespace stalloc::tool {
@@ -30,10 +30,10 @@ struct ReadOptions {
 };
 
 // Tells the formats apart by their first bytes. Errors name the path.
-plan::Outcome<Input> read_input(const std::string& path, const ReadOptions& options);
+plan::Expected<Input> read_input(const std::string& path, const ReadOptions& options);
 
 // The same for a file that must be a trace or a CSV.
-plan::Outcome<Source> read_source(const std::string& path, const ReadOptions& options);
+plan::Expected<Source> read_source(const std::string& path, const ReadOptions& options);
 
 // The first of the outputs that is a file and one of the inputs, perhaps by another name; empty: there is none.
 std::string find_replaced(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);

@@ -9,10 +9,10 @@
 #include <new>
 #include <string>
 
-#include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
 #include "tools/stalloc-plan/help.h"
+#include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/report.h"
 
 namespace stalloc::tool {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 #include "plan/plan.h"
 #include "plan/planner.h"
 #include "tools/stalloc-plan/input.h"
@@ -33,10 +33,15 @@ struct Planned {
 
 // Plans every device of `source`, which must outlive the summary, and checks the result. `progress` may be null.
 // Thread-safe.
-plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress);
+plan::Expected<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress);
 
-// Names the first fault of `plan` for `source`; empty: the plan is sound. Only a sound plan may be written.
+// Names the first fault of `plan` for `source`; empty if the plan is sound. Only a sound plan may be written.
 // Thread-safe.
 std::string find_fault(const Source& source, const plan::Plan& plan);
+
+// Reads the plan at `path`. Error: the file is no plan, or the plan is not sound for `source`, whose path is
+// `source_path`.
+plan::Expected<plan::Plan> read_sound_plan(const std::string& path, const Source& source,
+                                           const std::string& source_path, const ReadOptions& options);
 
 }  // namespace stalloc::tool

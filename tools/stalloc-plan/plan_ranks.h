@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning the traces of many ranks: `stalloc-plan trace.*.fb -o plans/`.
+// Plans the traces of several ranks: `stalloc-plan trace.*.fb -o plans/`.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct RankResult {
   double startup_ms = 0;  // estimated
 };
 
-struct FleetResult {
+struct RanksResult {
   std::vector<RankResult> ranks;  // in the order of the inputs
   double seconds = 0;             // reading, planning, checking and writing
 };
@@ -43,10 +43,10 @@ std::string plan_name(const RankResult& rank);
 
 // Plans every input, in parallel, into the folder `command.output` (made if needed; empty: a dry run). Ranks with the
 // same requests share a plan, which is checked against each of them. An input that fails does not stop the others.
-int run_fleet(const PlanCommand& command);
+int plan_ranks(const PlanCommand& command);
 
-// The fleet's table, and the same as JSON (docs/formats.md).
-std::string fleet_text(const FleetResult& fleet);
-std::string fleet_json(const FleetResult& fleet);
+// The table of all ranks for people, and the same as JSON (docs/formats.md).
+std::string ranks_text(const RanksResult& result);
+std::string ranks_json(const RanksResult& result);
 
 }  // namespace stalloc::tool

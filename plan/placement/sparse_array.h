@@ -12,9 +12,9 @@ namespace stalloc::plan {
 // Zeroed memory that the system provides page by page at first use. It is for tables with a cell for every unit of
 // physical memory, of which most are never used. Throws std::bad_alloc.
 template <class T>
-class LazyTable {
+class SparseArray {
  public:
-  explicit LazyTable(std::uint64_t size) : cells_(static_cast<T*>(std::calloc(size + 1, sizeof(T)))) {
+  explicit SparseArray(std::uint64_t size) : cells_(static_cast<T*>(std::calloc(size + 1, sizeof(T)))) {
     if (!cells_) throw std::bad_alloc();
   }
   T& operator[](std::uint64_t index) noexcept { return cells_.get()[index]; }

@@ -9,12 +9,12 @@ namespace stalloc::plan {
 
 // A value, or one line that says what is wrong.
 template <class T>
-struct Outcome {
+struct Expected {
   T value{};
   std::string error;  // empty: value is good
   [[nodiscard]] bool ok() const { return error.empty(); }
 
-  static Outcome failure(std::string what) { return Outcome{{}, std::move(what)}; }
+  static Expected failure(std::string what) { return Expected{{}, std::move(what)}; }
 };
 
 }  // namespace stalloc::plan
