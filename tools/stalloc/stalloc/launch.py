@@ -5,7 +5,7 @@ import argparse
 import contextlib
 import json
 
-from stalloc import output, pages, process, summary, terminal
+from stalloc import output, statistics_pages, process, summary, terminal
 from stalloc.environment import BadPath
 
 STATISTICS = "STALLOC_STATISTICS"
@@ -33,10 +33,10 @@ def statistics_folder(arguments, environment):
         return None
     try:
         if arguments.no_report:
-            environment[STATISTICS] = str(pages.make_base())
+            environment[STATISTICS] = str(statistics_pages.make_base())
             return None
-        folder = pages.make_run_folder()
-    except (pages.Unsafe, OSError) as error:
+        folder = statistics_pages.make_run_folder()
+    except (statistics_pages.Unsafe, OSError) as error:
         terminal.say(f"no report at the end: {terminal.why(error) if isinstance(error, OSError) else error}")
         return None
     environment[STATISTICS] = str(folder)
@@ -57,21 +57,21 @@ def run_program(arguments, environment, remarks, title, traced=no_trace):
         terminal.say(remark)
     process.find_program(arguments.command[0], environment)
     with contextlib.suppress(OSError):
-        pages.tidy()
+        statistics_pages.tidy()
     folder = statistics_folder(arguments, environment)
     if folder is None:
         return process.execute(arguments.command, environment)
 
     def at_end(ending):
         try:
-            report(arguments, pages.read(folder), ending, title, traced)
+            report(arguments, statistics_pages.read(folder), ending, title, traced)
         except Exception as error:  # what counts is how the program itself ended
             terminal.say(f"no report: {terminal.why(error) if isinstance(error, OSError) else error}")
 
     try:
         return process.run_and_wait(arguments.command, environment, at_end).status
     finally:
-        pages.let_go(folder)
+        statistics_pages.let_go(folder)
 
 
 def check_report(arguments, inputs=()):

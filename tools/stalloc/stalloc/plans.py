@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from stalloc import installation, templates, terminal, tool
+from stalloc import installation, planner, templates, terminal
 from stalloc.environment import BadPath
 
 # The variables that hold a rank, in the order of interpose/base/process.cpp.
@@ -60,7 +60,7 @@ def fault_of(path):
     if head[4:] != IDENTIFIER:
         return "not a plan"
     try:
-        done = tool.run("show", path, timeout=CHECK_SECONDS)
+        done = planner.run("show", path, timeout=CHECK_SECONDS)
     except (installation.NotInstalled, subprocess.TimeoutExpired, OSError):
         return ""
     if done.returncode != 1:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import typing
 
-from stalloc import environment, installation, launch, output, pages, plans, templates, terminal
+from stalloc import environment, installation, launch, output, statistics_pages, plans, templates, terminal
 
 HELP = "run a program and record what it allocates"
 DESCRIPTION = """\
@@ -84,7 +84,7 @@ def heading(seen, trace):
     served = [page for page in seen if page.devices]
     if trace or not served:
         return "recorded" if trace else "nothing was recorded"
-    if any(page.state == pages.ENDED for page in served):
+    if any(page.state == statistics_pages.ENDED for page in served):
         return "nothing was recorded: the trace could not be written, a warning above says why"
     return "nothing was recorded: the program ended by _exit, exec or a signal before it had written anything"
 

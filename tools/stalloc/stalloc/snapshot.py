@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from stalloc import inputs, output, planner, pytorch_history, recording, safe_pickle, terminal
+from stalloc import inputs, output, planner, safe_pickle, snapshot_reader, terminal
 
 USAGE = 2
 VALUED = ("--granularity",)  # options of `stalloc compare` that are followed by a value
@@ -38,7 +38,7 @@ def read(path):
     with open(path, "rb") as file:
         if safe_pickle.is_of_stalloc(file.read(safe_pickle.START)):
             raise safe_pickle.BadPickle("it is stalloc's own, not a snapshot of PyTorch's: stalloc show describes it")
-    return safe_pickle.read(path, pytorch_history.histories)
+    return safe_pickle.read(path, snapshot_reader.histories)
 
 
 def shown_name(path):
@@ -102,7 +102,7 @@ def run(arguments):
         output.refuse_inputs(arguments.output, [arguments.snapshot])
     shown = False
     try:
-        with terminal.Progress("reading " + arguments.snapshot), inputs.steady(arguments.snapshot) as path:
+        with terminal.Progress("reading " + arguments.snapshot), inputs.reopenable(arguments.snapshot) as path:
             found = read(path)
         if arguments.output:
             shown = output.is_standard_output(arguments.output)
@@ -111,7 +111,7 @@ def run(arguments):
     except safe_pickle.BadPickle as error:
         return complain(arguments.snapshot, error)
     except (inputs.BadInput, OSError) as error:
-        return recording.complain(error, "standard output" if shown else arguments.snapshot)
+        return inputs.say_failure(error, "standard output" if shown else arguments.snapshot)
     if shown:
         return 0
     description = described(arguments.snapshot, found)
@@ -124,17 +124,17 @@ def compare(arguments):
     options, names = split(arguments)
     for name in names:
         try:
-            with inputs.steady(name) as path:
+            with inputs.reopenable(name) as path:
                 if safe_pickle.is_pickle(path):
                     return compare_snapshot(name, path, options + ["--"] + [other for other in names if other != name])
                 if path != name:
-                    sys.stdout.buffer.write(recording.ask("compare", *options, "--", *(path if other == name else other
+                    sys.stdout.buffer.write(planner.output_of("compare", *options, "--", *(path if other == name else other
                                                                                      for other in names)))
                     return 0
         except safe_pickle.BadPickle as error:
             return complain(name, error)
         except (inputs.BadInput, OSError) as error:
-            return recording.complain(error, "-")
+            return inputs.say_failure(error, "-")
     return planner.forward("compare", arguments)
 
 
@@ -154,8 +154,8 @@ def compare_snapshot(name, path, options):
         found = read(path)
     answers = []
     for device, history in found.items():
-        with inputs.derived(name, lambda file, history=history: write_requests(history, file)) as requests:
-            answers.append((device, recording.ask("compare", *options, requests)))
+        with inputs.temporary(name, lambda file, history=history: write_requests(history, file)) as requests:
+            answers.append((device, planner.output_of("compare", *options, requests)))
     descriptions = {device["device"]: device for device in described(name, found)["devices"]}
     if "--json" in options:
         devices = []

@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 
-from stalloc import installation, terminal, tool
+from stalloc import installation, planner, terminal
 
 MOST_ROWS = 16
 COMPARE_SECONDS = 120
@@ -76,7 +76,7 @@ def in_words(ending):
 def comparison(trace):
     """The answer of `stalloc-plan compare --json` for a trace, or None."""
     try:
-        done = tool.run("compare", "--json", trace, timeout=COMPARE_SECONDS)
+        done = planner.run("compare", "--json", trace, timeout=COMPARE_SECONDS)
         return json.loads(done.stdout) if done.returncode == 0 else None
     except (installation.NotInstalled, subprocess.TimeoutExpired, ValueError):
         return None

@@ -6,7 +6,7 @@ import pathlib
 import sys
 import time
 
-from stalloc import output, pages, prometheus, summary, terminal
+from stalloc import output, statistics_pages, prometheus, summary, terminal
 
 HELP = "watch running programs: live and physical memory, out-of-memory events"
 DESCRIPTION = """\
@@ -21,7 +21,7 @@ examples:
 CLEAR = "\033[H\033[J"
 EVERYONE = 0o644  # Prometheus's files can be read by other users
 MOST_SECONDS = 1e6  # about twelve days
-SHOWN = (pages.RUNNING, pages.ELSEWHERE)
+SHOWN = (statistics_pages.RUNNING, statistics_pages.ELSEWHERE)
 
 
 def seconds(word):
@@ -51,7 +51,7 @@ def columns(row, state):
     rank = "" if row["rank"] is None else row["rank"]
     return (f"{row['process']:>8}{rank:>5}{row['device']:>4}  {row['mode']:<8}{terminal.size(row['live']):>11}"
             f"{terminal.size(row['physical']):>11}{lost:>8}{device_share:>6}{row['misses']:>7}"
-            + ("  elsewhere" if state == pages.ELSEWHERE else ""))
+            + ("  elsewhere" if state == statistics_pages.ELSEWHERE else ""))
 
 
 def as_text(found, out):
@@ -75,7 +75,7 @@ def as_json(found):
 
 def look(arguments, places):
     """The pages that are shown now."""
-    found, remarks = pages.all_pages(places)
+    found, remarks = statistics_pages.all_pages(places)
     for remark in remarks:
         terminal.say(remark)
     return [page for page in found if page.state in SHOWN]
@@ -97,11 +97,11 @@ def show(arguments, found):
 
 def run(arguments):
     if not arguments.folder:
-        pages.tidy()
+        statistics_pages.tidy()
     for folder in arguments.folder or ():
         if not folder.is_dir():
             terminal.say(f"{folder}: there is no such folder; the first process that is told to use it makes it")
-    places = arguments.folder or pages.bases()
+    places = arguments.folder or statistics_pages.bases()
     try:
         while True:
             show(arguments, look(arguments, places))

@@ -4,7 +4,7 @@
 import json
 import re
 
-from stalloc import inputs, output, recording, safe_pickle, snapshot, terminal
+from stalloc import call_stacks, inputs, output, planner, safe_pickle, snapshot, terminal
 from stalloc.report import fit, page, ticket
 
 HELP = "show a recorded run as a page: where its memory goes, and what would help"
@@ -57,7 +57,7 @@ def run(arguments):
     output.refuse_inputs(target, [arguments.trace, *([arguments.plan] if arguments.plan else [])])
     try:
         with terminal.Progress("reading " + arguments.trace) as progress, \
-                inputs.steady(arguments.trace) as trace, inputs.steady(arguments.plan) as plan:
+                inputs.reopenable(arguments.trace) as trace, inputs.reopenable(arguments.plan) as plan:
             report = made(arguments, trace, plan, progress)
             progress.begin("writing")
             content = written(arguments, report)
@@ -66,7 +66,7 @@ def run(arguments):
     except safe_pickle.BadPickle as error:
         return snapshot.complain(arguments.trace, error)
     except (inputs.BadInput, OSError) as error:
-        return recording.complain(error, target)
+        return inputs.say_failure(error, target)
     if not shown:
         print(f"wrote {terminal.printable(target)}")
     return 0
@@ -86,11 +86,11 @@ def made(arguments, trace, plan, progress):
     if safe_pickle.is_pickle(trace):
         report = of_snapshot(arguments.trace, trace, options, plans)
     else:
-        report = json.loads(recording.ask("report", *options, "--", trace, *plans))
+        report = json.loads(planner.output_of("report", *options, "--", trace, *plans))
         progress.begin("naming functions")
-        named, stacks = recording.name_frames(report)
+        named, stacks = call_stacks.name_frames(report)
         show_stacks(report, named, stacks)
-    report["modules"] = {str(module["id"]): recording.library(module["path"]) for module in report["modules"]}
+    report["modules"] = {str(module["id"]): call_stacks.library(module["path"]) for module in report["modules"]}
     for device in report["devices"]:
         device["fit"] = fit.rows(device, arguments.card)
     return report
@@ -100,15 +100,15 @@ def of_snapshot(name, path, options, plans):
     """The report of a snapshot's device with most requests."""
     found = snapshot.read(path)
     device = snapshot.busiest(found)
-    with inputs.derived(name, lambda file: snapshot.write_requests(found[device], file)) as requests:
-        report = json.loads(recording.ask("report", *options, "--", requests, *plans))
+    with inputs.temporary(name, lambda file: snapshot.write_requests(found[device], file)) as requests:
+        report = json.loads(planner.output_of("report", *options, "--", requests, *plans))
     report["source"] = snapshot.shown_name(name)
     report["recorded_by_pytorch"] = found[device].recorded()
     report["devices"][0]["device"] = device
     indices, stacks = {}, {}
     for number, stack in enumerate(found[device].stacks):
         stacks[number] = [indices.setdefault(frame, len(indices)) for frame in stack]
-    named = [recording.Frame(*frame, is_python=frame[0].endswith((".py", ">"))) for frame in indices]
+    named = [call_stacks.Frame(*frame, is_python=frame[0].endswith((".py", ">"))) for frame in indices]
     show_stacks(report, named, stacks)
     return report
 

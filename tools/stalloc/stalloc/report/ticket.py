@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report in plain text of at most 80 columns, for pasting into a ticket."""
 
-from stalloc import recording
+from stalloc import call_stacks
 from stalloc.terminal import WIDTH, printable, size, wrapped
 
 NAMES = {"native": "PyTorch native", "expandable": "PyTorch expandable segments", "online": "stalloc without a plan",
@@ -114,7 +114,7 @@ def library_of(report, holder):
 
 def stack_lines(report, site):
     """The innermost frames that say where in the program this is."""
-    telling = recording.telling(report, site["stack"])
+    telling = call_stacks.informative_frames(report, site["stack"])
     if not telling:
         yield " " * 18 + f"(no call stack; {library_of(report, site)})"
     for frame in telling[:MOST_FRAMES]:

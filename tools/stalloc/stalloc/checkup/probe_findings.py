@@ -2,7 +2,7 @@
 """Whether the requests of the short programs that were run under stalloc were seen and served."""
 
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
-from stalloc.checkup.start import reason
+from stalloc.checkup.run_probe import reason
 from stalloc.installation import LIBRARY_NAME
 
 TITLES = {"driver": "through the driver", "runtime": "through the CUDA runtime", "torch": "by PyTorch"}
