@@ -12,7 +12,7 @@
 namespace stalloc::plan {
 namespace {
 
-// Live bytes at each slot, as the sweep sees them.
+// Returns the live bytes at each slot in the sweep.
 std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
   const std::size_t slots = sequence.slots.size();
   std::vector<std::uint64_t> change(slots + 1, 0);  // modulo 2^64
@@ -27,7 +27,7 @@ std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
   return change;
 }
 
-// Memory of synchronous calls that is never freed, as the workspaces of libraries are.
+// Returns the bytes of synchronous calls that are never freed, as those of workspaces of libraries.
 std::uint64_t synchronous_bytes(const Sequence& sequence) {
   std::uint64_t bytes = 0;
   for (const SequenceSlot& entry : sequence.slots) {
@@ -53,10 +53,11 @@ std::vector<bool> find_crossing(const Sequence& sequence, const std::vector<std:
   return crossing;
 }
 
+// How places are chosen in one sweep.
 struct Rule {
-  double share;  // of the peak that counts as high use
-  Fit crossing;  // for what lives across it
-  Fit other;
+  double share;  // live bytes from this share of the peak on are high use
+  Fit crossing;  // for slots that live across a moment of high use
+  Fit other;     // for all other slots
 };
 
 // In the order in which they are preferred where they need the same memory and views.

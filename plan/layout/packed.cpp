@@ -13,7 +13,7 @@ constexpr std::uint64_t kLongLife = 16;
 // Packing takes up to the square of this.
 constexpr std::size_t kMostPacked = 8192;
 
-// Whether all but synchronous requests are made on one stream, wherever they are freed.
+// Whether all requests, except synchronous ones, allocate on one stream. The streams of their frees do not matter.
 bool one_stream(const Sequence& sequence) {
   std::uint32_t only = kEveryStream;
   for (const SequenceSlot& entry : sequence.slots) {

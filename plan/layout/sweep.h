@@ -14,16 +14,17 @@
 
 namespace stalloc::plan {
 
-// What a sweep knows in advance.
+// What is decided before a sweep begins.
 struct SweepHints {
   std::vector<Fit> fits;          // how each slot chooses its place
-  std::uint64_t synchronous = 0;  // bytes at the low end that are kept for memory of synchronous calls
-  std::optional<Packed> packed;   // places that are chosen already; all others keep away from them in time
+  std::uint64_t synchronous = 0;  // bytes at the low end that are reserved for memory of synchronous calls
+  std::optional<Packed> packed;   // places of the slots that were packed in advance; other slots avoid them
 };
 
+// Pure; not thread-safe. Throws std::bad_alloc.
 class Sweep {
  public:
-  // All three must outlive the sweep.
+  // The arguments must outlive the sweep.
   Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints);
 
   // Places all slots in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
@@ -32,8 +33,8 @@ class Sweep {
   std::optional<Layout> run(std::uint64_t pages, bool grow);
 
  private:
-  // A slot that lives across the body's end. Its place is known when the body begins, because the previous repetition
-  // holds it there, and must be free again when the slot is requested:
+  // A slot that lives across the body's end, so that its lifetime wraps around the body. Its place is known when the
+  // body begins, because the previous repetition holds it there, and must be free again when the slot is requested:
   //
   //     body   |---.                     .---|      held until `released`, free, taken again at `slot`
   struct WrappedSlot {
@@ -61,6 +62,7 @@ class Sweep {
   bool place(std::size_t slot);
   bool take(std::size_t slot);
   bool take_at(std::size_t slot, Place place);
+  // Notes that the slot's bytes are to be freed before slot `upper`.
   void hold(std::size_t slot, std::size_t upper) { releases_.emplace(upper, slot); }
   void release_until(std::size_t slot);
   void find_avoided(std::size_t slot);
@@ -68,13 +70,13 @@ class Sweep {
   const Sequence& sequence_;
   const LayoutOptions& options_;
   const SweepHints& hints_;
-  std::vector<std::uint32_t> streams_;  // ordinals of the problem, by the placement's
+  std::vector<std::uint32_t> streams_;  // the stream of the problem for each StreamIndex
   PagePlacement placement_;
   bool grow_ = false;
   Layout layout_;
-  std::vector<WrappedSlot> wrapped_;                    // by slot
+  std::vector<WrappedSlot> wrapped_;                    // in the order of slots
   std::vector<Range> avoided_;                          // by the slot being placed
-  using Release = std::pair<std::size_t, std::size_t>;  // when, whose
+  using Release = std::pair<std::size_t, std::size_t>;  // the slot before which, and the slot whose bytes
   std::priority_queue<Release, std::vector<Release>, std::greater<>> releases_;
 };
 

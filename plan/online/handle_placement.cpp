@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a placement keeps: handles, and free bytes by stream.
+// The state of a placement: handles, and free bytes by stream.
 #include "plan/online/handle_placement.h"
 
 #include <algorithm>
@@ -22,7 +22,8 @@ const HandlePlacement::Spaces& HandlePlacement::spaces_in(StreamIndex stream, St
   return stream < own_.size() && own_[stream] ? *own_[stream] : kNothing;
 }
 
-// Notes that the stream has free bytes. From the second stream on, the free bytes of each are also kept apart.
+// Notes that the stream has free bytes. Once a second stream has some, the free bytes of each stream are also kept
+// apart.
 void HandlePlacement::know(StreamIndex stream) {
   if (several_) {
     own(stream);

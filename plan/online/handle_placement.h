@@ -101,7 +101,7 @@ class HandlePlacement {
   }
   // The same in an existing stitched view. None for a small request, since views show no handles for small requests.
   [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const;
-  // How many of the best fits are compared.
+  // How many of the best-fitting ranges a large request compares, and the most that the policy can ask for.
   static constexpr std::size_t kMostCompared = 16;
   [[nodiscard]] std::size_t compared_fits() const {
     return std::min<std::size_t>(options_.policy.compared_fits, kMostCompared);
@@ -145,16 +145,18 @@ class HandlePlacement {
 
   // Appends the physical ranges of a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
-  // Pre: the ranges are free.
+  // Takes free bytes away, of `stream` or (StreamScope::All) of whichever streams. Pre: the ranges are free.
   void take(std::span<const Range> ranges, StreamIndex stream, StreamScope scope);
+  // Makes bytes free for `stream`. Pre: they are not free.
   void give(std::span<const Range> ranges, StreamIndex stream);
 
-  // New handles, mapped at their places in the home view, free for `stream`.
+  // Adds a new handle, which is mapped at its place in the home view. Its bytes are free for `stream`.
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
   // Pre: the handle is wholly free and in no view.
   void remove_handle(std::uint64_t at);
   // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes.
   void adopt_handle(std::uint64_t at, const Handle& handle);
+  // Whether all bytes of a range are free, for whichever streams.
   [[nodiscard]] bool is_free(Range range) const;
   // The physical offsets of all pages for small requests that are wholly free.
   [[nodiscard]] std::vector<std::uint64_t> free_pages_for_small() const;
@@ -166,17 +168,19 @@ class HandlePlacement {
   [[nodiscard]] bool is_of_plan(std::uint64_t at) const { return at < options_.large.begin; }
   // Whether the handle at a physical offset is for small requests.
   [[nodiscard]] bool is_for_small(std::uint64_t at) const { return at >= options_.small.begin; }
+  // Bytes of all handles; those in handles for small requests; the most that all handles have ever had.
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
-  [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }  // of it, in handles for small ones
-  [[nodiscard]] std::uint64_t peak_physical_bytes() const { return peak_physical_bytes_; }  // ever
+  [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }
+  [[nodiscard]] std::uint64_t peak_physical_bytes() const { return peak_physical_bytes_; }
 
-  // Lends home addresses that have no handles to a view, and takes it back.
+  // Lends home addresses without handles to a view (`join`), and takes them back.
   void lend_addresses(Range range);
   void return_addresses(Range range) { unmapped_.large.add(range); }
 
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
+  // Free bytes of all streams, bytes of the plan included: all, those in a range, those of the plan, the largest range.
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
   [[nodiscard]] std::uint64_t free_bytes(Range range) const;
   [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }
@@ -236,7 +240,7 @@ class HandlePlacement {
   SparseArray<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t bytes_for_small_ = 0;
-  std::uint64_t peak_physical_bytes_ = 0;  // ever
+  std::uint64_t peak_physical_bytes_ = 0;
   Overdraft overdraft_;
   std::uint64_t room_ = ~std::uint64_t{0};
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far

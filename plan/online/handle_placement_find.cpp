@@ -18,18 +18,18 @@ std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex 
   return at;
 }
 
-// Whether small requests lie among large ones rather than in another page for themselves: more than ever would be held
-// with that page, they have much already, and a page is free elsewhere.
+// True when a small request should lie among large ones: another page for small requests would make memory exceed its
+// previous peak, small requests have much memory already, and a page is free among large ones.
 bool HandlePlacement::prefers_large(const Spaces& spaces) const {
   const std::uint64_t divisor = options_.policy.held_per_small;
   return divisor != 0 && physical_bytes_ + options_.page > peak_physical_bytes_ &&
          bytes_for_small_ > physical_bytes_ / divisor && spaces.large.largest() >= options_.page;
 }
 
-// Finds the place, among the two ends of the best-fitting ranges, that strands fewest bytes: free ones beside the
-// request in handles that it takes only a part of. A handle can be mapped only whole, so no stitched view can use them.
-// Bytes that were stranded before count half.
-// For small requests the best fit is taken as it is, since most lie in handles of one page.
+// Finds the place, among the two ends of the best-fitting ranges, that strands the fewest bytes. Stranded bytes are
+// free bytes beside the request in handles that it uses in part: a handle can be mapped only whole, so no stitched view
+// can use them. Bytes that were stranded before count half. A small request takes the best fit as it is, since most
+// handles for small requests have one page.
 std::uint64_t HandlePlacement::least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
@@ -50,8 +50,8 @@ std::uint64_t HandlePlacement::least_stranding_fit(const FreeSpace& space, std::
   return best;
 }
 
-// How much the request would strand, in half bytes. Pre: `taken` lies at one end of `free`, so that free bytes are left
-// only on its other side.
+// Returns how much the request would strand, in half bytes. Pre: `taken` lies at one end of `free`, so that free bytes
+// are left only on its other side.
 std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
   const bool above = taken.begin == free.begin;
   const auto handle = holding(above ? taken.end - 1 : taken.begin);

@@ -249,24 +249,25 @@ std::optional<Place> OnlineAllocator<Backend>::allocate(std::uint64_t bytes, Str
   }
   placement().set_overdraft(overdraft);
   if (overdraft.held_per_slack > 0) place = exchange(bytes, stream);
-  if (!place && shares) place = make(bytes, stream, StreamScope::All, true);
+  if (!place && shares) place = make(bytes, stream, StreamScope::All, true);  // step 5, which comes first with Share
   const bool several = placement().others_have_bytes(stream);
-  if (!place && several) place = take_of_any_stream(bytes, stream, false);
-  if (!place) place = make(bytes, stream, StreamScope::Own, false);
+  if (!place && several) place = take_of_any_stream(bytes, stream, false);  // step 3
+  if (!place) place = make(bytes, stream, StreamScope::Own, false);         // step 4
 
   const bool may_wait = several && is_ordered && cross_stream_ != CrossStream::Never;
   const bool prefers_growing = cross_stream_ == CrossStream::GrowThenOrder && !last_resort;
-  if (!place && may_wait && !prefers_growing && !shares) place = take_ordered(bytes, stream);
-  if (!place) place = make(bytes, stream, StreamScope::Own, true);
-  if (!place && may_wait && prefers_growing) place = take_ordered(bytes, stream);
+  if (!place && may_wait && !prefers_growing && !shares) place = take_ordered(bytes, stream);  // step 5
+  if (!place) place = make(bytes, stream, StreamScope::Own, true);                             // step 6
+  if (!place && may_wait && prefers_growing) place = take_ordered(bytes, stream);              // step 5, after step 6
   if (!place && several && !is_ordered && last_resort) place = take_ordered(bytes, stream);
   placement().set_overdraft({});
-  if (!place) place = make(bytes, stream, StreamScope::Own, false);
-  if (!place) place = make(bytes, stream, StreamScope::None, true);
+  if (!place) place = make(bytes, stream, StreamScope::Own, false);  // step 4, whatever mapping may cost
+  if (!place) place = make(bytes, stream, StreamScope::None, true);  // step 7
   if (!place && last_resort) place = take_of_any_stream(bytes, stream, true);
   return place;
 }
 
+// Steps 1 and 2; with Share, step 2 includes the mapped part of step 5.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::allocate_mapped(std::uint64_t bytes, StreamIndex stream) {
   if (deferred_serves(bytes, stream)) return place(reuse_deferred());
@@ -329,7 +330,7 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
                                                               : std::nullopt;
 }
 
-// How many times larger new handles are because the program gives its memory back.
+// Returns how many times larger new handles are because the program gives its memory back; 1 if it does not.
 template <OnlineBackend Backend>
 std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
   const std::uint64_t times = placement().policy().coarse_returns;

@@ -57,14 +57,15 @@ class ContiguousSearch {
   using Index = std::uint32_t;
   static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
 
-  // Sections that add nothing to a neighbouring section are left out, so sections are the maximal sets of buffers that
-  // overlap.
+  // A buffer in terms of sections. Sections that add nothing to a neighbouring section are left out, so sections are
+  // the maximal sets of buffers that overlap.
   struct BufferData {
     std::uint64_t bytes = 0;
     Index begin = 0;  // sections [begin, end)
     Index end = 0;
     std::vector<Index> overlaps;
   };
+  // Buffers that overlap no others in time, so that they can be searched apart.
   struct Partition {
     std::vector<Index> buffers;  // still to be placed, those of higher priority first
     Index begin = 0;             // sections
@@ -72,11 +73,12 @@ class ContiguousSearch {
     std::uint64_t offset = 0;  // of the last one placed
     Index rank = 0;            // and its place among the priorities
   };
+  // A change of `lowest_`, to be undone when the search goes back.
   struct OffsetChange {
     Index buffer;
     std::uint64_t before;
   };
-  // How far back to go.
+  // A state of the search: how many buffers were placed and how many offsets changed before it.
   struct Checkpoint {
     std::size_t placed;
     std::size_t changes;

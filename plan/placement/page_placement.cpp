@@ -11,7 +11,7 @@
 namespace stalloc::plan {
 namespace {
 
-// Of `count` ranges at most, the first whose part between multiples of `step` has `bytes`; that part.
+// Examines at most `count` ranges, and returns the first part between multiples of `step` that has `bytes`.
 template <class Iterator>
 std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uint64_t bytes, std::uint64_t step) {
   for (; at != end && count > 0; ++at, --count) {
@@ -22,7 +22,7 @@ std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uin
   return std::nullopt;
 }
 
-// What lowest_fit, highest_fit and best_fit find, between multiples of a page.
+// Finds a range as lowest_fit, highest_fit or best_fit does, but one that begins and ends at multiples of a page.
 std::optional<Range> paged_fit(const FreeSpace& space, std::uint64_t bytes, Fit fit, std::uint64_t page) {
   const auto& ranges = space.ranges();
   constexpr int kMost = FreeSpace::kMostLookedAt;

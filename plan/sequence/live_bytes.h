@@ -20,9 +20,11 @@ class LiveBytes {
   explicit LiveBytes(std::size_t slots)
       : leaves_(std::bit_ceil(std::max<std::size_t>(slots, 1))), max_(2 * leaves_), added_(2 * leaves_) {}
 
+  // Adds bytes to each slot of a stretch, which may be empty.
   void add(Range at, std::uint64_t bytes) {
     if (at.begin < at.end) add(1, 0, leaves_, at, bytes);
   }
+  // The most live bytes in a stretch; 0 if it is empty.
   [[nodiscard]] std::uint64_t max_in(Range at) const { return at.begin < at.end ? max_in(1, 0, leaves_, at) : 0; }
   [[nodiscard]] std::uint64_t peak() const { return max_[1]; }
 

@@ -58,7 +58,7 @@ class Builder {
     return request.allocation_stream == kEveryStream || streams_ == StreamMode::Isolate;
   }
 
-  // A time of the problem that lies in the last repetition or behind it, or is kNever.
+  // Returns the slot index of a time of the problem. Pre: it lies in the last repetition or after it, or is kNever.
   [[nodiscard]] std::size_t after_body(std::uint64_t until) const {
     return until == kNever ? slots_ : static_cast<std::size_t>(until) - skipped_;
   }
@@ -87,7 +87,7 @@ class Builder {
     entry.tail = until > sequence_.body_end() ? until : 0;
   }
 
-  // Plans only the requests that live through the run.
+  // Leaves all requests to the run time but those that live through the run.
   void leave_what_passes() {
     for (std::size_t slot = 0; slot < slots_; ++slot) {
       SequenceSlot& entry = sequence_.slots[slot];
@@ -97,7 +97,7 @@ class Builder {
     }
   }
 
-  // What holds for one repetition must hold for the slot.
+  // A request that cannot be planned in one repetition is not planned in any.
   void merge(SequenceSlot& entry, const Request& other) const {
     if (entry.pass == PassReason::None) entry.pass = other.pass;
     if (entry.pass == PassReason::None && unordered(other)) entry.pass = PassReason::Unordered;
@@ -126,7 +126,7 @@ class Builder {
       }
       if (best == end) continue;
       entry.twin = best->second;
-      // It lives there as long as the repetition before would.
+      // The twin keeps the place as long as the previous repetition would.
       std::size_t& upper = sequence_.slots[entry.twin].upper;
       upper = std::max(upper, entry.upper - sequence_.body);
       open.erase(best);

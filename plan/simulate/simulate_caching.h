@@ -22,16 +22,16 @@ class CachingAllocator {
 
   explicit CachingAllocator(Segments segments) : segments_(segments) {}
 
-  // `bytes`: as requested, not 0.
+  // Returns a block for a request of `bytes`, not 0.
   BlockIndex allocate(std::uint64_t bytes, std::uint32_t stream);
   // Pre: returned by allocate() and not freed since.
   void free(BlockIndex index);
 
   [[nodiscard]] std::uint64_t held_bytes() const { return held_; }  // never shrinks
 
-  // Peak of the bytes of allocated blocks.
+  // The peak of the bytes of allocated blocks.
   [[nodiscard]] std::uint64_t peak_allocated_bytes() const { return peak_allocated_; }
-  // Of segments in which nothing is allocated.
+  // Bytes of the segments in which nothing is allocated.
   [[nodiscard]] std::uint64_t idle_bytes() const { return idle_; }
 
   // Whether a request of `bytes` is served from the pool of small blocks.
@@ -73,7 +73,7 @@ class CachingAllocator {
     friend auto operator<=>(const Key&, const Key&) = default;
   };
 
-  // A segment that grows: the address and the last block of what is mapped.
+  // A segment that grows in pages: the end of what is mapped, and its last block.
   struct ExpandableSegment {
     std::uint64_t mapped_end = 0;
     BlockIndex last = kNone;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each allocator would hold for the requests of one device, by simulation: for `compare` and `report`.
+// Simulates what each allocator would hold for the requests of one device, for the commands `compare` and `report`.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 namespace stalloc::tool {
 
 struct Allocator {
-  const char* key;   // in JSON
-  const char* name;  // in the table
+  const char* key;   // its name in JSON
+  const char* name;  // its name in the table
 };
 inline constexpr std::array<Allocator, 4> kAllocators = {{{"native", "PyTorch native"},
                                                           {"expandable", "PyTorch expandable segments"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From requests to a checked plan: what `stalloc-plan TRACE` does for each of its inputs.
+// Makes a checked plan from requests, as `stalloc-plan TRACE` does for each of its inputs.
 #pragma once
 
 #include <chrono>
@@ -16,8 +16,8 @@
 namespace stalloc::tool {
 
 struct PlanCommand {
-  std::vector<std::string> inputs;  // not empty
-  std::string output;               // a file, a folder for several inputs; empty: a dry run
+  std::vector<std::string> inputs;  // paths; not empty
+  std::string output;               // path of a file or, for several inputs, of a folder; empty: nothing is written
   bool json = false;
   plan::PlanOptions options;
   ReadOptions read;
@@ -26,6 +26,7 @@ struct PlanCommand {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start);
 
+// A plan, and the figures for its summary.
 struct Planned {
   plan::Plan plan;
   Summary summary;
