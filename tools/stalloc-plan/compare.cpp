@@ -26,8 +26,8 @@ std::string device_text(const std::string& source, const Comparison& comparison)
   }
   if (comparison.outside_requests > 0) {
     text += fmt::format(
-        "  note: {} more requests (at most {} live) bypass the framework's allocator\n"
-        "  and are not counted above\n",
+        "  note: {} more requests (at most {} live) bypass the framework's\n"
+        "  allocator and are not counted above\n",
         comparison.outside_requests, bytes_text(comparison.outside_bytes));
   }
   return text;

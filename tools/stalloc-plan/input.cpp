@@ -23,7 +23,7 @@ namespace {
 using plan::Expected;
 using Bytes = std::vector<std::uint8_t>;
 
-// What tells a file from all others; nothing where there is no file that could be replaced.
+// Returns the device and the inode of a regular file, which identify it; nothing if there is no regular file.
 std::optional<std::pair<dev_t, ino_t>> identity(const std::string& path) {
   struct stat file {};
   if (::stat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return std::nullopt;
@@ -63,7 +63,7 @@ std::string_view text_of(std::span<const std::uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// What a file is that is no input, by how it begins; empty: it may be one.
+// Returns an error if a file that begins so cannot be an input; empty if it may be one.
 std::string find_defect(std::span<const std::uint8_t> start) {
   const std::string_view text = text_of(start);
   if (start.empty()) return "the file is empty";
@@ -72,9 +72,8 @@ std::string find_defect(std::span<const std::uint8_t> start) {
                        "7zXZ"))
     return "it is compressed; unpack it first: xz -dk FILE";
   if (start.size() > 2 && start[0] == 0x80 && start[1] >= 2 && start[1] <= 5) {
-    return "a pickle; if it is a memory snapshot of PyTorch's, `stalloc snapshot` describes it, and with -o writes "
-           "requests "
-           "that can be planned";
+    return "a pickle; if it is a memory snapshot of PyTorch, `stalloc snapshot` describes it, and with -o writes its "
+           "requests for the planner";
   }
   return is_text(text.substr(0, 512)) ? "" : "neither a trace nor a plan nor a CSV of requests";
 }
@@ -86,7 +85,7 @@ Expected<Input> decode(const Bytes& bytes, const ReadOptions& options, Source so
   return read_csv(text_of(bytes), std::move(source));
 }
 
-// The most that is read of a file: what the machine has of memory.
+// The largest file that is read: as large as the machine's memory.
 std::uint64_t most_bytes() {
   const auto pages = ::sysconf(_SC_PHYS_PAGES), bytes = ::sysconf(_SC_PAGESIZE);
   return static_cast<std::uint64_t>(std::max(pages, 1L)) * static_cast<std::uint64_t>(std::max(bytes, 1L));

@@ -80,7 +80,7 @@ std::string groups_text(const RanksResult& result) {
   return text;
 }
 
-// Several traces of one rank: the glob also matches an older recording, or one made at the same time.
+// Notes several traces of one rank: the pattern also matched an older recording, or one made at the same time.
 std::string repeated_text(const RanksResult& result) {
   std::map<std::string, std::string> first;
   std::string text;
@@ -88,20 +88,20 @@ std::string repeated_text(const RanksResult& result) {
     if (rank.recorded_rank.empty()) continue;
     const auto [at, is_new] = first.emplace(rank.recorded_rank, printable(rank.input));
     if (is_new) continue;
-    text += fmt::format("note: {} and {} are both of rank {}: one of them is of another recording\n", at->second,
+    text += fmt::format("note: {} and {} are both of rank {}: one of them belongs to another recording\n", at->second,
                         printable(rank.input), rank.recorded_rank);
   }
   return text;
 }
 
-// Traces without a rank whose plans nobody looks for in a folder.
+// Notes traces without a rank, whose plans `stalloc run --plan FOLDER` does not find.
 std::string unranked_text(const RanksResult& result) {
   std::string text;
   for (const RankResult& rank : result.ranks) {
     const bool is_named_by_rank = plan_name(rank) == "plan." + rank.rank + ".fb";
     if (rank.written.empty() || !rank.recorded || is_named_by_rank) continue;
     text += fmt::format(
-        "note: the process of {} had no rank, so name its plan for it alone:\n"
+        "note: the process of {} had no rank, so run it with the plan named:\n"
         "  stalloc run --plan {} -- ...\n",
         printable(rank.input), printable(rank.written));
   }
@@ -138,8 +138,8 @@ std::string ranks_text(const RanksResult& result) {
   }
   text +=
       "native: what PyTorch's native allocator would hold for the same requests,\n"
-      "simulated; saved: native less what stalloc holds, the plan's memory and what is\n"
-      "served beside it; like 0: shares the plan of rank 0\n";
+      "simulated; saved: native less what stalloc holds for all requests, planned or\n"
+      "not; like 0: shares the plan of rank 0\n";
   if (totals.worst != nullptr) {
     text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", printable(totals.worst->rank),
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
@@ -154,12 +154,12 @@ std::string ranks_text(const RanksResult& result) {
 
 namespace {
 
-// Without a value if it is empty.
+// Returns no value for an empty text.
 std::optional<std::string> text_or_null(const std::string& text) {
   return text.empty() ? std::nullopt : std::optional(text);
 }
 
-// Of a rank, or of all.
+// Writes the figures of one rank, or of all ranks together.
 template <class Figures>
 void write_bytes(JsonWriter& json, const Figures& of) {
   json.member("requests", of.requests);

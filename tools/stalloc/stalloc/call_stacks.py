@@ -11,12 +11,12 @@ MOST_NAME = 160  # characters of a function's name
 # Functions that are in every stack and say nothing: those of allocators and the libraries beneath, and those that only
 # make an empty tensor.
 UNINFORMATIVE = re.compile(r"(libc10|libcudart|libstalloc|libcuda\.so|libc\.so|libpthread|ld-linux)|"
-                  r".*: .*(\bempty|_empty|[Aa]llocat|[Mm]alloc|_ops::|c10::|Dispatch|wrap_kernel|redispatch)")
+                           r".*: .*(\bempty|_empty|[Aa]llocat|[Mm]alloc|_ops::|c10::|Dispatch|wrap_kernel|redispatch)")
 
 
 class Frame(typing.NamedTuple):
-    """A frame of a call stack. Of native code `file` is the library, or the library and the offset where the function has no
-    name; of Python code it is the source file."""
+    """A frame of a call stack. In native code `file` is the library, with the offset in it if the function has no name; in
+    Python code it is the source file."""
 
     file: str
     line: int = 0  # 0: not known
@@ -40,8 +40,8 @@ def is_uninformative(frame):
 
 
 def informative_frames(report, stack):
-    """The frames of a report's stack that say where in the program this is, as texts: Python's, or those of native code that
-    are not dull; all frames if there are none."""
+    """Returns the frames of a stack that show where in the program it is, as texts: those of Python or, if there are none,
+    the informative ones of native code; all frames if none is informative."""
     indices = report["stacks"].get(str(stack), [])
     python = set(report["python_frames"])
     frames = [report["frames"][index] for index in indices if index in python]

@@ -11,12 +11,12 @@ from stalloc import environment, installation, terminal
 from stalloc.checkup import driver, frameworks, preload, probe_findings, run_probe, settings, system
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
-HELP = "say what will work here: driver, devices, frameworks, limits"
+HELP = "check what will work here: driver, devices, frameworks, limits"
 DESCRIPTION = """\
-Looks at the driver, the devices, the frameworks, other preloaded libraries and limits, then runs short programs under
-stalloc and says whether their requests were seen and served.
+Checks the driver, the devices, the frameworks, other preloaded libraries and limits. Then it runs short programs under
+stalloc and reports whether their requests were seen and served.
 
-Exit status: 0 stalloc will work here; 1 something is in its way, and a line says what."""
+Exit status: 0 if stalloc will work here; 1 if something is in its way, which a line of the output names."""
 COLOUR = {GOOD: "good", NOTE: "note", WARNING: "warning", PROBLEM: "bad"}
 TOPIC_WIDTH = 12
 
@@ -24,8 +24,8 @@ TOPIC_WIDTH = 12
 def register(subparsers):
     parser = subparsers.add_parser("doctor", help=HELP, description=DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    parser.add_argument("--probe-torch", action="store_true", help="try PyTorch too, if it is installed (it takes "
-                        "seconds to load)")
+    parser.add_argument("--probe-torch", action="store_true", help="also try PyTorch, if it is installed (loading "
+                        "it takes seconds)")
     parser.add_argument("--python", metavar="PROGRAM", help="the Python that runs the program (default: `python` on "
                         "PATH, else `python3`)")
     parser.add_argument("--no-probe", action="store_true", help="run nothing on a device")

@@ -22,9 +22,9 @@ def register(subparsers):
     parser = subparsers.add_parser("export", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run")
     parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="the format")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="where it goes (- is standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write (- for standard output)")
     parser.add_argument("--accept-truncated", action="store_true",
-                        help="take the whole chunks of a trace that stops inside one")
+                        help="accept a trace whose last chunk is cut off")
 
 
 def run(arguments):

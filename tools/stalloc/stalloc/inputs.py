@@ -32,7 +32,7 @@ def reopenable(name):
 
 
 def is_read_once(name):
-    """Whether the file can be read only once, as a pipe, or only by this process. Raises BadInput for a device."""
+    """Whether the file can be read only once, like a pipe, or only by this process. Raises BadInput for a device."""
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
@@ -60,8 +60,8 @@ def temporary(name, write):
 
 
 def say_failure(error, output):
-    """Says in one line why a command that writes `output` (-: standard output) failed, and returns its exit status. When
-    the reader of the output has closed it, nothing is said and the error is raised again."""
+    """Prints in one line why a command that writes `output` (-: standard output) failed, and returns its exit status. If the
+    reader of the output has closed it, prints nothing and raises the error again."""
     if isinstance(error, BrokenPipeError):
         raise error
     if isinstance(error, BadInput):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `stalloc run` and `stalloc record` share: their options, starting the program, and the report at its end."""
+"""Shared by `stalloc run` and `stalloc record`: their options, starting the program, and the report at its end."""
 
 import argparse
 import contextlib
@@ -14,12 +14,12 @@ STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 def add_options(parser):
     parser.add_argument("--keep-settings", action="store_true",
-                        help="keep settings of yours that hide a framework's tensors from stalloc (default: they are "
-                        "left out, and named in one line)")
+                        help="keep those of your settings that hide a framework's tensors from stalloc (by default "
+                        "they are removed, and a line names each)")
     report = parser.add_mutually_exclusive_group()
-    report.add_argument("--no-report", action="store_true", help="say nothing at the end: the command becomes the "
-                        "program")
-    report.add_argument("--report", metavar="FILE", help="write the report at the end to FILE too, as JSON")
+    report.add_argument("--no-report", action="store_true", help="print nothing at the end: the program replaces this "
+                        "command")
+    report.add_argument("--report", metavar="FILE", help="also write the report at the end to FILE, as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -49,9 +49,10 @@ def no_trace(seen):
 
 
 def run_program(arguments, environment, remarks, title, traced=no_trace):
-    """Runs the program and returns its exit status. At its end `traced(seen)`, of the pages of its processes, returns the
-    trace for comparing other allocators, or None, and the last lines of the report; and `title(seen, trace)` its heading.
-    Raises process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
+    """Runs the program and returns its exit status. When it has ended, prints the report on its processes, whose statistics
+    pages are `seen`: `traced(seen)` returns the trace for comparing other allocators, or None, and the last lines of the
+    report; `title(seen, trace)` returns its heading. Raises process.CannotRun, and BadPath if the report's file cannot be
+    written."""
     check_report(arguments)
     for remark in remarks:
         terminal.say(remark)
@@ -86,7 +87,7 @@ def check_report(arguments, inputs=()):
 
 
 def report(arguments, seen, ending, title, traced):
-    """Prints the report; `seen` are the pages of the program's processes. What takes long comes last."""
+    """Prints the report; `seen` are the pages of the program's processes. The comparison comes last, since it takes long."""
     found = summary.rows(seen)
     trace, next_lines = traced(seen)
     title = title(seen, trace)

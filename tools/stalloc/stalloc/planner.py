@@ -12,9 +12,9 @@ from stalloc.inputs import BadInput
 # For each command, the arguments with which stalloc-plan is called, and the command's purpose.
 COMMANDS = {
     "plan": ([], "plan the memory of a recorded run"),
-    "compare": (["compare"], "say what other allocators would hold for a recorded run"),
+    "compare": (["compare"], "simulate what other allocators would hold for a recorded run"),
     "show": (["show"], "describe a trace or a plan"),
-    "check": (["check"], "say whether a plan is sound for a trace"),
+    "check": (["check"], "check whether a plan is sound for a trace"),
 }
 
 # Signals that end a command.

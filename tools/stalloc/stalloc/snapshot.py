@@ -12,8 +12,8 @@ USAGE = 2
 VALUED = ("--granularity",)  # options of `stalloc compare` that are followed by a value
 HELP = "describe a memory snapshot that PyTorch has dumped, or write its requests"
 DESCRIPTION = """\
-Reads what torch.cuda.memory._dump_snapshot() has written and says what it holds. The file may come from anywhere: only
-plain data is read from it, nothing in it is run.
+Reads a file that torch.cuda.memory._dump_snapshot() has written, and describes it. The file need not be trusted: only
+plain data is read from it, and nothing in it is run.
 
 The snapshot needs a history, so record one from the start of the program:
   torch.cuda.memory._record_memory_history(max_entries=1000000)"""
@@ -27,9 +27,10 @@ examples:
 def register(subparsers):
     parser = subparsers.add_parser("snapshot", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("snapshot", metavar="SNAPSHOT", help="the pickle that PyTorch has dumped")
-    parser.add_argument("-o", "--output", metavar="CSV", help="write the requests, with streams, as the planner reads "
-                        "them (docs/formats.md)")
-    parser.add_argument("--device", type=int, metavar="N", help="whose requests (default: of the device with most)")
+    parser.add_argument("-o", "--output", metavar="CSV", help="write the requests with their streams to CSV, which "
+                        "stalloc plan reads (docs/formats.md)")
+    parser.add_argument("--device", type=int, metavar="N", help="with -o: the device whose requests are "
+                        "written (default: the one with the most)")
     parser.add_argument("--json", action="store_true", help="as JSON (docs/formats.md)")
 
 

@@ -82,8 +82,9 @@ def comparison(trace):
         return None
 
 
-NAMES = {"native": "PyTorch's allocator", "expandable": "with expandable segments", "online": "stalloc without a plan",
-         "planned": "stalloc with a plan"}
+# The names of the simulated allocators, as in tools/stalloc-plan/comparison.h.
+ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch expandable segments", "online": "stalloc without a plan",
+              "planned": "stalloc with a plan"}
 
 
 def comparison_lines(compared):
@@ -93,7 +94,7 @@ def comparison_lines(compared):
     lines = [f"stalloc: what each allocator would hold for the same requests ({source}, simulated):"]
     for device in compared["devices"]:
         for held in device["allocators"]:
-            lines.append(f"    device {device['device']}  {NAMES[held['allocator']]:<26}"
+            lines.append(f"    device {device['device']}  {ALLOCATORS[held['allocator']]:<28}"
                          f"{terminal.size(held['held_bytes']):>12}{100 * held['lost_share']:>7.1f} % lost")
     return lines
 

@@ -10,9 +10,9 @@ from stalloc import output, statistics_pages, prometheus, summary, terminal
 
 HELP = "watch running programs: live and physical memory, out-of-memory events"
 DESCRIPTION = """\
-Shows the processes that run under stalloc: those of this user, started by `stalloc run` or `record`, or with
-STALLOC_STATISTICS naming a folder that --folder names too. Reads small files that the processes keep up to date, and
-disturbs none of them."""
+Shows the running processes that stalloc serves: those that this user has started by `stalloc run` or `stalloc record`,
+or, with --folder, those for which STALLOC_STATISTICS names the same folder. It reads small files that the processes keep
+up to date, and does not disturb the processes."""
 EPILOG = """\
 examples:
   stalloc top
@@ -34,15 +34,15 @@ def seconds(word):
 
 def register(subparsers):
     parser = subparsers.add_parser("top", help=HELP, description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("--once", action="store_true", help="once, and not again and again")
-    parser.add_argument("--seconds", metavar="N", type=seconds, default=2.0, help="how long to wait between two looks "
-                        "(default: 2)")
+    parser.add_argument("--once", action="store_true", help="print once and end")
+    parser.add_argument("--seconds", metavar="N", type=seconds, default=2.0, help="seconds between two updates (default: "
+                        "2)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON, one line for each look")
-    form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE, whole each time; -: "
-                      "to standard output")
-    parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="look in this folder "
-                        "of pages instead (may be given several times)")
+    form.add_argument("--json", action="store_true", help="as JSON, one line for each update")
+    form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE at each update (- for "
+                      "standard output)")
+    parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="read the statistics "
+                        "pages in this folder instead (may be given several times)")
 
 
 def columns(row, state):

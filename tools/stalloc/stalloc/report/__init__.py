@@ -9,11 +9,11 @@ from stalloc.report import fit, page, ticket
 
 HELP = "show a recorded run as a page: where its memory goes, and what would help"
 DESCRIPTION = """\
-Makes one HTML file of a recorded run, which opens offline: live bytes over time beside what allocators hold, the plan as
-time by address, who holds the memory at the peak, the holes at the peak of PyTorch's allocator, and whether the run fits
-another card. Without PLAN one is made for it.
+Makes one HTML file from a recorded run, which opens offline. It shows live bytes over time beside what allocators hold,
+the plan as time by address, which call sites hold the memory at the peak, the holes at the peak of PyTorch's allocator,
+and whether the run fits another card. Without PLAN, a plan is made for the report.
 
-TRACE may be a memory snapshot of PyTorch's with a history, too; the report then shows the call stacks in it."""
+TRACE may also be a memory snapshot of PyTorch with a history. The report then shows the call stacks in it."""
 EPILOG = """\
 examples:
   stalloc report trace.fb -o report.html
@@ -39,17 +39,17 @@ def register(subparsers):
     parser = subparsers.add_parser("report", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run, a CSV of requests, or PyTorch's snapshot")
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan of this run (default: one is made)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes (default: report.html; with "
-                        "--text and --json, and for -: standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: report.html, or "
+                        "standard output with --text or --json; - for standard output)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--text", action="store_true", help="print what can be pasted in a ticket, or write it to -o, in "
-                      "place of the page")
-    form.add_argument("--json", action="store_true", help="print what the page shows, or write it to -o, in place of the "
-                      "page (docs/formats.md)")
+    form.add_argument("--text", action="store_true", help="print text that can be pasted into a ticket, instead of making "
+                      "the page")
+    form.add_argument("--json", action="store_true", help="print what the page shows as JSON (docs/formats.md), instead of "
+                      "making the page")
     parser.add_argument("--card", metavar="SIZE", type=card_bytes,
-                        help="does the run fit a card of so many bytes (80g; default: the recorded one)")
+                        help="say whether the run fits a card with this much memory, such as 80g (default: the recorded card)")
     parser.add_argument("--accept-truncated", action="store_true",
-                        help="take the whole chunks of a trace that stops inside one")
+                        help="accept a trace whose last chunk is cut off")
 
 
 def run(arguments):
