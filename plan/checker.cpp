@@ -17,14 +17,14 @@ struct Bytes {
   std::uint64_t last;  // exclusive
 };
 
-// What a byte range is or was used for.
+// The slot that holds a byte range, or held it last.
 struct Holder {
   std::uint64_t last;  // exclusive end of the range
   std::size_t slot;
   std::uint32_t free_stream;
 };
 
-// One request to be played: which slot, and after how many requests it is freed.
+// One request to be replayed. It is freed before request `until` is made.
 struct PlayedRequest {
   std::size_t slot;
   std::uint64_t until;
@@ -98,7 +98,7 @@ class Checker {
     return {};
   }
 
-  // Prologue, three repetitions of the body, by the plan's own lifetimes.
+  // Returns the requests of the prologue and of three repetitions of the body, with the plan's own lifetimes.
   [[nodiscard]] std::vector<PlayedRequest> repeated() const {
     std::vector<std::uint32_t> allocation_stream(plan_.slots.size());
     std::vector<std::uint32_t> free_stream(plan_.slots.size());
@@ -119,7 +119,7 @@ class Checker {
     return requests;
   }
 
-  // The physical bytes of a slot, rounded up to 512, by the handles of its view; joined where they touch.
+  // Returns the physical byte ranges of a slot, whose size is rounded up to 512. Ranges that touch are joined.
   [[nodiscard]] std::vector<Bytes> physical(std::size_t index) const {
     std::vector<Bytes> result;
     if (index == kNoSlot) return result;
@@ -146,7 +146,7 @@ class Checker {
   std::string play(const std::vector<PlayedRequest>& requests) {
     live_.clear();
     freed_.clear();
-    std::multimap<std::uint64_t, std::size_t> ends;  // until -> request
+    std::multimap<std::uint64_t, std::size_t> ends;  // by `until`: the index in `requests`
     for (std::size_t i = 0; i < requests.size(); ++i) {
       for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin()))
         release(requests[ends.begin()->second]);
@@ -207,7 +207,7 @@ class Checker {
   const Problem& problem_;
   const DevicePlan& plan_;
   std::vector<std::uint64_t> handle_at_;            // physical offset of each handle
-  std::vector<std::vector<std::uint64_t>> begins_;  // of each view: where in it its handles begin
+  std::vector<std::vector<std::uint64_t>> begins_;  // by view: the offsets in the view at which its handles begin
   std::set<std::pair<std::size_t, std::size_t>> waits_;
   std::vector<std::size_t> slots_;         // of each request; kNoSlot: none
   std::map<std::uint64_t, Holder> live_;   // by the first byte

@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "plan/communication.h"
-#include "plan/successors.h"
+#include "plan/successive_threads.h"
 
 namespace stalloc::plan {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 using trace::Event;
 using trace::EventKind;
 
-bool is_alloc(EventKind kind) {
+bool is_allocation(EventKind kind) {
   return kind == EventKind::Alloc || kind == EventKind::AllocAsync || kind == EventKind::AllocFromPool;
 }
 
@@ -36,7 +36,7 @@ class Pairing {
       const std::uint64_t end = problem.requests.size();
       for (Request& request : problem.requests) request.upper = std::min(request.until, end);
       pass_probes(problem);
-      join_successors(problem);
+      merge_successive_threads(problem);
       if (!problem.requests.empty()) result_.devices.push_back(std::move(problem));
     }
     return std::move(result_);
@@ -60,8 +60,8 @@ class Pairing {
   Request& request_of(const Live& live) { return problems_[live.device].requests[live.request]; }
 
   void add(const Event& event, std::size_t index) {
-    if (is_alloc(event.kind())) {
-      add_alloc(event, index);
+    if (is_allocation(event.kind())) {
+      add_allocation(event, index);
     } else if (event.kind() == EventKind::IpcExport) {
       add_export(event);
     } else if (!has(event, tracefb::EventFlags::Failed) && event.address() != 0) {
@@ -69,9 +69,8 @@ class Pairing {
     }
   }
 
-  void add_alloc(const Event& event, std::size_t index) {
-    // A failed request took nothing and may not be made in the next run, so it is left out of the sequence.
-    if (has(event, tracefb::EventFlags::Failed) || event.address() == 0) return;
+  void add_allocation(const Event& event, std::size_t index) {
+    if (!makes_request(event)) return;
     end_lost(event.address());
     Problem& problem = problem_of(event.device());
     const std::uint64_t ordinal = problem.requests.size();
@@ -161,6 +160,11 @@ class Pairing {
 };
 
 }  // namespace
+
+// A failed request took nothing and may not be made in the next run, so it is left out of the sequence.
+bool makes_request(const Event& event) {
+  return is_allocation(event.kind()) && !has(event, tracefb::EventFlags::Failed) && event.address() != 0;
+}
 
 Lifetimes find_lifetimes(const trace::Trace& trace) { return Pairing(trace).run(); }
 

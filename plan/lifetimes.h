@@ -17,6 +17,9 @@ struct Lifetimes {
   std::uint64_t lost_frees = 0;     // addresses returned again without a recorded free
 };
 
+// True for an event that is one of the requests of its device: an allocation that succeeded and returned an address.
+bool makes_request(const trace::Event& event);
+
 // Pairs allocations and frees by address. Each device's requests are numbered in the order in which they were made;
 // lifetimes count in these ordinals: [lower, upper) with lower the request's own, and upper the number of requests made
 // before the free (all of them when it was never freed). Pure.

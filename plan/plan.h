@@ -27,34 +27,38 @@ struct Slot {
   bool event_on_free = false;
 };
 
+// A slot whose bytes another stream has freed last.
 struct Wait {
-  std::uint32_t slot = 0;
-  std::uint32_t freed = 0;
+  std::uint32_t slot = 0;   // its stream waits before the bytes are used
+  std::uint32_t freed = 0;  // the slot whose free it waits for
 };
 
+// A range of addresses over handles that follow one another. View 0 is the home view, with every handle once in order.
 struct View {
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> handles;
+  std::vector<std::uint32_t> handles;  // indices into DevicePlan::handles
 };
 
+// The slots of one device: a prologue, a body that repeats, and an epilogue.
 struct DevicePlan {
   std::uint32_t device = 0;
   std::uint64_t granularity = 0;
   std::uint64_t physical_bytes = 0;
   std::uint64_t peak_live_bytes = 0;
-  std::vector<std::uint64_t> handles;
+  std::vector<std::uint64_t> handles;  // bytes of each
   std::vector<View> views;
   std::vector<Slot> slots;
-  std::uint32_t prologue = 0;
-  std::uint32_t body = 0;
+  std::uint32_t prologue = 0;  // number of slots
+  std::uint32_t body = 0;      // number of slots; 0: nothing repeats
   std::vector<Wait> waits;
-  std::vector<std::uint32_t> varying;
-  std::vector<std::uint8_t> lanes;  // of each slot; empty: one order for all threads
+  std::vector<std::uint32_t> varying;  // slots without a place because of sizes that vary
+  std::vector<std::uint8_t> lanes;     // of each slot; empty: one order for all threads
 };
 
+// The plan of one process.
 struct Plan {
   std::string writer;
-  std::string source;
+  std::string source;  // name of the file with the requests
   std::uint64_t source_checksum = 0;
   std::vector<DevicePlan> devices;
 };

@@ -20,29 +20,29 @@ constexpr std::uint64_t kMuchLost = 128;  // a plan that loses more than this pa
 
 Slot make_slot(const Problem& problem, const SteadyState& steady, const Sequence& sequence, const Layout& layout,
                std::size_t index) {
-  const Item& item = sequence.items[index];
-  const Request& request = problem.requests[item.request];
+  const SequenceSlot& entry = sequence.slots[index];
+  const Request& request = problem.requests[entry.request];
   Slot slot;
   slot.id = request.id;
   slot.size = request.size;
   // Sizes may differ between repetitions as long as they round up to the same.
   if (index >= sequence.prologue && index < sequence.body_end()) {
     for (std::size_t r = 1; r < steady.repetitions; ++r) {
-      slot.size = std::max(slot.size, problem.requests[item.request + r * steady.period].size);
+      slot.size = std::max(slot.size, problem.requests[entry.request + r * steady.period].size);
     }
   }
-  slot.size = std::max(slot.size, item.largest);
+  slot.size = std::max(slot.size, entry.largest);
   slot.lower = problem.repeats ? index : request.lower;
-  slot.upper = problem.repeats ? item.upper : request.upper;
+  slot.upper = problem.repeats ? entry.upper : request.upper;
   slot.stream = request.stream;
-  if (item.pass != PassReason::None) {
+  if (entry.pass != PassReason::None) {
     slot.kind = SlotKind::PassThrough;
     return slot;
   }
-  const bool freed = item.upper < sequence.items.size() || request.until != kNever;
+  const bool freed = entry.upper < sequence.slots.size() || request.until != kNever;
   slot.kind = freed ? SlotKind::Static : SlotKind::Persistent;
-  if (item.largest != 0) slot.kind = SlotKind::Dynamic;
-  if (item.bytes > 0) {
+  if (entry.largest != 0) slot.kind = SlotKind::Dynamic;
+  if (entry.bytes > 0) {
     slot.view = layout.places[index].view;
     slot.offset = layout.places[index].offset;
   }
@@ -60,7 +60,7 @@ std::optional<Layout> lay_out(const Sequence& sequence, const LayoutOptions& lay
 }
 
 // One candidate: what repeats, and the layout that follows.
-struct Attempt {
+struct Candidate {
   Steps steps;
   Sequence sequence;
   std::optional<Layout> layout;  // nothing: the body cannot be placed consistently
@@ -71,8 +71,9 @@ const Problem& in_order(const Problem& recorded, const Steps& steps) {
   return steps.threads ? steps.threads->problem : recorded;
 }
 
-Attempt attempt(const Problem& recorded, Steps steps, const LayoutOptions& layout, const PlanOptions& options) {
-  Attempt made;
+Candidate make_candidate(const Problem& recorded, Steps steps, const LayoutOptions& layout,
+                         const PlanOptions& options) {
+  Candidate made;
   made.steps = std::move(steps);
   made.sequence = make_sequence(in_order(recorded, made.steps), made.steps.steady, options.streams);
   made.layout = lay_out(made.sequence, layout, options);
@@ -80,7 +81,7 @@ Attempt attempt(const Problem& recorded, Steps steps, const LayoutOptions& layou
 }
 
 // The slot of each recorded request; kNone: it has none.
-std::vector<std::size_t> slots_of(const Problem& recorded, const Attempt& made) {
+std::vector<std::size_t> slots_of(const Problem& recorded, const Candidate& made) {
   std::vector<std::size_t> slots(recorded.requests.size(), kNone);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::size_t at = made.steps.threads ? made.steps.threads->position[i] : i;
@@ -91,10 +92,10 @@ std::vector<std::size_t> slots_of(const Problem& recorded, const Attempt& made) 
 
 // The recorded peak of the requests that the plan serves, without those that are passed through since the sequence was
 // built.
-std::uint64_t planned_peak(Problem recorded, const Attempt& made) {
+std::uint64_t planned_peak(Problem recorded, const Candidate& made) {
   const std::vector<std::size_t> slots = slots_of(recorded, made);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    recorded.requests[i].pass = slots[i] == kNone ? PassReason::Left : made.sequence.items[slots[i]].pass;
+    recorded.requests[i].pass = slots[i] == kNone ? PassReason::Left : made.sequence.slots[slots[i]].pass;
   }
   return peak_live_bytes(recorded);
 }
@@ -107,14 +108,14 @@ std::uint64_t planned_peak(Problem recorded, const Attempt& made) {
 //   place 2      |new--|     |new--|  |        |new--|     |new--|  |
 //             <   body of 3 steps     ><         and of 3 more      >
 void try_twice_as_long(const Problem& recorded, const LayoutOptions& layout, const PlanOptions& options,
-                       Attempt* best) {
+                       Candidate* best) {
   const SteadyState& steady = best->steps.steady;
-  if (options.contiguous || !best->layout || steady.period == 0 || steady.any) return;
+  if (options.contiguous || !best->layout || steady.period == 0 || steady.catch_all) return;
   const std::uint64_t peak = planned_peak(recorded, *best);
   if (best->layout->pages * layout.granularity <= peak + peak / kMuchLost) return;
   SteadyState longer = find_steady_state(in_order(recorded, best->steps), 2 * steady.unrolled);
   if (longer.unrolled <= steady.unrolled) return;
-  Attempt twice = attempt(recorded, {std::move(longer), best->steps.threads}, layout, options);
+  Candidate twice = make_candidate(recorded, {std::move(longer), best->steps.threads}, layout, options);
   if (twice.layout && twice.layout->pages < best->layout->pages) *best = std::move(twice);
 }
 
@@ -132,36 +133,36 @@ std::string check(const Problem& problem, const PlanOptions& options, std::uint6
 }
 
 // The layout is always there: a beginning can be laid out whatever the requests are.
-Attempt find_best_attempt(const Problem& problem, const LayoutOptions& layout, const PlanOptions& options) {
+Candidate find_best_candidate(const Problem& problem, const LayoutOptions& layout, const PlanOptions& options) {
   Steps found = options.whole_run ? Steps{} : find_steps(problem);
   if (found.steady.period == 0 && !options.whole_run) found.steady = find_beginning(problem);
-  Attempt best = attempt(problem, std::move(found), layout, options);
+  Candidate best = make_candidate(problem, std::move(found), layout, options);
   try_twice_as_long(problem, layout, options, &best);
-  if (!best.layout) best = attempt(problem, {find_beginning(problem), {}}, layout, options);
+  if (!best.layout) best = make_candidate(problem, {find_beginning(problem), {}}, layout, options);
   return best;
 }
 
-void add_slots(const Problem& problem, const Attempt& made, PlannedDevice* to) {
+void add_slots(const Problem& problem, const Candidate& made, PlannedDevice* to) {
   const auto& [steps, sequence, layout] = made;
   DevicePlan& plan = to->plan;
   PlanReport& report = to->report;
   plan.prologue = static_cast<std::uint32_t>(sequence.prologue);
   plan.body = static_cast<std::uint32_t>(sequence.body);
-  plan.slots.reserve(sequence.items.size());
-  for (std::size_t i = 0; i < sequence.items.size(); ++i) {
+  plan.slots.reserve(sequence.slots.size());
+  for (std::size_t i = 0; i < sequence.slots.size(); ++i) {
     plan.slots.push_back(make_slot(in_order(problem, steps), steps.steady, sequence, *layout, i));
-    if (steps.threads) plan.lanes.push_back(steps.threads->lanes[sequence.items[i].request]);
+    if (steps.threads) plan.lanes.push_back(steps.threads->lanes[sequence.slots[i].request]);
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
-    if (sequence.items[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
+    if (sequence.slots[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
     report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
-    ++report.passed[static_cast<std::size_t>(sequence.items[i].pass)];
+    ++report.passed[static_cast<std::size_t>(sequence.slots[i].pass)];
   }
 }
 
 void describe_steps(const SteadyState& steady, PlanReport* report) {
-  report->beginning_only = steady.any;
-  report->period = steady.any ? 0 : steady.period;
-  report->repetitions = steady.any ? 0 : steady.repetitions;
+  report->beginning_only = steady.catch_all;
+  report->period = steady.catch_all ? 0 : steady.period;
+  report->repetitions = steady.catch_all ? 0 : steady.repetitions;
   report->by_call_site = !steady.sizes.empty();
   report->unrolled = steady.period == 0 ? 1 : steady.unrolled;
 }
@@ -181,8 +182,8 @@ const char* describe(PassReason reason) {
   return kWords[static_cast<std::size_t>(reason)];
 }
 
-Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options) {
-  using Result = Outcome<PlannedDevice>;
+Expected<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options) {
+  using Result = Expected<PlannedDevice>;
   Result result;
   DevicePlan& plan = result.value.plan;
   PlanReport& report = result.value.report;
@@ -192,7 +193,7 @@ Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& op
                                                 : kDefaultGranularity;
   if (std::string error = check(problem, options, plan.granularity); !error.empty()) return Result::failure(error);
 
-  const Attempt best = find_best_attempt(problem, {plan.granularity, options.streams, options.progress}, options);
+  const Candidate best = find_best_candidate(problem, {plan.granularity, options.streams, options.progress}, options);
   const Layout& layout = *best.layout;
   const std::uint64_t cap = handle_pages(layout.pages, plan.granularity, options);
   if (layout.pages > kMostHandles * cap) {

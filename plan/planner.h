@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
 #include "plan/sequence/sequence.h"
@@ -60,6 +60,6 @@ struct PlannedDevice {
 const char* describe(PassReason reason);
 
 // Plans one device. Errors: options that cannot be used; more slots than a plan can number. Pure; deterministic.
-Outcome<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options);
+Expected<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options);
 
 }  // namespace stalloc::plan

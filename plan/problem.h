@@ -24,11 +24,12 @@ enum class PassReason : std::uint8_t {
   Left            // served at run time: a planned place would be idle while others need memory (see dynamic_slots.h)
 };
 
-// A stream as the planner names it: the ordinal in the trace, or kEveryStream for synchronous calls. Memory of
+// The planner numbers streams by their ordinals in the trace. kEveryStream stands for synchronous calls: memory of
 // cudaMalloc may be used on any stream at once, and cudaFree is ordered after all work of the device.
 inline constexpr std::uint32_t kEveryStream = std::numeric_limits<std::uint32_t>::max();
-inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();  // a time: it does not come
 
+// A request for memory, and its lifetime. Time is counted in requests.
 struct Request {
   std::uint64_t id = 0;     // CSV: as in the file; trace: ordinal on this device
   std::uint64_t size = 0;   // bytes as requested
@@ -39,15 +40,16 @@ struct Request {
   std::uint32_t stream = 0;             // ordinal of the stream named by the call
   std::uint32_t allocation_stream = 0;  // `stream`, or kEveryStream
   std::uint32_t free_stream = 0;        // stream of the free, or kEveryStream; as allocation_stream when not freed
-  std::uint32_t thread = 0;             // ordinal in the trace; of successors (successors.h), the first one's
+  std::uint32_t thread = 0;             // ordinal in the trace; see also successive_threads.h
   std::uint32_t stack = 0;              // ids as in the trace
   std::uint32_t module = 0;
-  PassReason pass = PassReason::None;
+  PassReason pass = PassReason::None;  // why it is left to the original allocator
 
   // Bytes that the plan must find for it.
   [[nodiscard]] std::uint64_t bytes() const { return pass == PassReason::None ? round_up(size, kUnitBytes) : 0; }
 };
 
+// All requests of one device, in the order in which the program made them.
 struct Problem {
   std::uint32_t device = 0;
   std::uint64_t granularity = 0;  // of the device's physical memory, bytes; 0: not known
@@ -58,8 +60,8 @@ struct Problem {
 // More than any device can address. A larger request or sum is an error, so that no sum overflows.
 inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
 
-// The lower bound of any plan: the peak of the sum of `bytes()` of live requests. A result above kMostBytes may be too
-// low.
+// Returns the peak of the sum of `bytes()` of live requests: the lower bound of any plan. A result above kMostBytes
+// only says that the peak is above it. O(n). Pure.
 std::uint64_t peak_live_bytes(const Problem& problem);
 
 }  // namespace stalloc::plan

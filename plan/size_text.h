@@ -11,15 +11,17 @@
 
 namespace stalloc::plan {
 
+// Only the letters A to Z are changed, whatever the locale is.
 constexpr char lower_case(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
+// Whether two words differ at most in case.
 inline bool same_word(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](char x, char y) { return lower_case(x) == lower_case(y); });
 }
 
-// "65536", "64K", "64kb", "64KiB": a whole number, and K, M, G or T for powers of 1024. Without a value if it is
-// anything else, or does not fit.
+// Returns the bytes of a size such as "65536", "64K", "64kb" or "64KiB": a whole number, and K, M, G or T for powers of
+// 1024. Returns nothing for any other text, and for a size that does not fit into 64 bits.
 inline std::optional<std::uint64_t> parse_size(std::string_view text) {
   constexpr std::string_view kUnits = "kmgt";
   std::uint64_t number = 0;

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "plan/placement/lazy_table.h"
 #include "plan/placement/range.h"
+#include "plan/placement/sparse_array.h"
 
 namespace stalloc::serve {
 
@@ -15,7 +15,7 @@ namespace stalloc::serve {
 using PhysicalRange = plan::Range;
 using PhysicalRanges = std::span<const PhysicalRange>;
 
-using plan::LazyTable;
+using plan::SparseArray;
 
 // Cuts `range` at multiples of a block of 2^shift bytes: calls `whole(first, last)` for the blocks [first, last) that
 // it covers entirely and `part(block, begin, end)`, with byte offsets into the block, for the at most two it covers in

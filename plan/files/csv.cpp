@@ -15,7 +15,7 @@ constexpr std::array<std::string_view, kColumns> kNames = {"id", "lower", "upper
 constexpr std::size_t kNeeded = kStream;  // columns that every file has
 constexpr std::uint64_t kMostStreams = std::uint64_t{1} << 16;
 constexpr std::uint64_t kMostStacks = std::uint64_t{1} << 32;
-// Of times; keeps differences and the number behind the last one representable.
+// The largest time. Differences of times, and the number after the largest one, can then be represented.
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 62;
 
 std::string_view trim(std::string_view text) {
@@ -120,8 +120,8 @@ bool is_csv(std::string_view text) {
   return parse_header(trim(text.substr(0, text.find('\n')).substr(0, 4096))).error.empty();
 }
 
-Outcome<Problem> parse_csv(std::string_view text) {
-  using Result = Outcome<Problem>;
+Expected<Problem> parse_csv(std::string_view text) {
+  using Result = Expected<Problem>;
   constexpr std::string_view kMark = "\xEF\xBB\xBF";  // some editors begin UTF-8 files with it
   if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
   Result result;

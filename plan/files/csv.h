@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 #include "plan/problem.h"
 
 namespace stalloc::plan {
@@ -15,7 +15,7 @@ namespace stalloc::plan {
 // and `end` are accepted for lower and upper, and `buffer_id` for id. Lifetimes are half-open, [lower, upper). A size
 // of 0 takes no bytes. Requests are returned in the order of `lower`, and those with the same value in the order of the
 // file. Errors are one line that names the line of the file. Pure.
-Outcome<Problem> parse_csv(std::string_view text);
+Expected<Problem> parse_csv(std::string_view text);
 
 // True if the first line could be a header of this format.
 bool is_csv(std::string_view text);

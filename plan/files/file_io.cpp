@@ -103,8 +103,8 @@ std::string write_in_place(const std::string& path, std::span<const std::uint8_t
 
 }  // namespace
 
-Outcome<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits) {
-  using Result = Outcome<std::vector<std::uint8_t>>;
+Expected<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits) {
+  using Result = Expected<std::vector<std::uint8_t>>;
   const auto irregular = [&path] { return Result::failure("cannot read " + path + ": it is no regular file"); };
   struct stat info {};
   // Checked before opening, since opening some devices has effects, and checked again on the open file.

@@ -8,22 +8,22 @@
 #include <string>
 #include <vector>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 
 namespace stalloc::plan {
 
 struct ReadLimits {
   std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max() / 2;  // a larger file is an error
-  // Is shown how the file begins (64 KiB, or all of a smaller file) before the rest is read; what it returns, if not
-  // empty, is the error.
+  // Called with the beginning of the file (64 KiB, or all of a smaller file) before the rest is read. A text that it
+  // returns is the error; empty: the file may be read. Null: any file may be read.
   std::string (*find_defect)(std::span<const std::uint8_t> start) = nullptr;
-  // What is no regular file is an error and is not opened: the call never waits for anything but the file system. Else
-  // the file may be a pipe.
+  // True: a file that is not regular is an error and is not opened, so the call waits for nothing but the file system.
+  // False: the file may also be a pipe.
   bool regular_only = false;
 };
 
 // Reads all of `path`. Thread-safe.
-Outcome<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits = {});
+Expected<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits = {});
 
 // Writes `bytes` to a file beside `path` and renames it to `path`, so that `path` is the old file or the complete new
 // one, also after a crash of the machine. A symbolic link is kept, and the file to which it points is replaced. A file

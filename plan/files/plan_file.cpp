@@ -148,8 +148,8 @@ bool is_plan(std::span<const std::uint8_t> bytes) {
   return bytes.size() >= 8 && planfb::PlanBufferHasIdentifier(bytes.data());
 }
 
-Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
-  using Result = Outcome<Plan>;
+Expected<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
+  using Result = Expected<Plan>;
   if (bytes.empty()) return Result::failure("not a plan: the file is empty");
   if (!is_plan(bytes)) return Result::failure("not a plan");
   std::vector<std::uint64_t> aligned(bytes.size() / sizeof(std::uint64_t) + 1);
@@ -183,13 +183,13 @@ Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
   return result;
 }
 
-Outcome<Plan> read_plan(const std::string& path) {
+Expected<Plan> read_plan(const std::string& path) {
   const auto find_defect = [](std::span<const std::uint8_t> start) {
     return start.empty() || is_plan(start) ? std::string() : std::string("not a plan");
   };
   const auto bytes = read_file(path, {.most_bytes = kMostBytes, .find_defect = find_defect, .regular_only = true});
-  if (!bytes.ok()) return Outcome<Plan>::failure(bytes.error);
-  Outcome<Plan> plan = decode_plan(bytes.value);
+  if (!bytes.ok()) return Expected<Plan>::failure(bytes.error);
+  Expected<Plan> plan = decode_plan(bytes.value);
   if (!plan.ok()) plan.error = path + ": " + plan.error;
   return plan;
 }

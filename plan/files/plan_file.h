@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 #include "plan/plan.h"
 
 namespace stalloc::plan {
@@ -24,7 +24,7 @@ bool is_plan(std::span<const std::uint8_t> bytes);
 // Verifies and decodes a plan. Refuses bytes that are not a plan, truncated plans, other major versions, a checksum
 // that does not match (since version 1.3: any changed byte), and anything that would place a slot outside its view or a
 // view outside the handles (see `find_defect`). Pure; touches no file; allocates O(size of the input).
-Outcome<Plan> decode_plan(std::span<const std::uint8_t> bytes);
+Expected<Plan> decode_plan(std::span<const std::uint8_t> bytes);
 
 // Names the first defect because of which `plan` cannot be served, whatever the trace is: handles that are not
 // multiples of the granularity, a home view that does not map each handle once in order, handle or view indices out of
@@ -34,7 +34,7 @@ std::string find_defect(const Plan& plan);
 
 // The same for files. Errors name the path. `read_plan` accepts only regular files, so that it never waits, and checks
 // the beginning of a file before it reads the rest. `write_plan` replaces the file only when the new one is complete.
-Outcome<Plan> read_plan(const std::string& path);
+Expected<Plan> read_plan(const std::string& path);
 std::string write_plan(const Plan& plan, const std::string& path);  // empty: written
 
 }  // namespace stalloc::plan

@@ -131,8 +131,8 @@ bool is_trace(Bytes bytes) {
          flatbuffers::BufferHasIdentifier(bytes.data(), tracefb::ChunkIdentifier(), true);
 }
 
-Outcome<Trace> decode_trace(Bytes bytes, const ReadOptions& options) {
-  using Result = Outcome<Trace>;
+Expected<Trace> decode_trace(Bytes bytes, const ReadOptions& options) {
+  using Result = Expected<Trace>;
   if (bytes.empty()) return Result::failure("not a trace: the file is empty");
   if (!is_trace(bytes)) return Result::failure("not a trace");
   Result result;
@@ -164,10 +164,10 @@ Outcome<Trace> decode_trace(Bytes bytes, const ReadOptions& options) {
   return result;
 }
 
-Outcome<Trace> read_trace(const std::string& path, const ReadOptions& options) {
+Expected<Trace> read_trace(const std::string& path, const ReadOptions& options) {
   const auto bytes = plan::read_file(path);
-  if (!bytes.ok()) return Outcome<Trace>::failure(bytes.error);
-  Outcome<Trace> trace = decode_trace(bytes.value, options);
+  if (!bytes.ok()) return Expected<Trace>::failure(bytes.error);
+  Expected<Trace> trace = decode_trace(bytes.value, options);
   if (!trace.ok()) trace.error = path + ": " + trace.error;
   return trace;
 }

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 #include "trace_generated.h"
 
 namespace stalloc::trace {
 
-using plan::Outcome;
+using plan::Expected;
 
 inline constexpr std::uint16_t kTraceVersionMajor = 1;
 inline constexpr std::uint16_t kTraceVersionMinor = 2;
@@ -95,9 +95,9 @@ bool is_trace(std::span<const std::uint8_t> bytes);
 // Verifies and decodes a trace: every buffer, identifier, major version, checksum and sequence number; since
 // version 1.1 a chunk is refused whichever of its bytes has changed. Pure; touches no file; allocates O(size of the
 // input). The error is one line.
-Outcome<Trace> decode_trace(std::span<const std::uint8_t> bytes, const ReadOptions& options = {});
+Expected<Trace> decode_trace(std::span<const std::uint8_t> bytes, const ReadOptions& options = {});
 
 // The same for a file; the error names the path.
-Outcome<Trace> read_trace(const std::string& path, const ReadOptions& options = {});
+Expected<Trace> read_trace(const std::string& path, const ReadOptions& options = {});
 
 }  // namespace stalloc::trace

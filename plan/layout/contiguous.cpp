@@ -169,7 +169,7 @@ Packing pack_contiguous(std::span<const Buffer> buffers, const ContiguousOptions
 
 Layout make_contiguous_layout(const Sequence& sequence, const ContiguousOptions& options) {
   Layout layout;
-  layout.places.resize(sequence.items.size());
+  layout.places.resize(sequence.slots.size());
   std::uint64_t end = 0;
   const std::map<std::uint32_t, BufferGroup> groups = make_buffers(sequence, options.streams);
   ContiguousOptions each = options;

@@ -12,14 +12,14 @@
 namespace stalloc::plan {
 namespace {
 
-// Live bytes at each slot, as the sweep sees them.
+// Returns the live bytes at each slot in the sweep.
 std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
-  const std::size_t slots = sequence.items.size();
+  const std::size_t slots = sequence.slots.size();
   std::vector<std::uint64_t> change(slots + 1, 0);  // modulo 2^64
   for (std::size_t slot = 0; slot < slots; ++slot) {
     for (const Range& life : lives_of(sequence, slot)) {
-      change[life.begin] += sequence.items[slot].bytes;
-      change[life.end] -= sequence.items[slot].bytes;
+      change[life.begin] += sequence.slots[slot].bytes;
+      change[life.end] -= sequence.slots[slot].bytes;
     }
   }
   for (std::size_t slot = 1; slot < slots; ++slot) change[slot] += change[slot - 1];
@@ -27,11 +27,11 @@ std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
   return change;
 }
 
-// Memory of synchronous calls that is never freed, as the workspaces of libraries are.
+// Returns the bytes of synchronous calls that are never freed, as those of workspaces of libraries.
 std::uint64_t synchronous_bytes(const Sequence& sequence) {
   std::uint64_t bytes = 0;
-  for (const Item& item : sequence.items) {
-    if (item.stream == kEveryStream && item.upper >= sequence.items.size()) bytes += item.bytes;
+  for (const SequenceSlot& entry : sequence.slots) {
+    if (entry.allocation_stream == kEveryStream && entry.upper >= sequence.slots.size()) bytes += entry.bytes;
   }
   return bytes;
 }
@@ -40,23 +40,24 @@ std::uint64_t largest(const std::vector<std::uint64_t>& live) {
   return live.empty() ? 0 : *std::max_element(live.begin(), live.end());
 }
 
-// Marks the items that live at a slot where live bytes are at least `share` of the peak.
+// Marks the slots that live at a moment where live bytes are at least `share` of the peak.
 std::vector<bool> find_crossing(const Sequence& sequence, const std::vector<std::uint64_t>& live, double share) {
   const auto high = static_cast<std::uint64_t>(share * static_cast<double>(largest(live)));
   std::vector<std::size_t> before(live.size() + 1, 0);  // slots with high use before this one
   for (std::size_t slot = 0; slot < live.size(); ++slot) before[slot + 1] = before[slot] + (live[slot] >= high ? 1 : 0);
   std::vector<bool> crossing(live.size());
   for (std::size_t slot = 0; slot < live.size(); ++slot) {
-    const std::size_t upper = std::min(std::max(sequence.items[slot].upper, sequence.items[slot].tail), live.size());
+    const std::size_t upper = std::min(std::max(sequence.slots[slot].upper, sequence.slots[slot].tail), live.size());
     crossing[slot] = before[upper] > before[slot];
   }
   return crossing;
 }
 
+// How places are chosen in one sweep.
 struct Rule {
-  double share;  // of the peak that counts as high use
-  Fit crossing;  // for what lives across it
-  Fit other;
+  double share;  // live bytes from this share of the peak on are high use
+  Fit crossing;  // for slots that live across a moment of high use
+  Fit other;     // for all other slots
 };
 
 // In the order in which they are preferred where they need the same memory and views.
@@ -87,7 +88,7 @@ class Search {
   std::optional<Layout> run() {
     for (std::size_t r = 0; r < kRules.size() && !done(); ++r) {
       report(0.5 * static_cast<double>(r) / kRules.size());
-      if (!attempt(foresight(kRules[r]), bound_, true) && !best_) return std::nullopt;
+      if (!attempt(hints(kRules[r]), bound_, true) && !best_) return std::nullopt;
       if (r == 0 && !done()) try_packed();
     }
     try_fewer_pages();
@@ -104,25 +105,25 @@ class Search {
   }
   [[nodiscard]] bool done() const {
     return best_ && best_->pages <= enough_ &&
-           (best_->stitched.size() <= kViewsEnough || sequence_.items.size() > kMostForViews);
+           (best_->stitched.size() <= kViewsEnough || sequence_.slots.size() > kMostForViews);
   }
 
-  [[nodiscard]] Foresight foresight(const Rule& rule) const {
-    Foresight foresight{{}, synchronous_, {}};
-    foresight.fits.reserve(live_.size());
+  [[nodiscard]] SweepHints hints(const Rule& rule) const {
+    SweepHints hints{{}, synchronous_, {}};
+    hints.fits.reserve(live_.size());
     for (const bool crosses : find_crossing(sequence_, live_, rule.share)) {
-      foresight.fits.push_back(crosses ? rule.crossing : rule.other);
+      hints.fits.push_back(crosses ? rule.crossing : rule.other);
     }
-    return foresight;
+    return hints;
   }
 
   // Keeps the layout if it is the best so far. False where there is none.
-  bool attempt(Foresight foresight, std::uint64_t pages, bool grow) {
-    std::optional<Layout> layout = Sweep(sequence_, options_, foresight).run(pages, grow);
+  bool attempt(SweepHints hints, std::uint64_t pages, bool grow) {
+    std::optional<Layout> layout = Sweep(sequence_, options_, hints).run(pages, grow);
     if (!layout) return false;
     if (best_ && key(*layout) >= key(*best_)) return true;
     best_ = std::move(layout);
-    best_foresight_ = std::move(foresight);
+    best_hints_ = std::move(hints);
     return true;
   }
 
@@ -143,7 +144,7 @@ class Search {
     for (std::uint64_t low = bound_ + 1; low < best_->pages && best_->pages > enough_;) {
       report(0.5 + 0.5 * static_cast<double>(low - bound_) / static_cast<double>(best_->pages - bound_));
       const std::uint64_t pages = low + (best_->pages - low) / 2;
-      if (!attempt(best_foresight_, pages, false)) low = pages + 1;
+      if (!attempt(best_hints_, pages, false)) low = pages + 1;
     }
   }
 
@@ -154,7 +155,7 @@ class Search {
   std::uint64_t bound_ = 0;
   std::uint64_t enough_ = 0;  // pages
   std::optional<Layout> best_;
-  Foresight best_foresight_;
+  SweepHints best_hints_;
 };
 
 }  // namespace

@@ -22,10 +22,10 @@ struct LayoutOptions {
 struct Layout {
   std::uint64_t pages = 0;
   std::vector<StitchedView> stitched;  // view v of a place is stitched[v - 1]; 0: the home view
-  std::vector<Place> places;           // of each item; {0, 0} for those that take nothing
+  std::vector<Place> places;           // of each slot; {0, 0} for those that take nothing
 };
 
-// Finds a place for every item: no two that live at the same time share a byte, in the prologue, in the body however
+// Finds a place for every slot: no two that live at the same time share a byte, in the prologue, in the body however
 // often it repeats, and in the epilogue. A slot that lives across the body's end keeps its place. Uses few pages: the
 // lower bound is the peak of live bytes. Pure and deterministic.
 //

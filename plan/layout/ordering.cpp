@@ -31,10 +31,10 @@ std::vector<Use> repeated_uses(const Sequence& sequence) {
   std::vector<Use> uses;
   for (std::size_t repetition = 0; repetition < 2; ++repetition) {
     for (std::size_t slot = repetition == 0 ? 0 : sequence.prologue; slot < sequence.body_end(); ++slot) {
-      const Item& item = sequence.items[slot];
-      const bool stays = slot < sequence.prologue && item.upper >= sequence.body_end();
-      const std::size_t until = stays ? kNone : item.upper + repetition * sequence.body;
-      uses.push_back({slot, until, item.stream, item.owner});
+      const SequenceSlot& entry = sequence.slots[slot];
+      const bool stays = slot < sequence.prologue && entry.upper >= sequence.body_end();
+      const std::size_t until = stays ? kNone : entry.upper + repetition * sequence.body;
+      uses.push_back({slot, until, entry.allocation_stream, entry.free_stream});
     }
   }
   return uses;
@@ -52,7 +52,7 @@ class Tracker {
     std::multimap<std::size_t, const Use*> frees;
     for (std::size_t i = 0; i < uses.size(); ++i) {
       for (; !frees.empty() && frees.begin()->first <= i; frees.erase(frees.begin())) free(*frees.begin()->second);
-      if (uses[i].slot == kNone || sequence_.items[uses[i].slot].bytes == 0) continue;
+      if (uses[i].slot == kNone || sequence_.slots[uses[i].slot].bytes == 0) continue;
       take(uses[i]);
       if (uses[i].until < uses.size()) frees.emplace(uses[i].until, &uses[i]);
     }
@@ -78,7 +78,7 @@ class Tracker {
   std::vector<Range> ranges_of(std::size_t slot) const {
     std::vector<Range> ranges;
     const Place place = layout_.places[slot];
-    const std::uint64_t bytes = sequence_.items[slot].bytes;
+    const std::uint64_t bytes = sequence_.slots[slot].bytes;
     if (place.view == 0) {
       ranges.push_back({place.offset, place.offset + bytes});
     } else {

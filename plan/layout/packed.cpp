@@ -13,13 +13,13 @@ constexpr std::uint64_t kLongLife = 16;
 // Packing takes up to the square of this.
 constexpr std::size_t kMostPacked = 8192;
 
-// Whether all but synchronous requests are made on one stream, wherever they are freed.
+// Whether all requests, except synchronous ones, allocate on one stream. The streams of their frees do not matter.
 bool one_stream(const Sequence& sequence) {
   std::uint32_t only = kEveryStream;
-  for (const Item& item : sequence.items) {
-    if (item.bytes == 0 || item.stream == kEveryStream) continue;
-    if (only == kEveryStream) only = item.stream;
-    if (item.stream != only) return false;
+  for (const SequenceSlot& entry : sequence.slots) {
+    if (entry.bytes == 0 || entry.allocation_stream == kEveryStream) continue;
+    if (only == kEveryStream) only = entry.allocation_stream;
+    if (entry.allocation_stream != only) return false;
   }
   return true;
 }
@@ -70,7 +70,7 @@ std::optional<Packed> pack_long_lived(const Sequence& sequence, Range room, std:
   if (!packing || packing->bytes > room.bytes()) return std::nullopt;
 
   Packed packed;
-  packed.offsets.assign(sequence.items.size(), kNotPacked);
+  packed.offsets.assign(sequence.slots.size(), kNotPacked);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const std::uint64_t begin = room.begin + packing->offsets[i];
     for (const std::size_t slot : group.slots[i]) packed.offsets[slot] = begin;

@@ -16,8 +16,9 @@ namespace stalloc::plan {
 inline constexpr std::uint64_t kNotPacked = ~std::uint64_t{0};
 
 struct Packed {
-  std::vector<std::uint64_t> offsets;                // of each slot in the home view, or kNotPacked
-  std::vector<std::pair<std::size_t, Range>> lives;  // when each life of a packed slot begins, ascending, and its bytes
+  std::vector<std::uint64_t> offsets;  // of each slot in the home view, or kNotPacked
+  // For each stretch of time in which a packed slot lives: when it begins, and the slot's bytes. In the order of time.
+  std::vector<std::pair<std::size_t, Range>> lives;
 };
 
 // The order of packing: the longest-lived first, the last freed first, or the largest first.

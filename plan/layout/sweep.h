@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One attempt at a layout: every item placed in the order of time.
+// One attempt at a layout: every slot gets its place, in the order of time.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,30 @@
 
 namespace stalloc::plan {
 
-// What a sweep knows in advance.
-struct Foresight {
-  std::vector<Fit> fits;          // how each item chooses
-  std::uint64_t synchronous = 0;  // bytes at the low end that are kept for memory of synchronous calls
-  std::optional<Packed> packed;   // places that are chosen already; all others keep away from them in time
+// What is decided before a sweep begins.
+struct SweepHints {
+  std::vector<Fit> fits;          // how each slot chooses its place
+  std::uint64_t synchronous = 0;  // bytes at the low end that are reserved for memory of synchronous calls
+  std::optional<Packed> packed;   // places of the slots that were packed in advance; other slots avoid them
 };
 
+// Pure; not thread-safe. Throws std::bad_alloc.
 class Sweep {
  public:
-  // All three must outlive the sweep.
-  Sweep(const Sequence& sequence, const LayoutOptions& options, const Foresight& foresight);
+  // The arguments must outlive the sweep.
+  Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints);
 
-  // Places all items in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
+  // Places all slots in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
   // is set, and otherwise returns nothing. It also returns nothing if a slot cannot have the place that was chosen for
   // it (see make_layout).
   std::optional<Layout> run(std::uint64_t pages, bool grow);
 
  private:
-  // A slot that lives across the body's end. Its place is known when the body begins, because the previous repetition
-  // holds it there, and must be free again when the slot is requested:
+  // A slot that lives across the body's end, so that its lifetime wraps around the body. Its place is known when the
+  // body begins, because the previous repetition holds it there, and must be free again when the slot is requested:
   //
   //     body   |---.                     .---|      held until `released`, free, taken again at `slot`
-  struct Arc {
+  struct WrappedSlot {
     std::size_t slot;
     std::size_t released;
     std::vector<Range> ranges;  // physical
@@ -45,12 +46,12 @@ class Sweep {
   [[nodiscard]] bool in_body(std::size_t slot) const {
     return slot >= sequence_.prologue && slot < sequence_.body_end();
   }
-  [[nodiscard]] bool is_arc(std::size_t slot) const {
-    return in_body(slot) && sequence_.items[slot].upper > sequence_.body_end() && sequence_.items[slot].bytes > 0;
+  [[nodiscard]] bool wraps(std::size_t slot) const {
+    return in_body(slot) && sequence_.slots[slot].upper > sequence_.body_end() && sequence_.slots[slot].bytes > 0;
   }
-  [[nodiscard]] bool is_early(std::size_t slot) const { return sequence_.items[slot].lower < slot; }
+  [[nodiscard]] bool is_early(std::size_t slot) const { return sequence_.slots[slot].lower < slot; }
   [[nodiscard]] bool is_packed(std::size_t slot) const {
-    return foresight_.packed && foresight_.packed->offsets[slot] != kNotPacked;
+    return hints_.packed && hints_.packed->offsets[slot] != kNotPacked;
   }
   [[nodiscard]] StreamIndex stream_of(std::size_t slot) const;
   [[nodiscard]] StreamIndex owner_of(std::size_t slot) const;
@@ -61,20 +62,21 @@ class Sweep {
   bool place(std::size_t slot);
   bool take(std::size_t slot);
   bool take_at(std::size_t slot, Place place);
+  // Notes that the slot's bytes are to be freed before slot `upper`.
   void hold(std::size_t slot, std::size_t upper) { releases_.emplace(upper, slot); }
   void release_until(std::size_t slot);
   void find_avoided(std::size_t slot);
 
   const Sequence& sequence_;
   const LayoutOptions& options_;
-  const Foresight& foresight_;
-  std::vector<std::uint32_t> streams_;  // ordinals of the problem, by the placement's
+  const SweepHints& hints_;
+  std::vector<std::uint32_t> streams_;  // the stream of the problem for each StreamIndex
   PagePlacement placement_;
   bool grow_ = false;
   Layout layout_;
-  std::vector<Arc> arcs_;                               // by slot
+  std::vector<WrappedSlot> wrapped_;                    // in the order of slots
   std::vector<Range> avoided_;                          // by the slot being placed
-  using Release = std::pair<std::size_t, std::size_t>;  // when, whose
+  using Release = std::pair<std::size_t, std::size_t>;  // the slot before which, and the slot whose bytes
   std::priority_queue<Release, std::vector<Release>, std::greater<>> releases_;
 };
 

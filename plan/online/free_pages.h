@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "plan/placement/lazy_table.h"
 #include "plan/placement/range.h"
+#include "plan/placement/sparse_array.h"
 
 namespace stalloc::plan {
 
@@ -64,7 +64,7 @@ class FreePages {
   }
 
   int shift_;
-  LazyTable<std::uint64_t> words_;
+  SparseArray<std::uint64_t> words_;
 };
 
 }  // namespace stalloc::plan

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a placement keeps: handles, and free bytes by stream.
+// The state of a placement: handles, and free bytes by stream.
 #include "plan/online/handle_placement.h"
 
 #include <algorithm>
@@ -15,14 +15,15 @@ HandlePlacement::HandlePlacement(const Options& options)
   unmapped_.small.add(options.small);
 }
 
-const HandlePlacement::Spaces& HandlePlacement::reachable(StreamIndex stream, Reach reach) const {
+const HandlePlacement::Spaces& HandlePlacement::spaces_in(StreamIndex stream, StreamScope scope) const {
   static const Spaces kNothing;
-  if (reach == Reach::None) return kNothing;
-  if (reach == Reach::All || (!several_ && stream == first_)) return all_;
+  if (scope == StreamScope::None) return kNothing;
+  if (scope == StreamScope::All || (!several_ && stream == first_)) return all_;
   return stream < own_.size() && own_[stream] ? *own_[stream] : kNothing;
 }
 
-// Notes that the stream has free bytes. From the second stream on, the free bytes of each are also kept apart.
+// Notes that the stream has free bytes. Once a second stream has some, the free bytes of each stream are also kept
+// apart.
 void HandlePlacement::know(StreamIndex stream) {
   if (several_) {
     own(stream);
@@ -50,12 +51,12 @@ void HandlePlacement::translate(Place place, std::uint64_t bytes, std::vector<Ra
   }
 }
 
-void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, Reach reach) {
+void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, StreamScope scope) {
   for (const Range& range : ranges) {
     part(all_, range.begin).subtract({range.begin, range.end});
     if (!is_for_small(range.begin)) free_pages_.take(range);
     if (!several_) continue;
-    if (reach != Reach::All) {
+    if (scope != StreamScope::All) {
       part(own(stream), range.begin).subtract({range.begin, range.end});
       continue;
     }
@@ -87,14 +88,14 @@ void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
   }
   physical_bytes_ += handle.bytes;
   if (is_for_small(at)) bytes_for_small_ += handle.bytes;
-  most_physical_bytes_ = std::max(most_physical_bytes_, physical_bytes_);
+  peak_physical_bytes_ = std::max(peak_physical_bytes_, physical_bytes_);
   part(unmapped_, at).subtract({at, at + handle.bytes});
 }
 
 void HandlePlacement::remove_handle(std::uint64_t at) {
   const auto found = handles_.find(at);
   const Range range{at, at + found->second.bytes};
-  take({&range, 1}, 0, Reach::All);
+  take({&range, 1}, 0, StreamScope::All);
   if (!found->second.planned) part(unmapped_, at).add({range.begin, range.end});
   physical_bytes_ -= found->second.bytes;
   if (is_for_small(at)) bytes_for_small_ -= found->second.bytes;

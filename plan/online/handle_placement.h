@@ -34,7 +34,7 @@
 #include "plan/online/online_policy.h"
 #include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
-#include "plan/placement/lazy_table.h"
+#include "plan/placement/sparse_array.h"
 #include "plan/placement/stitched_view.h"
 
 namespace stalloc::plan {
@@ -90,18 +90,18 @@ class HandlePlacement {
 
   // Free bytes belong to the stream that freed them or for which they were created. A request may take those of its own
   // stream, those of all streams, or none; with none it is served from new memory alone.
-  enum class Reach : std::uint8_t { Own, All, None };
+  enum class StreamScope : std::uint8_t { Own, All, None };
 
   explicit HandlePlacement(const Options& options);
 
   // Finds a place but does not take it. `bytes` is a multiple of plan::kUnitBytes, and not 0.
-  [[nodiscard]] std::optional<Place> find_home(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
-    const std::uint64_t at = find_contiguous(bytes, stream, reach);
+  [[nodiscard]] std::optional<Place> find_home(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
+    const std::uint64_t at = find_contiguous(bytes, stream, scope);
     return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
   }
   // The same in an existing stitched view. None for a small request, since views show no handles for small requests.
-  [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
-  // How many of the best fits are compared.
+  [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const;
+  // How many of the best-fitting ranges a large request compares, and the most that the policy can ask for.
   static constexpr std::size_t kMostCompared = 16;
   [[nodiscard]] std::size_t compared_fits() const {
     return std::min<std::size_t>(options_.policy.compared_fits, kMostCompared);
@@ -118,12 +118,12 @@ class HandlePlacement {
   }
   // Proposes a place made of free handles (with `may_stitch`, wherever they lie) and, with `may_grow`, of new ones for
   // what is missing.
-  [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, Reach reach, bool may_grow,
-                                                bool may_stitch) const;
+  [[nodiscard]] std::optional<Proposal> propose(std::uint64_t bytes, StreamIndex stream, StreamScope scope,
+                                                bool may_grow, bool may_stitch) const;
 
   // Proposes to repair the view with the fewest handles in use, so that no more than `most` handles leave or enter it.
   // `is_idle` says whether the device has finished with a view in which nothing lives.
-  [[nodiscard]] std::optional<Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, Reach reach,
+  [[nodiscard]] std::optional<Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, StreamScope scope,
                                                      std::size_t most,
                                                      const std::function<bool(std::uint32_t)>& is_idle) const;
   // The pieces of the view after the repair.
@@ -145,16 +145,18 @@ class HandlePlacement {
 
   // Appends the physical ranges of a place, joined where they touch.
   void translate(Place place, std::uint64_t bytes, std::vector<Range>& out) const;
-  // Pre: the ranges are free.
-  void take(std::span<const Range> ranges, StreamIndex stream, Reach reach);
+  // Takes free bytes away, of `stream` or (StreamScope::All) of whichever streams. Pre: the ranges are free.
+  void take(std::span<const Range> ranges, StreamIndex stream, StreamScope scope);
+  // Makes bytes free for `stream`. Pre: they are not free.
   void give(std::span<const Range> ranges, StreamIndex stream);
 
-  // New handles, mapped at their places in the home view, free for `stream`.
+  // Adds a new handle, which is mapped at its place in the home view. Its bytes are free for `stream`.
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
   // Pre: the handle is wholly free and in no view.
   void remove_handle(std::uint64_t at);
   // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes.
   void adopt_handle(std::uint64_t at, const Handle& handle);
+  // Whether all bytes of a range are free, for whichever streams.
   [[nodiscard]] bool is_free(Range range) const;
   // The physical offsets of all pages for small requests that are wholly free.
   [[nodiscard]] std::vector<std::uint64_t> free_pages_for_small() const;
@@ -166,17 +168,19 @@ class HandlePlacement {
   [[nodiscard]] bool is_of_plan(std::uint64_t at) const { return at < options_.large.begin; }
   // Whether the handle at a physical offset is for small requests.
   [[nodiscard]] bool is_for_small(std::uint64_t at) const { return at >= options_.small.begin; }
+  // Bytes of all handles; those in handles for small requests; the most that all handles have ever had.
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
-  [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }  // of it, in handles for small ones
-  [[nodiscard]] std::uint64_t most_physical_bytes() const { return most_physical_bytes_; }  // ever
+  [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }
+  [[nodiscard]] std::uint64_t peak_physical_bytes() const { return peak_physical_bytes_; }
 
-  // Lends home addresses that have no handles to a view, and takes it back.
+  // Lends home addresses without handles to a view (`join`), and takes them back.
   void lend_addresses(Range range);
   void return_addresses(Range range) { unmapped_.large.add(range); }
 
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
+  // Free bytes of all streams, bytes of the plan included: all, those in a range, those of the plan, the largest range.
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
   [[nodiscard]] std::uint64_t free_bytes(Range range) const;
   [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }
@@ -202,15 +206,15 @@ class HandlePlacement {
   [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
     return is_of_plan(at) ? spaces.planned : is_for_small(at) ? spaces.small : spaces.large;
   }
-  [[nodiscard]] const Spaces& reachable(StreamIndex stream, Reach reach) const;
+  [[nodiscard]] const Spaces& spaces_in(StreamIndex stream, StreamScope scope) const;
   Spaces& own(StreamIndex stream);
   void know(StreamIndex stream);
 
   // These return a physical offset, or kNowhere: a plain number is returned faster than an optional.
   static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
-  [[nodiscard]] std::uint64_t find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const;
+  [[nodiscard]] std::uint64_t find_contiguous(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const;
   [[nodiscard]] bool prefers_large(const Spaces& spaces) const;
-  [[nodiscard]] std::uint64_t gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const;
+  [[nodiscard]] std::uint64_t least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   // Pre: `at` lies in a handle.
   [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const { return by_page_[at / options_.page]; }
@@ -233,10 +237,10 @@ class HandlePlacement {
 
   Options options_;
   Handles handles_;
-  LazyTable<Handles::const_iterator> by_page_;  // the handle at each page of the home view
+  SparseArray<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t bytes_for_small_ = 0;
-  std::uint64_t most_physical_bytes_ = 0;  // ever
+  std::uint64_t peak_physical_bytes_ = 0;
   Overdraft overdraft_;
   std::uint64_t room_ = ~std::uint64_t{0};
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far

@@ -7,30 +7,30 @@
 
 namespace stalloc::plan {
 
-std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
-  const Spaces& spaces = reachable(stream, reach);
-  std::uint64_t at = gentlest_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
-  if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = gentlest_fit(spaces.large, bytes);
+std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
+  const Spaces& spaces = spaces_in(stream, scope);
+  std::uint64_t at = least_stranding_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
+  if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = least_stranding_fit(spaces.large, bytes);
   if (at == kNowhere) {
     const auto fit = spaces.planned.lowest_fit(bytes);
-    at = fit ? fit->begin : gentlest_fit(spaces.planned, bytes);
+    at = fit ? fit->begin : least_stranding_fit(spaces.planned, bytes);
   }
   return at;
 }
 
-// Whether small requests lie among large ones rather than in another page for themselves: more than ever would be held
-// with that page, they have much already, and a page is free elsewhere.
+// True when a small request should lie among large ones: another page for small requests would make memory exceed its
+// previous peak, small requests have much memory already, and a page is free among large ones.
 bool HandlePlacement::prefers_large(const Spaces& spaces) const {
   const std::uint64_t divisor = options_.policy.held_per_small;
-  return divisor != 0 && physical_bytes_ + options_.page > most_physical_bytes_ &&
+  return divisor != 0 && physical_bytes_ + options_.page > peak_physical_bytes_ &&
          bytes_for_small_ > physical_bytes_ / divisor && spaces.large.largest() >= options_.page;
 }
 
-// Finds the place, among the two ends of the best-fitting ranges, that strands fewest bytes: free ones beside the
-// request in handles that it takes only a part of. A handle can be mapped only whole, so no stitched view can use them.
-// Bytes that were stranded before count half.
-// For small requests the best fit is taken as it is, since most lie in handles of one page.
-std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_t bytes) const {
+// Finds the place, among the two ends of the best-fitting ranges, that strands the fewest bytes. Stranded bytes are
+// free bytes beside the request in handles that it uses in part: a handle can be mapped only whole, so no stitched view
+// can use them. Bytes that were stranded before count half. A small request takes the best fit as it is, since most
+// handles for small requests have one page.
+std::uint64_t HandlePlacement::least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;
   if (fit->bytes() == bytes || is_small(bytes)) return fit->begin;
@@ -50,8 +50,8 @@ std::uint64_t HandlePlacement::gentlest_fit(const FreeSpace& space, std::uint64_
   return best;
 }
 
-// How much the request would strand, in half bytes. Pre: `taken` lies at one end of `free`, so that free bytes are left
-// only on its other side.
+// Returns how much the request would strand, in half bytes. Pre: `taken` lies at one end of `free`, so that free bytes
+// are left only on its other side.
 std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
   const bool above = taken.begin == free.begin;
   const auto handle = holding(above ? taken.end - 1 : taken.begin);
@@ -68,9 +68,9 @@ std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> ou
   return count + all_.planned.fits(bytes, out.subspan(count));
 }
 
-std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, Reach reach) const {
+std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
   if (is_small(bytes)) return std::nullopt;
-  const Spaces& spaces = reachable(stream, reach);
+  const Spaces& spaces = spaces_in(stream, scope);
   Place best;
   Range shortest;
   std::size_t looked_at = 0;

@@ -9,14 +9,15 @@
 #include "plan/placement/units.h"
 
 namespace stalloc::plan {
-std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream, Reach reach,
-                                                                  bool may_grow, bool may_stitch) const {
-  const Spaces& spaces = reachable(stream, reach);
+std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream,
+                                                                  StreamScope scope, bool may_grow,
+                                                                  bool may_stitch) const {
+  const Spaces& spaces = spaces_in(stream, scope);
   std::optional<Proposal> extended;
   if (may_grow) extended = extend(bytes, spaces);
   if (!may_stitch || !is_stitchable(bytes)) return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
-  // A program that is to be spared stitching has many views, which would all be looked at.
+  // If stitching is overdrawn, there are many views, and examining all of them would take long.
   std::optional<Proposal> lengthened;
   if (overdraft_.held_per_slack == 0) lengthened = lengthen(bytes, spaces, may_grow);
   if (lengthened && (!stitched || lengthened->grown() <= stitched->grown())) stitched.swap(lengthened);
@@ -69,7 +70,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
     const ViewCache::CachedView& candidate = views_[number];
     if (candidate.bytes() == 0) continue;
-    // Free bytes of a page or more at its end have its last page in them, which a bit tells.
+    // If a page or more is free at its end, its last page is free, and a bit says whether it is.
     const std::uint64_t end = candidate.stitched.pieces().back().end;
     if (most >= options_.page && !free_pages_.holds({end - options_.page, end})) continue;
     const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
@@ -130,7 +131,7 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                           {.missing = missing,
                            .request = request,
                            .held = physical_bytes_,
-                           .most_held = most_physical_bytes_,
+                           .most_held = peak_physical_bytes_,
                            .room = room_,
                            .coarseness = coarseness,
                            .stitching_overdrawn = overdraft_.held_per_slack > 0},

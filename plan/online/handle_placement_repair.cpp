@@ -11,7 +11,7 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::size_t kMostLookedAt = 16;  // views: to look at these costs less than a call that maps
+constexpr std::size_t kMostExamined = 16;  // views; examining these costs less than one call that maps
 
 // A handle as a view shows it.
 struct Shown {
@@ -24,10 +24,10 @@ struct Shown {
 struct Window {
   std::size_t first = 0;
   std::size_t end = 0;
-  std::size_t used = 0;  // of them, not free
+  std::size_t used = 0;  // how many of them are not free
 };
 
-// The window of at least `bytes` that has fewest handles in use; an empty one when the view has fewer bytes.
+// Returns the window of at least `bytes` with the fewest handles in use; an empty one if the view has fewer bytes.
 Window least_used(const std::vector<Shown>& handles, std::uint64_t bytes) {
   Window best;
   Window window;
@@ -48,7 +48,8 @@ Window least_used(const std::vector<Shown>& handles, std::uint64_t bytes) {
 // Free handles by size.
 using Spare = std::multimap<std::uint64_t, Range>;
 
-// Takes handles that have exactly `bytes` together, the largest first. False: there are none.
+// Takes handles out of `spare` that have exactly `bytes` together, the largest first. False if there are no such
+// handles.
 bool take_spare(Spare* spare, std::uint64_t bytes, std::vector<Range>* out) {
   while (bytes > 0) {
     const auto larger = spare->upper_bound(bytes);
@@ -61,11 +62,11 @@ bool take_spare(Spare* spare, std::uint64_t bytes, std::vector<Range>* out) {
   return true;
 }
 
-// The views of at least `bytes` in which nothing lives, the one that was used last first: others have had least time to
-// take something of it.
-std::vector<std::uint32_t> latest_without_life(const ViewCache& views, std::uint64_t bytes) {
+// Returns the views of at least `bytes` in which nothing lives, the most recently used first: other requests have had
+// the least time to take handles that it shows.
+std::vector<std::uint32_t> recent_empty_views(const ViewCache& views, std::uint64_t bytes) {
   std::vector<std::uint32_t> found;
-  for (std::uint32_t number = views.most_recent(); number != 0 && found.size() < kMostLookedAt;
+  for (std::uint32_t number = views.most_recent(); number != 0 && found.size() < kMostExamined;
        number = views.older(number)) {
     const ViewCache::CachedView& view = views[number];
     if (view.bytes() >= bytes && view.lent.bytes() == 0) found.push_back(number);
@@ -73,8 +74,8 @@ std::vector<std::uint32_t> latest_without_life(const ViewCache& views, std::uint
   return found;
 }
 
-// Divides a view into parts that stay and parts that are exchanged, those in use in the window. Returns how many
-// handles come into the view; nothing when there are none that fit.
+// Divides a view into parts that stay and parts that are exchanged: the handles in use in the window. Returns how many
+// handles enter the view; nothing if there are no spare handles that fit.
 std::optional<std::size_t> exchange(const std::vector<Shown>& handles, const Window& window, Spare* spare,
                                     std::vector<HandlePlacement::Repair::Part>* parts) {
   std::size_t mapped = 0;
@@ -97,9 +98,9 @@ std::optional<std::size_t> exchange(const std::vector<Shown>& handles, const Win
 }  // namespace
 
 std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
-    std::uint64_t bytes, StreamIndex stream, Reach reach, std::size_t most,
+    std::uint64_t bytes, StreamIndex stream, StreamScope scope, std::size_t most,
     const std::function<bool(std::uint32_t)>& is_idle) const {
-  const Spaces& spaces = reachable(stream, reach);
+  const Spaces& spaces = spaces_in(stream, scope);
   const auto is_free = [&](Range pages) {
     return free_pages_.holds(pages) && (&spaces == &all_ || part(spaces, pages.begin).contains(pages));
   };
@@ -119,7 +120,7 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
   Window window;
   std::vector<Shown> handles;
   std::vector<Shown> shown;
-  for (const std::uint32_t view : latest_without_life(views_, bytes)) {
+  for (const std::uint32_t view : recent_empty_views(views_, bytes)) {
     if (best != 0 && window.used <= 1) break;
     if (!is_idle(view)) continue;
     show(views_[view], shown);
@@ -150,7 +151,8 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
   return mapped && window.used + *mapped <= most ? std::optional(std::move(repair)) : std::nullopt;
 }
 
-// A piece lies on one side of the borders between the plan's handles, large ones and small ones.
+// Joins handles that follow one another, except across the borders between the plan's handles, those for large requests
+// and those for small ones.
 std::vector<Range> HandlePlacement::pieces_after(const Repair& repair) const {
   std::vector<Range> pieces;
   for (const Repair::Part& part : repair.parts) {

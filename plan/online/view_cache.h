@@ -31,6 +31,7 @@ class ViewCache {
       return lent.bytes() > 0 ? all.first(all.size() - 1) : all;
     }
   };
+  // A view in the order of sizes.
   struct Entry {
     std::uint64_t bytes = 0;
     std::uint32_t number = 0;
@@ -47,8 +48,7 @@ class ViewCache {
   // any more then counts as the most recently used.
   void enter(std::uint32_t number, std::uint64_t bytes) noexcept;
   void leave(std::uint32_t number, std::uint64_t bytes) noexcept;
-  // The list of views in which nothing lives, from the most to the least recently used; 0: there is none, or no older
-  // one.
+  // The list of the views in which nothing lives, from the most to the least recently used. 0 stands for no view.
   [[nodiscard]] std::uint32_t most_recent() const noexcept { return most_recent_; }
   [[nodiscard]] std::uint32_t least_recent() const noexcept { return least_recent_; }
   [[nodiscard]] std::uint32_t older(std::uint32_t number) const { return (*this)[number].older; }
@@ -60,7 +60,9 @@ class ViewCache {
 
   [[nodiscard]] CachedView& operator[](std::uint32_t number) { return views_[number - 1]; }
   [[nodiscard]] const CachedView& operator[](std::uint32_t number) const { return views_[number - 1]; }
-  [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }  // the highest
+  // The highest number that a view has had.
+  [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }
+  // How many views exist.
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
   // The views of at least `bytes`, the smallest first. Valid until the views change.
   [[nodiscard]] std::span<const Entry> from(std::uint64_t bytes) const;

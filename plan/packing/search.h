@@ -13,8 +13,8 @@
 //               |    a       |
 //
 // Three rules keep the search tree small: a buffer is not placed next if another one would fit below it; no buffer is
-// placed below the previous one; and pieces that no longer overlap in time are searched separately, so that a failure
-// in one does not repeat the others.
+// placed below the previous one; and partitions that no longer overlap in time are searched separately, so that a
+// failure in one does not repeat the others.
 #pragma once
 
 #include <cstdint>
@@ -57,56 +57,58 @@ class ContiguousSearch {
   using Index = std::uint32_t;
   static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
 
-  // Sections that add nothing to a neighbouring section are left out, so sections are the maximal sets of buffers that
-  // overlap.
-  struct Item {
+  // A buffer in terms of sections. Sections that add nothing to a neighbouring section are left out, so sections are
+  // the maximal sets of buffers that overlap.
+  struct BufferData {
     std::uint64_t bytes = 0;
     Index begin = 0;  // sections [begin, end)
     Index end = 0;
     std::vector<Index> overlaps;
   };
-  struct Piece {
-    std::vector<Index> items;  // still to be placed, those of higher priority first
-    Index begin = 0;           // sections
+  // Buffers that overlap no others in time, so that they can be searched apart.
+  struct Partition {
+    std::vector<Index> buffers;  // still to be placed, those of higher priority first
+    Index begin = 0;             // sections
     Index end = 0;
     std::uint64_t offset = 0;  // of the last one placed
     Index rank = 0;            // and its place among the priorities
   };
-  struct Raised {
-    Index item;
+  // A change of `lowest_`, to be undone when the search goes back.
+  struct OffsetChange {
+    Index buffer;
     std::uint64_t before;
   };
-  // How far back to go.
-  struct Mark {
+  // A state of the search: how many buffers were placed and how many offsets changed before it.
+  struct Checkpoint {
     std::size_t placed;
-    std::size_t raised;
+    std::size_t changes;
   };
 
   void make_sections(std::span<const Rectangle> rectangles);
-  bool solve(const Piece& piece);
-  bool solve_apart(const Piece& piece);
-  bool place(Index index, const Piece& piece);
-  void take_back(Mark mark);
+  bool solve(const Partition& partition);
+  bool solve_apart(const Partition& partition);
+  bool place(Index index, const Partition& partition);
+  void take_back(Checkpoint checkpoint);
   [[nodiscard]] std::uint64_t lowest(Index index, std::uint64_t offset, Index rank) const;
-  void blame(const Piece& piece, Index section);
-  bool fits(const Piece& piece, Index begin, Index end, std::uint64_t offset, Index rank);
+  void blame(const Partition& partition, Index section);
+  bool fits(const Partition& partition, Index begin, Index end, std::uint64_t offset, Index rank);
 
-  std::vector<Item> items_;
+  std::vector<BufferData> buffers_;
   Index sections_ = 0;
   std::uint64_t capacity_ = 0;
   std::uint64_t nodes_left_ = 0;
   std::function<bool()> stop_;
   bool gave_up_ = false;
-  std::vector<Index> rank_;              // by item
-  std::vector<std::uint64_t> lowest_;    // by item: the lowest place that those placed leave it
-  std::vector<bool> placed_;             // by item
-  std::vector<std::uint64_t> offsets_;   // by item
+  std::vector<Index> rank_;              // by buffer
+  std::vector<std::uint64_t> lowest_;    // by buffer: the lowest place that those placed leave it
+  std::vector<bool> placed_;             // by buffer
+  std::vector<std::uint64_t> offsets_;   // by buffer
   std::vector<std::uint64_t> total_;     // by section: bytes still to be placed
-  std::vector<std::uint32_t> crossing_;  // by section: items to be placed that also live in the next one
+  std::vector<std::uint32_t> crossing_;  // by section: buffers to be placed that also live in the next one
   std::vector<std::uint64_t> floor_;     // by section, scratch
-  std::vector<Index> trail_;             // items placed, in order
-  std::vector<Raised> raised_;
-  std::vector<double> weights_;  // by item
+  std::vector<Index> trail_;             // buffers placed, in order
+  std::vector<OffsetChange> offset_changes_;
+  std::vector<double> weights_;  // by buffer
 };
 
 }  // namespace stalloc::plan

@@ -21,8 +21,9 @@ class FreeSpace {
   Range add(Range range);
   // Removes all of `range`, whichever parts were free before.
   void subtract(Range range);
-  void clear();
+  void clear();  // nothing is free
 
+  // Whether all of `range` is free.
   [[nodiscard]] bool contains(Range range) const;
   // Appends the free parts of `range`.
   void intersect(Range range, std::vector<Range>& out) const;
@@ -30,9 +31,10 @@ class FreeSpace {
   [[nodiscard]] std::optional<Range> best_fit(std::uint64_t bytes) const;
   // Writes the smallest free ranges of at least `bytes`, the smallest first, as many as `out` holds; returns how many.
   std::size_t fits(std::uint64_t bytes, std::span<Range> out) const;
+  // The bytes of the largest free range; 0 if nothing is free.
   [[nodiscard]] std::uint64_t largest() const {
     return nodes_[nodes_.largest()].second - nodes_[nodes_.largest()].first;
-  }  // bytes
+  }
   // The first free range of at least `bytes` from the low or the high end. Examines only the first kMostLookedAt
   // ranges, so that the cost is bounded; nothing if none of them is large enough.
   [[nodiscard]] std::optional<Range> lowest_fit(std::uint64_t bytes) const;
@@ -40,11 +42,12 @@ class FreeSpace {
   static constexpr int kMostLookedAt = 256;
   // The free range that contains the byte `at` or is the next one after it.
   [[nodiscard]] std::optional<Range> at_or_after(std::uint64_t at) const;
+  // The free ranges from the one that contains `at`, or is next after it, on.
   [[nodiscard]] RangeNodes::Iterator from(std::uint64_t at) const { return nodes_.iterator(ending_behind(at)); }
 
   // In the order of addresses, as pairs of begin and end.
   [[nodiscard]] const RangeNodes& ranges() const { return nodes_; }
-  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }  // of all free ranges
 
  private:
   using Index = RangeNodes::Index;

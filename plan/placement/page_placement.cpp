@@ -11,7 +11,7 @@
 namespace stalloc::plan {
 namespace {
 
-// Of `count` ranges at most, the first whose part between multiples of `step` has `bytes`; that part.
+// Examines at most `count` ranges, and returns the first part between multiples of `step` that has `bytes`.
 template <class Iterator>
 std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uint64_t bytes, std::uint64_t step) {
   for (; at != end && count > 0; ++at, --count) {
@@ -22,7 +22,7 @@ std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uin
   return std::nullopt;
 }
 
-// What lowest_fit, highest_fit and best_fit find, between multiples of a page.
+// Finds a range as lowest_fit, highest_fit or best_fit does, but one that begins and ends at multiples of a page.
 std::optional<Range> paged_fit(const FreeSpace& space, std::uint64_t bytes, Fit fit, std::uint64_t page) {
   const auto& ranges = space.ranges();
   constexpr int kMost = FreeSpace::kMostLookedAt;
@@ -112,28 +112,29 @@ void PagePlacement::add(std::span<const Range> ranges, StreamIndex owner) {
   }
 }
 
-std::optional<Place> PagePlacement::find(const Ask& ask, std::uint64_t step) {
-  const FreeSpace& own = usable(ask.stream);
-  const bool cross = !usable_.empty() && crosses(ask.stream);
-  std::optional<Place> place = find_free(own, ask, step);
-  if (!place && cross) place = find_free(free_, ask, step);
-  if (!place) place = stitch(own, ask.bytes, step);
-  if (!place && cross) place = stitch(free_, ask.bytes, step);
+std::optional<Place> PagePlacement::find(const Request& request, std::uint64_t step) {
+  const FreeSpace& own = usable(request.stream);
+  const bool cross = !usable_.empty() && crosses(request.stream);
+  std::optional<Place> place = find_free(own, request, step);
+  if (!place && cross) place = find_free(free_, request, step);
+  if (!place) place = stitch(own, request.bytes, step);
+  if (!place && cross) place = stitch(free_, request.bytes, step);
   return place;
 }
 
-std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Ask& ask, std::uint64_t step) const {
+std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Request& request,
+                                              std::uint64_t step) const {
   std::optional<Range> range;
   if (step > kUnitBytes) {
-    range = paged_fit(space, ask.bytes, ask.fit, step);
+    range = paged_fit(space, request.bytes, request.fit, step);
   } else {
-    if (ask.fit == Fit::Lowest) range = space.lowest_fit(ask.bytes);
-    if (ask.fit == Fit::Highest) range = space.highest_fit(ask.bytes);
-    if (!range) range = space.best_fit(ask.bytes);
+    if (request.fit == Fit::Lowest) range = space.lowest_fit(request.bytes);
+    if (request.fit == Fit::Highest) range = space.highest_fit(request.bytes);
+    if (!range) range = space.best_fit(request.bytes);
   }
-  const bool high = ask.fit == Fit::Highest || ask.fit == Fit::BestHigh;
-  if (range) return Place{0, high ? range->end - ask.bytes : range->begin};
-  return find_in_views(space, ask.bytes, step);
+  const bool high = request.fit == Fit::Highest || request.fit == Fit::BestHigh;
+  if (range) return Place{0, high ? range->end - request.bytes : range->begin};
+  return find_in_views(space, request.bytes, step);
 }
 
 std::optional<Place> PagePlacement::find_in_views(const FreeSpace& space, std::uint64_t bytes,
@@ -164,25 +165,25 @@ std::optional<Place> PagePlacement::stitch(const FreeSpace& space, std::uint64_t
   return Place{static_cast<std::uint32_t>(views_.size()), stitching.offset};
 }
 
-std::optional<Place> PagePlacement::take(const Ask& ask) {
-  assert(ask.bytes > 0 && ask.bytes % kUnitBytes == 0);
-  const Hidden hidden(*this, ask.avoid);
-  const bool paged = ask.bytes % options_.granularity == 0 && ask.stream != kSynchronous;
-  std::optional<Place> place = paged ? find(ask, options_.granularity) : std::nullopt;
-  if (!place) place = find(ask, kUnitBytes);
+std::optional<Place> PagePlacement::take(const Request& request) {
+  assert(request.bytes > 0 && request.bytes % kUnitBytes == 0);
+  const Hidden hidden(*this, request.avoid);
+  const bool paged = request.bytes % options_.granularity == 0 && request.stream != kSynchronous;
+  std::optional<Place> place = paged ? find(request, options_.granularity) : std::nullopt;
+  if (!place) place = find(request, kUnitBytes);
   if (place) {
     scratch_.clear();
-    translate(*place, ask.bytes, scratch_);
+    translate(*place, request.bytes, scratch_);
     remove(scratch_);
   }
   return place;
 }
 
-bool PagePlacement::take_at(const Ask& ask, Place place) {
-  const Hidden hidden(*this, ask.avoid);
+bool PagePlacement::take_at(const Request& request, Place place) {
+  const Hidden hidden(*this, request.avoid);
   scratch_.clear();
-  translate(place, ask.bytes, scratch_);
-  const FreeSpace& space = crosses(ask.stream) ? free_ : usable(ask.stream);
+  translate(place, request.bytes, scratch_);
+  const FreeSpace& space = crosses(request.stream) ? free_ : usable(request.stream);
   for (const Range& range : scratch_) {
     if (!space.contains(range)) return false;
   }

@@ -5,7 +5,7 @@
 //   1. a contiguous free range of the home view, as `Fit` says,
 //   2. the shortest free stretch of one of the stitched views made last,
 //   3. a new stitched view (stitching.h) over free pages,
-//   4. nothing: the caller may `grow` and ask again.
+//   4. nothing: the caller may `grow` and take again.
 // Time-ordered placement with stitching never needs more whole pages than are live, so it reaches the lower bound
 // except for partly used pages. To keep these few, a request of a whole number of pages begins at a page boundary
 // wherever possible.
@@ -42,7 +42,7 @@ class PagePlacement {
     bool cross_stream = true;  // false: bytes freed on one stream never go to another
   };
 
-  struct Ask {
+  struct Request {
     std::uint64_t bytes = 0;  // a multiple of kUnitBytes, not 0
     StreamIndex stream = 0;
     Fit fit = Fit::BestLow;
@@ -56,9 +56,9 @@ class PagePlacement {
   // Reserves the first bytes for synchronous requests. Pre: no request was made yet.
   void keep_for_synchronous(std::uint64_t bytes);
   // Takes bytes and returns their place; nothing if no free bytes fit.
-  std::optional<Place> take(const Ask& ask);
-  // Takes exactly this place if `ask.stream` may use all its bytes. `ask.fit` is ignored.
-  bool take_at(const Ask& ask, Place place);
+  std::optional<Place> take(const Request& request);
+  // Takes exactly this place if `request.stream` may use all its bytes. `request.fit` is ignored.
+  bool take_at(const Request& request, Place place);
   // Frees the bytes of a place. `owner`: the stream on which the free is ordered, kSynchronous for memory of
   // synchronous requests, or kNoOwner.
   void give(Place place, std::uint64_t bytes, StreamIndex owner);
@@ -77,8 +77,8 @@ class PagePlacement {
   class Hidden;  // hides free bytes while it lives
 
   // `step`: places are multiples of it, a unit or a page.
-  std::optional<Place> find(const Ask& ask, std::uint64_t step);
-  std::optional<Place> find_free(const FreeSpace& space, const Ask& ask, std::uint64_t step) const;
+  std::optional<Place> find(const Request& request, std::uint64_t step);
+  std::optional<Place> find_free(const FreeSpace& space, const Request& request, std::uint64_t step) const;
   std::optional<Place> find_in_views(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) const;
   std::optional<Place> stitch(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step);
   const FreeSpace& usable(StreamIndex stream) const;

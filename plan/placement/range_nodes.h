@@ -62,8 +62,10 @@ class RangeNodes {
   [[nodiscard]] auto rend() const { return std::make_reverse_iterator(begin()); }
   [[nodiscard]] bool empty() const { return roots_[kAddress] == 0; }
 
+  // The range of a node; an empty one for node 0.
   [[nodiscard]] const Pair& operator[](Index node) const { return nodes_[node].range; }
   [[nodiscard]] Index next(Index node) const { return nodes_[node].links[kAddress].next; }
+  // The next range in the order of sizes (among equals, of addresses), and the last one in this order.
   [[nodiscard]] Index next_larger(Index node) const { return nodes_[node].links[kSize].next; }
   [[nodiscard]] Index largest() const { return nodes_[0].links[kSize].previous; }
 
@@ -121,7 +123,8 @@ class RangeNodes {
     const Pair& range = nodes_[node].range;
     return {range.second - range.first, range.first};
   }
-  [[nodiscard]] Index smaller(Pair key) const {  // the last one before the key in the order of sizes
+  // The last range before the key in the order of sizes.
+  [[nodiscard]] Index smaller(Pair key) const {
     Index found = 0;
     for (Index node = roots_[kSize]; node != 0;) {
       if (size(node) < key) {
@@ -191,7 +194,7 @@ class RangeNodes {
     at = child;
   }
 
-  // As random as the shape of the treaps needs it (the finalizer of MurmurHash3).
+  // Spreads node numbers over all priorities, so that treaps are balanced (the finalizer of MurmurHash3).
   static std::uint32_t scatter(std::uint32_t value) {
     value = (value ^ value >> 16) * 0x85ebca6bU;
     value = (value ^ value >> 13) * 0xc2b2ae35U;

@@ -139,8 +139,8 @@ class Stitcher {
     return Piece{first, (last.end == free.end ? free.end : last.begin) - first, free.end - first};
   }
 
-  // Of the free ranges that begin inside a block and end with one, the range with the most bytes in its first block;
-  // empty if there is none.
+  // Returns, among the free ranges that begin inside a block and end with one, the range with the most bytes in its
+  // first block; an empty range if there is none.
   [[nodiscard]] Range best_head() const {
     Range best;
     std::uint64_t best_part = 0;

@@ -10,6 +10,7 @@ namespace stalloc::plan {
 // PyTorch and the driver's pools use 512.
 inline constexpr std::uint64_t kUnitBytes = 512;
 
+// The smallest multiple of `unit` that is not less than `value`.
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace stalloc::plan

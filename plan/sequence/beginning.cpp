@@ -26,7 +26,7 @@ SteadyState find_beginning(const Problem& problem) {
     if (lasting * kRare > i) beginning.begin = i + 1;
   }
   if (beginning.begin == count) return {};
-  beginning.any = true;
+  beginning.catch_all = true;
   beginning.period = 1;
   beginning.repetitions = count - beginning.begin;
   beginning.run_begin = beginning.begin;

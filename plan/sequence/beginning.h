@@ -14,8 +14,8 @@ namespace stalloc::plan {
 bool lives_through(const Problem& problem, std::size_t index);
 
 // Returns the run's beginning, up to where requests that live through it become rare (one in four), as the prologue,
-// and one slot as the body, which stands for all later requests (SteadyState::any). A plan made from it serves the
-// beginning at planned places, holds no memory that another run might not need, and never ends. The period is 0 if
+// and one slot as the body, which stands for all later requests (SteadyState::catch_all). A plan made from it serves
+// the beginning at planned places, holds no memory that another run might not need, and never ends. The period is 0 if
 // there would be no requests after the beginning, or if the problem does not repeat. O(n). Pure.
 SteadyState find_beginning(const Problem& problem);
 

@@ -16,36 +16,36 @@ constexpr std::uint64_t kSpare = 64;        // one part in so many of the planne
 class Chooser {
  public:
   Chooser(const Problem& problem, const SteadyState& steady, Sequence& sequence)
-      : problem_(problem), steady_(steady), sequence_(sequence), choices_(sequence.items.size()) {}
+      : problem_(problem), steady_(steady), sequence_(sequence), choices_(sequence.slots.size()) {}
 
   void run() {
     mark_varying();
     choose();
-    for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) {
+    for (std::size_t slot = 0; slot < sequence_.slots.size(); ++slot) {
       if (choices_[slot] != Choice::Left) continue;
-      sequence_.items[slot].pass = varies(slot) ? PassReason::Varying : PassReason::Left;
-      sequence_.items[slot].bytes = 0;
+      sequence_.slots[slot].pass = varies(slot) ? PassReason::Varying : PassReason::Left;
+      sequence_.slots[slot].bytes = 0;
     }
   }
 
  private:
   enum class Choice : std::uint8_t { Passed, Planned, Filled, Left };
 
-  [[nodiscard]] bool varies(std::size_t slot) const { return sequence_.items[slot].largest != 0; }
+  [[nodiscard]] bool varies(std::size_t slot) const { return sequence_.slots[slot].largest != 0; }
 
   void mark_varying() {
     const std::vector<std::uint64_t> largest = find_varying(problem_, steady_);
-    for (Item& item : sequence_.items) {
-      if (item.pass != PassReason::None || largest[item.request] == 0) continue;
-      item.largest = largest[item.request];
-      item.bytes = round_up(item.largest, kUnitBytes);
+    for (SequenceSlot& entry : sequence_.slots) {
+      if (entry.pass != PassReason::None || largest[entry.request] == 0) continue;
+      entry.largest = largest[entry.request];
+      entry.bytes = round_up(entry.largest, kUnitBytes);
     }
   }
 
   // Plans as much as costs nothing; with nothing planned, the recorded peak is needed.
   void choose() {
     const std::uint64_t peak = peak_live_bytes(problem_);
-    for (std::size_t least = 1; least < sequence_.items.size(); least *= 2) {
+    for (std::size_t least = 1; least < sequence_.slots.size(); least *= 2) {
       if (plan_from(least) + peak_of_left() <= peak + peak / kTolerance) return;
     }
     plan_from(kNone);
@@ -53,11 +53,11 @@ class Chooser {
 
   // Plans the slots that do not vary and live for `least` requests, and what fits beside them. Returns the peak.
   std::uint64_t plan_from(std::size_t least) {
-    LiveBytes live(sequence_.items.size());
-    for (std::size_t slot = 0; slot < sequence_.items.size(); ++slot) {
-      const Item& item = sequence_.items[slot];
-      const bool lasts = std::max(item.upper, item.tail) - slot >= least;
-      choices_[slot] = item.bytes == 0 ? Choice::Passed : lasts && !varies(slot) ? Choice::Planned : Choice::Left;
+    LiveBytes live(sequence_.slots.size());
+    for (std::size_t slot = 0; slot < sequence_.slots.size(); ++slot) {
+      const SequenceSlot& entry = sequence_.slots[slot];
+      const bool lasts = std::max(entry.upper, entry.tail) - slot >= least;
+      choices_[slot] = entry.bytes == 0 ? Choice::Passed : lasts && !varies(slot) ? Choice::Planned : Choice::Left;
       if (choices_[slot] == Choice::Planned) add(slot, live);
     }
     const std::uint64_t peak = live.peak();
@@ -73,13 +73,13 @@ class Chooser {
       if (choices_[slot] == Choice::Left) open.push_back(slot);
     }
     std::stable_sort(open.begin(), open.end(), [this](std::size_t a, std::size_t b) {
-      return sequence_.items[a].bytes > sequence_.items[b].bytes;
+      return sequence_.slots[a].bytes > sequence_.slots[b].bytes;
     });
     const std::uint64_t limit = live.peak() - live.peak() / kSpare;
     for (const std::size_t slot : open) {
       const std::array<Range, 2> lives = lives_of(sequence_, slot);
-      const std::uint64_t bytes = sequence_.items[slot].bytes;
-      const std::uint64_t most = std::max(live.most(lives[0]), live.most(lives[1]));
+      const std::uint64_t bytes = sequence_.slots[slot].bytes;
+      const std::uint64_t most = std::max(live.max_in(lives[0]), live.max_in(lives[1]));
       if (most > limit || bytes > limit - most) continue;
       choices_[slot] = Choice::Filled;
       add(slot, live);
@@ -87,7 +87,7 @@ class Chooser {
   }
 
   void add(std::size_t slot, LiveBytes& live) const {
-    for (const Range& life : lives_of(sequence_, slot)) live.add(life, sequence_.items[slot].bytes);
+    for (const Range& life : lives_of(sequence_, slot)) live.add(life, sequence_.slots[slot].bytes);
   }
 
   // The recorded peak of the requests that are left. Those that vary count even if they were placed, since they may be

@@ -19,8 +19,8 @@ namespace stalloc::plan {
 // A request is planned if it does not vary and lives for at least a certain number of requests. This number is the
 // smallest for which the needed memory exceeds the recorded peak by at most a thousandth. The other requests get a
 // place only where this needs no further memory, the largest first; varying ones get room for the largest size seen
-// (Item::largest). Requests without a place have PassReason::Varying or Left. Pre: `steady.sizes` is not empty, and
-// twins of the body are not yet found. O(n log^2 n). Pure.
+// (SequenceSlot::largest). Requests without a place have PassReason::Varying or Left. Pre: `steady.sizes` is not empty,
+// and twins of the body are not yet found. O(n log^2 n). Pure.
 void choose_dynamic(const Problem& problem, const SteadyState& steady, Sequence& sequence);
 
 }  // namespace stalloc::plan

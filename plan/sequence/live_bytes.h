@@ -18,37 +18,39 @@ namespace stalloc::plan {
 class LiveBytes {
  public:
   explicit LiveBytes(std::size_t slots)
-      : leaves_(std::bit_ceil(std::max<std::size_t>(slots, 1))), most_(2 * leaves_), added_(2 * leaves_) {}
+      : leaves_(std::bit_ceil(std::max<std::size_t>(slots, 1))), max_(2 * leaves_), added_(2 * leaves_) {}
 
+  // Adds bytes to each slot of a stretch, which may be empty.
   void add(Range at, std::uint64_t bytes) {
     if (at.begin < at.end) add(1, 0, leaves_, at, bytes);
   }
-  [[nodiscard]] std::uint64_t most(Range at) const { return at.begin < at.end ? most(1, 0, leaves_, at) : 0; }
-  [[nodiscard]] std::uint64_t peak() const { return most_[1]; }
+  // The most live bytes in a stretch; 0 if it is empty.
+  [[nodiscard]] std::uint64_t max_in(Range at) const { return at.begin < at.end ? max_in(1, 0, leaves_, at) : 0; }
+  [[nodiscard]] std::uint64_t peak() const { return max_[1]; }
 
  private:
   void add(std::size_t node, std::size_t from, std::size_t to, Range at, std::uint64_t bytes) {
     if (at.end <= from || to <= at.begin) return;
     if (at.begin <= from && to <= at.end) {
-      most_[node] += bytes;
+      max_[node] += bytes;
       added_[node] += bytes;
       return;
     }
     const std::size_t middle = (from + to) / 2;
     add(2 * node, from, middle, at, bytes);
     add(2 * node + 1, middle, to, at, bytes);
-    most_[node] = added_[node] + std::max(most_[2 * node], most_[2 * node + 1]);
+    max_[node] = added_[node] + std::max(max_[2 * node], max_[2 * node + 1]);
   }
 
-  [[nodiscard]] std::uint64_t most(std::size_t node, std::size_t from, std::size_t to, Range at) const {
+  [[nodiscard]] std::uint64_t max_in(std::size_t node, std::size_t from, std::size_t to, Range at) const {
     if (at.end <= from || to <= at.begin) return 0;
-    if (at.begin <= from && to <= at.end) return most_[node];
+    if (at.begin <= from && to <= at.end) return max_[node];
     const std::size_t middle = (from + to) / 2;
-    return added_[node] + std::max(most(2 * node, from, middle, at), most(2 * node + 1, middle, to, at));
+    return added_[node] + std::max(max_in(2 * node, from, middle, at), max_in(2 * node + 1, middle, to, at));
   }
 
   std::size_t leaves_;
-  std::vector<std::uint64_t> most_;
+  std::vector<std::uint64_t> max_;
   std::vector<std::uint64_t> added_;
 };
 

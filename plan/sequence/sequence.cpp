@@ -6,7 +6,7 @@
 
 #include "plan/sequence/beginning.h"
 #include "plan/sequence/dynamic_slots.h"
-#include "plan/sequence/kept_places.h"
+#include "plan/sequence/reserved_places.h"
 
 namespace stalloc::plan {
 namespace {
@@ -22,7 +22,7 @@ class Builder {
   }
 
   Sequence run() {
-    sequence_.items.resize(slots_);
+    sequence_.slots.resize(slots_);
     for (std::size_t slot = 0; slot < slots_; ++slot) {
       if (slot < sequence_.prologue) {
         fill_prologue(slot);
@@ -32,25 +32,25 @@ class Builder {
         fill_epilogue(slot);
       }
     }
-    if (steady_.any) leave_what_passes();
+    if (steady_.catch_all) leave_what_passes();
     if (!steady_.sizes.empty()) choose_dynamic(problem_, steady_, sequence_);
     find_twins();
-    keep_places(sequence_);
+    reserve_places(sequence_);
     return std::move(sequence_);
   }
 
  private:
-  Item& fill(std::size_t slot, std::size_t request) {
-    Item& item = sequence_.items[slot];
+  SequenceSlot& fill(std::size_t slot, std::size_t request) {
+    SequenceSlot& entry = sequence_.slots[slot];
     const Request& from = requests_[request];
-    item.request = request;
-    item.lower = slot;
-    item.stream = from.allocation_stream;
-    item.owner = from.free_stream;
-    item.pass = from.pass;
-    if (item.pass == PassReason::None && unordered(from)) item.pass = PassReason::Unordered;
-    item.bytes = item.pass == PassReason::None ? from.bytes() : 0;
-    return item;
+    entry.request = request;
+    entry.lower = slot;
+    entry.allocation_stream = from.allocation_stream;
+    entry.free_stream = from.free_stream;
+    entry.pass = from.pass;
+    if (entry.pass == PassReason::None && unordered(from)) entry.pass = PassReason::Unordered;
+    entry.bytes = entry.pass == PassReason::None ? from.bytes() : 0;
+    return entry;
   }
 
   [[nodiscard]] bool unordered(const Request& request) const {
@@ -58,49 +58,49 @@ class Builder {
     return request.allocation_stream == kEveryStream || streams_ == StreamMode::Isolate;
   }
 
-  // A time of the problem that lies in the last repetition or behind it, or is kNever.
+  // Returns the slot index of a time of the problem. Pre: it lies in the last repetition or after it, or is kNever.
   [[nodiscard]] std::size_t after_body(std::uint64_t until) const {
     return until == kNever ? slots_ : static_cast<std::size_t>(until) - skipped_;
   }
 
   void fill_prologue(std::size_t slot) {
-    Item& item = fill(slot, slot);
+    SequenceSlot& entry = fill(slot, slot);
     const std::uint64_t until = requests_[slot].until;
     if (until <= sequence_.body_end()) {
-      item.upper = static_cast<std::size_t>(until);
+      entry.upper = static_cast<std::size_t>(until);
     } else if (until <= steady_.end()) {
-      item.upper = sequence_.body_end();  // freed in some later repetition, no matter which
+      entry.upper = sequence_.body_end();  // freed in some later repetition, no matter which
     } else {
-      item.upper = after_body(until);
+      entry.upper = after_body(until);
     }
   }
 
   void fill_body(std::size_t slot) {
-    Item& item = fill(slot, slot);
-    for (std::size_t r = 1; r < steady_.repetitions; ++r) merge(item, requests_[slot + r * steady_.period]);
+    SequenceSlot& entry = fill(slot, slot);
+    for (std::size_t r = 1; r < steady_.repetitions; ++r) merge(entry, requests_[slot + r * steady_.period]);
     const std::uint64_t life = steady_.lives[slot - sequence_.prologue];
-    if (life == kNever && item.pass == PassReason::None) item.pass = PassReason::Leaked;
-    if (item.pass != PassReason::None) item.bytes = 0;
+    if (life == kNever && entry.pass == PassReason::None) entry.pass = PassReason::Leaked;
+    if (entry.pass != PassReason::None) entry.bytes = 0;
     const std::size_t until = after_body(requests_[slot + skipped_].until);  // of the last repetition
-    item.upper = life == kNever ? slot + 1 : slot + static_cast<std::size_t>(life);
-    item.upper = std::max(item.upper, std::min(until, sequence_.body_end()));
-    item.tail = until > sequence_.body_end() ? until : 0;
+    entry.upper = life == kNever ? slot + 1 : slot + static_cast<std::size_t>(life);
+    entry.upper = std::max(entry.upper, std::min(until, sequence_.body_end()));
+    entry.tail = until > sequence_.body_end() ? until : 0;
   }
 
-  // Plans only the requests that live through the run.
+  // Leaves all requests to the run time but those that live through the run.
   void leave_what_passes() {
     for (std::size_t slot = 0; slot < slots_; ++slot) {
-      Item& item = sequence_.items[slot];
-      if (slot < sequence_.prologue && (item.pass != PassReason::None || lives_through(problem_, slot))) continue;
-      item.pass = PassReason::Left;
-      item.bytes = 0;
+      SequenceSlot& entry = sequence_.slots[slot];
+      if (slot < sequence_.prologue && (entry.pass != PassReason::None || lives_through(problem_, slot))) continue;
+      entry.pass = PassReason::Left;
+      entry.bytes = 0;
     }
   }
 
-  // What holds for one repetition must hold for the slot.
-  void merge(Item& item, const Request& other) const {
-    if (item.pass == PassReason::None) item.pass = other.pass;
-    if (item.pass == PassReason::None && unordered(other)) item.pass = PassReason::Unordered;
+  // A request that cannot be planned in one repetition is not planned in any.
+  void merge(SequenceSlot& entry, const Request& other) const {
+    if (entry.pass == PassReason::None) entry.pass = other.pass;
+    if (entry.pass == PassReason::None && unordered(other)) entry.pass = PassReason::Unordered;
   }
 
   // Pairs each slot that lives across the body's end with a request of the prologue that lives into the first
@@ -108,36 +108,36 @@ class Builder {
   void find_twins() {
     std::multimap<std::uint64_t, std::size_t> open;  // bytes -> slots of the prologue that are freed inside the body
     for (std::size_t slot = 0; slot < sequence_.prologue && sequence_.body != 0; ++slot) {
-      const Item& item = sequence_.items[slot];
-      if (item.bytes > 0 && item.upper > sequence_.prologue && item.upper < sequence_.body_end()) {
-        open.emplace(item.bytes, slot);
+      const SequenceSlot& entry = sequence_.slots[slot];
+      if (entry.bytes > 0 && entry.upper > sequence_.prologue && entry.upper < sequence_.body_end()) {
+        open.emplace(entry.bytes, slot);
       }
     }
     for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
-      Item& item = sequence_.items[slot];
-      if (item.bytes == 0 || item.upper <= sequence_.body_end()) continue;
-      const auto [begin, end] = open.equal_range(item.bytes);
+      SequenceSlot& entry = sequence_.slots[slot];
+      if (entry.bytes == 0 || entry.upper <= sequence_.body_end()) continue;
+      const auto [begin, end] = open.equal_range(entry.bytes);
       auto best = end;
       for (auto at = begin; at != end; ++at) {
-        const Item& before = sequence_.items[at->second];
-        if (before.stream != item.stream || before.upper > slot) continue;
+        const SequenceSlot& before = sequence_.slots[at->second];
+        if (before.allocation_stream != entry.allocation_stream || before.upper > slot) continue;
         best = at;
         if (at->second + sequence_.body == slot) break;
       }
       if (best == end) continue;
-      item.twin = best->second;
-      // It lives there as long as the repetition before would.
-      std::size_t& upper = sequence_.items[item.twin].upper;
-      upper = std::max(upper, item.upper - sequence_.body);
+      entry.twin = best->second;
+      // The twin keeps the place as long as the previous repetition would.
+      std::size_t& upper = sequence_.slots[entry.twin].upper;
+      upper = std::max(upper, entry.upper - sequence_.body);
       open.erase(best);
     }
   }
 
   void fill_epilogue(std::size_t slot) {
-    Item& item = fill(slot, slot + skipped_);
-    item.upper = after_body(requests_[slot + skipped_].until);
+    SequenceSlot& entry = fill(slot, slot + skipped_);
+    entry.upper = after_body(requests_[slot + skipped_].until);
     const bool repeats = slot + skipped_ < steady_.run_end && slot < sequence_.body_end() + sequence_.body;
-    if (repeats) item.twin = slot - sequence_.body;
+    if (repeats) entry.twin = slot - sequence_.body;
   }
 
   const Problem& problem_;
@@ -152,12 +152,12 @@ class Builder {
 }  // namespace
 
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index) {
-  const Item& item = sequence.items[index];
-  const std::size_t slots = sequence.items.size();
-  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{item.lower, item.upper}, Range{}};
-  std::array<Range, 2> lives = {Range{index, std::min(std::max(item.upper, item.tail), slots)}, Range{}};
-  if (item.upper > sequence.body_end() && item.twin == kNone) {
-    lives[1] = {sequence.prologue, item.upper - sequence.body};
+  const SequenceSlot& entry = sequence.slots[index];
+  const std::size_t slots = sequence.slots.size();
+  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{entry.lower, entry.upper}, Range{}};
+  std::array<Range, 2> lives = {Range{index, std::min(std::max(entry.upper, entry.tail), slots)}, Range{}};
+  if (entry.upper > sequence.body_end() && entry.twin == kNone) {
+    lives[1] = {sequence.prologue, entry.upper - sequence.body};
   }
   return lives;
 }

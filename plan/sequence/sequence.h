@@ -18,21 +18,22 @@ enum class StreamMode : std::uint8_t {
   Isolate  // bytes of one stream never go to another
 };
 
-// One slot of the plan. Times are indices of slots; `upper` and `tail` may be the number of slots: never freed.
-struct Item {
-  std::size_t request = 0;  // index into Problem::requests; of the body: in the first repetition
+// One slot of the plan before it has a place. Times are indices of slots. If `upper` or `tail` is the number of slots,
+// the request is never freed.
+struct SequenceSlot {
+  std::size_t request = 0;  // index into Problem::requests; in the body: the request of the first repetition
   std::uint64_t bytes = 0;  // to be placed; 0: takes nothing
-  // The largest size seen, in bytes, where sizes vary from step to step; 0: they do not. `bytes` is enough for it.
+  // If sizes vary from step to step, the largest that was seen, in bytes, for which `bytes` suffices. Otherwise 0.
   std::uint64_t largest = 0;
   PassReason pass = PassReason::None;
-  std::size_t lower = 0;  // from this slot on no other has its bytes: its own slot, or an earlier one (keep_places)
+  std::size_t lower = 0;  // no other slot has its bytes from this time on: its own, or an earlier one (reserve_places)
   // The request is freed before slot `upper`. In the body this is the longest lifetime over all repetitions. Beyond the
   // body's end it wraps: the request is freed before slot `upper - body` of the next repetition.
   std::size_t upper = 0;
   // In the body: a request that outlives the last repetition is freed before this slot of the epilogue. Otherwise 0.
   std::size_t tail = 0;
-  std::uint32_t stream = 0;  // Request::allocation_stream and free_stream of the first repetition
-  std::uint32_t owner = 0;
+  std::uint32_t allocation_stream = 0;  // as in the Request; in the body: of the first repetition
+  std::uint32_t free_stream = 0;
   // The slot whose place this one takes; kNone for most.
   //   Body: the slot lives across the body's end. When the body begins for the first time, the twin in the prologue is
   //   live in its place, as the slot of a previous repetition would be. Required: both have the same bytes and stream,
@@ -42,25 +43,26 @@ struct Item {
   std::size_t twin = kNone;
 };
 
+// The slots in the order of their requests.
 struct Sequence {
-  std::vector<Item> items;
+  std::vector<SequenceSlot> slots;
   std::size_t prologue = 0;  // slots before the body
   std::size_t body = 0;      // slots of the body; 0: nothing repeats
   [[nodiscard]] std::size_t body_end() const { return prologue + body; }
 };
 
-// The stretches of slots during which slot `index` takes bytes: at most two half-open ranges [begin, end), of which the
-// second is mostly empty.
+// Returns the stretches of time during which slot `index` takes bytes: at most two half-open ranges [begin, end). The
+// second is empty unless the slot lives across the body's end.
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
 
 // Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic decides which slots take bytes;
-// where nothing repeats (SteadyState::any), only slots of requests that live through the run take bytes. Marks the
-// leaks of SteadyState as PassReason::Leaked. Marks requests as Unordered if the next use of their bytes could not be
-// ordered behind their free: they were made by cudaMalloc and freed on a stream or, with StreamMode::Isolate, freed on
-// another stream than the one they were made on.
+// where nothing repeats (SteadyState::catch_all), only slots of requests that live through the run take bytes. Marks
+// the leaks of SteadyState as PassReason::Leaked. Marks requests as Unordered if the next use of their bytes could not
+// be ordered behind their free: they were made by cudaMalloc and freed on a stream or, with StreamMode::Isolate, freed
+// on another stream than the one they were made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
 
-// The slot that serves request `index` of the problem.
+// Returns the slot that serves request `index` of the problem. O(1). Pure.
 std::size_t slot_of(const Sequence& sequence, const SteadyState& steady, std::size_t index);
 
 }  // namespace stalloc::plan

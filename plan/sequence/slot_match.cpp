@@ -66,12 +66,12 @@ std::string match_lane(const LaneRequests& lane, const DevicePlan& plan, Indices
 
 }  // namespace
 
-Outcome<Indices> match_slots(const Problem& problem, const DevicePlan& plan) {
-  Outcome<Indices> result;
+Expected<Indices> match_slots(const Problem& problem, const DevicePlan& plan) {
+  Expected<Indices> result;
   result.value.assign(problem.requests.size(), kNoSlot);
   for (const LaneRequests& lane : split_lanes(problem, plan)) {
     if (std::string error = match_lane(lane, plan, result.value); !error.empty()) {
-      return Outcome<Indices>::failure(std::move(error));
+      return Expected<Indices>::failure(std::move(error));
     }
   }
   return result;

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 #include "plan/plan.h"
 #include "plan/problem.h"
 
@@ -17,6 +17,6 @@ inline constexpr std::size_t kNoSlot = static_cast<std::size_t>(-1);
 // the slots of a lane serve the requests of one thread, in its own order: the thread that made the request of the
 // lane's first slot. The requests of other threads have kNoSlot. Error: no number of repetitions gives the number of
 // requests.
-Outcome<std::vector<std::size_t>> match_slots(const Problem& problem, const DevicePlan& plan);
+Expected<std::vector<std::size_t>> match_slots(const Problem& problem, const DevicePlan& plan);
 
 }  // namespace stalloc::plan

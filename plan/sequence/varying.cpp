@@ -11,7 +11,7 @@ namespace {
 // requests that do not.
 constexpr std::size_t kSites = 8;
 
-// For each request a hash of the latest call sites, its own last.
+// Returns for each request a hash of its own call site and of those of the requests before it, `sites` in all.
 std::vector<std::uint64_t> find_places(const std::vector<Request>& requests, std::size_t sites) {
   std::vector<std::uint64_t> places;
   places.reserve(requests.size());
@@ -27,7 +27,8 @@ std::vector<std::uint64_t> find_places(const std::vector<Request>& requests, std
   return places;
 }
 
-// What the body says of each place: the largest size of its requests that vary; 0: none does.
+// The places in the program at which the body makes requests, each with the largest size of those requests that vary; 0
+// if none varies.
 class Places {
  public:
   Places(const Problem& problem, const SteadyState& steady, std::size_t sites)
@@ -38,7 +39,7 @@ class Places {
     }
   }
 
-  // Null: the body makes no request there.
+  // Returns the largest size at the place of a request; null if the body makes no request there.
   [[nodiscard]] const std::uint64_t* largest_at(std::size_t request) const {
     const auto at = largest_.find(places_[request]);
     return at == largest_.end() ? nullptr : &at->second;

@@ -27,6 +27,7 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
   return options;
 }
 
+template class MappedMemory<NullBackend>;
 template class OnlineAllocator<NullBackend>;
 
 }  // namespace stalloc::plan

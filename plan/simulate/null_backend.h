@@ -11,9 +11,9 @@
 namespace stalloc::plan {
 
 // A device with unlimited memory, unless the constructor is given its size: memory can always be created and mapped,
-// and every stream can wait for every other. Work is always complete, but this becomes known only at `look()`, until
-// the next free. So stitched views rarely make room for others, and requests for any stream at once (kAnyStream) cannot
-// be served. No bytes count as borrowed. Pure.
+// and every stream can wait for every other. Work is always complete, but this becomes known only at `poll_frees()`,
+// until the next free. So stitched views rarely make room for others, and requests for any stream at once (kAnyStream)
+// cannot be served. No bytes count as borrowed. Pure.
 //
 // Mapping takes no time, unless the backend is given the time between two frees: then each handle takes the time that
 // was measured on an H200 for a handle of 2 MiB, whatever its size.
@@ -63,7 +63,7 @@ class NullBackend {
     return 0;
   }
   void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/, std::uint64_t /*free_number*/) noexcept {}
-  void look() noexcept { complete_ = frees_; }
+  void poll_frees() noexcept { complete_ = frees_; }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t /*free_number*/) const noexcept { return is_complete_now(); }
   std::uint64_t latest_free() noexcept { return 0; }
   bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return is_complete_now(); }
@@ -95,6 +95,7 @@ using SimulatedAllocator = OnlineAllocator<NullBackend>;
                                                              const OnlinePolicy& policy = {},
                                                              CrossStream cross_stream = kDefaultCrossStream);
 
+extern template class MappedMemory<NullBackend>;
 extern template class OnlineAllocator<NullBackend>;
 
 }  // namespace stalloc::plan

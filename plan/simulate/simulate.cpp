@@ -30,7 +30,7 @@ std::uint64_t play(const Problem& problem, Take take, Give give, Seen seen) {
   return peak_live_bytes(problem);
 }
 
-Held simulate(const Problem& problem, CachingAllocator::Segments segments, const Watch& watch) {
+PeakMemory simulate(const Problem& problem, CachingAllocator::Segments segments, const HeldObserver& observer) {
   CachingAllocator allocator(segments);
   std::vector<CachingAllocator::BlockIndex> blocks(problem.requests.size());
   const auto take = [&](std::size_t i) {
@@ -38,10 +38,10 @@ Held simulate(const Problem& problem, CachingAllocator::Segments segments, const
   };
   const auto give = [&](std::size_t i) { allocator.free(blocks[i]); };
   const auto seen = [&](std::size_t i) {
-    if (watch) watch(i, allocator.held_bytes());
+    if (observer) observer(i, allocator.held_bytes());
   };
   const std::uint64_t live = play(problem, take, give, seen);
-  return {.live_bytes = live, .held_bytes = allocator.held_bytes(), .block_bytes = allocator.most_allocated_bytes()};
+  return {.live_bytes = live, .held_bytes = allocator.held_bytes(), .block_bytes = allocator.peak_allocated_bytes()};
 }
 
 }  // namespace
@@ -82,15 +82,15 @@ Problem outside_requests(Problem problem) {
   return problem;
 }
 
-Held simulate_caching(const Problem& problem, const Watch& watch) {
-  return simulate(problem, CachingAllocator::Segments::Fixed, watch);
+PeakMemory simulate_caching(const Problem& problem, const HeldObserver& observer) {
+  return simulate(problem, CachingAllocator::Segments::Fixed, observer);
 }
 
-Held simulate_expandable(const Problem& problem, const Watch& watch) {
-  return simulate(problem, CachingAllocator::Segments::Expandable, watch);
+PeakMemory simulate_expandable(const Problem& problem, const HeldObserver& observer) {
+  return simulate(problem, CachingAllocator::Segments::Expandable, observer);
 }
 
-Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch) {
+PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, const HeldObserver& observer) {
   const std::vector<StreamIndex> stream = number_streams(problem);
   SimulatedAllocator allocator(simulation_options(granularity, peak_live_bytes(problem)));
   std::vector<std::optional<Place>> places(problem.requests.size());
@@ -105,13 +105,13 @@ Held simulate_online(const Problem& problem, std::uint64_t granularity, const Wa
   };
   const auto held = [&] { return allocator.placement().physical_bytes() + elsewhere; };
   const auto seen = [&](std::size_t i) {
-    if (watch) watch(i, held());
+    if (observer) observer(i, held());
   };
   const std::uint64_t live = play(problem, take, give, seen);
   return {.live_bytes = live, .held_bytes = held(), .block_bytes = live};
 }
 
-Held simulate_planned(const Problem& problem, const DevicePlan& plan, const Watch& watch) {
+PeakMemory simulate_planned(const Problem& problem, const DevicePlan& plan, const HeldObserver& observer) {
   const std::vector<std::size_t> slots = match_slots(problem, plan).value;
   Problem left = problem;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -119,8 +119,8 @@ Held simulate_planned(const Problem& problem, const DevicePlan& plan, const Watc
       left.requests[i].pass = PassReason::Empty;
     }
   }
-  Watch watch_left;
-  if (watch) watch_left = [&](std::size_t i, std::uint64_t held) { watch(i, plan.physical_bytes + held); };
+  HeldObserver watch_left;
+  if (observer) watch_left = [&](std::size_t i, std::uint64_t held) { observer(i, plan.physical_bytes + held); };
   const std::uint64_t live = peak_live_bytes(problem);
   return {.live_bytes = live,
           .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity, watch_left).held_bytes,

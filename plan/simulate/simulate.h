@@ -15,7 +15,7 @@
 
 namespace stalloc::plan {
 
-struct Held {
+struct PeakMemory {
   std::uint64_t live_bytes = 0;  // peak of the bytes in use, each request rounded up to 512 B
   std::uint64_t held_bytes = 0;  // peak of the bytes taken from the device
   // Peak of the bytes of whole blocks in use, which PyTorch calls max_memory_allocated. For stalloc the same as
@@ -24,7 +24,7 @@ struct Held {
 };
 
 // Called after each request with the bytes held then. May be empty.
-using Watch = std::function<void(std::size_t request, std::uint64_t held_bytes)>;
+using HeldObserver = std::function<void(std::size_t request, std::uint64_t held_bytes)>;
 
 // The stream of each request as a placement numbers streams: from 1 on, since 0 is kAnyStream.
 std::vector<StreamIndex> number_streams(const Problem& problem);
@@ -44,18 +44,18 @@ Problem outside_requests(Problem problem);
 // segments of 20 MiB; others from segments of their own size rounded up to 2 MiB. The smallest free block of the same
 // stream and pool is taken, and split where more than 1 MiB (small pool: 512 B) would be left. Freed neighbours merge.
 // Segments are never given back.
-Held simulate_caching(const Problem& problem, const Watch& watch = nullptr);
+PeakMemory simulate_caching(const Problem& problem, const HeldObserver& observer = nullptr);
 
 // The same with PYTORCH_ALLOC_CONF=expandable_segments:True: one segment for each stream and pool, which grows at its
 // end in pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
-Held simulate_expandable(const Problem& problem, const Watch& watch = nullptr);
+PeakMemory simulate_expandable(const Problem& problem, const HeldObserver& observer = nullptr);
 
 // stalloc without a plan (plan/online/online_allocator.h), on a device whose pages have `granularity` bytes (a multiple
 // of kUnitBytes, not 0).
-Held simulate_online(const Problem& problem, std::uint64_t granularity, const Watch& watch = nullptr);
+PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, const HeldObserver& observer = nullptr);
 
 // stalloc with a plan: the plan's memory, plus the memory that stalloc would hold without a plan for the requests that
 // the plan does not serve. The plan must be sound for the problem.
-Held simulate_planned(const Problem& problem, const DevicePlan& plan, const Watch& watch = nullptr);
+PeakMemory simulate_planned(const Problem& problem, const DevicePlan& plan, const HeldObserver& observer = nullptr);
 
 }  // namespace stalloc::plan

@@ -37,7 +37,7 @@ CachingAllocator::BlockIndex CachingAllocator::allocate(std::uint64_t bytes, std
   if (splits) split(*block, size);
   blocks_[*block].allocated = true;
   allocated_ += blocks_[*block].size;
-  most_allocated_ = std::max(most_allocated_, allocated_);
+  peak_allocated_ = std::max(peak_allocated_, allocated_);
   return *block;
 }
 
@@ -112,7 +112,7 @@ CachingAllocator::BlockIndex CachingAllocator::add_segment(Pool pool, std::uint3
 // Maps as many pages as are missing behind what is free at the end, if anything.
 CachingAllocator::BlockIndex CachingAllocator::grow_segment(Pool pool, std::uint32_t stream, std::uint64_t size) {
   auto [at, first] = growing_[pool].try_emplace(stream);
-  Growing& segment = at->second;
+  ExpandableSegment& segment = at->second;
   if (first) {
     lowest_ -= kExpandableSpan;
     segment.mapped_end = lowest_;

@@ -22,16 +22,16 @@ class CachingAllocator {
 
   explicit CachingAllocator(Segments segments) : segments_(segments) {}
 
-  // `bytes`: as requested, not 0.
+  // Returns a block for a request of `bytes`, not 0.
   BlockIndex allocate(std::uint64_t bytes, std::uint32_t stream);
   // Pre: returned by allocate() and not freed since.
   void free(BlockIndex index);
 
   [[nodiscard]] std::uint64_t held_bytes() const { return held_; }  // never shrinks
 
-  // Peak of the bytes of allocated blocks.
-  [[nodiscard]] std::uint64_t most_allocated_bytes() const { return most_allocated_; }
-  // Of segments in which nothing is allocated.
+  // The peak of the bytes of allocated blocks.
+  [[nodiscard]] std::uint64_t peak_allocated_bytes() const { return peak_allocated_; }
+  // Bytes of the segments in which nothing is allocated.
   [[nodiscard]] std::uint64_t idle_bytes() const { return idle_; }
 
   // Whether a request of `bytes` is served from the pool of small blocks.
@@ -73,8 +73,8 @@ class CachingAllocator {
     friend auto operator<=>(const Key&, const Key&) = default;
   };
 
-  // A segment that grows: the address and the last block of what is mapped.
-  struct Growing {
+  // A segment that grows in pages: the end of what is mapped, and its last block.
+  struct ExpandableSegment {
     std::uint64_t mapped_end = 0;
     BlockIndex last = kNone;
   };
@@ -96,15 +96,15 @@ class CachingAllocator {
   std::uint64_t held_ = 0;
   std::uint64_t idle_ = 0;
   std::uint64_t allocated_ = 0;
-  std::uint64_t most_allocated_ = 0;
+  std::uint64_t peak_allocated_ = 0;
   // CUDA places each allocation below the previous ones, and of equal blocks the allocator takes the lowest. With
   // rising addresses the simulation differs for two of six recorded programs from what they held on an H200 (by 0.4 and
   // 8 %).
   std::uint64_t lowest_ = std::uint64_t{1} << 63;  // address in use
   std::vector<Block> blocks_;
   std::vector<BlockIndex> unused_;
-  std::array<std::set<Key>, 2> free_;                                  // by pool
-  std::array<std::unordered_map<std::uint32_t, Growing>, 2> growing_;  // by pool, then stream
+  std::array<std::set<Key>, 2> free_;                                            // by pool
+  std::array<std::unordered_map<std::uint32_t, ExpandableSegment>, 2> growing_;  // by pool, then stream
 };
 
 }  // namespace stalloc::plan

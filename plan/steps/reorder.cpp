@@ -9,8 +9,8 @@
 namespace stalloc::plan {
 namespace {
 
-// Finds the largest of `places` in [from, to) for descending `from`: keeps the places that are larger than all between
-// them and `from`, the nearest last.
+// Finds the maximum of `places` in [from, to), for descending `from`. It keeps a stack of the places that are larger
+// than all places between them and `from`; the nearest is on top.
 class LargestAhead {
  public:
   explicit LargestAhead(const std::vector<std::size_t>& places) : places_(places) {}

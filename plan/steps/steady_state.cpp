@@ -167,8 +167,8 @@ std::size_t shortest(std::size_t requests) { return std::max<std::size_t>(2, (re
 
 }  // namespace
 
-std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Sameness sameness) {
-  if (sameness == Sameness::Size) {
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key) {
+  if (key == RequestKey::Size) {
     return number(requests, [](const Request& request) {
       return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.allocation_stream);
     });
@@ -184,20 +184,20 @@ Run find_longest_run(const std::vector<std::uint32_t>& tokens) {
   return runs.empty() ? Run{} : runs.front();
 }
 
-SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps) {
+SteadyState find_steady_state(const Problem& problem, RequestKey key, std::size_t fewest_steps) {
   const std::vector<Request>& requests = problem.requests;
   if (!problem.repeats || requests.size() < 2) return {};
-  const std::vector<std::uint32_t> tokens = tokens_of(requests, sameness);
+  const std::vector<std::uint32_t> tokens = tokens_of(requests, key);
   for (const Run& run : find_runs(tokens, shortest(tokens.size()))) {
-    SteadyState steady = cut(requests, run, sameness == Sameness::CallSite, fewest_steps);
+    SteadyState steady = cut(requests, run, key == RequestKey::CallSite, fewest_steps);
     if (steady.unrolled != 0) return steady;
   }
   return {};
 }
 
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps) {
-  SteadyState steady = find_steady_state(problem, Sameness::Size, fewest_steps);
-  return steady.period != 0 ? steady : find_steady_state(problem, Sameness::CallSite, fewest_steps);
+  SteadyState steady = find_steady_state(problem, RequestKey::Size, fewest_steps);
+  return steady.period != 0 ? steady : find_steady_state(problem, RequestKey::CallSite, fewest_steps);
 }
 
 }  // namespace stalloc::plan

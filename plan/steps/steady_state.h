@@ -31,9 +31,9 @@ struct SteadyState {
   // The stretch with this period from which the repetitions were cut: it may extend beyond them on both sides.
   std::size_t run_begin = 0;
   std::size_t run_end = 0;
-  // There is no steady state: the body is one slot for any request (beginning.h).
-  bool any = false;
-  // Requests of the body outlive `unrolled - 1` steps: the body is that many steps long.
+  // True if nothing was found to repeat. The body is then one slot that stands for every later request (beginning.h).
+  bool catch_all = false;
+  // Steps in the body: more than one if requests outlive their step.
   std::size_t unrolled = 1;
   // For each request of the body: the largest number of requests until it is freed, over all repetitions. kNever: it is
   // not freed within `period` requests in some repetition that is not the last.
@@ -44,13 +44,13 @@ struct SteadyState {
   [[nodiscard]] std::size_t end() const { return begin + period * repetitions; }
 };
 
-// How requests are compared: by size rounded to kUnitBytes, or by call site (the recorded stack); in both cases also by
-// stream.
-enum class Sameness : std::uint8_t { Size, CallSite };
+// By what requests are compared: their size rounded to kUnitBytes, or their call site (the recorded stack). Both
+// include the stream.
+enum class RequestKey : std::uint8_t { Size, CallSite };
 
-// Equal numbers for requests that are the same. Empty for CallSite where not every stack was recorded. O(n log n).
-// Pure.
-std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Sameness sameness);
+// Returns a number for each request, equal for requests with equal keys. Empty for CallSite if some stacks were not
+// recorded. O(n log n). Pure.
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key);
 
 // Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that `repeats`.
 // Of all stretches that repeat at least twice it takes the longest, with the smallest period, so the period is a step
@@ -63,10 +63,10 @@ std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Samen
 // sizes vary, as in a mixture of experts. This needs recorded stacks. `fewest_steps`: the body has at least this many
 // steps, if the run is long enough. O(n log n). Pure.
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
-// Searches only one of the two sequences.
-SteadyState find_steady_state(const Problem& problem, Sameness sameness, std::size_t fewest_steps = 1);
+// Searches only the sequence of one key.
+SteadyState find_steady_state(const Problem& problem, RequestKey key, std::size_t fewest_steps = 1);
 
-// The longest stretch that repeats, as above; a `period` of 0: none.
+// Returns the longest stretch that repeats, chosen as above. Its `period` is 0 if there is none. O(n log n). Pure.
 Run find_longest_run(const std::vector<std::uint32_t>& tokens);
 
 }  // namespace stalloc::plan

@@ -9,15 +9,15 @@ namespace {
 
 std::size_t repeating(const SteadyState& steady) { return steady.run_end - steady.run_begin; }
 
-Steps find_by(const Problem& problem, Sameness sameness) {
-  Steps steps{find_steady_state(problem, sameness), {}};
+Steps find_by(const Problem& problem, RequestKey key) {
+  Steps steps{find_steady_state(problem, key), {}};
   // An order by threads can show more only when the recorded order does not show all.
   const std::size_t count = problem.requests.size();
   const std::size_t found = repeating(steps.steady);
   if (!problem.repeats || 4 * found >= 3 * count) return steps;
-  auto threads = order_by_threads(problem, sameness);
+  auto threads = order_by_threads(problem, key);
   if (!threads) return steps;
-  SteadyState steady = find_steady_state(threads->problem, sameness);
+  SteadyState steady = find_steady_state(threads->problem, key);
   if (3 * repeating(steady) <= 4 * found || 4 * repeating(steady) < count) return steps;
   return {std::move(steady), std::move(threads)};
 }
@@ -25,8 +25,8 @@ Steps find_by(const Problem& problem, Sameness sameness) {
 }  // namespace
 
 Steps find_steps(const Problem& problem) {
-  Steps steps = find_by(problem, Sameness::Size);
-  return steps.steady.period != 0 ? std::move(steps) : find_by(problem, Sameness::CallSite);
+  Steps steps = find_by(problem, RequestKey::Size);
+  return steps.steady.period != 0 ? std::move(steps) : find_by(problem, RequestKey::CallSite);
 }
 
 }  // namespace stalloc::plan

@@ -49,10 +49,10 @@ Cost cost_of(const Problem& recorded, const Order& order, Problem ordered, const
 
 class Merger {
  public:
-  Merger(const Problem& problem, Sameness sameness)
+  Merger(const Problem& problem, RequestKey key)
       : problem_(problem),
-        sameness_(sameness),
-        tokens_(tokens_of(problem.requests, sameness)),
+        key_(key),
+        tokens_(tokens_of(problem.requests, key)),
         threads_(requests_by_thread(problem)) {}
 
   std::optional<ThreadOrder> run() {
@@ -66,7 +66,7 @@ class Merger {
       if (!add_as_recorded(threads_[i])) strays.push_back(&threads_[i]);
     }
     const Problem ordered = reorder(problem_, order_);
-    cost_ = cost_of(problem_, order_, ordered, find_steady_state(ordered, sameness_));
+    cost_ = cost_of(problem_, order_, ordered, find_steady_state(ordered, key_));
     for (const Order* thread : strays) add_moved(*thread);
     return finish();
   }
@@ -119,7 +119,7 @@ class Merger {
 
   bool accept(Order order) {
     const Problem ordered = reorder(problem_, order);
-    const SteadyState steady = find_steady_state(ordered, sameness_);
+    const SteadyState steady = find_steady_state(ordered, key_);
     if (steady.period == 0) return false;
     const Run run{steady.run_begin, steady.run_end, steady.period / steady.unrolled};
     if (!repeats(order, run)) return false;
@@ -157,7 +157,7 @@ class Merger {
   }
 
   const Problem& problem_;
-  const Sameness sameness_;
+  const RequestKey key_;
   const std::vector<std::uint32_t> tokens_;
   const std::vector<Order> threads_;
   Order order_;              // so far
@@ -168,8 +168,8 @@ class Merger {
 
 }  // namespace
 
-std::optional<ThreadOrder> order_by_threads(const Problem& problem, Sameness sameness) {
-  return Merger(problem, sameness).run();
+std::optional<ThreadOrder> order_by_threads(const Problem& problem, RequestKey key) {
+  return Merger(problem, key).run();
 }
 
 }  // namespace stalloc::plan

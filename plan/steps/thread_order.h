@@ -27,6 +27,6 @@ struct ThreadOrder {
 // leader, or if these longer lifetimes would raise the peak by more than a thousandth: a thread that drifts freely
 // would hold its memory all the time. Empty if there is only one thread, or if the leader does not repeat. O(threads *
 // n log n). Pure.
-std::optional<ThreadOrder> order_by_threads(const Problem& problem, Sameness sameness);
+std::optional<ThreadOrder> order_by_threads(const Problem& problem, RequestKey key);
 
 }  // namespace stalloc::plan

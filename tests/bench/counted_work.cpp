@@ -228,7 +228,7 @@ Result record_run(const plan::Problem& problem, bool stacks) {
 Result simulate(const plan::Problem& problem) {
   Result result;
   count([&] {
-    const plan::Held held = plan::simulate_online(problem, bench::NothingDriver::kPage);
+    const plan::PeakMemory held = plan::simulate_online(problem, bench::NothingDriver::kPage);
     result = {problem.requests.size(), held.live_bytes, held.held_bytes, 0};
   });
   return result;

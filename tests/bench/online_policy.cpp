@@ -188,10 +188,10 @@ class Run {
 
   void empty_cache() {
     allocator_.complete_deferred_free();
-    allocator_.backend().look();
-    allocator_.drop_idle_views();
+    allocator_.backend().poll_frees();
+    allocator_.memory().unmap_idle_views();
     ++sums_.emptied;
-    sums_.released += allocator_.release_idle(0, false);
+    sums_.released += allocator_.memory().release_idle(0, false);
   }
 
   void look_at_handles() {

@@ -12,7 +12,7 @@ import types
 import bench
 from bench import LIBRARY, CommandTest
 
-from stalloc.checkup import driver, frameworks, preload, served, surroundings  # noqa: E402  (bench sets the path)
+from stalloc.checkup import driver, frameworks, preload, probe_findings, system  # noqa: E402  (bench sets the path)
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING  # noqa: E402
 
 # An H200 as a probe describes it.
@@ -212,28 +212,28 @@ class Surroundings(CommandTest):
     def test_rdma(self):
         for path in ("dev/infiniband", "sys/module/nvidia/holders"):
             (self.folder / path).mkdir(parents=True)
-        self.assertIn("without it", surroundings.rdma({}, str(self.folder)).text)
+        self.assertIn("without it", system.rdma({}, str(self.folder)).text)
         (self.folder / "sys/module/nvidia/holders/nvidia_uvm").touch()
-        self.assertIn("without it", surroundings.rdma({}, str(self.folder)).text)
+        self.assertIn("without it", system.rdma({}, str(self.folder)).text)
         (self.folder / "dev/infiniband/uverbs0").touch()
-        self.assertIn("/dev/infiniband/uverbs0", surroundings.rdma({}, str(self.folder)).text)
-        self.assertIn("STALLOC_RDMA=off", surroundings.rdma({"STALLOC_RDMA": "off"}, str(self.folder)).text)
+        self.assertIn("/dev/infiniband/uverbs0", system.rdma({}, str(self.folder)).text)
+        self.assertIn("STALLOC_RDMA=off", system.rdma({"STALLOC_RDMA": "off"}, str(self.folder)).text)
 
     def test_disk(self):
-        self.assertEqual(surroundings.disk(str(self.folder / "none" / "trace.fb")).level, WARNING)
-        self.assertIn(str(self.folder), surroundings.disk(str(self.folder / "trace.fb")).text)
+        self.assertEqual(system.disk(str(self.folder / "none" / "trace.fb")).level, WARNING)
+        self.assertIn(str(self.folder), system.disk(str(self.folder / "trace.fb")).text)
 
     def test_privileges(self):
         program = self.folder / "python"
         program.touch()
-        self.assertEqual(list(surroundings.privileges(str(program))), [])
+        self.assertEqual(list(system.privileges(str(program))), [])
         program.chmod(0o4755)
-        self.assertEqual(levels(surroundings.privileges(str(program))), [PROBLEM])
+        self.assertEqual(levels(system.privileges(str(program))), [PROBLEM])
 
 
 class Probes(bench.unittest.TestCase):
     def found(self, what="torch", **answer):
-        return list(served.findings(what, answer))[0]
+        return list(probe_findings.findings(what, answer))[0]
 
     def test_each_outcome(self):
         self.assertEqual(self.found(requests=4, statistics=SERVED).level, GOOD)

@@ -14,7 +14,7 @@ import sys
 import bench
 from bench import HOST, SOURCE, CommandTest
 
-from stalloc import pages  # noqa: E402  (bench sets the path)
+from stalloc import statistics_pages  # noqa: E402  (bench sets the path)
 
 ENTRY = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
 HOSTILE = "\033[31mred\nstalloc: all is well\ud800"
@@ -188,7 +188,7 @@ class Stopped(InputTest):
         """Before the command has noted that it did."""
         script = """
 import os, signal, subprocess, sys
-from stalloc import installation, process, tool
+from stalloc import installation, planner, process
 started, popen = [], subprocess.Popen
 def start(*arguments, **options):
     started.append(popen(*arguments, **options))
@@ -197,7 +197,7 @@ def start(*arguments, **options):
 subprocess.Popen, installation.tool_path = start, lambda: "sleep"
 process.make_stoppable()
 try:
-    tool.run("300")
+    planner.run("300")
 except (KeyboardInterrupt, process.Stopped):
     print(started[0].returncode)
 """
@@ -222,7 +222,7 @@ except (KeyboardInterrupt, process.Stopped):
             process.send_signal(number)
             process.communicate(timeout=60)
             self.assertEqual(process.returncode, 128 + number)
-            bench.wait_for(lambda child=child: pages.start_of(child) is None, "the planner was left running")
+            bench.wait_for(lambda child=child: statistics_pages.start_of(child) is None, "the planner was left running")
 
 
 if __name__ == "__main__":

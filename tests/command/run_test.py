@@ -336,8 +336,8 @@ class AnyFolder(CommandTest):
         return super().environment(TMPDIR=str(self.folder / "tmp"), **variables)
 
     def test_comparison(self):
-        self.assertIn("PyTorch's allocator", self.run_command("run", "--compare", "--", HOST).stderr)
-        self.assertIn("PyTorch's allocator", self.run_command("record", "--", HOST).stderr)
+        self.assertIn("PyTorch native", self.run_command("run", "--compare", "--", HOST).stderr)
+        self.assertIn("PyTorch native", self.run_command("record", "--", HOST).stderr)
 
     def test_plan_of_a_folder(self):
         self.run_command("record", "--", HOST)

@@ -24,8 +24,8 @@ void* open_any(std::initializer_list<const char*> names) {
 
 }  // namespace
 
-plan::Outcome<Api> Api::load(Road road) {
-  plan::Outcome<Api> loaded;
+plan::Expected<Api> Api::load(Road road) {
+  plan::Expected<Api> loaded;
   Api& api = loaded.value;
   api.road_ = road;
   loaded.error = api.load_driver();

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <string>
 
-#include "plan/outcome.h"
+#include "plan/expected.h"
 
 namespace stalloc::replay {
 
@@ -34,7 +34,7 @@ class Api {
   enum class Road { Runtime, Driver };
 
   // The error is one line: which library or function is missing.
-  static plan::Outcome<Api> load(Road road);
+  static plan::Expected<Api> load(Road road);
 
   const Driver& driver() const { return driver_; }
   // Makes the device's primary context current in this thread.

@@ -6,9 +6,9 @@
 #include <variant>
 
 #include "plan/files/plan_file.h"
-#include "tools/stalloc-plan/answer.h"
-#include "tools/stalloc-plan/fleet.h"
 #include "tools/stalloc-plan/input.h"
+#include "tools/stalloc-plan/output.h"
+#include "tools/stalloc-plan/plan_ranks.h"
 #include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/show.h"
 #include "tools/stalloc-plan/summary.h"
@@ -17,15 +17,15 @@
 namespace stalloc::tool {
 namespace {
 
-plan::Outcome<std::string> show(const ShowCommand& command) {
+plan::Expected<std::string> show(const ShowCommand& command) {
   Progress progress;
   progress.begin("reading " + command.input);
   const auto input = read_input(command.input, command.read);
-  if (!input.ok()) return plan::Outcome<std::string>::failure(input.error);
+  if (!input.ok()) return plan::Expected<std::string>::failure(input.error);
   progress.begin("describing " + command.input);
   const auto* recorded = std::get_if<Source>(&input.value);
   if (command.events && (recorded == nullptr || !recorded->recorded)) {
-    return plan::Outcome<std::string>::failure(command.input + ": not a trace; only traces have events");
+    return plan::Expected<std::string>::failure(command.input + ": not a trace; only traces have events");
   }
   if (command.events) return {events_json(*recorded), {}};
   if (const auto* plan = std::get_if<plan::Plan>(&input.value)) {
@@ -34,32 +34,27 @@ plan::Outcome<std::string> show(const ShowCommand& command) {
   return {command.json ? source_json(*recorded) : source_text(*recorded), {}};
 }
 
-// What is wrong with the plan; empty: nothing.
+// Returns what is wrong with the plan; empty if it is sound.
 std::string check(const CheckCommand& command) {
   Progress progress;
   progress.begin("reading " + command.source);
   const auto source = read_source(command.source, command.read);
   if (!source.ok()) return source.error;
-  const auto input = read_input(command.plan, command.read);
-  if (!input.ok()) return input.error;
-  const auto* plan = std::get_if<plan::Plan>(&input.value);
-  if (plan == nullptr) return command.plan + ": requests, where a plan is needed";
   progress.begin("checking " + command.plan);
-  const std::string fault = find_fault(source.value, *plan);
-  return fault.empty() ? "" : command.plan + ": not sound for " + command.source + ": " + fault;
+  return read_sound_plan(command.plan, source.value, command.source, command.read).error;
 }
 
 }  // namespace
 
 int run(const PlanCommand& command) {
   // A glob over the ranks may match one file only.
-  if (command.inputs.size() > 1 || command.output.ends_with('/')) return run_fleet(command);
+  if (command.inputs.size() > 1 || command.output.ends_with('/')) return plan_ranks(command);
   const std::string& input = command.inputs.front();
   if (!find_replaced({command.output}, {input}).empty()) {
     return fail(command.output + ": the plan would replace the input; name another file with -o");
   }
-  plan::Outcome<Source> source;
-  plan::Outcome<Planned> planned;
+  plan::Expected<Source> source;
+  plan::Expected<Planned> planned;
   {
     Progress progress;
     progress.begin("reading " + input);

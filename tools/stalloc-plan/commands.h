@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning, `show` and `check`. Each returns the exit code; errors are one line on stderr.
+// The commands that plan, `show` and `check`. Each `run` prints its result and returns the exit code; an error is one
+// line on stderr.
 #pragma once
 
 #include <string>
@@ -10,18 +11,19 @@
 namespace stalloc::tool {
 
 struct ShowCommand {
-  std::string input;
+  std::string input;  // path of a trace, a plan or a CSV of requests
   bool json = false;
   bool events = false;  // print the events of a trace, as JSON
   ReadOptions read;
 };
 
 struct CheckCommand {
-  std::string source;
-  std::string plan;
+  std::string source;  // path of the trace or the CSV of requests
+  std::string plan;    // path of the plan
   ReadOptions read;
 };
 
+// Plans one input, or several into a folder (plan_ranks.h).
 int run(const PlanCommand& command);
 int run(const ShowCommand& command);
 int run(const CheckCommand& command);

@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/comparison.h"
 #include "tools/stalloc-plan/json.h"
+#include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/summary.h"
 #include "tools/stalloc-plan/text.h"
@@ -15,27 +15,27 @@ namespace {
 
 double gib(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-std::string text_of(const std::string& source, const Comparison& comparison) {
+std::string device_text(const std::string& source, const Comparison& comparison) {
   std::string text =
       fmt::format("{}, device {}: {} requests, simulated\n", printable(source), comparison.device, comparison.requests);
   text += fmt::format("  {:<28}{:>10}{:>10}{:>13}{:>8}\n", "allocator", "live GiB", "held GiB", "held / live", "lost");
   for (std::size_t i = 0; i < kAllocators.size(); ++i) {
-    const plan::Held& held = comparison.held[i];
-    text += fmt::format("  {:<28}{:>10.3f}{:>10.3f}{:>13.4f}{:>6.1f} %\n", kAllocators[i].name, gib(held.live_bytes),
-                        gib(held.held_bytes), held_per_live(held), 100 * lost_share(held));
+    const plan::PeakMemory& memory = comparison.memory[i];
+    text += fmt::format("  {:<28}{:>10.3f}{:>10.3f}{:>13.4f}{:>6.1f} %\n", kAllocators[i].name, gib(memory.live_bytes),
+                        gib(memory.held_bytes), held_per_live(memory), 100 * lost_share(memory));
   }
   if (comparison.outside_requests > 0) {
     text += fmt::format(
-        "  note: {} requests ({} at most) pass a framework's allocator by\n"
-        "  and are counted nowhere\n",
+        "  note: {} more requests (at most {} live) bypass the framework's\n"
+        "  allocator and are not counted above\n",
         comparison.outside_requests, bytes_text(comparison.outside_bytes));
   }
   return text;
 }
 
-// The answer's text.
-plan::Outcome<std::string> answer(const CompareCommand& command) {
-  using Result = plan::Outcome<std::string>;
+// Returns the text that the command prints.
+plan::Expected<std::string> comparison_text(const CompareCommand& command) {
+  using Result = plan::Expected<std::string>;
   Progress progress;
   progress.begin("reading " + command.input);
   const auto source = read_source(command.input, command.read);
@@ -50,7 +50,7 @@ plan::Outcome<std::string> answer(const CompareCommand& command) {
       progress.begin(fmt::format("simulating other allocators on device {}", problem.device));
       const auto comparison = compare(problem, command.granularity);
       if (!comparison.ok()) return Result::failure(command.input + ": " + comparison.error);
-      text += text_of(source.value.name, comparison.value);
+      text += device_text(source.value.name, comparison.value);
       const auto device = json.object();
       write_comparison(json, comparison.value);
     }
@@ -63,8 +63,8 @@ plan::Outcome<std::string> answer(const CompareCommand& command) {
 }  // namespace
 
 int run(const CompareCommand& command) {
-  const auto answered = answer(command);
-  return answered.ok() ? print(answered.value) : fail(answered.error);
+  const auto text = comparison_text(command);
+  return text.ok() ? print(text.value) : fail(text.error);
 }
 
 }  // namespace stalloc::tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `stalloc-plan compare`: what each allocator would hold for the same requests, by simulation.
+// `stalloc-plan compare`: prints what each allocator would hold for the same requests, by simulation.
 #pragma once
 
 #include <cstdint>

@@ -5,16 +5,16 @@
 
 namespace stalloc::tool {
 
-plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granularity, const plan::DevicePlan* plan,
-                                  const WatchAll& watch) {
+plan::Expected<Comparison> compare(const plan::Problem& all, std::uint64_t granularity, const plan::DevicePlan* plan,
+                                   const AllocatorObserver& observer) {
   const plan::Problem problem = plan::framework_requests(all);
-  plan::Outcome<Comparison> result;
+  plan::Expected<Comparison> result;
   Comparison& comparison = result.value;
   if (plan != nullptr) {
     comparison.plan = *plan;
   } else {
     auto planned = plan::plan_device(problem, {.granularity = granularity});  // refuses what cannot be simulated
-    if (!planned.ok()) return plan::Outcome<Comparison>::failure(planned.error);
+    if (!planned.ok()) return plan::Expected<Comparison>::failure(planned.error);
     comparison.plan = std::move(planned.value.plan);
   }
   comparison.device = all.device;
@@ -24,22 +24,23 @@ plan::Outcome<Comparison> compare(const plan::Problem& all, std::uint64_t granul
     comparison.outside_requests += outside.requests[i].bytes() > 0 ? 1 : 0;
   }
   comparison.outside_bytes = plan::peak_live_bytes(outside);
-  const auto watching = [&watch](std::size_t allocator) -> plan::Watch {
-    if (!watch) return nullptr;
-    return [&watch, allocator](std::size_t request, std::uint64_t held) { watch(allocator, request, held); };
+  const auto observe = [&observer](std::size_t allocator) -> plan::HeldObserver {
+    if (!observer) return nullptr;
+    return [&observer, allocator](std::size_t request, std::uint64_t held) { observer(allocator, request, held); };
   };
-  comparison.held = {plan::simulate_caching(problem, watching(0)), plan::simulate_expandable(problem, watching(1)),
-                     plan::simulate_online(problem, comparison.plan.granularity, watching(2)),
-                     plan::simulate_planned(problem, comparison.plan, watching(3))};
+  comparison.memory = {plan::simulate_caching(problem, observe(0)), plan::simulate_expandable(problem, observe(1)),
+                       plan::simulate_online(problem, comparison.plan.granularity, observe(2)),
+                       plan::simulate_planned(problem, comparison.plan, observe(3))};
   return result;
 }
 
-double held_per_live(const plan::Held& held) {
-  return held.live_bytes == 0 ? 1.0 : static_cast<double>(held.held_bytes) / static_cast<double>(held.live_bytes);
+double held_per_live(const plan::PeakMemory& memory) {
+  return memory.live_bytes == 0 ? 1.0 : static_cast<double>(memory.held_bytes) / static_cast<double>(memory.live_bytes);
 }
 
-double lost_share(const plan::Held& held) {
-  return held.held_bytes == 0 ? 0.0 : 1.0 - static_cast<double>(held.live_bytes) / static_cast<double>(held.held_bytes);
+double lost_share(const plan::PeakMemory& memory) {
+  return memory.held_bytes == 0 ? 0.0
+                                : 1.0 - static_cast<double>(memory.live_bytes) / static_cast<double>(memory.held_bytes);
 }
 
 void write_comparison(JsonWriter& json, const Comparison& comparison) {
@@ -49,14 +50,14 @@ void write_comparison(JsonWriter& json, const Comparison& comparison) {
   json.member("outside_peak_bytes", comparison.outside_bytes);
   const auto allocators = json.array("allocators");
   for (std::size_t i = 0; i < kAllocators.size(); ++i) {
-    const plan::Held& held = comparison.held[i];
+    const plan::PeakMemory& memory = comparison.memory[i];
     const auto object = json.object();
     json.member("allocator", kAllocators[i].key);
-    json.member("live_bytes", held.live_bytes);
-    json.member("held_bytes", held.held_bytes);
-    json.member("held_per_live", Fixed{held_per_live(held)});
-    json.member("lost_share", Fixed{lost_share(held)});
-    json.member("block_bytes", held.block_bytes);
+    json.member("live_bytes", memory.live_bytes);
+    json.member("held_bytes", memory.held_bytes);
+    json.member("held_per_live", Fixed{held_per_live(memory)});
+    json.member("lost_share", Fixed{lost_share(memory)});
+    json.member("block_bytes", memory.block_bytes);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live bytes and held bytes over time, in few enough points for a page to draw.
+// Live bytes and held bytes over time, in as few points as a page can draw.
 #pragma once
 
 #include <array>
@@ -15,14 +15,14 @@ namespace stalloc::tool {
 
 inline constexpr std::size_t kMostPoints = 2000;
 
-// Point p stands for the requests [first(p), first(p + 1)). It has their least and most live bytes and their most held
-// bytes, so the largest value of a curve is that of the run.
+// Each point stands for some consecutive requests. It has the least and the most live bytes and the most held bytes of
+// these requests, so the maximum of a curve is the maximum of the run. Not thread-safe.
 class Curves {
  public:
   Curves() = default;
   explicit Curves(const plan::Problem& problem);  // `problem` has the requests that a framework's allocator gets
 
-  // Notes what allocator `allocator` (of kAllocators) holds after `request`.
+  // Adds the bytes that an allocator holds after `request`. `allocator` is an index into kAllocators.
   void add(std::size_t allocator, std::size_t request, std::uint64_t held_bytes);
 
   // Writes the points as the member "curves"; `first` of a point is the ordinal of its first request.

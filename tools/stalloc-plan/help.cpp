@@ -42,6 +42,11 @@ std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positi
   return entry(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
 }
 
+std::string HelpFormatter::make_option_opts(const CLI::Option* option) const {
+  const std::string type = option->get_type_size() == 0 ? "" : option->get_type_name();
+  return type.empty() ? "" : " " + type.substr(0, type.find(':'));
+}
+
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   return entry(command->get_name(), command->get_description());
 }

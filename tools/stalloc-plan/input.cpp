@@ -20,19 +20,19 @@
 namespace stalloc::tool {
 namespace {
 
-using plan::Outcome;
+using plan::Expected;
 using Bytes = std::vector<std::uint8_t>;
 
-// What tells a file from all others; nothing where there is no file that could be replaced.
+// Returns the device and the inode of a regular file, which identify it; nothing if there is no regular file.
 std::optional<std::pair<dev_t, ino_t>> identity(const std::string& path) {
   struct stat file {};
   if (::stat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return std::nullopt;
   return std::pair(file.st_dev, file.st_ino);
 }
 
-Outcome<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
+Expected<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
   auto trace = trace::decode_trace(bytes, {.take_whole_chunks = options.accept_truncated});
-  if (!trace.ok()) return Outcome<Input>::failure(trace.error);
+  if (!trace.ok()) return Expected<Input>::failure(trace.error);
   source.recorded = true;
   source.checksum = trace.value.source_checksum;
   source.lifetimes = plan::find_lifetimes(trace.value);
@@ -40,9 +40,9 @@ Outcome<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source
   return {std::move(source), {}};
 }
 
-Outcome<Input> read_csv(std::string_view text, Source source) {
+Expected<Input> read_csv(std::string_view text, Source source) {
   auto problem = plan::parse_csv(text);
-  if (!problem.ok()) return Outcome<Input>::failure(problem.error);
+  if (!problem.ok()) return Expected<Input>::failure(problem.error);
   Checksum sum;
   sum.add(text.data(), text.size());
   source.checksum = sum.value();
@@ -50,9 +50,9 @@ Outcome<Input> read_csv(std::string_view text, Source source) {
   return {std::move(source), {}};
 }
 
-Outcome<Input> read_plan(const Bytes& bytes) {
+Expected<Input> read_plan(const Bytes& bytes) {
   auto plan = plan::decode_plan(bytes);
-  if (!plan.ok()) return Outcome<Input>::failure(plan.error);
+  if (!plan.ok()) return Expected<Input>::failure(plan.error);
   return {std::move(plan.value), {}};
 }
 
@@ -63,7 +63,7 @@ std::string_view text_of(std::span<const std::uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// What a file is that is no input, by how it begins; empty: it may be one.
+// Returns an error if a file that begins so cannot be an input; empty if it may be one.
 std::string find_defect(std::span<const std::uint8_t> start) {
   const std::string_view text = text_of(start);
   if (start.empty()) return "the file is empty";
@@ -72,21 +72,20 @@ std::string find_defect(std::span<const std::uint8_t> start) {
                        "7zXZ"))
     return "it is compressed; unpack it first: xz -dk FILE";
   if (start.size() > 2 && start[0] == 0x80 && start[1] >= 2 && start[1] <= 5) {
-    return "a pickle; if it is a memory snapshot of PyTorch's, `stalloc snapshot` describes it, and with -o writes "
-           "requests "
-           "that can be planned";
+    return "a pickle; if it is a memory snapshot of PyTorch, `stalloc snapshot` describes it, and with -o writes its "
+           "requests for the planner";
   }
   return is_text(text.substr(0, 512)) ? "" : "neither a trace nor a plan nor a CSV of requests";
 }
 
 // Pre: find_defect found nothing.
-Outcome<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {
+Expected<Input> decode(const Bytes& bytes, const ReadOptions& options, Source source) {
   if (trace::is_trace(bytes)) return read_trace(bytes, options, std::move(source));
   if (plan::is_plan(bytes)) return read_plan(bytes);
   return read_csv(text_of(bytes), std::move(source));
 }
 
-// The most that is read of a file: what the machine has of memory.
+// The largest file that is read: as large as the machine's memory.
 std::uint64_t most_bytes() {
   const auto pages = ::sysconf(_SC_PHYS_PAGES), bytes = ::sysconf(_SC_PAGESIZE);
   return static_cast<std::uint64_t>(std::max(pages, 1L)) * static_cast<std::uint64_t>(std::max(bytes, 1L));
@@ -94,21 +93,21 @@ std::uint64_t most_bytes() {
 
 }  // namespace
 
-Outcome<Input> read_input(const std::string& path, const ReadOptions& options) {
+Expected<Input> read_input(const std::string& path, const ReadOptions& options) {
   const auto bytes = plan::read_file(path, {.most_bytes = most_bytes(), .find_defect = find_defect});
-  if (!bytes.ok()) return Outcome<Input>::failure(bytes.error);
+  if (!bytes.ok()) return Expected<Input>::failure(bytes.error);
   Source source;
   source.name = base_name(path);
-  Outcome<Input> input = decode(bytes.value, options, std::move(source));
+  Expected<Input> input = decode(bytes.value, options, std::move(source));
   if (!input.ok()) input.error = path + ": " + input.error;
   return input;
 }
 
-Outcome<Source> read_source(const std::string& path, const ReadOptions& options) {
-  Outcome<Input> input = read_input(path, options);
-  if (!input.ok()) return Outcome<Source>::failure(input.error);
+Expected<Source> read_source(const std::string& path, const ReadOptions& options) {
+  Expected<Input> input = read_input(path, options);
+  if (!input.ok()) return Expected<Source>::failure(input.error);
   if (auto* source = std::get_if<Source>(&input.value)) return {std::move(*source), {}};
-  return Outcome<Source>::failure(path + ": a plan, where a trace or a CSV of requests is needed");
+  return Expected<Source>::failure(path + ": a plan, where a trace or a CSV of requests is needed");
 }
 
 std::string find_replaced(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {

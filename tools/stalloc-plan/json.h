@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON, written from front to back.
+// Writes JSON from front to back.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,21 +14,21 @@
 
 namespace stalloc::tool {
 
-// A number that is written with so many digits behind the point.
+// A number that is written with a fixed number of digits after the decimal point.
 struct Fixed {
   double value = 0;
   int digits = 6;
 };
 
-// Writes one JSON text: names, commas and escapes are its concern, the order of the calls is the text's order. It keeps
-// nothing but the text, so that a run of millions of requests costs what its text does. A short text is one line; in a
-// long one objects and arrays begin on lines of their own. Throws std::bad_alloc; not thread-safe.
+// Writes one JSON text in the order of the calls, with its names, commas and escapes. It keeps nothing but the text,
+// since a run may have millions of requests. A short text is one line; in a long one each object and array begins a
+// line. Throws std::bad_alloc. Not thread-safe.
 class JsonWriter {
  public:
   enum class Length : std::uint8_t { Short, Long };
   explicit JsonWriter(Length length = Length::Short) : before_scope_(length == Length::Long ? ",\n" : ", ") {}
 
-  // An object or an array, which ends with this.
+  // An open object or array. It is closed when the scope is destroyed.
   class [[nodiscard]] Scope {
    public:
     ~Scope() { writer_.end(end_); }
@@ -42,13 +42,14 @@ class JsonWriter {
     char end_;
   };
 
-  // The whole text, or the next element of an array; with a name, the next member of an object.
+  // Opens an object or an array: the whole text or the next element of an array or, with a name, the next member of an
+  // object.
   Scope object() { return begin('{', '}'); }
   Scope object(std::string_view name) { return begin('{', '}', name); }
   Scope array() { return begin('[', ']'); }
   Scope array(std::string_view name) { return begin('[', ']', name); }
 
-  // A value is a bool, an integer, a Fixed, a text, or an optional of one of these, which is null without a value.
+  // Writes a value: a bool, an integer, a Fixed, a text, or an optional of one of these (null if it has no value).
   template <class T>
   void element(const T& value) {
     separate(", ");
@@ -61,8 +62,8 @@ class JsonWriter {
     append(value);
   }
 
-  // An array of value(row) of each row, without a space between: an array for each column of many rows takes a fraction
-  // of an object for each row.
+  // Writes the array of value(row) for each row, without spaces. Tables are written as one array for each column: one
+  // object for each row would take several times the space.
   template <class Rows, class Value>
   void column(std::string_view name, const Rows& rows, Value value) {
     const Scope scope = array(name);
@@ -76,7 +77,7 @@ class JsonWriter {
     column(name, rows, [](const auto& row) { return row; });
   }
 
-  // What was written, and a newline at its end. Pre: every scope has ended.
+  // Returns the text with a newline at its end. Call it once. Pre: every scope has been destroyed.
   [[nodiscard]] std::string take() { return std::move(text_) + "\n"; }
 
  private:

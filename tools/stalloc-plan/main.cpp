@@ -9,10 +9,10 @@
 #include <new>
 #include <string>
 
-#include "tools/stalloc-plan/answer.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
 #include "tools/stalloc-plan/help.h"
+#include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/report.h"
 
 namespace stalloc::tool {
@@ -23,10 +23,10 @@ constexpr const char* kDescription =
     "  stalloc record -- python train.py                # records trace.fb\n"
     "  stalloc-plan trace.fb -o plan.fb\n"
     "  stalloc run --plan plan.fb -- python train.py    # serves from the plan\n\n"
-    "Many ranks: stalloc-plan trace.*.fb -o plans, then stalloc run --plan plans.\n\n"
+    "Several ranks: stalloc-plan trace.*.fb -o plans; then stalloc run --plan plans\n\n"
     "TRACE may also be a CSV of requests with the columns id,lower,upper,size\n"
-    "(MiniMalloc's format): it is planned over its whole range. Every plan is checked\n"
-    "before it is written.\n";
+    "(MiniMalloc's format), all of which are planned. Every plan is checked before it\n"
+    "is written.\n";
 
 constexpr std::uint64_t kLargestPage = std::uint64_t{1} << 40;
 
@@ -96,82 +96,101 @@ class CommandLine {
   }
 
   void add_truncated(CLI::App& to) {
-    to.add_flag("--accept-truncated", read_.accept_truncated,
-                "Take the whole chunks of a trace that stops inside one (a killed process may leave such a file)");
+    to.add_flag(
+        "--accept-truncated", read_.accept_truncated,
+        "Accept a trace whose last chunk is cut off, as a killed process may leave it, and use its whole chunks");
   }
 
   void add_plan() {
-    app_.add_option("TRACE", plan_.inputs, "The recorded run, or a CSV of requests; several: one a rank");
-    app_.add_option(
-        "-o,--output", plan_.output,
-        "Where the plan goes (replaced only when the new one is complete); for several inputs a folder: the plan of "
-        "rank 3 is plan.3.fb");
+    app_.add_option("TRACE", plan_.inputs,
+                    "The recorded run, or a CSV of requests; the traces of several ranks make one plan each")
+        ->type_name("");
+    app_.add_option("-o,--output", plan_.output,
+                    "The file for the plan; an existing file is replaced when the new plan is complete. For several "
+                    "traces, the "
+                    "folder for their plans: plan.3.fb is that of rank 3")
+        ->type_name("PATH");
     app_.add_flag("--dry-run", dry_run_,
-                  "Plan, check and summarise; write nothing (--summary without -o does the same)");
+                  "Plan, check and print the summary, but write no plan (--summary without -o does the same)");
     summary_option_ =
-        app_.add_option("--summary", summary_, "Summary as text or json")->check(CLI::IsMember({"text", "json"}));
-    app_.add_option(
-            "--granularity", plan_.options.granularity,
-            "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: the recorded device's, else 2m)")
-        ->transform(CLI::AsSizeValue(false));
+        app_.add_option("--summary", summary_, "The form of the summary on standard output (default: text)")
+            ->check(CLI::IsMember({"text", "json"}))
+            ->type_name("text|json");
+    app_.add_option("--granularity", plan_.options.granularity,
+                    "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: those of the recorded "
+                    "device, else 2m)")
+        ->transform(CLI::AsSizeValue(false))
+        ->type_name("SIZE");
     app_.add_option("--handle-cap", plan_.options.handle_cap,
-                    "The largest physical handle, in bytes (default: 6m, or a 2048th of the plan if that is more)")
-        ->transform(CLI::AsSizeValue(false));
+                    "The largest handle, in bytes (default: 6m, or 1/2048 of the plan if that is more)")
+        ->transform(CLI::AsSizeValue(false))
+        ->type_name("SIZE");
     app_.add_option("--streams", streams_,
-                    "order: memory freed on one stream may serve another, behind an event (default); "
-                    "isolate: it never does")
-        ->check(CLI::IsMember({"order", "isolate"}));
-    app_.add_flag(
-        "--whole-run", plan_.options.whole_run,
-        "Plan a recorded run as one piece, for a program that makes the very same requests again (default: the "
-        "step that repeats; where none does, what lives through the run)");
+                    "order: memory freed on one stream may serve another stream, which waits for an event (default); "
+                    "isolate: it serves only its own stream")
+        ->check(CLI::IsMember({"order", "isolate"}))
+        ->type_name("order|isolate");
+    app_.add_flag("--whole-run", plan_.options.whole_run,
+                  "Plan all requests of a recorded run, for a program that makes exactly the same requests again. By "
+                  "default, the "
+                  "step that repeats is planned; if no step repeats, the requests that live through the run are");
   }
 
   void add_contiguous() {
-    CLI::Option& contiguous =
-        *app_.add_flag("--contiguous", plan_.options.contiguous,
-                       "One piece of memory and no stitched views, for devices without VMM; the summary says how far "
-                       "it is from the peak of live bytes, the least that any plan needs");
+    CLI::Option& contiguous = *app_.add_flag(
+        "--contiguous", plan_.options.contiguous,
+        "Plan one piece of memory without stitched views, for devices without virtual memory management. "
+        "The summary compares its size with the peak of live bytes, the least that any plan needs");
     app_.add_option("--seconds", plan_.options.contiguous_seconds,
-                    "How long to improve a contiguous plan after the first rule, each device (default: 1)")
+                    "With --contiguous: how long the plan of each device is improved (default: 1)")
         ->check(CLI::Range(0.0, 1e6))
+        ->type_name("SECONDS")
         ->needs(&contiguous);
     app_.add_option("--capacity", plan_.options.contiguous_capacity,
-                    "Bytes that are good enough for a contiguous plan (default: as few as possible)")
+                    "With --contiguous: the plan is not improved further once it needs no more than this (default: "
+                    "improve as long as --seconds says)")
         ->transform(CLI::AsSizeValue(false))
+        ->type_name("SIZE")
         ->needs(&contiguous);
   }
 
   void add_show() {
     show_app_ = app_.add_subcommand("show", "Describe a trace, a plan or a CSV of requests");
-    show_app_->add_option("FILE", show_.input, "The file")->required();
-    show_app_->add_flag("--json", show_.json, "As JSON (docs/formats.md)");
-    show_app_->add_flag("--events", show_.events, "Everything that a trace holds, as JSON (docs/formats.md)");
+    show_app_->add_option("FILE", show_.input, "The trace, the plan or the CSV")->required()->type_name("");
+    show_app_->add_flag("--json", show_.json, "Print JSON (docs/formats.md)");
+    show_app_->add_flag("--events", show_.events, "Print all events and call stacks of a trace, as JSON");
     add_truncated(*show_app_);
   }
 
   void add_check() {
-    check_app_ = app_.add_subcommand("check", "Say whether a plan is sound for a trace");
-    check_app_->add_option("TRACE", check_.source, "The recorded run, or the CSV of requests")->required();
-    check_app_->add_option("PLAN", check_.plan, "The plan")->required();
+    check_app_ = app_.add_subcommand("check", "Check whether a plan is sound for a trace");
+    check_app_->add_option("TRACE", check_.source, "The recorded run, or the CSV of requests")
+        ->required()
+        ->type_name("");
+    check_app_->add_option("PLAN", check_.plan, "The plan")->required()->type_name("");
     add_truncated(*check_app_);
   }
 
   void add_compare() {
-    compare_app_ = app_.add_subcommand("compare", "Say what other allocators would hold for the same requests");
-    compare_app_->add_option("TRACE", compare_.input, "The recorded run, or a CSV of requests")->required();
-    compare_app_->add_flag("--json", compare_.json, "As JSON (docs/formats.md)");
+    compare_app_ = app_.add_subcommand("compare", "Simulate what other allocators would hold for the same requests");
+    compare_app_->add_option("TRACE", compare_.input, "The recorded run, or a CSV of requests")
+        ->required()
+        ->type_name("");
+    compare_app_->add_flag("--json", compare_.json, "Print JSON (docs/formats.md)");
     compare_app_
         ->add_option("--granularity", compare_.granularity,
-                     "Bytes of a physical page for stalloc (default: the recorded device's, else 2m)")
-        ->transform(CLI::AsSizeValue(false));
+                     "Bytes of a physical page for stalloc (default: those of the recorded device, else 2m)")
+        ->transform(CLI::AsSizeValue(false))
+        ->type_name("SIZE");
     add_truncated(*compare_app_);
   }
 
   void add_report() {
-    report_app_ = app_.add_subcommand("report", "Print as JSON what `stalloc report` makes a page of");
-    report_app_->add_option("TRACE", report_.input, "The recorded run, or a CSV of requests")->required();
-    report_app_->add_option("PLAN", report_.plan, "A plan of this run (default: one is made)");
+    report_app_ = app_.add_subcommand("report", "Print the JSON from which `stalloc report` makes its page");
+    report_app_->add_option("TRACE", report_.input, "The recorded run, or a CSV of requests")
+        ->required()
+        ->type_name("");
+    report_app_->add_option("PLAN", report_.plan, "A plan of this run (default: one is made)")->type_name("");
     add_truncated(*report_app_);
   }
 

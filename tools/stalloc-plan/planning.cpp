@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <utility>
+#include <variant>
 
 #include "plan/checker.h"
 #include "plan/files/plan_file.h"
@@ -37,8 +38,20 @@ std::string find_fault(const Source& source, const plan::Plan& plan) {
   return {};
 }
 
-plan::Outcome<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress) {
-  using Result = plan::Outcome<Planned>;
+plan::Expected<plan::Plan> read_sound_plan(const std::string& path, const Source& source,
+                                           const std::string& source_path, const ReadOptions& options) {
+  using Result = plan::Expected<plan::Plan>;
+  auto input = read_input(path, options);
+  if (!input.ok()) return Result::failure(input.error);
+  auto* plan = std::get_if<plan::Plan>(&input.value);
+  if (plan == nullptr) return Result::failure(path + ": a trace or a CSV of requests, where a plan is needed");
+  const std::string fault = find_fault(source, *plan);
+  if (!fault.empty()) return Result::failure(path + ": not sound for " + source_path + ": " + fault);
+  return {std::move(*plan), {}};
+}
+
+plan::Expected<Planned> plan_source(const Source& source, const plan::PlanOptions& options, Progress* progress) {
+  using Result = plan::Expected<Planned>;
   Result result;
   plan::Plan& plan = result.value.plan;
   Summary& summary = result.value.summary;

@@ -17,9 +17,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Names the work from now on in a few words: "reading trace.fb".
+  // Begins another part of the work, which `what` names in a few words: "reading trace.fb".
   void begin(const std::string& what);
-  // Says how far the work is, from 0 to 1. This is not known before the first call.
+  // Sets the share of this part that is done, from 0 to 1. No share is shown before the first call.
   void at(double share);
 
  private:

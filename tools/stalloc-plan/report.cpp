@@ -7,23 +7,18 @@
 #include <variant>
 
 #include "plan/sequence/slot_match.h"
-#include "tools/stalloc-plan/answer.h"
+#include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/planning.h"
 #include "tools/stalloc-plan/progress.h"
 
 namespace stalloc::tool {
 namespace {
 
-// When each request of a device was made, in the order of find_lifetimes().
+// Returns when each request of a device was made, in microseconds, in the order of the device's requests.
 std::vector<std::uint64_t> request_times(const trace::Trace& trace, std::uint32_t device) {
   std::vector<std::uint64_t> times;
   for (const trace::Event& event : trace.events) {
-    const bool allocates = event.kind() == trace::EventKind::Alloc || event.kind() == trace::EventKind::AllocAsync ||
-                           event.kind() == trace::EventKind::AllocFromPool;
-    const bool failed = (event.flags() & static_cast<unsigned>(tracefb::EventFlags::Failed)) != 0;
-    if (allocates && !failed && event.address() != 0 && event.device() == device) {
-      times.push_back(event.time_ns() / 1000);
-    }
+    if (plan::makes_request(event) && event.device() == device) times.push_back(event.time_ns() / 1000);
   }
   return times;
 }
@@ -35,9 +30,9 @@ const plan::DevicePlan* plan_of(const plan::Plan& plan, std::uint32_t device) {
   return nullptr;
 }
 
-plan::Outcome<DeviceReport> report_device(const Source& source, const plan::Problem& problem,
-                                          const plan::DevicePlan* plan) {
-  using Result = plan::Outcome<DeviceReport>;
+plan::Expected<DeviceReport> report_device(const Source& source, const plan::Problem& problem,
+                                           const plan::DevicePlan* plan) {
+  using Result = plan::Expected<DeviceReport>;
   const plan::Problem framework = plan::framework_requests(problem);
   Curves curves(framework);
   auto comparison =
@@ -58,26 +53,15 @@ plan::Outcome<DeviceReport> report_device(const Source& source, const plan::Prob
   return {std::move(report), {}};
 }
 
-plan::Outcome<plan::Plan> read_plan(const ReportCommand& command, const Source& source) {
-  using Result = plan::Outcome<plan::Plan>;
-  auto input = read_input(command.plan, command.read);
-  if (!input.ok()) return Result::failure(input.error);
-  auto* plan = std::get_if<plan::Plan>(&input.value);
-  if (plan == nullptr) return Result::failure(command.plan + ": requests, where a plan is needed");
-  const std::string fault = find_fault(source, *plan);
-  if (!fault.empty()) return Result::failure(command.plan + ": not sound for " + command.input + ": " + fault);
-  return {std::move(*plan), {}};
-}
-
-// The answer's text.
-plan::Outcome<std::string> answer(const ReportCommand& command) {
-  using Result = plan::Outcome<std::string>;
+// Returns the JSON that the command prints.
+plan::Expected<std::string> report_text(const ReportCommand& command) {
+  using Result = plan::Expected<std::string>;
   Progress progress;
   progress.begin("reading " + command.input);
   const auto source = read_source(command.input, command.read);
   if (!source.ok()) return Result::failure(source.error);
-  plan::Outcome<plan::Plan> plan;
-  if (!command.plan.empty()) plan = read_plan(command, source.value);
+  plan::Expected<plan::Plan> plan;
+  if (!command.plan.empty()) plan = read_sound_plan(command.plan, source.value, command.input, command.read);
   if (!plan.ok()) return Result::failure(plan.error);
   std::vector<DeviceReport> devices;
   for (const plan::Problem& problem : source.value.lifetimes.devices) {
@@ -93,8 +77,8 @@ plan::Outcome<std::string> answer(const ReportCommand& command) {
 }  // namespace
 
 int run(const ReportCommand& command) {
-  const auto answered = answer(command);
-  return answered.ok() ? print(answered.value) : fail(answered.error);
+  const auto text = report_text(command);
+  return text.ok() ? print(text.value) : fail(text.error);
 }
 
 }  // namespace stalloc::tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `stalloc-plan report`: everything that `stalloc report` shows of a run, as JSON (docs/formats.md).
+// `stalloc-plan report`: prints everything that `stalloc report` shows of a run, as JSON (docs/formats.md).
 #pragma once
 
 #include <string>
@@ -31,7 +31,7 @@ struct DeviceReport {
   std::vector<std::uint64_t> time;  // of each request, microseconds since the process began; empty for a CSV
 };
 
-// `plan_source` is the name of the plan's file; empty: it was made for the report.
+// Returns the report as JSON. `plan_source` is the name of the plan's file; empty: the plan was made for the report.
 std::string report_json(const Source& source, const std::string& plan_source, const std::vector<DeviceReport>& devices);
 
 }  // namespace stalloc::tool

@@ -58,7 +58,7 @@ Peak find_peak(const plan::Problem& problem, const Taken& taken) {
   return peak;
 }
 
-// What one place in the program holds.
+// The requests and bytes that one place in the program holds.
 struct Holder {
   std::uint64_t requests = 0;
   std::uint64_t bytes = 0;
@@ -67,7 +67,7 @@ using Site = std::tuple<std::uint32_t, std::uint32_t, bool>;  // stack, module, 
 
 using Holders = std::map<Site, Holder>;
 
-// The one that holds most first.
+// Returns the holders in descending order of their bytes.
 std::vector<std::pair<Site, Holder>> sorted(const Holders& holders) {
   std::vector<std::pair<Site, Holder>> sorted(holders.begin(), holders.end());
   std::stable_sort(sorted.begin(), sorted.end(),
@@ -101,7 +101,7 @@ void write_peak(JsonWriter& json, const plan::Problem& problem) {
   }
 }
 
-// The block beside a hole that is freed last: until then the hole cannot grow on that side.
+// Returns the request of the block beside a hole that is freed later: until then the hole cannot grow on that side.
 std::size_t pinned_by(const plan::Problem& problem, const plan::Hole& hole) {
   if (hole.before == plan::kNoRequest) return hole.after;
   if (hole.after == plan::kNoRequest) return hole.before;

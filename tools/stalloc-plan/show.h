@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `stalloc-plan show`: describes a file, for people or, as JSON, for programs. Formats: docs/formats.md.
+// `stalloc-plan show`: describes a file, for people as text or for programs as JSON (docs/formats.md).
 #pragma once
 
 #include <string>

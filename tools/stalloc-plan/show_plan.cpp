@@ -79,7 +79,7 @@ void write_device(JsonWriter& json, const DevicePlan& device) {
   json.column("lanes", device.lanes);
 }
 
-// How many slots of the body each lane has; empty if all threads together have one order.
+// Returns the number of slots of the body for each lane; empty if all threads together have one order.
 std::string lanes_text(const DevicePlan& device) {
   std::map<unsigned, std::size_t> in_body;
   for (std::size_t i = 0; i < device.lanes.size(); ++i) {
@@ -91,27 +91,27 @@ std::string lanes_text(const DevicePlan& device) {
   return text;
 }
 
-// Why a slot is not planned, and the evidence in the recorded run.
-enum class Class : std::uint8_t { Static, OneOff, Persistent, Dynamic, PassThrough };
+// Why a slot has its place, or none.
+enum class SlotClass : std::uint8_t { Static, OneOff, Persistent, Dynamic, PassThrough };
 constexpr std::array<const char*, 5> kClasses = {
     "static: the same size in each repetition", "one-off: before or behind the body",
     "persistent: lives through the body", "dynamic: sizes vary, the largest has room",
     "passed through: left to CUDA or run time"};
 
-Class class_of(const DevicePlan& device, std::size_t index) {
+SlotClass class_of(const DevicePlan& device, std::size_t index) {
   switch (device.slots[index].kind) {
     case plan::SlotKind::Persistent:
-      return Class::Persistent;
+      return SlotClass::Persistent;
     case plan::SlotKind::Dynamic:
-      return Class::Dynamic;
+      return SlotClass::Dynamic;
     case plan::SlotKind::PassThrough:
-      return Class::PassThrough;
+      return SlotClass::PassThrough;
     case plan::SlotKind::Static:
       break;
   }
   const std::size_t body_end = std::size_t{device.prologue} + device.body;
-  if (device.body == 0 || (index >= device.prologue && index < body_end)) return Class::Static;
-  return index < device.prologue && device.slots[index].upper >= body_end ? Class::Persistent : Class::OneOff;
+  if (device.body == 0 || (index >= device.prologue && index < body_end)) return SlotClass::Static;
+  return index < device.prologue && device.slots[index].upper >= body_end ? SlotClass::Persistent : SlotClass::OneOff;
 }
 
 std::string device_text(const DevicePlan& device) {

@@ -29,22 +29,22 @@ std::string passed_text(const PlanReport& report) {
 
 std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   const PlanReport& report = device.report;
-  if (!recorded) return "not looked for (a CSV is planned once, over its whole range)";
+  if (!recorded) return "not looked for (all requests of a CSV are planned)";
   if (report.beginning_only) {
     const auto& slots = device.plan.slots;
     const auto planned = std::count_if(slots.begin(), slots.end(),
                                        [](const plan::Slot& slot) { return slot.kind != plan::SlotKind::PassThrough; });
     return fmt::format(
-        "none found: planned are the {} requests of the beginning that live through the run, all others are served "
-        "dynamically (--whole-run plans them too, for a program that makes the very same requests again)",
+        "none found: the {} requests at the beginning that live through the run are planned, and all others are served "
+        "dynamically (--whole-run plans these too, for a program that makes exactly the same requests again)",
         planned);
   }
-  if (report.period == 0) return "not used: planned once, for a run that makes the very same requests";
+  if (report.period == 0) return "not used: all requests are planned, for a run that makes exactly the same ones";
   const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
   const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
   std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
   if (report.lanes > 0) how += fmt::format(", each of {} threads in its own order", report.lanes);
-  return fmt::format("{} requests, {} repetitions{}{}; {} before, {} behind", report.period, report.repetitions, steps,
+  return fmt::format("{} requests, {} repetitions{}{}; {} before, {} after", report.period, report.repetitions, steps,
                      how, device.plan.prologue, rest);
 }
 
@@ -65,8 +65,9 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   };
   line("requests", fmt::format("{}", device.report.requests));
   line("steady state", steady_text(device, recorded));
-  line("peak live", fmt::format("{} ({} B){}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
-                                plan.varying.empty() && device.report.without_slot == 0 ? "" : ", of what is planned"));
+  line("peak live",
+       fmt::format("{} ({} B){}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
+                   plan.varying.empty() && device.report.without_slot == 0 ? "" : ", of the planned requests"));
   line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
   line("utilisation", fmt::format("{:.2f} %", 100 * utilisation(plan.peak_live_bytes, plan.physical_bytes)));
   if (device.report.contiguous) line("gap", gap_text(plan));
@@ -76,10 +77,10 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("start-up", fmt::format("about {:.0f} ms to create and map (estimated)", plan::estimate_startup_ms(plan)));
   line("waits", fmt::format("{}", plan.waits.size()));
   if (device.report.dynamic_slots > 0)
-    line("dynamic", fmt::format("{} slots, of the largest size seen", device.report.dynamic_slots));
+    line("dynamic", fmt::format("{} slots with room for the largest size seen", device.report.dynamic_slots));
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
   if (device.report.without_slot > 0) {
-    line("", fmt::format("{} requests of threads that do not keep step", device.report.without_slot));
+    line("", fmt::format("{} requests of threads that do not repeat with the others", device.report.without_slot));
   }
   return text;
 }
@@ -120,17 +121,20 @@ void write_device(JsonWriter& json, const plan::PlannedDevice& device) {
 std::string notes_text(const Source& source) {
   std::string text;
   if (source.recorded && source.trace.truncated) {
-    text += fmt::format("  note: the trace stops inside a chunk; the {} whole ones were taken\n", source.trace.chunks);
+    text += fmt::format("  note: the last chunk of the trace is cut off; the {} whole chunks were used\n",
+                        source.trace.chunks);
   } else if (source.recorded && source.trace.limit_reached) {
     text += "  note: the trace ends where it had reached its largest size (STALLOC_TRACE_LIMIT); the process went on\n";
   } else if (source.recorded && !source.trace.closed) {
     text += "  note: the recorded process was killed, or still runs (no closing chunk)\n";
   }
   if (source.lifetimes.unknown_frees > 0) {
-    text += fmt::format("  note: {} frees of addresses that were not recorded\n", source.lifetimes.unknown_frees);
+    text += fmt::format("  note: {} frees of addresses whose allocation was not recorded\n",
+                        source.lifetimes.unknown_frees);
   }
   if (source.lifetimes.lost_frees > 0) {
-    text += fmt::format("  note: {} addresses came back without a recorded free\n", source.lifetimes.lost_frees);
+    text +=
+        fmt::format("  note: {} addresses were allocated again without a recorded free\n", source.lifetimes.lost_frees);
   }
   return text;
 }

@@ -13,17 +13,18 @@ namespace stalloc::tool {
 struct Summary {
   const Source* source = nullptr;
   std::vector<plan::PlannedDevice> devices;
-  double plan_seconds = 0;  // lifetimes and file reading not counted
+  double plan_seconds = 0;  // without reading the file and finding lifetimes
   double check_seconds = 0;
   std::string written;  // path of the plan; empty: not written
 };
 
+// The summary for people, and the same as JSON (docs/formats.md).
 std::string summary_text(const Summary& summary);
 std::string summary_json(const Summary& summary);
 
-// Live bytes as a share of physical ones; 1 where there are none.
+// Returns live bytes divided by physical bytes; 1 if there are no physical bytes.
 double utilisation(std::uint64_t live, std::uint64_t physical);
-// "17.82 GiB", "640 B"
+// Returns a size for people: "17.82 GiB", "640 B".
 std::string bytes_text(std::uint64_t bytes);
 
 }  // namespace stalloc::tool

@@ -14,7 +14,8 @@ struct Character {
   bool valid = false;
 };
 
-// The forms of UTF-8: the bits by which the first byte tells them, and the smallest code point that needs one.
+// The forms of a character in UTF-8: the bits of the first byte that identify the form, its length, and the smallest
+// code point that needs it.
 struct Form {
   std::uint8_t mask, lead;
   std::size_t bytes;
@@ -23,7 +24,8 @@ struct Form {
 constexpr std::array<Form, 4> kForms = {
     {{0x80, 0x00, 1, 0}, {0xe0, 0xc0, 2, 0x80}, {0xf0, 0xe0, 3, 0x800}, {0xf8, 0xf0, 4, 0x10000}}};
 
-// The first character of a text that is not empty; one byte that is not valid if it begins none.
+// Returns the first character of a text that is not empty; one byte that is not valid if the text does not begin with
+// UTF-8.
 Character first_of(std::string_view text) {
   const auto byte = [text](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   for (const Form& form : kForms) {
@@ -40,8 +42,8 @@ Character first_of(std::string_view text) {
   return {};
 }
 
-// Controls, ends of lines, and marks that change the direction of what follows.
-bool controls(char32_t point) {
+// True for control characters, ends of lines, and marks that change the direction of the following text.
+bool is_control(char32_t point) {
   struct Range {
     char32_t first, last;
   };
@@ -56,7 +58,7 @@ bool controls(char32_t point) {
                      [point](const Range& range) { return point >= range.first && point <= range.last; });
 }
 
-// The text with `other` for each character of which `keep` is false.
+// Returns the text with `other` in place of each character for which `keep` is false.
 template <class Keep>
 std::string replaced(std::string_view text, std::string_view other, const Keep& keep) {
   std::string out;
@@ -72,7 +74,7 @@ std::string replaced(std::string_view text, std::string_view other, const Keep& 
 }  // namespace
 
 std::string printable(std::string_view text) {
-  return replaced(text, "?", [](const Character& of) { return of.valid && !controls(of.point); });
+  return replaced(text, "?", [](const Character& of) { return of.valid && !is_control(of.point); });
 }
 
 std::string valid_utf8(std::string_view text) {

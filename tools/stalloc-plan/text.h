@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts out of files and names of files, which may hold any bytes, made fit for where they are shown.
+// Makes texts from files and file names, which may hold any bytes, safe to print.
 #pragma once
 
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace stalloc::tool {
 
-// For a terminal: each character that could control it, begin a line or change the direction of the text is `?`, and so
-// is each byte that is no UTF-8.
+// Returns the text for a terminal. Each character that could control the terminal, begin a line or change the direction
+// of the text, and each byte that is not UTF-8, becomes `?`.
 std::string printable(std::string_view text);
 
-// For JSON: each byte that is no UTF-8 is U+FFFD.
+// Returns the text for JSON. Each byte that is not UTF-8 becomes U+FFFD.
 std::string valid_utf8(std::string_view text);
 
-// The part of a path behind its last slash.
+// Returns the part of a path after its last slash.
 std::string base_name(const std::string& path);
 
 }  // namespace stalloc::tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trace says of its process, and its modules and call stacks, as JSON.
+// Writes the process, the modules and the call stacks of a trace as JSON.
 #pragma once
 
 #include "plan/files/trace_file.h"

@@ -14,7 +14,7 @@
 #include "interpose/serve/driver/driver.h"
 #include "interpose/serve/dynamic/mapper.h"
 #include "interpose/serve/streams/stream_order.h"
-#include "plan/online/online_allocator.h"
+#include "plan/online/online_backend.h"
 
 namespace stalloc::serve {
 
@@ -22,7 +22,7 @@ class Arena;
 
 static_assert(kNoStream == plan::kAnyStream);
 
-// An OnlineBackend (plan/online/online_allocator.h says what its functions do) over the driver. Physical
+// An OnlineBackend (plan/online/online_backend.h says what its functions do) over the driver. Physical
 // offsets before `own_begin` are those of the plan's arena, what lies behind is created here. Not thread-safe: the
 // heap's lock covers it, except for `contains`. Only `adopt` and the functions of the arena know the plan.
 class DeviceBackend {
@@ -71,7 +71,7 @@ class DeviceBackend {
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
-  void look() noexcept { order_->look(); }
+  void poll_frees() noexcept { order_->look(); }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t free_number) const noexcept {
     return order_->is_known_complete(free_number);
   }

@@ -9,6 +9,7 @@
 #include "interpose/serve/planned/arena.h"
 #include "plan/plan.h"
 
+template class stalloc::plan::MappedMemory<stalloc::serve::DeviceBackend>;
 template class stalloc::plan::OnlineAllocator<stalloc::serve::DeviceBackend>;
 
 namespace stalloc::serve {
@@ -69,7 +70,7 @@ void Dynamic::close() noexcept {
 
 void Dynamic::unmap_all() {
   for (std::uint32_t view = 1; view <= placement().views().numbers(); ++view) {
-    if (placement().views()[view].bytes() > 0) drop_view(view);
+    if (placement().views()[view].bytes() > 0) memory().unmap_view(view);
   }
   for (const auto& [at, handle] : placement().handles()) {
     const Handle mapped{handle.bytes, handle.id};
@@ -96,7 +97,7 @@ CUresult Dynamic::grant_access(int peer) noexcept {
   for (std::uint32_t number = 1; number <= placement().views().numbers(); ++number) {
     const ViewCache::CachedView& view = placement().views()[number];
     if (view.bytes() == 0) continue;
-    const CUresult result = backend().renew_access(begin_of(view), view.bytes());
+    const CUresult result = backend().renew_access(Memory::begin_of(view), view.bytes());
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;

@@ -14,6 +14,7 @@
 #include "plan/online/online_allocator.h"
 
 namespace stalloc::plan {
+extern template class MappedMemory<serve::DeviceBackend>;
 extern template class OnlineAllocator<serve::DeviceBackend>;
 }  // namespace stalloc::plan
 

@@ -574,7 +574,7 @@ void Heap::release_freed(const LiveEntry& entry) {
     }
     const PhysicalRanges freed = ranges(entry);
     const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // they outlive the view
-    dynamic_->release_handles(handles, entry.place);
+    dynamic_->memory().release_handles(handles, entry.place);
     update_physical();
   } catch (const std::bad_alloc&) {
     // It is kept.

@@ -62,7 +62,7 @@ CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
   CUdeviceptr served = serve_dynamic(ask, true);
   if (served != 0) return served;
   order_.settle();
-  if (dynamic_->reclaim(ask.bytes, planned_.is_dropped()) > 0) served = serve_dynamic(ask, true);
+  if (dynamic_->memory().reclaim(ask.bytes, planned_.is_dropped()) > 0) served = serve_dynamic(ask, true);
   if (served != 0 || !planned_.keeps_free_bytes()) return served;
   merge(ask.stream);
   return serve_dynamic(ask, true);
@@ -177,8 +177,8 @@ std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
     if (planned_.state() == PlanState::Dropped) merge(kNoStream);
     if (planned_.is_dropped()) dynamic_->give(planned_.give_up_kept(), kNoStream);
     const std::uint64_t keep = keep_bytes - std::min(keep_bytes, planned_.unmerged_bytes());
-    dynamic_->drop_idle_views();
-    given_back = dynamic_->release_idle(keep, planned_.is_dropped());
+    dynamic_->memory().unmap_idle_views();
+    given_back = dynamic_->memory().release_idle(keep, planned_.is_dropped());
   }
   update_physical();
   return given_back;

@@ -38,8 +38,8 @@ class Occupancy {
   unsigned shift_;
   std::uint64_t pages_;
   std::uint32_t units_per_page_;
-  LazyTable<std::uint32_t> used_;  // units taken, by page
-  LazyTable<std::uint64_t> bits_;  // unit taken, 64 to a word; all clear in a page taken whole by one range
+  SparseArray<std::uint32_t> used_;  // units taken, by page
+  SparseArray<std::uint64_t> bits_;  // unit taken, 64 to a word; all clear in a page taken whole by one range
 };
 
 }  // namespace stalloc::serve

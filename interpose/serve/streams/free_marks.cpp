@@ -38,7 +38,7 @@ std::uint64_t FreeMarks::first_unit(std::uint64_t page, std::uint64_t offset) co
   return ((page << shift_) + offset) / plan::kUnitBytes;
 }
 
-std::uint64_t FreeMarks::end_of_run(const LazyTable<FreeMark>& marks, std::uint64_t at, std::uint64_t last) noexcept {
+std::uint64_t FreeMarks::end_of_run(const SparseArray<FreeMark>& marks, std::uint64_t at, std::uint64_t last) noexcept {
   const FreeMark mark = marks[at];
   constexpr std::uint64_t kAtOnce = 256;
   for (++at; at + kAtOnce <= last && !any_other(&marks[at], kAtOnce, mark);) at += kAtOnce;

@@ -142,7 +142,7 @@ class FreeMarks {
 
   [[nodiscard]] std::uint64_t first_unit(std::uint64_t page, std::uint64_t offset) const noexcept;
   // The first place behind `at` that bears another mark; `last` when none does.
-  [[nodiscard]] static std::uint64_t end_of_run(const LazyTable<FreeMark>& marks, std::uint64_t at,
+  [[nodiscard]] static std::uint64_t end_of_run(const SparseArray<FreeMark>& marks, std::uint64_t at,
                                                 std::uint64_t last) noexcept;
   void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept;
 
@@ -169,12 +169,12 @@ class FreeMarks {
   [[nodiscard]] Latest latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept;
 
   unsigned shift_;
-  LazyTable<FreeMark> marks_;           // by page
-  LazyTable<std::uint64_t> sequences_;  // by page: of the latest free
-  LazyTable<PartsKnown> parts_known_;   // by page: of the parts that have been freed since all of it was
-  LazyTable<std::uint32_t> parts_of_;   // by page: the number of its parts in `parts_`, from 1 on; 0: it has none yet
-  std::vector<Parts> parts_;            // few pages are ever freed in part
-  LazyTable<FreeMark> unit_marks_;      // by unit, in mixed pages
+  SparseArray<FreeMark> marks_;           // by page
+  SparseArray<std::uint64_t> sequences_;  // by page: of the latest free
+  SparseArray<PartsKnown> parts_known_;   // by page: of the parts that have been freed since all of it was
+  SparseArray<std::uint32_t> parts_of_;   // by page: the number of its parts in `parts_`, from 1 on; 0: it has none yet
+  std::vector<Parts> parts_;              // few pages are ever freed in part
+  SparseArray<FreeMark> unit_marks_;      // by unit, in mixed pages
 };
 
 }  // namespace stalloc::serve

@@ -204,9 +204,9 @@ class StreamOrder {
   SharedFrees shared_;
   std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
   StreamClocks clocks_;
-  LazyTable<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
-  LazyTable<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
-  LazyTable<bool> program_orders_;    // by pair: it has spared us a wait
+  SparseArray<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
+  SparseArray<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
+  SparseArray<bool> program_orders_;    // by pair: it has spared us a wait
   StreamOrdinal stream_count_ = 0;
   bool closed_ = false;  // no event is recorded any more
   bool has_blocking_streams_ = false;

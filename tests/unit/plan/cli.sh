@@ -69,7 +69,7 @@ for key in requests peak_live_bytes physical_bytes stitched_views handles estima
 expect 0 0 loop.fb --summary json
 says out '"beginning_only": false'
 expect 0 0 loop.fb --whole-run --dry-run
-says out "planned once"
+says out "all requests are planned"
 expect 0 0 two_devices.fb -o two.plan
 expect 0 0 show two.plan --json
 says out '"devices": ['
@@ -141,7 +141,7 @@ says err "whole chunks"
 head -c 6000 loop.fb >cut.fb
 expect 1 1 cut.fb -o out.plan
 expect 0 0 cut.fb --dry-run --accept-truncated
-says out "stops inside a chunk"
+says out "the last chunk of the trace is cut off"
 head -c 300 loop.plan >cut.plan
 expect 1 1 show cut.plan
 expect 1 1 show "$tool"

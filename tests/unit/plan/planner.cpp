@@ -13,12 +13,12 @@
 #include "plan/layout/sweep.h"
 #include "plan/lifetimes.h"
 #include "plan/steps/steady_state.h"
+#include "plan_and_check.h"
 #include "samples.h"
-#include "soundly.h"
 
 using namespace stalloc;
 using namespace stalloc::plan;
-using stalloc::test::plan_soundly;
+using stalloc::test::plan_and_check;
 
 namespace {
 
@@ -83,7 +83,7 @@ constexpr std::uint64_t kSmallPage = 64 * 1024;
 
 std::vector<Range> bytes_of(const Layout& layout, const Sequence& sequence, std::size_t slot) {
   const auto [view, offset] = layout.places[slot];
-  const std::uint64_t bytes = sequence.items[slot].bytes;
+  const std::uint64_t bytes = sequence.slots[slot].bytes;
   std::vector<Range> ranges;
   if (view == 0) {
     ranges.push_back({offset, offset + bytes});
@@ -101,9 +101,9 @@ std::optional<std::pair<std::size_t, std::size_t>> find_clash(const Layout& layo
                          [&a](const Range& b) { return std::max(a.begin, b.begin) < std::min(a.end, b.end); });
     });
   };
-  for (std::size_t a = 0; a < sequence.items.size(); ++a) {
+  for (std::size_t a = 0; a < sequence.slots.size(); ++a) {
     for (std::size_t b = 0; b < a; ++b) {
-      if (sequence.items[a].bytes == 0 || sequence.items[b].bytes == 0) continue;
+      if (sequence.slots[a].bytes == 0 || sequence.slots[b].bytes == 0) continue;
       if (!meet(lives_of(sequence, a), lives_of(sequence, b))) continue;
       if (meet(bytes_of(layout, sequence, a), bytes_of(layout, sequence, b))) return std::pair(a, b);
     }
@@ -114,7 +114,7 @@ std::optional<std::pair<std::size_t, std::size_t>> find_clash(const Layout& layo
 }  // namespace
 
 TEST_CASE("a problem without requests has a plan without memory") {
-  const auto planned = plan_soundly({});
+  const auto planned = plan_and_check({});
   CHECK(planned.plan.physical_bytes == 0);
   CHECK(planned.plan.slots.empty());
 }
@@ -122,7 +122,7 @@ TEST_CASE("a problem without requests has a plan without memory") {
 TEST_CASE("a CSV keeps ids, times and sizes for every row, those of no bytes too") {
   const auto parsed = parse_csv("id,lower,upper,size\n40,10,30,5000000\n41,12,13,0\n42,11,20,1\n");
   REQUIRE(parsed.error.empty());
-  const auto planned = plan_soundly(parsed.value);
+  const auto planned = plan_and_check(parsed.value);
   const auto& slots = planned.plan.slots;
   REQUIRE(slots.size() == 3);
   CHECK(slots[0].id == 40);
@@ -147,14 +147,14 @@ TEST_CASE("fragments that no contiguous request fits into are stitched: the boun
     request.until = i % 2 == 0 && i < kPages ? kPages : kNever;
     request.upper = std::min<std::uint64_t>(request.until, kPages + 1);
   }
-  const auto planned = plan_soundly(problem);
+  const auto planned = plan_and_check(problem);
   CHECK(planned.plan.physical_bytes == kPages * kDefaultGranularity);
 }
 
 TEST_CASE("random problems are planned soundly and near the bound") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const Problem problem = random_problem(seed, 50 + seed * 5, 1, false);
-    const auto planned = plan_soundly(problem, {.granularity = seed % 2 == 0 ? kSmallPage : 4096});
+    const auto planned = plan_and_check(problem, {.granularity = seed % 2 == 0 ? kSmallPage : 4096});
     CHECK(static_cast<double>(planned.plan.physical_bytes) <=
           1.05 * static_cast<double>(planned.plan.peak_live_bytes) + 4 * kSmallPage);
   }
@@ -164,7 +164,7 @@ TEST_CASE("random problems on several streams are planned soundly, ordered or is
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const Problem problem = random_problem(1000 + seed, 200, 1 + seed % 4, seed % 2 == 0);
     for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
-      plan_soundly(problem, {.granularity = kSmallPage, .handle_cap = 4 * kSmallPage, .streams = mode});
+      plan_and_check(problem, {.granularity = kSmallPage, .handle_cap = 4 * kSmallPage, .streams = mode});
     }
   }
 }
@@ -174,7 +174,7 @@ TEST_CASE("random loops are planned soundly, however their requests cross the st
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     const Problem problem = random_loop(seed, 1 + seed % 3);
     for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
-      const auto planned = plan_soundly(problem, {.granularity = kSmallPage, .streams = mode});
+      const auto planned = plan_and_check(problem, {.granularity = kSmallPage, .streams = mode});
       bodies += planned.plan.body != 0 ? 1 : 0;
     }
   }
@@ -191,13 +191,13 @@ TEST_CASE("what lives shortly keeps away from what is packed ahead of it") {
     for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
       auto packed = pack_long_lived(sequence, {0, kRoom}, kSmallPage, first);
       if (!packed) continue;
-      const Foresight foresight{std::vector<Fit>(sequence.items.size(), Fit::Lowest), 0, std::move(packed)};
-      const auto layout = Sweep(sequence, options, foresight).run(4096, true);
+      const SweepHints hints{std::vector<Fit>(sequence.slots.size(), Fit::Lowest), 0, std::move(packed)};
+      const auto layout = Sweep(sequence, options, hints).run(4096, true);
       if (!layout) continue;
       ++swept;
       CHECK_FALSE(find_clash(*layout, sequence));
-      for (std::size_t slot = 0; slot < sequence.items.size(); ++slot) {
-        const std::uint64_t offset = foresight.packed->offsets[slot];
+      for (std::size_t slot = 0; slot < sequence.slots.size(); ++slot) {
+        const std::uint64_t offset = hints.packed->offsets[slot];
         if (offset == kNotPacked) continue;
         CHECK(layout->places[slot].view == 0);
         CHECK(layout->places[slot].offset == offset);
@@ -222,13 +222,13 @@ TEST_CASE("a sweep leaves synchronous memory the bytes kept for it") {
   constexpr std::uint64_t kPages = 4;  // of each request
   Sequence sequence;
   for (std::size_t i = 0; i < 4; ++i) {
-    Item& item = sequence.items.emplace_back();
-    item.bytes = kPages * kSmallPage;
-    item.lower = i;
-    item.upper = i == 0 ? 1 : 4;
+    SequenceSlot& entry = sequence.slots.emplace_back();
+    entry.bytes = kPages * kSmallPage;
+    entry.lower = i;
+    entry.upper = i == 0 ? 1 : 4;
   }
-  sequence.prologue = sequence.items.size();
-  sequence.items[3].stream = sequence.items[3].owner = kEveryStream;
+  sequence.prologue = sequence.slots.size();
+  sequence.slots[3].allocation_stream = sequence.slots[3].free_stream = kEveryStream;
   const LayoutOptions options{.granularity = kSmallPage};
   // The first three have been everywhere when the last one comes.
   const std::vector<Fit> fits = {Fit::Highest, Fit::Lowest, Fit::Lowest, Fit::Lowest};
@@ -241,7 +241,7 @@ TEST_CASE("training loops are planned by the step, near the bound") {
     const auto trace = test::training_trace(seed, 4, 1 + static_cast<int>(seed % 4));
     const auto lifetimes = find_lifetimes(trace);
     REQUIRE(lifetimes.devices.size() == 1);
-    const auto planned = plan_soundly(lifetimes.devices[0]);
+    const auto planned = plan_and_check(lifetimes.devices[0]);
     CHECK(planned.report.repetitions * planned.report.unrolled >= 3);
     CHECK(planned.plan.peak_live_bytes == peak_live_bytes(lifetimes.devices[0]));
     CHECK(planned.plan.slots.size() < lifetimes.devices[0].requests.size());
@@ -259,8 +259,8 @@ TEST_CASE("training loops are planned by the step, near the bound") {
 TEST_CASE("planning is deterministic") {
   const auto trace = test::training_trace(5, 3, 2);
   const auto lifetimes = find_lifetimes(trace);
-  const auto a = plan_soundly(lifetimes.devices[0]);
-  const auto b = plan_soundly(lifetimes.devices[0]);
+  const auto a = plan_and_check(lifetimes.devices[0]);
+  const auto b = plan_and_check(lifetimes.devices[0]);
   CHECK(encode_plan({"", "", 0, {a.plan}}) == encode_plan({"", "", 0, {b.plan}}));
 }
 
@@ -271,10 +271,10 @@ TEST_CASE("reuse across streams waits; with isolation there is none") {
     calls.free(calls.alloc(100'000'000));
   }
   const auto lifetimes = find_lifetimes(calls.trace());
-  const auto ordered = plan_soundly(lifetimes.devices[0]);
+  const auto ordered = plan_and_check(lifetimes.devices[0]);
   CHECK(ordered.plan.physical_bytes < 110'000'000);
   CHECK_FALSE(ordered.plan.waits.empty());
-  const auto isolated = plan_soundly(lifetimes.devices[0], {.streams = StreamMode::Isolate});
+  const auto isolated = plan_and_check(lifetimes.devices[0], {.streams = StreamMode::Isolate});
   CHECK(isolated.plan.physical_bytes > 190'000'000);
 }
 
@@ -288,7 +288,7 @@ TEST_CASE("a request leaked in every step is passed through, not planned over it
     calls.free(b);
   }
   const auto lifetimes = find_lifetimes(calls.trace());
-  const auto planned = plan_soundly(lifetimes.devices[0]);
+  const auto planned = plan_and_check(lifetimes.devices[0]);
   CHECK(planned.plan.body == 3);
   CHECK(planned.report.passed[static_cast<std::size_t>(PassReason::Leaked)] >= 1);
 }
@@ -307,7 +307,7 @@ TEST_CASE("a body whose requests outlive the step is unrolled") {
     calls.free(calls.alloc(2'000'000));
   }
   const auto lifetimes = find_lifetimes(calls.trace());
-  const auto planned = plan_soundly(lifetimes.devices[0]);
+  const auto planned = plan_and_check(lifetimes.devices[0]);
   CHECK(planned.report.unrolled > 1);
   CHECK(planned.plan.body == 3 * planned.report.unrolled);
 }
@@ -323,7 +323,7 @@ TEST_CASE("values that alternate between two places over an odd number of steps 
     values = renewed;
   }
   const auto lifetimes = find_lifetimes(calls.trace());
-  const auto planned = plan_soundly(lifetimes.devices[0]);
+  const auto planned = plan_and_check(lifetimes.devices[0]);
   CHECK(planned.report.unrolled == 2);
   CHECK(planned.plan.body == 12);
   CHECK(static_cast<double>(planned.plan.physical_bytes) <= 1.04 * static_cast<double>(planned.plan.peak_live_bytes));
@@ -353,8 +353,8 @@ TEST_CASE("requests beyond any device are an error, not a long wait") {
 
 TEST_CASE("the granularity is the device's unless told otherwise") {
   Problem problem;
-  CHECK(plan_soundly(problem).plan.granularity == kDefaultGranularity);
+  CHECK(plan_and_check(problem).plan.granularity == kDefaultGranularity);
   problem.granularity = 1 << 16;
-  CHECK(plan_soundly(problem).plan.granularity == 1 << 16);
-  CHECK(plan_soundly(problem, {.granularity = 4096}).plan.granularity == 4096);
+  CHECK(plan_and_check(problem).plan.granularity == 1 << 16);
+  CHECK(plan_and_check(problem, {.granularity = 4096}).plan.granularity == 4096);
 }

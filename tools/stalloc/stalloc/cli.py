@@ -8,7 +8,7 @@ import sys
 
 from stalloc import environment, installation, planner, process, terminal
 
-# Commands that are followed by a program. They pass signals on to it, where the others end.
+# Commands that are followed by a program. They pass signals on to it, while the other commands end.
 STARTING = ("run", "record")
 # Modules with `register(subparsers)`, which adds the module's subcommands, and `run(arguments)`, which returns the exit
 # status. A module is imported only if it exists.
@@ -59,7 +59,7 @@ def present_modules():
 
 
 def plan(name, arguments):
-    """Runs a command of the planner. `compare` also takes a snapshot of PyTorch; then the module that reads those runs it."""
+    """Runs a command of the planner. `compare` is run by the module for snapshots of PyTorch, since it accepts those too."""
     if name == "compare" and is_present("snapshot"):
         return importlib.import_module("stalloc.snapshot").compare(arguments)
     return planner.forward(name, arguments)
@@ -109,14 +109,14 @@ def main(arguments=None):
     terminal.open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # whatever a name or a text holds, it is no reason to fail
-    status = answer(sys.argv[1:] if arguments is None else arguments)
+    status = run_safely(sys.argv[1:] if arguments is None else arguments)
     terminal.drop_unwritten(sys.stdout)
     terminal.drop_unwritten(sys.stderr)
     return status
 
 
-def answer(arguments):
-    """Runs the command and returns its exit status. What goes wrong is said in one line."""
+def run_safely(arguments):
+    """Runs the command and returns its exit status. An error is printed as one line."""
     try:
         if not (arguments and arguments[0] in STARTING):
             process.make_stoppable()

@@ -8,15 +8,15 @@ import shutil
 import sys
 
 from stalloc import environment, installation, terminal
-from stalloc.checkup import driver, frameworks, preload, served, settings, start, surroundings
+from stalloc.checkup import driver, frameworks, preload, probe_findings, run_probe, settings, system
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
-HELP = "say what will work here: driver, devices, frameworks, limits"
+HELP = "check what will work here: driver, devices, frameworks, limits"
 DESCRIPTION = """\
-Looks at the driver, the devices, the frameworks, other preloaded libraries and limits, then runs short programs under
-stalloc and says whether their requests were seen and served.
+Checks the driver, the devices, the frameworks, other preloaded libraries and limits. Then it runs short programs under
+stalloc and reports whether their requests were seen and served.
 
-Exit status: 0 stalloc will work here; 1 something is in its way, and a line says what."""
+Exit status: 0 if stalloc will work here; 1 if something is in its way, which a line of the output names."""
 COLOUR = {GOOD: "good", NOTE: "note", WARNING: "warning", PROBLEM: "bad"}
 TOPIC_WIDTH = 12
 
@@ -24,8 +24,8 @@ TOPIC_WIDTH = 12
 def register(subparsers):
     parser = subparsers.add_parser("doctor", help=HELP, description=DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    parser.add_argument("--probe-torch", action="store_true", help="try PyTorch too, if it is installed (it takes "
-                        "seconds to load)")
+    parser.add_argument("--probe-torch", action="store_true", help="also try PyTorch, if it is installed (loading "
+                        "it takes seconds)")
     parser.add_argument("--python", metavar="PROGRAM", help="the Python that runs the program (default: `python` on "
                         "PATH, else `python3`)")
     parser.add_argument("--no-probe", action="store_true", help="run nothing on a device")
@@ -48,15 +48,15 @@ def library_findings():
 
 def run_probes(python, made, packages, wanted):
     """Findings on the short programs under stalloc; `made` is their environment."""
-    yield served.loads(start.start(python, "packages", made))
+    yield probe_findings.loads(run_probe.run_probe(python, "packages", made))
     if not wanted["probe"]:
         return
     for what in ("driver", "runtime"):
-        yield from served.findings(what, start.start(python, what, made))
+        yield from probe_findings.findings(what, run_probe.run_probe(python, what, made))
     if not wanted["torch"]:
         return
     if "torch" in packages.get("packages", {}):
-        yield from served.findings("torch", start.start(python, "torch", made))
+        yield from probe_findings.findings("torch", run_probe.run_probe(python, "torch", made))
     else:
         yield Finding("probe", NOTE, "PyTorch was not tried: it is not installed for this Python")
 
@@ -66,12 +66,12 @@ def examine(arguments, variables):
     python = users_python(arguments.python)
     found, usable = library_findings()
     without = dict(variables, LD_PRELOAD=environment.without_preload(variables.get("LD_PRELOAD", "")))
-    devices = start.start(python, "devices", without)
-    packages = start.start(python, "packages", without)
+    devices = run_probe.run_probe(python, "devices", without)
+    packages = run_probe.run_probe(python, "packages", without)
     found += driver.findings(devices, variables)
     found += frameworks.findings(packages, variables)
     found += preload.findings(variables)
-    found += surroundings.findings("trace.fb", python, variables)
+    found += system.findings("trace.fb", python, variables)
     found += settings.findings(variables)
     if usable:
         made, _ = environment.stalloc_environment(variables, installation.library_path(), mode="dynamic")

@@ -10,8 +10,8 @@ from stalloc import environment, installation, terminal
 
 HELP = "print the environment variables that put a program under stalloc"
 DESCRIPTION = """\
-Prints the environment variables that put a program under stalloc, for launchers that set them themselves. Paths are of
-this machine: where the program runs elsewhere, stalloc must lie at the same place there."""
+Prints the environment variables that put a program under stalloc, for launchers that set them themselves. The paths are
+those of this machine. If the program runs on another machine, stalloc must be installed at the same place there."""
 EPILOG = """\
 examples:
   eval "$(stalloc env)"; python train.py; eval "$(stalloc env --unset)"
@@ -68,7 +68,7 @@ def register(subparsers):
     kind.add_argument("--record", metavar="TRACE", help="record to this trace")
     kind.add_argument("--unset", action="store_true", help="shell commands that undo what `stalloc env` set")
     parser.add_argument("--format", choices=FORMATS, default="shell", help="how to print them (default: shell)")
-    parser.add_argument("--keep-settings", action="store_true", help="say nothing about settings that hide tensors")
+    parser.add_argument("--keep-settings", action="store_true", help="do not warn of settings that hide tensors")
 
 
 def unset():

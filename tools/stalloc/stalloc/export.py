@@ -3,7 +3,7 @@
 
 import json
 
-from stalloc import inputs, output, perfetto, pytorch_snapshot, recording, terminal
+from stalloc import call_stacks, inputs, output, perfetto, planner, snapshot_writer, terminal
 
 HELP = "write a trace in a format that other tools open"
 DESCRIPTION = """\
@@ -15,28 +15,28 @@ EPILOG = """\
 examples:
   stalloc export trace.fb --to pytorch -o snapshot.pickle
   stalloc export trace.fb --to perfetto -o trace.json"""
-WRITERS = {"pytorch": pytorch_snapshot.write, "perfetto": perfetto.write}
+WRITERS = {"pytorch": snapshot_writer.write, "perfetto": perfetto.write}
 
 
 def register(subparsers):
     parser = subparsers.add_parser("export", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run")
     parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="the format")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="where it goes (- is standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write (- for standard output)")
     parser.add_argument("--accept-truncated", action="store_true",
-                        help="take the whole chunks of a trace that stops inside one")
+                        help="accept a trace whose last chunk is cut off")
 
 
 def run(arguments):
     options = ["--accept-truncated"] if arguments.accept_truncated else []
     output.refuse_inputs(arguments.output, [arguments.trace])
     try:
-        with terminal.Progress("reading " + arguments.trace) as progress, inputs.steady(arguments.trace) as trace:
-            recorded = json.loads(recording.ask("show", "--events", *options, "--", trace))
+        with terminal.Progress("reading " + arguments.trace) as progress, inputs.reopenable(arguments.trace) as trace:
+            recorded = json.loads(planner.output_of("show", "--events", *options, "--", trace))
             progress.begin("naming functions")
-            named, stacks = recording.name_frames(recorded)
+            named, stacks = call_stacks.name_frames(recorded)
             progress.begin("writing " + arguments.output)
             output.save(arguments.output, lambda file: WRITERS[arguments.to](recorded, named, stacks, file))
     except (inputs.BadInput, OSError) as error:
-        return recording.complain(error, arguments.output)
+        return inputs.say_failure(error, arguments.output)
     return 0

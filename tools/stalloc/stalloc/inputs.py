@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a command reads. Each is named in what is said of it as the user has named it, wherever it is read from."""
+"""The files that a command reads. Messages name a file as the user has named it, even if a copy of it is read."""
 
 import contextlib
 import os
@@ -7,9 +7,9 @@ import shutil
 import stat
 import tempfile
 
-from stalloc import output
+from stalloc import output, terminal
 
-FLEETING = ("/dev/", "/proc/")  # names here mean another file in another process
+OF_THIS_PROCESS = ("/dev/", "/proc/")  # folders whose names mean other files in another process
 
 
 class BadInput(Exception):
@@ -21,31 +21,31 @@ class BadInput(Exception):
 
 
 @contextlib.contextmanager
-def steady(name):
-    """A context with a path under which the input can be opened several times, by other processes too: what is no regular
-    file, such as a pipe, is read once, into a temporary file. Raises BadInput."""
-    if name is None or not is_fleeting(name):
+def reopenable(name):
+    """A context with a path under which the input can be opened several times, also by other processes. A pipe, for
+    example, is read into a temporary file. Raises BadInput."""
+    if name is None or not is_read_once(name):
         yield name
         return
-    with open(name, "rb") as source, derived(name, lambda file: shutil.copyfileobj(source, file)) as path:
+    with open(name, "rb") as source, temporary(name, lambda file: shutil.copyfileobj(source, file)) as path:
         yield path
 
 
-def is_fleeting(name):
-    """Whether this is a pipe or the like. Raises BadInput for a device."""
+def is_read_once(name):
+    """Whether the file can be read only once, like a pipe, or only by this process. Raises BadInput for a device."""
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
         return False  # who opens it says why it cannot be opened
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise BadInput(f"{name}: is a device; name a file or a pipe")
-    return not stat.S_ISDIR(mode) and (not stat.S_ISREG(mode) or os.path.abspath(name).startswith(FLEETING))
+    return not stat.S_ISDIR(mode) and (not stat.S_ISREG(mode) or os.path.abspath(name).startswith(OF_THIS_PROCESS))
 
 
 @contextlib.contextmanager
-def derived(name, write):
-    """A context with the path of a temporary file that `write(file)` makes of the input `name`. What is said of the file in
-    the context is said of the input. Raises OSError, which names the temporary file, where it cannot be written."""
+def temporary(name, write):
+    """A context with the path of a temporary file that `write(file)` makes from the input `name`. Errors that are raised
+    in the context name the input instead of the temporary file. Raises OSError if the file cannot be written."""
     base = os.path.basename(name)
     with tempfile.TemporaryDirectory(prefix="stalloc-") as folder:
         path = os.path.join(folder, base if base.isprintable() and len(base) < 200 else "input")
@@ -57,3 +57,15 @@ def derived(name, write):
         except OSError as error:
             shown = name if error.filename == path else error.filename
             raise OSError(error.errno, error.strerror, shown) from None
+
+
+def say_failure(error, output):
+    """Prints in one line why a command that writes `output` (-: standard output) failed, and returns its exit status. If the
+    reader of the output has closed it, prints nothing and raises the error again."""
+    if isinstance(error, BrokenPipeError):
+        raise error
+    if isinstance(error, BadInput):
+        terminal.say(str(error))
+        return error.status
+    terminal.say(terminal.why(error, "standard output" if output == "-" else output))
+    return 1

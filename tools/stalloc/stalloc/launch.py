@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `stalloc run` and `stalloc record` share: their options, starting the program, and the report at its end."""
+"""Shared by `stalloc run` and `stalloc record`: their options, starting the program, and the report at its end."""
 
 import argparse
 import contextlib
 import json
 
-from stalloc import output, pages, process, summary, terminal
+from stalloc import output, statistics_pages, process, summary, terminal
 from stalloc.environment import BadPath
 
 STATISTICS = "STALLOC_STATISTICS"
@@ -14,12 +14,12 @@ STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 def add_options(parser):
     parser.add_argument("--keep-settings", action="store_true",
-                        help="keep settings of yours that hide a framework's tensors from stalloc (default: they are "
-                        "left out, and named in one line)")
+                        help="keep those of your settings that hide a framework's tensors from stalloc (by default "
+                        "they are removed, and a line names each)")
     report = parser.add_mutually_exclusive_group()
-    report.add_argument("--no-report", action="store_true", help="say nothing at the end: the command becomes the "
-                        "program")
-    report.add_argument("--report", metavar="FILE", help="write the report at the end to FILE too, as JSON")
+    report.add_argument("--no-report", action="store_true", help="print nothing at the end: the program replaces this "
+                        "command")
+    report.add_argument("--report", metavar="FILE", help="also write the report at the end to FILE, as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -33,10 +33,10 @@ def statistics_folder(arguments, environment):
         return None
     try:
         if arguments.no_report:
-            environment[STATISTICS] = str(pages.make_base())
+            environment[STATISTICS] = str(statistics_pages.make_base())
             return None
-        folder = pages.make_run_folder()
-    except (pages.Unsafe, OSError) as error:
+        folder = statistics_pages.make_run_folder()
+    except (statistics_pages.Unsafe, OSError) as error:
         terminal.say(f"no report at the end: {terminal.why(error) if isinstance(error, OSError) else error}")
         return None
     environment[STATISTICS] = str(folder)
@@ -49,29 +49,30 @@ def no_trace(seen):
 
 
 def run_program(arguments, environment, remarks, title, traced=no_trace):
-    """Runs the program and returns its exit status. At its end `traced(seen)`, of the pages of its processes, returns the
-    trace for comparing other allocators, or None, and the last lines of the report; and `title(seen, trace)` its heading.
-    Raises process.CannotRun, and BadPath if the report cannot be written where it is wanted."""
+    """Runs the program and returns its exit status. When it has ended, prints the report on its processes, whose statistics
+    pages are `seen`: `traced(seen)` returns the trace for comparing other allocators, or None, and the last lines of the
+    report; `title(seen, trace)` returns its heading. Raises process.CannotRun, and BadPath if the report's file cannot be
+    written."""
     check_report(arguments)
     for remark in remarks:
         terminal.say(remark)
     process.find_program(arguments.command[0], environment)
     with contextlib.suppress(OSError):
-        pages.tidy()
+        statistics_pages.tidy()
     folder = statistics_folder(arguments, environment)
     if folder is None:
         return process.execute(arguments.command, environment)
 
     def at_end(ending):
         try:
-            report(arguments, pages.read(folder), ending, title, traced)
+            report(arguments, statistics_pages.read(folder), ending, title, traced)
         except Exception as error:  # what counts is how the program itself ended
             terminal.say(f"no report: {terminal.why(error) if isinstance(error, OSError) else error}")
 
     try:
         return process.run_and_wait(arguments.command, environment, at_end).status
     finally:
-        pages.let_go(folder)
+        statistics_pages.let_go(folder)
 
 
 def check_report(arguments, inputs=()):
@@ -86,7 +87,7 @@ def check_report(arguments, inputs=()):
 
 
 def report(arguments, seen, ending, title, traced):
-    """Prints the report; `seen` are the pages of the program's processes. What takes long comes last."""
+    """Prints the report; `seen` are the pages of the program's processes. The comparison comes last, since it takes long."""
     found = summary.rows(seen)
     trace, next_lines = traced(seen)
     title = title(seen, trace)

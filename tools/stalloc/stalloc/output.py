@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a command's output files: whole or not at all, through links, and into devices and pipes as they are."""
+"""Writes a command's output files, completely or not at all. Links are followed, and devices and pipes are written to."""
 
 import contextlib
 import errno
@@ -40,12 +40,13 @@ def replace(path, write, mode=None):
 
 
 def encoded(text):
-    """A text as it is written to files. What UTF-8 has no form for, half of a surrogate pair, is written as an escape."""
+    """Returns a text in the form in which it is written to files. A lone surrogate, which UTF-8 cannot encode, is written
+    as an escape."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def is_standard_output(path):
-    """Whether this names standard output: as `-`, or as /dev/stdout does."""
+    """Whether the path names standard output, as `-` and /dev/stdout do."""
     if path == "-":
         return True
     try:
@@ -55,7 +56,7 @@ def is_standard_output(path):
 
 
 def status_of(path):
-    """What `path` or the file behind a link is; None: it does not exist."""
+    """Returns the status of the file at `path`, links followed; None if it does not exist."""
     try:
         return os.stat(path)
     except FileNotFoundError:

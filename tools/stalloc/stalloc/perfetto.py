@@ -4,7 +4,7 @@ found no memory."""
 
 import json
 
-from stalloc import events, recording
+from stalloc import call_stacks, events
 
 
 def write(recorded, named, stacks, file):
@@ -29,7 +29,7 @@ def trace_events(recorded):
                    "pid": process, "tid": event.thread, "ts": at}
             continue
         libraries = live.setdefault(allocation.device, {})
-        name = recording.library(paths.get(allocation.module, ""))
+        name = call_stacks.library(paths.get(allocation.module, ""))
         change = allocation.size if event.kind in events.ALLOCATIONS else -allocation.size
         libraries[name] = libraries.get(name, 0) + change
         yield {"ph": "C", "name": f"live bytes, device {allocation.device}", "pid": process, "ts": at,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which plan or trace a process of this environment will open, and whether a plan can be served from."""
+"""Finds the plan that a process of this environment will open, and checks that memory can be served from it."""
 
 import os
 import re
 import subprocess
 
-from stalloc import installation, templates, terminal, tool
+from stalloc import installation, planner, templates, terminal
 from stalloc.environment import BadPath
 
 # The variables that hold a rank, in the order of interpose/base/process.cpp.
@@ -15,7 +15,7 @@ CHECK_SECONDS = 60
 
 
 def rank_of(environment):
-    """The variable in which a launcher gives this process its rank, and the rank; two empty texts: there is none."""
+    """Returns the variable in which a launcher gives this process its rank, and the rank; two empty texts if there is none."""
     for name in RANKS:
         if re.fullmatch(r"[0-9]{1,9}", environment.get(name, "")):
             return name, environment[name]
@@ -23,7 +23,7 @@ def rank_of(environment):
 
 
 def of_ranks(template):
-    """The plans of ranks that are there, such as plan.0.fb."""
+    """Returns the existing plans of ranks, such as plan.0.fb."""
     if "%p" in templates.marks(template):
         return []
     return [path for path, numbers in templates.matching(template).items() if numbers]
@@ -54,13 +54,13 @@ def missing(path, variable, rank):
 
 
 def fault_of(path):
-    """What is wrong with the plan; empty: nothing that can be found."""
+    """Returns what is wrong with the plan; empty if nothing is found."""
     with open(path, "rb") as file:
         head = file.read(8)
     if head[4:] != IDENTIFIER:
         return "not a plan"
     try:
-        done = tool.run("show", path, timeout=CHECK_SECONDS)
+        done = planner.run("show", path, timeout=CHECK_SECONDS)
     except (installation.NotInstalled, subprocess.TimeoutExpired, OSError):
         return ""
     if done.returncode != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the user's program as if it had been started directly: its signals, its descriptors, its exit status."""
+"""Runs the user's program as if it had been started directly: with its signals, its descriptors and its exit status."""
 
 import contextlib
 import errno
@@ -19,14 +19,14 @@ NOT_FOUND = 127
 SHELL = "/bin/sh"
 BY_SIGNAL = 128  # added to the number of the signal that ended the program
 
-# Signals that are not passed on to the program: the terminal sends those that continue a job, stop it in the
-# background, or tell of the terminal's size to the program too; and faults concern this process alone.
-KEPT = {"SIGCHLD", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH", "SIGPIPE", "SIGXFSZ", "SIGSTOP", "SIGKILL",
-        "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
+# Signals that are not passed on to the program. The terminal sends the program, too, those that continue a job, stop it
+# in the background or announce the terminal's size. Faults concern this process alone.
+NOT_FORWARDED = {"SIGCHLD", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH", "SIGPIPE", "SIGXFSZ", "SIGSTOP", "SIGKILL",
+                 "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"}
 STOPPING = 1.0  # seconds in which the program may stop before this process does
 GRACE = 0.25  # seconds in which the sentinel may report a signal that it got too
-STALE = 1.0  # seconds after which its report is about another signal
-NEWS = struct.Struct("=Bd")  # a report: a signal's number and the moment at which the sentinel got it
+STALE = 1.0  # seconds after which its report concerns another signal
+REPORT = struct.Struct("=Bd")  # of the sentinel: a signal's number and the moment at which it got the signal
 
 
 class CannotRun(Exception):
@@ -70,7 +70,7 @@ def execute(command, environment):
 
 
 def is_script(path):
-    """Whether a file that the kernel cannot run is a shell's script without a line that says so; a shell runs it then."""
+    """Whether a file that the kernel cannot run is a script without a `#!` line, which a shell runs."""
     with open(path, "rb") as file:
         return b"\0" not in file.read(256)
 
@@ -101,7 +101,7 @@ class Ending(typing.NamedTuple):
 
 
 class Stopped(BaseException):
-    """This process is to end: it was sent SIGTERM or SIGHUP."""
+    """This process was sent SIGTERM or SIGHUP, and must end."""
 
     def __init__(self, number):
         super().__init__(number)
@@ -114,8 +114,8 @@ def stop(number, frame):
 
 
 def make_stoppable():
-    """From now on SIGTERM and SIGHUP are exceptions, as SIGINT is, so that what is half done is cleaned up. Those that are
-    ignored stay so."""
+    """From now on SIGTERM and SIGHUP raise Stopped, as SIGINT raises KeyboardInterrupt, so that work in progress is cleaned
+    up. Signals that are ignored stay ignored."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
@@ -138,7 +138,7 @@ class Sentinel:
         if self.process == 0:
             self.report(writing, watched)
         os.close(writing)
-        self.news = []
+        self.reports = []
 
     def report(self, writing, watched):
         """Runs in the child of fork, and never returns."""
@@ -149,26 +149,26 @@ class Sentinel:
             while os.getppid() == self.parent:
                 info = signal.sigtimedwait(watched, STALE)
                 if info is not None:
-                    os.write(writing, NEWS.pack(info.si_signo, time.monotonic()))
+                    os.write(writing, REPORT.pack(info.si_signo, time.monotonic()))
         finally:
             os._exit(0)
 
     def got(self, number):
-        """Whether the sentinel has just got this signal too."""
+        """Whether the sentinel has received this signal, too, within the last moments."""
         deadline = time.monotonic() + GRACE
         while True:
-            self.news = [one for one in self.news if one[1] > time.monotonic() - STALE]
-            for one in self.news:
+            self.reports = [one for one in self.reports if one[1] > time.monotonic() - STALE]
+            for one in self.reports:
                 if one[0] == number:
-                    self.news.remove(one)
+                    self.reports.remove(one)
                     return True
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self.reading], [], [], left)[0]:
                 return False
-            told = os.read(self.reading, NEWS.size)
-            if len(told) < NEWS.size:  # it was killed
+            told = os.read(self.reading, REPORT.size)
+            if len(told) < REPORT.size:  # it was killed
                 return False
-            self.news.append(NEWS.unpack(told))
+            self.reports.append(REPORT.unpack(told))
 
     def end(self):
         os.kill(self.process, signal.SIGKILL)
@@ -187,7 +187,7 @@ def run_and_wait(command, environment, at_end):
     find_program(command[0], environment)
     flush_streams()
     forwarded = {number for number in signal.valid_signals()
-                 if not (isinstance(number, signal.Signals) and number.name in KEPT)}
+                 if not (isinstance(number, signal.Signals) and number.name in NOT_FORWARDED)}
     # If the caller made this process ignore ended children, there would be no status to return.
     children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded | {signal.SIGCHLD})

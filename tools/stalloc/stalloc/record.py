@@ -5,29 +5,31 @@ import contextlib
 import os
 import typing
 
-from stalloc import environment, installation, launch, output, pages, plans, templates, terminal
+from stalloc import environment, installation, launch, output, statistics_pages, plans, templates, terminal
 
 HELP = "run a program and record what it allocates"
 DESCRIPTION = """\
-Runs a program and records what it allocates on the device: a few training steps are enough for a plan. Its memory is
-served by stalloc meanwhile, so that it does not run out of memory sooner than it will with a plan.
+Runs a program and records what it allocates on the device. A few training steps are enough for a plan. Meanwhile stalloc
+serves the program's memory without a plan, so that the program hardly needs more memory than it will with one.
 
-Ranks of a launcher write one trace each: trace.0.fb, trace.1.fb, ..."""
+The ranks of a launcher write one trace each: trace.0.fb, trace.1.fb, ..."""
 EPILOG = """\
 examples:
   stalloc record -- python train.py
   stalloc record -o runs/%h.%r.fb -- torchrun --nproc-per-node 8 train.py
 
-then: stalloc plan trace.fb -o plan.fb; stalloc run --plan plan.fb -- python train.py"""
+then:
+  stalloc plan trace.fb -o plan.fb
+  stalloc run --plan plan.fb -- python train.py"""
 
 
 def register(subparsers):
     parser = subparsers.add_parser("record", help=HELP, description=DESCRIPTION, epilog=EPILOG,
                                    usage="stalloc record [options] -- PROGRAM ...")
     parser.add_argument("-o", "--output", metavar="TRACE", default="trace.fb",
-                        help="where the trace goes (default: trace.fb); %%r is the rank, %%p the process id, %%h the "
-                        "host; the rank goes before the extension where it is not named")
-    parser.add_argument("--no-stacks", action="store_true", help="without call stacks: a smaller trace")
+                        help="the file for the trace (default: trace.fb); %%r stands for the rank, %%p for the process "
+                        "id and %%h for the host; without %%r, the rank is put before the extension")
+    parser.add_argument("--no-stacks", action="store_true", help="record no call stacks, for a smaller trace")
     launch.add_options(parser)
 
 
@@ -62,7 +64,7 @@ def run(arguments):
 
 
 class Version(typing.NamedTuple):
-    """What tells a trace from another one that had its name before."""
+    """Distinguishes a trace from an earlier one of the same name."""
 
     file: int
     size: int
@@ -84,14 +86,14 @@ def heading(seen, trace):
     served = [page for page in seen if page.devices]
     if trace or not served:
         return "recorded" if trace else "nothing was recorded"
-    if any(page.state == pages.ENDED for page in served):
+    if any(page.state == statistics_pages.ENDED for page in served):
         return "nothing was recorded: the trace could not be written, a warning above says why"
     return "nothing was recorded: the program ended by _exit, exec or a signal before it had written anything"
 
 
 def traced(template, before, seen):
-    """The largest trace that was written since `before`, for comparing allocators, and lines that say what to do with all of
-    them; `seen` are the pages of the program's processes."""
+    """Returns the largest trace that was written since `before`, for comparing allocators, and lines with the next commands
+    for all traces; `seen` are the pages of the program's processes."""
     written = {path: version for path, version in versions(template).items() if before.get(path) != version}
     if not written:
         return None, []
@@ -112,7 +114,7 @@ def rank_of(numbers, seen):
 
 
 def advice(count, largest, of_rank):
-    """What to do with the traces; who does it literally ends with the planned run."""
+    """Returns lines with the next commands for the traces. Entered literally, they lead to the planned run."""
     ranked = {rank: path for rank, path in of_rank.items() if rank}
     if len(ranked) > 1:
         names = terminal.quoted(*(ranked[rank] for rank in sorted(ranked, key=int)))

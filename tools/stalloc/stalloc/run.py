@@ -11,8 +11,9 @@ HELP = "run a program with its device memory served by stalloc"
 DESCRIPTION = """\
 Runs a program with its device memory served by stalloc: from a plan, or without one.
 
-Everything that the program starts is served too: torchrun, mpirun, Ray. Under a launcher (srun stalloc run -- ...)
-every rank is served by itself. Signals and exit status are the program's own: 128+n where signal n ended it."""
+The processes that the program starts, as torchrun, mpirun and Ray do, are served too. Under a launcher (srun stalloc run
+-- ...) every rank is served by itself. Signals are passed on to the program. The exit status is the program's, or 128+n
+if signal n ended it."""
 EPILOG = """\
 examples:
   stalloc run -- python train.py
@@ -26,8 +27,8 @@ def register(subparsers):
                                    usage="stalloc run [options] -- PROGRAM ...")
     parser.add_argument("--plan", metavar="PLAN", help="the plan to serve from, or the folder that holds plan.0.fb, "
                         "plan.1.fb, ... for the ranks (default: STALLOC_PLAN, else no plan)")
-    parser.add_argument("--compare", action="store_true", help="say at the end what PyTorch's own allocators would "
-                        "have held (the run is recorded meanwhile; without a plan only)")
+    parser.add_argument("--compare", action="store_true", help="at the end, print what PyTorch's own allocators would "
+                        "have held (only without a plan; the run is recorded for this)")
     launch.add_options(parser)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads pickles of strangers. Only plain data is read, so nothing in the file can make this process run or import anything."""
+"""Reads pickles from untrusted sources. Only plain data is read, so nothing in the file can make this process run or import
+anything."""
 
 import contextlib
 import io
@@ -45,7 +46,7 @@ def address_space(most):
 
 
 def is_pickle(path):
-    """Whether a file begins like a pickle of protocol 2 or newer, and is not a trace of stalloc's."""
+    """Whether a file begins like a pickle of protocol 2 or newer and is no trace or plan of stalloc."""
     try:
         with open(path, "rb") as file:
             start = file.read(START)
@@ -55,13 +56,13 @@ def is_pickle(path):
 
 
 def is_of_stalloc(start):
-    """Whether a file that begins so is a trace or a plan of stalloc's (schemas/)."""
+    """Whether a file with these first bytes is a trace or a plan of stalloc (schemas/)."""
     return start[8:12] == b"SLTR" or start[4:8] == b"SLPN"
 
 
 def read(path, use):
-    """What `use(value, size)` makes of the plain data in a pickle and the bytes of its file. All of it, from the first byte
-    on, may take no more memory than a snapshot of that size needs. Raises BadPickle and OSError, and what `use` raises."""
+    """Reads a pickle and returns `use(value, size)` for the plain data in it and the size of its file. Reading and `use`
+    together may take no more memory than a snapshot of that size needs. Raises BadPickle and OSError, and what `use` raises."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:

@@ -6,14 +6,14 @@ import json
 import os
 import sys
 
-from stalloc import inputs, output, planner, pytorch_history, recording, safe_pickle, terminal
+from stalloc import inputs, output, planner, safe_pickle, snapshot_reader, terminal
 
 USAGE = 2
 VALUED = ("--granularity",)  # options of `stalloc compare` that are followed by a value
 HELP = "describe a memory snapshot that PyTorch has dumped, or write its requests"
 DESCRIPTION = """\
-Reads what torch.cuda.memory._dump_snapshot() has written and says what it holds. The file may come from anywhere: only
-plain data is read from it, nothing in it is run.
+Reads a file that torch.cuda.memory._dump_snapshot() has written, and describes it. The file need not be trusted: only
+plain data is read from it, and nothing in it is run.
 
 The snapshot needs a history, so record one from the start of the program:
   torch.cuda.memory._record_memory_history(max_entries=1000000)"""
@@ -27,9 +27,10 @@ examples:
 def register(subparsers):
     parser = subparsers.add_parser("snapshot", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("snapshot", metavar="SNAPSHOT", help="the pickle that PyTorch has dumped")
-    parser.add_argument("-o", "--output", metavar="CSV", help="write the requests, with streams, as the planner reads "
-                        "them (docs/formats.md)")
-    parser.add_argument("--device", type=int, metavar="N", help="whose requests (default: of the device with most)")
+    parser.add_argument("-o", "--output", metavar="CSV", help="write the requests with their streams to CSV, which "
+                        "stalloc plan reads (docs/formats.md)")
+    parser.add_argument("--device", type=int, metavar="N", help="with -o: the device whose requests are "
+                        "written (default: the one with the most)")
     parser.add_argument("--json", action="store_true", help="as JSON (docs/formats.md)")
 
 
@@ -38,7 +39,7 @@ def read(path):
     with open(path, "rb") as file:
         if safe_pickle.is_of_stalloc(file.read(safe_pickle.START)):
             raise safe_pickle.BadPickle("it is stalloc's own, not a snapshot of PyTorch's: stalloc show describes it")
-    return safe_pickle.read(path, pytorch_history.histories)
+    return safe_pickle.read(path, snapshot_reader.histories)
 
 
 def shown_name(path):
@@ -102,7 +103,7 @@ def run(arguments):
         output.refuse_inputs(arguments.output, [arguments.snapshot])
     shown = False
     try:
-        with terminal.Progress("reading " + arguments.snapshot), inputs.steady(arguments.snapshot) as path:
+        with terminal.Progress("reading " + arguments.snapshot), inputs.reopenable(arguments.snapshot) as path:
             found = read(path)
         if arguments.output:
             shown = output.is_standard_output(arguments.output)
@@ -111,7 +112,7 @@ def run(arguments):
     except safe_pickle.BadPickle as error:
         return complain(arguments.snapshot, error)
     except (inputs.BadInput, OSError) as error:
-        return recording.complain(error, "standard output" if shown else arguments.snapshot)
+        return inputs.say_failure(error, "standard output" if shown else arguments.snapshot)
     if shown:
         return 0
     description = described(arguments.snapshot, found)
@@ -124,17 +125,17 @@ def compare(arguments):
     options, names = split(arguments)
     for name in names:
         try:
-            with inputs.steady(name) as path:
+            with inputs.reopenable(name) as path:
                 if safe_pickle.is_pickle(path):
                     return compare_snapshot(name, path, options + ["--"] + [other for other in names if other != name])
                 if path != name:
-                    sys.stdout.buffer.write(recording.ask("compare", *options, "--", *(path if other == name else other
+                    sys.stdout.buffer.write(planner.output_of("compare", *options, "--", *(path if other == name else other
                                                                                      for other in names)))
                     return 0
         except safe_pickle.BadPickle as error:
             return complain(name, error)
         except (inputs.BadInput, OSError) as error:
-            return recording.complain(error, "-")
+            return inputs.say_failure(error, "-")
     return planner.forward("compare", arguments)
 
 
@@ -154,8 +155,8 @@ def compare_snapshot(name, path, options):
         found = read(path)
     answers = []
     for device, history in found.items():
-        with inputs.derived(name, lambda file, history=history: write_requests(history, file)) as requests:
-            answers.append((device, recording.ask("compare", *options, requests)))
+        with inputs.temporary(name, lambda file, history=history: write_requests(history, file)) as requests:
+            answers.append((device, planner.output_of("compare", *options, requests)))
     descriptions = {device["device"]: device for device in described(name, found)["devices"]}
     if "--json" in options:
         devices = []

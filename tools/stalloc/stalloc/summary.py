@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 
-from stalloc import installation, terminal, tool
+from stalloc import installation, planner, terminal
 
 MOST_ROWS = 16
 COMPARE_SECONDS = 120
@@ -76,14 +76,15 @@ def in_words(ending):
 def comparison(trace):
     """The answer of `stalloc-plan compare --json` for a trace, or None."""
     try:
-        done = tool.run("compare", "--json", trace, timeout=COMPARE_SECONDS)
+        done = planner.run("compare", "--json", trace, timeout=COMPARE_SECONDS)
         return json.loads(done.stdout) if done.returncode == 0 else None
     except (installation.NotInstalled, subprocess.TimeoutExpired, ValueError):
         return None
 
 
-NAMES = {"native": "PyTorch's allocator", "expandable": "with expandable segments", "online": "stalloc without a plan",
-         "planned": "stalloc with a plan"}
+# The names of the simulated allocators, as in tools/stalloc-plan/comparison.h.
+ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch expandable segments", "online": "stalloc without a plan",
+              "planned": "stalloc with a plan"}
 
 
 def comparison_lines(compared):
@@ -93,7 +94,7 @@ def comparison_lines(compared):
     lines = [f"stalloc: what each allocator would hold for the same requests ({source}, simulated):"]
     for device in compared["devices"]:
         for held in device["allocators"]:
-            lines.append(f"    device {device['device']}  {NAMES[held['allocator']]:<26}"
+            lines.append(f"    device {device['device']}  {ALLOCATORS[held['allocator']]:<28}"
                          f"{terminal.size(held['held_bytes']):>12}{100 * held['lost_share']:>7.1f} % lost")
     return lines
 

@@ -60,7 +60,8 @@ def pattern(part):
 
 
 def inside(folders, wanted):
-    """What is in the folders under a name of the wanted form, with the numbers in its name behind those of the folder."""
+    """Returns the entries of the folders whose names match `wanted`: a dictionary from the path to the numbers of its folder
+    and of its name."""
     found = {}
     for folder, numbers in folders.items():
         with contextlib.suppress(OSError):

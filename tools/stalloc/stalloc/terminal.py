@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the command prints: in plain lines of at most 80 columns, with colours only where a person reads them."""
+"""Prints for the command: in plain lines of at most 80 columns, with colours only on terminals."""
 
 import contextlib
 import errno
@@ -34,13 +34,14 @@ def wrapped(text, indent=""):
 
 
 def printable(text):
-    """A text out of a file, or a file's name, as it may be shown: what could control a terminal or begin a line is `?`."""
+    """Returns a text from a file, or a file's name, in which each character that could control a terminal or begin a line
+    is replaced by `?`."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def quoted(*paths):
-    """Words for the shell that name these files, from the working folder; one with a star where there are many files and it
-    matches just them."""
+    """Returns shell words that name these files, relative to the working folder; for many files one pattern with a star, if it
+    matches just these."""
     names = [relative(path) for path in paths]
     start, end = os.path.commonprefix(names), os.path.commonprefix([name[::-1] for name in names])[::-1]
     if len(names) > MOST_NAMED and sorted(glob.glob(f"{glob.escape(start)}*{glob.escape(end)}")) == sorted(names):
@@ -90,7 +91,7 @@ def why(error, place=""):
 
 
 def has_working_folder():
-    """Whether the working folder still has a path; it may have been removed."""
+    """False if the working folder has been removed."""
     try:
         return bool(os.getcwd())
     except OSError:
@@ -98,8 +99,8 @@ def has_working_folder():
 
 
 def open_missing_streams():
-    """Opens standard input, output and error on the null device where they are closed: another file that is opened would
-    take their place, and be written to."""
+    """Opens those of standard input, output and error that are closed on the null device. Otherwise another file that is
+    opened would take their place, and be written to."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -111,7 +112,7 @@ def open_missing_streams():
 
 
 def drop_unwritten(stream):
-    """Drops what a stream has not written where it cannot be written: Python would complain of it at its end, and exit
+    """Drops the unwritten output of a stream that cannot be written to. Otherwise Python would complain when it ends, and exit
     with a status of its own."""
     try:
         stream.flush()

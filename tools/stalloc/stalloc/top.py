@@ -6,13 +6,13 @@ import pathlib
 import sys
 import time
 
-from stalloc import output, pages, prometheus, summary, terminal
+from stalloc import output, statistics_pages, prometheus, summary, terminal
 
 HELP = "watch running programs: live and physical memory, out-of-memory events"
 DESCRIPTION = """\
-Shows the processes that run under stalloc: those of this user, started by `stalloc run` or `record`, or with
-STALLOC_STATISTICS naming a folder that --folder names too. Reads small files that the processes keep up to date, and
-disturbs none of them."""
+Shows the running processes that stalloc serves: those that this user has started by `stalloc run` or `stalloc record`,
+or, with --folder, those for which STALLOC_STATISTICS names the same folder. It reads small files that the processes keep
+up to date, and does not disturb the processes."""
 EPILOG = """\
 examples:
   stalloc top
@@ -21,7 +21,7 @@ examples:
 CLEAR = "\033[H\033[J"
 EVERYONE = 0o644  # Prometheus's files can be read by other users
 MOST_SECONDS = 1e6  # about twelve days
-SHOWN = (pages.RUNNING, pages.ELSEWHERE)
+SHOWN = (statistics_pages.RUNNING, statistics_pages.ELSEWHERE)
 
 
 def seconds(word):
@@ -34,15 +34,15 @@ def seconds(word):
 
 def register(subparsers):
     parser = subparsers.add_parser("top", help=HELP, description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("--once", action="store_true", help="once, and not again and again")
-    parser.add_argument("--seconds", metavar="N", type=seconds, default=2.0, help="how long to wait between two looks "
-                        "(default: 2)")
+    parser.add_argument("--once", action="store_true", help="print once and end")
+    parser.add_argument("--seconds", metavar="N", type=seconds, default=2.0, help="seconds between two updates (default: "
+                        "2)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON, one line for each look")
-    form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE, whole each time; -: "
-                      "to standard output")
-    parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="look in this folder "
-                        "of pages instead (may be given several times)")
+    form.add_argument("--json", action="store_true", help="as JSON, one line for each update")
+    form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE at each update (- for "
+                      "standard output)")
+    parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="read the statistics "
+                        "pages in this folder instead (may be given several times)")
 
 
 def columns(row, state):
@@ -51,7 +51,7 @@ def columns(row, state):
     rank = "" if row["rank"] is None else row["rank"]
     return (f"{row['process']:>8}{rank:>5}{row['device']:>4}  {row['mode']:<8}{terminal.size(row['live']):>11}"
             f"{terminal.size(row['physical']):>11}{lost:>8}{device_share:>6}{row['misses']:>7}"
-            + ("  elsewhere" if state == pages.ELSEWHERE else ""))
+            + ("  elsewhere" if state == statistics_pages.ELSEWHERE else ""))
 
 
 def as_text(found, out):
@@ -75,7 +75,7 @@ def as_json(found):
 
 def look(arguments, places):
     """The pages that are shown now."""
-    found, remarks = pages.all_pages(places)
+    found, remarks = statistics_pages.all_pages(places)
     for remark in remarks:
         terminal.say(remark)
     return [page for page in found if page.state in SHOWN]
@@ -97,11 +97,11 @@ def show(arguments, found):
 
 def run(arguments):
     if not arguments.folder:
-        pages.tidy()
+        statistics_pages.tidy()
     for folder in arguments.folder or ():
         if not folder.is_dir():
             terminal.say(f"{folder}: there is no such folder; the first process that is told to use it makes it")
-    places = arguments.folder or pages.bases()
+    places = arguments.folder or statistics_pages.bases()
     try:
         while True:
             show(arguments, look(arguments, places))

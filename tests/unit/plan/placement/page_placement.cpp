@@ -20,7 +20,7 @@ PagePlacement one_stream(std::uint64_t pages) {
   return placement;
 }
 
-PagePlacement::Ask ask(std::uint64_t units, StreamIndex stream = 0) {
+PagePlacement::Request make_request(std::uint64_t units, StreamIndex stream = 0) {
   return {.bytes = units * kUnitBytes, .stream = stream, .fit = Fit::BestLow, .avoid = {}};
 }
 
@@ -71,14 +71,14 @@ TEST_CASE("free ranges behave like a set of bytes") {
 
 TEST_CASE("the best-fitting contiguous range comes first") {
   PagePlacement placement = one_stream(4);
-  const auto a = placement.take(ask(3));
-  const auto b = placement.take(ask(5));
-  const auto c = placement.take(ask(2));
-  const auto d = placement.take(ask(1));
+  const auto a = placement.take(make_request(3));
+  const auto b = placement.take(make_request(5));
+  const auto c = placement.take(make_request(2));
+  const auto d = placement.take(make_request(1));
   REQUIRE((a && b && c && d));
   placement.give(*a, 3 * kUnitBytes, 0);
   placement.give(*c, 2 * kUnitBytes, 0);
-  const auto e = placement.take(ask(2));
+  const auto e = placement.take(make_request(2));
   REQUIRE(e);
   CHECK(e->offset == c->offset);
   CHECK(placement.stitched().empty());
@@ -87,10 +87,10 @@ TEST_CASE("the best-fitting contiguous range comes first") {
 TEST_CASE("without a contiguous range, whole pages are stitched; nothing is wasted at the ends") {
   PagePlacement placement = one_stream(5);
   std::vector<Place> pages;
-  for (int i = 0; i < 5; ++i) pages.push_back(*placement.take(ask(8)));
+  for (int i = 0; i < 5; ++i) pages.push_back(*placement.take(make_request(8)));
   placement.give(pages[1], kPage, 0);
   placement.give(pages[3], kPage, 0);
-  const auto place = placement.take(ask(12));
+  const auto place = placement.take(make_request(12));
   REQUIRE(place);
   CHECK(place->view == 1);
   REQUIRE(placement.stitched().size() == 1);
@@ -99,55 +99,55 @@ TEST_CASE("without a contiguous range, whole pages are stitched; nothing is wast
   placement.translate(*place, 12 * kUnitBytes, ranges);
   CHECK(ranges == std::vector<Range>{{kPage, 2 * kPage}, {3 * kPage, 3 * kPage + 4 * kUnitBytes}});
   // The rest of the last page serves a small request through the home view.
-  const auto small = placement.take(ask(4));
+  const auto small = placement.take(make_request(4));
   REQUIRE(small);
   CHECK(small->view == 0);
   CHECK(small->offset == 3 * kPage + 4 * kUnitBytes);
-  CHECK_FALSE(placement.take(ask(1)));
+  CHECK_FALSE(placement.take(make_request(1)));
 }
 
 TEST_CASE("a stitched range may begin inside a page") {
   PagePlacement placement = one_stream(3);
-  const auto first = placement.take(ask(12));
-  const auto second = placement.take(ask(4));
-  const auto third = placement.take(ask(8));
+  const auto first = placement.take(make_request(12));
+  const auto second = placement.take(make_request(4));
+  const auto third = placement.take(make_request(8));
   REQUIRE((first && second && third));
-  const auto a = placement.take_at(ask(1), {0, 0});
+  const auto a = placement.take_at(make_request(1), {0, 0});
   CHECK_FALSE(a);
   placement.give(*first, 12 * kUnitBytes, 0);
-  CHECK(placement.take_at(ask(4), {0, 0}));
+  CHECK(placement.take_at(make_request(4), {0, 0}));
   placement.give(*third, 8 * kUnitBytes, 0);
-  CHECK(placement.take_at(ask(4), {0, 2 * kPage + 4 * kUnitBytes}));
+  CHECK(placement.take_at(make_request(4), {0, 2 * kPage + 4 * kUnitBytes}));
   // Free: half of page 0 and of page 1 (contiguous), and half of page 2.
-  const auto place = placement.take(ask(8));
+  const auto place = placement.take(make_request(8));
   REQUIRE(place);
   CHECK(place->view == 0);
 }
 
 TEST_CASE("what fills whole pages begins at a page where it can") {
   PagePlacement placement = one_stream(5);
-  REQUIRE(placement.take(ask(1)));
-  CHECK(placement.take(ask(8))->offset == kPage);
-  CHECK(placement.take_at(ask(1), {0, 5 * kPage - kUnitBytes}));
-  PagePlacement::Ask high = ask(8);
+  REQUIRE(placement.take(make_request(1)));
+  CHECK(placement.take(make_request(8))->offset == kPage);
+  CHECK(placement.take_at(make_request(1), {0, 5 * kPage - kUnitBytes}));
+  PagePlacement::Request high = make_request(8);
   high.fit = Fit::Highest;
   CHECK(placement.take(high)->offset == 3 * kPage);
-  PagePlacement::Ask low = ask(8);
+  PagePlacement::Request low = make_request(8);
   low.fit = Fit::Lowest;
   CHECK(placement.take(low)->offset == 2 * kPage);
   // Stitched, too: pages 1 and 3 rather than parts of 0, 1 and 3.
   placement.give({0, kPage}, kPage, 0);
   placement.give({0, 3 * kPage}, kPage, 0);
-  REQUIRE(placement.take(ask(16)));
+  REQUIRE(placement.take(make_request(16)));
   REQUIRE(placement.stitched().size() == 1);
   CHECK(placement.stitched()[0].bytes() == 2 * kPage);
 }
 
 TEST_CASE("what fills whole pages takes parts of pages where no whole one is free") {
   PagePlacement placement = one_stream(2);
-  REQUIRE(placement.take_at(ask(4), {0, 0}));
-  REQUIRE(placement.take_at(ask(4), {0, kPage + 4 * kUnitBytes}));
-  const auto place = placement.take(ask(8));
+  REQUIRE(placement.take_at(make_request(4), {0, 0}));
+  REQUIRE(placement.take_at(make_request(4), {0, kPage + 4 * kUnitBytes}));
+  const auto place = placement.take(make_request(8));
   REQUIRE(place);
   CHECK(place->offset == 4 * kUnitBytes);
 }
@@ -157,10 +157,10 @@ TEST_CASE("bytes kept for synchronous memory serve nothing else") {
   placement.grow(3);
   placement.keep_for_synchronous(12 * kUnitBytes);
   CHECK(placement.free_bytes(0) == 12 * kUnitBytes);
-  REQUIRE(placement.take(ask(8)));
-  REQUIRE(placement.take(ask(4)));
-  CHECK_FALSE(placement.take(ask(1)));
-  const auto place = placement.take(ask(12, kSynchronous));
+  REQUIRE(placement.take(make_request(8)));
+  REQUIRE(placement.take(make_request(4)));
+  CHECK_FALSE(placement.take(make_request(1)));
+  const auto place = placement.take(make_request(12, kSynchronous));
   REQUIRE(place);
   CHECK(place->offset == 0);
 }
@@ -168,11 +168,11 @@ TEST_CASE("bytes kept for synchronous memory serve nothing else") {
 TEST_CASE("a stitched view serves again when its pages are free") {
   PagePlacement placement = one_stream(5);
   std::vector<Place> pages;
-  for (int i = 0; i < 5; ++i) pages.push_back(*placement.take(ask(8)));
+  for (int i = 0; i < 5; ++i) pages.push_back(*placement.take(make_request(8)));
   placement.give(pages[1], kPage, 0);
   placement.give(pages[3], kPage, 0);
   for (int round = 0; round < 3; ++round) {
-    const auto place = placement.take(ask(10 + static_cast<std::uint64_t>(round)));
+    const auto place = placement.take(make_request(10 + static_cast<std::uint64_t>(round)));
     REQUIRE(place);
     CHECK(place->view == 1);
     placement.give(*place, (10 + static_cast<std::uint64_t>(round)) * kUnitBytes, 0);
@@ -182,21 +182,21 @@ TEST_CASE("a stitched view serves again when its pages are free") {
 
 TEST_CASE("a request beyond the free bytes gets nothing until the placement grows") {
   PagePlacement placement = one_stream(2);
-  CHECK_FALSE(placement.take(ask(17)));
+  CHECK_FALSE(placement.take(make_request(17)));
   placement.grow(1);
-  CHECK(placement.take(ask(17)));
+  CHECK(placement.take(make_request(17)));
   CHECK(placement.physical_bytes() == 3 * kPage);
 }
 
 TEST_CASE("bytes to be avoided stay untouched, and come back") {
   PagePlacement placement = one_stream(2);
   const std::vector<Range> avoid = {{0, 4 * kUnitBytes}, {kPage, kPage + kUnitBytes}};
-  PagePlacement::Ask careful = ask(4);
+  PagePlacement::Request careful = make_request(4);
   careful.avoid = avoid;
   const auto place = placement.take(careful);
   REQUIRE(place);
   CHECK(place->offset == 4 * kUnitBytes);
-  CHECK(placement.take_at(ask(4), {0, 0}));
+  CHECK(placement.take_at(make_request(4), {0, 0}));
   CHECK(placement.take(careful));
   CHECK_FALSE(placement.take(careful));
 }
@@ -205,29 +205,29 @@ TEST_CASE("bytes of one's own stream are preferred; others only where allowed") 
   for (const bool cross : {true, false}) {
     PagePlacement placement({.granularity = kPage, .streams = 2, .synchronous = false, .cross_stream = cross});
     placement.grow(2);
-    const auto a = placement.take(ask(8, 0));
-    const auto b = placement.take(ask(8, 1));
+    const auto a = placement.take(make_request(8, 0));
+    const auto b = placement.take(make_request(8, 1));
     REQUIRE((a && b));
     placement.give(*a, kPage, 0);
     placement.give(*b, kPage, 1);
-    CHECK(placement.take(ask(4, 1))->offset == b->offset);
-    CHECK(placement.take(ask(4, 0))->offset == a->offset);
-    CHECK(placement.take(ask(4, 1))->offset == b->offset + 4 * kUnitBytes);
-    CHECK(placement.take(ask(4, 1)).has_value() == cross);
+    CHECK(placement.take(make_request(4, 1))->offset == b->offset);
+    CHECK(placement.take(make_request(4, 0))->offset == a->offset);
+    CHECK(placement.take(make_request(4, 1))->offset == b->offset + 4 * kUnitBytes);
+    CHECK(placement.take(make_request(4, 1)).has_value() == cross);
   }
 }
 
 TEST_CASE("synchronous memory shares with nobody else") {
   PagePlacement placement({.granularity = kPage, .streams = 1, .synchronous = true, .cross_stream = true});
   placement.grow(2);
-  const auto a = placement.take(ask(8, kSynchronous));
-  const auto b = placement.take(ask(8, 0));
+  const auto a = placement.take(make_request(8, kSynchronous));
+  const auto b = placement.take(make_request(8, 0));
   REQUIRE((a && b));
   placement.give(*a, kPage, kSynchronous);
   placement.give(*b, kPage, 0);
-  CHECK(placement.take(ask(8, 0))->offset == b->offset);
-  CHECK_FALSE(placement.take(ask(1, 0)));
-  CHECK(placement.take(ask(8, kSynchronous))->offset == a->offset);
+  CHECK(placement.take(make_request(8, 0))->offset == b->offset);
+  CHECK_FALSE(placement.take(make_request(1, 0)));
+  CHECK(placement.take(make_request(8, kSynchronous))->offset == a->offset);
 }
 
 TEST_CASE("random requests never share a byte, and pages are not wasted") {
@@ -257,7 +257,7 @@ TEST_CASE("random requests never share a byte, and pages are not wasted") {
       const StreamIndex kinds = streams + (seed % 2 == 0 ? 1 : 0);
       StreamIndex stream = static_cast<StreamIndex>(random() % kinds);
       if (stream == streams) stream = kSynchronous;
-      PagePlacement::Ask request = ask(1 + random() % 30, stream);
+      PagePlacement::Request request = make_request(1 + random() % 30, stream);
       request.fit = static_cast<Fit>(random() % 4);
       const auto place = placement.take(request);
       if (!place) continue;

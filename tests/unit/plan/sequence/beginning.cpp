@@ -8,10 +8,10 @@
 
 #include "catch.h"
 #include "plan/planner.h"
-#include "soundly.h"
+#include "plan_and_check.h"
 
 using namespace stalloc::plan;
-using stalloc::test::plan_soundly;
+using stalloc::test::plan_and_check;
 
 namespace {
 
@@ -40,7 +40,7 @@ Problem irregular(std::uint32_t seed, std::size_t weights, std::size_t steps) {
 }  // namespace
 
 TEST_CASE("without a steady state the plan holds what lives through the run, and no more") {
-  const auto planned = plan_soundly(irregular(1, 50, 2000));
+  const auto planned = plan_and_check(irregular(1, 50, 2000));
   const DevicePlan& plan = planned.plan;
   CHECK(planned.report.beginning_only);
   CHECK(planned.report.period == 0);
@@ -58,7 +58,7 @@ TEST_CASE("without a steady state the plan holds what lives through the run, and
 }
 
 TEST_CASE("what is left is served dynamically, in a plan that is small and goes on forever") {
-  const DevicePlan plan = plan_soundly(irregular(2, 50, 100'000)).plan;
+  const DevicePlan plan = plan_and_check(irregular(2, 50, 100'000)).plan;
   CHECK(plan.prologue == 148);  // up to the last weight
   REQUIRE(plan.body == 1);
   CHECK(plan.slots.size() == 149);
@@ -69,14 +69,14 @@ TEST_CASE("what is left is served dynamically, in a plan that is small and goes 
 TEST_CASE("what is live because the recording stopped inside a step is not relied upon") {
   Problem problem = irregular(3, 10, 400);
   for (std::size_t i = 400; i < problem.requests.size(); ++i) problem.requests[i].until = kNever;
-  const auto planned = plan_soundly(problem);
+  const auto planned = plan_and_check(problem);
   const auto served = std::count_if(planned.plan.slots.begin(), planned.plan.slots.end(),
                                     [](const Slot& slot) { return slot.kind != SlotKind::PassThrough; });
   CHECK(served == 10);
 }
 
 TEST_CASE("a run in which nothing stays is left to the run time") {
-  const auto planned = plan_soundly(irregular(4, 0, 500));
+  const auto planned = plan_and_check(irregular(4, 0, 500));
   CHECK(planned.plan.physical_bytes == 0);
   CHECK(planned.plan.slots.size() == 1);
   CHECK(planned.plan.body == 1);
@@ -84,7 +84,7 @@ TEST_CASE("a run in which nothing stays is left to the run time") {
 
 TEST_CASE("on demand the whole run is planned all the same") {
   const Problem problem = irregular(5, 10, 300);
-  const auto planned = plan_soundly(problem, {.whole_run = true});
+  const auto planned = plan_and_check(problem, {.whole_run = true});
   CHECK_FALSE(planned.report.beginning_only);
   CHECK(planned.plan.slots.size() == problem.requests.size());
   CHECK(planned.plan.varying.empty());
@@ -99,5 +99,5 @@ TEST_CASE("a CSV has no beginning; a run of which all stays is planned whole") {
   lasting.requests.resize(1);
   lasting.requests[0].upper = 1;
   CHECK(find_beginning(lasting).period == 0);
-  CHECK(plan_soundly(lasting).plan.slots.size() == 1);
+  CHECK(plan_and_check(lasting).plan.slots.size() == 1);
 }

@@ -8,10 +8,10 @@
 #include "catch.h"
 #include "plan/planner.h"
 #include "plan/sequence/varying.h"
-#include "soundly.h"
+#include "plan_and_check.h"
 
 using namespace stalloc::plan;
-using stalloc::test::plan_soundly;
+using stalloc::test::plan_and_check;
 
 namespace {
 
@@ -78,7 +78,7 @@ TEST_CASE("without call sites steps whose sizes vary are none; sizes that repeat
 TEST_CASE("a varying request gets room where what is planned leaves some, and is not counted on") {
   // The second varying one comes when the 100 MiB are free again.
   const std::vector<Made> step = {{100 * kMiB, 0, 2}, {10 * kMiB, 40 * kMiB}, {10 * kMiB, 10 * kMiB}, {2 * kMiB}};
-  const auto planned = plan_soundly(loop(step, 5, 2));
+  const auto planned = plan_and_check(loop(step, 5, 2));
   CHECK(planned.report.by_call_site);
   CHECK(planned.report.dynamic_slots == 1);
   CHECK(planned.plan.varying.size() == 1);
@@ -111,7 +111,7 @@ TEST_CASE("a run of other sizes needs hardly more than its own peak") {
   for (int i = 0; i < 8; ++i) step.push_back({20 * kMiB, 0, static_cast<std::uint64_t>(9 - i)});
   for (int i = 0; i < 8; ++i) step.push_back({10 * kMiB, 60 * kMiB, static_cast<std::uint64_t>(9 - i)});
   for (int i = 0; i < 4; ++i) step.push_back({5 * kMiB});
-  const auto planned = plan_soundly(loop(step, 6, 1));
+  const auto planned = plan_and_check(loop(step, 6, 1));
   const Problem other = loop(step, 6, 99);
   Problem rest = other;  // what the plan does not serve
   const std::size_t begin = planned.plan.prologue;
@@ -134,7 +134,7 @@ TEST_CASE("where the largest sizes never come together, they get no place at the
   for (std::size_t i = 3; i < problem.requests.size(); i += 4) {
     problem.requests[i + 1].size = 100 * kMiB - problem.requests[i].size;
   }
-  const auto planned = plan_soundly(problem);
+  const auto planned = plan_and_check(problem);
   CHECK(planned.plan.physical_bytes <= 310 * kMiB);
   CHECK_FALSE(planned.plan.varying.empty());
   for (const std::uint32_t slot : planned.plan.varying) {
@@ -148,7 +148,7 @@ TEST_CASE("what is asked for before the steps is taken for varying by its call s
   problem.requests[1].stack = 3;  // where the varying one is made, with a size of its own
   problem.requests[1].until = 2;
   problem.requests[1].upper = 2;
-  const auto planned = plan_soundly(problem);
+  const auto planned = plan_and_check(problem);
   CHECK(planned.plan.slots[1].kind == SlotKind::Dynamic);
   CHECK(planned.plan.slots[0].kind == SlotKind::Persistent);
 }
@@ -175,7 +175,7 @@ TEST_CASE("random loops with varying sizes are planned soundly") {
     }
     const PlanOptions options{.granularity = 64 * 1024,
                               .streams = seed % 2 == 0 ? StreamMode::Order : StreamMode::Isolate};
-    const auto planned = plan_soundly(problem, options);
+    const auto planned = plan_and_check(problem, options);
     found += planned.report.by_call_site ? 1 : 0;
     placed += planned.report.dynamic_slots;
     left += planned.plan.varying.size();

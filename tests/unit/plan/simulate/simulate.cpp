@@ -125,7 +125,7 @@ TEST_CASE("only what a framework's allocator is asked for is compared") {
   trace.alloc(10 * kMiB);
   const Problem problem = framework_requests(find_lifetimes(trace.trace()).devices.at(0));
   REQUIRE(problem.requests.size() == 4);
-  const Held held = simulate_caching(problem);
+  const PeakMemory held = simulate_caching(problem);
   REQUIRE(held.live_bytes == 30 * kMiB);
   REQUIRE(held.held_bytes == 30 * kMiB);
 
@@ -152,7 +152,7 @@ TEST_CASE("no allocator holds less than is live, and stitching comes near it") {
       request.until = random() % 8 == 0 ? kNever : i + 1 + random() % 60;
     }
     const std::uint64_t live = peak_live_bytes(problem);
-    for (const Held& held : {simulate_caching(problem), simulate_expandable(problem)}) {
+    for (const PeakMemory& held : {simulate_caching(problem), simulate_expandable(problem)}) {
       REQUIRE(held.live_bytes == live);
       REQUIRE(held.held_bytes >= live);
     }
@@ -252,11 +252,11 @@ TEST_CASE("a watch sees every request and ends at what is held") {
     request.size = (i % 11) * kMiB;
   }
   std::vector<std::uint64_t> seen;
-  const Watch watch = [&seen](std::size_t request, std::uint64_t held) {
+  const HeldObserver watch = [&seen](std::size_t request, std::uint64_t held) {
     REQUIRE(request == seen.size());
     seen.push_back(held);
   };
-  const auto ends_at = [&](const Held& held) {
+  const auto ends_at = [&](const PeakMemory& held) {
     const bool right = seen.size() == problem.requests.size() && seen.back() == held.held_bytes;
     seen.clear();
     return right;

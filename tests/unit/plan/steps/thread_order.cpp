@@ -9,7 +9,7 @@
 #include "plan/sequence/sequence.h"
 #include "plan/steps/reorder.h"
 #include "plan/steps/steps.h"
-#include "soundly.h"
+#include "plan_and_check.h"
 #include "threads.h"
 
 using namespace stalloc;
@@ -61,7 +61,7 @@ TEST_CASE("steps are found in which another thread comes now earlier, now later"
   CHECK(steps.steady.repetitions >= kSteps - 2);
   CHECK(std::set<std::uint8_t>(steps.threads->lanes.begin(), steps.threads->lanes.end()).size() == 2);
 
-  const plan::PlannedDevice planned = plan_soundly(problem);
+  const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.lanes == 2);
   CHECK(planned.report.without_slot == 0);
   CHECK(planned.plan.lanes.size() == planned.plan.slots.size());
@@ -74,7 +74,7 @@ TEST_CASE("threads that keep their place are one order", "[threads]") {
   const plan::Steps steps = plan::find_steps(program.problem());
   CHECK_FALSE(steps.threads);
   CHECK(steps.steady.period == 60);
-  CHECK(plan_soundly(program.problem()).plan.lanes.empty());
+  CHECK(plan_and_check(program.problem()).plan.lanes.empty());
 }
 
 TEST_CASE("a thread that comes every second step makes the body two steps long", "[threads]") {
@@ -83,13 +83,13 @@ TEST_CASE("a thread that comes every second step makes the body two steps long",
   const plan::Steps steps = plan::find_steps(problem);
   REQUIRE(steps.threads);
   CHECK(steps.steady.period == 122);
-  CHECK(plan_soundly(problem).report.without_slot == 0);
+  CHECK(plan_and_check(problem).report.without_slot == 0);
 }
 
 TEST_CASE("of three threads two keep their place and the third does not", "[threads]") {
   Random random(GENERATE(range(1U, 6U)));
   const plan::Problem problem = training_with_loader(random, 1, 1);
-  const plan::PlannedDevice planned = plan_soundly(problem);
+  const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.period == 62);
   CHECK(planned.report.lanes == 3);
   CHECK(planned.report.without_slot == 0);
@@ -102,7 +102,7 @@ TEST_CASE("two threads come now earlier, now later", "[threads]") {
   add_training(program, 0, kSteps, 0);
   add_loader(program, 1, 1, random);
   add_loader(program, 2, 1, random, 300, 400);
-  const plan::PlannedDevice planned = plan_soundly(program.problem());
+  const plan::PlannedDevice planned = plan_and_check(program.problem());
   CHECK(planned.report.period == 64);
   CHECK(planned.report.lanes == 3);
   CHECK(planned.report.without_slot == 0);
@@ -125,7 +125,7 @@ TEST_CASE("threads that are started anew for each step are one", "[threads]") {
   }
   const plan::Problem problem = plan::find_lifetimes(trace).devices.at(0);
   CHECK(count_of(problem, 7) == 2 * kSteps);
-  const plan::PlannedDevice planned = plan_soundly(problem);
+  const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.period == 62);
   CHECK(planned.report.lanes == 2);
   CHECK(planned.report.without_slot == 0);
@@ -154,7 +154,7 @@ TEST_CASE("a thread that drifts is left out", "[threads]") {
     program.free(time + 330, 1, program.alloc(time, 1, 60 * kMiB));
   }
   const plan::Problem problem = program.problem();
-  const plan::PlannedDevice planned = plan_soundly(problem);
+  const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.period == 60);
   CHECK(planned.report.lanes == 1);
   CHECK(planned.report.without_slot == requests);
@@ -174,7 +174,7 @@ TEST_CASE("a thread whose requests take turns in the run and would not in the pl
     program.free(begin + 650, 1, early ? second : first);  // the peak is at 500
   }
   const plan::Problem problem = program.problem();
-  const plan::PlannedDevice planned = plan_soundly(problem);
+  const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.period == 60);
   CHECK(planned.report.without_slot == 2 * kSteps);
 }
@@ -187,7 +187,7 @@ TEST_CASE("a thread without repetitions is left out", "[threads]") {
     const double time = between(0, kSteps * kStep, random);
     program.free(time, 1, program.alloc(time, 1, random() % kMiB + 1));
   }
-  const plan::PlannedDevice planned = plan_soundly(program.problem());
+  const plan::PlannedDevice planned = plan_and_check(program.problem());
   CHECK(planned.report.period == 60);
   CHECK(planned.report.lanes == 1);
   CHECK(planned.report.without_slot == 40);
@@ -199,7 +199,7 @@ TEST_CASE("a thread that helps at the start alone stays in its place", "[threads
   for (int i = 0; i < 30; ++i) program.alloc(-200 + i, 2, kMiB + static_cast<std::uint64_t>(i) * 512);
   add_training(program, 0, kSteps, 0);
   add_loader(program, 1, 1, random);
-  const plan::PlannedDevice planned = plan_soundly(program.problem());
+  const plan::PlannedDevice planned = plan_and_check(program.problem());
   CHECK(planned.report.period == 62);
   CHECK(planned.report.lanes == 3);
   CHECK(planned.report.without_slot == 0);
@@ -215,7 +215,7 @@ TEST_CASE("a queue that is filled first does not hide the steps", "[threads]") {
     queue.push_back(program.alloc(step * kStep + between(30, 170, random), 1, 4 * kMiB));
     program.free(batch * kStep + 400, 0, queue.back());
   }
-  const plan::PlannedDevice planned = plan_soundly(program.problem());
+  const plan::PlannedDevice planned = plan_and_check(program.problem());
   CHECK(planned.report.lanes == 2);
   CHECK(planned.report.without_slot == 0);
   CHECK(planned.report.period % 61 == 0);
@@ -234,7 +234,7 @@ TEST_CASE("steps by call site are found in threads too", "[threads]") {
   REQUIRE(steps.threads);
   CHECK(steps.steady.period == 62);
   CHECK(steps.steady.sizes.size() == 62);
-  CHECK(plan_soundly(problem).report.by_call_site);
+  CHECK(plan_and_check(problem).report.by_call_site);
 }
 
 TEST_CASE("any threads that share memory and come at any time are planned soundly", "[threads]") {
@@ -263,7 +263,7 @@ TEST_CASE("any threads that share memory and come at any time are planned soundl
     }
   }
   const plan::Problem problem = program.problem();
-  const plan::PlannedDevice planned = plan_soundly(problem);
+  const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.period > 0);
   CHECK(planned.report.without_slot <= problem.requests.size() - count_of(problem, 0));
   CHECK(static_cast<double>(planned.plan.physical_bytes) < 1.1 * static_cast<double>(peak_live_bytes(problem)));

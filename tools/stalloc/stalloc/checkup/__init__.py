@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `stalloc doctor` looks at: each module checks one kind of thing and returns findings."""
+"""The checks of `stalloc doctor`: each module checks one kind of thing and returns findings."""

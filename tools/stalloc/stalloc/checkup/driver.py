@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the NVIDIA driver and its devices have all that serving needs."""
+"""Checks that the NVIDIA driver and its devices have all that serving needs."""
 
 import os
 import pathlib

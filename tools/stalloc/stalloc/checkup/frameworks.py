@@ -26,7 +26,7 @@ def findings(answer, variables):
         yield Finding("python", GOOD, python)
     for name in NAMES:
         if name in packages:
-            yield road(name, packages[name])
+            yield of_framework(name, packages[name])
     if "torch-memory-saver" in packages:
         yield Finding("frameworks", NOTE, "torch_memory_saver preloads a library of its own while it is in use: which "
                       "of the two sees a call first, the order in LD_PRELOAD says")
@@ -41,7 +41,7 @@ def release(version):
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def road(name, version):
+def of_framework(name, version):
     title = f"{NAMES[name]} {version}"
     if name == "torch":
         return pytorch(title, version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the variables named STALLOC_... are understood by the library and the command."""
+"""Checks that the library and the command understand the variables named STALLOC_..."""
 
 import difflib
 import re
@@ -58,7 +58,7 @@ def of_variable(name, value):
 
 
 def accepts(accepted, value):
-    """Whether the library understands a value; interpose/base/options.cpp reads it likewise."""
+    """Whether the library understands a value, by the rules of interpose/base/options.cpp."""
     if accepted in FREE:
         return True
     if accepted.startswith("bytes"):

@@ -4,16 +4,16 @@
 import json
 import re
 
-from stalloc import inputs, output, recording, safe_pickle, snapshot, terminal
+from stalloc import call_stacks, inputs, output, planner, safe_pickle, snapshot, terminal
 from stalloc.report import fit, page, ticket
 
 HELP = "show a recorded run as a page: where its memory goes, and what would help"
 DESCRIPTION = """\
-Makes one HTML file of a recorded run, which opens offline: live bytes over time beside what allocators hold, the plan as
-time by address, who holds the memory at the peak, the holes at the peak of PyTorch's allocator, and whether the run fits
-another card. Without PLAN one is made for it.
+Makes one HTML file from a recorded run, which opens offline. It shows live bytes over time beside what allocators hold,
+the plan as time by address, which call sites hold the memory at the peak, the holes at the peak of PyTorch's allocator,
+and whether the run fits another card. Without PLAN, a plan is made for the report.
 
-TRACE may be a memory snapshot of PyTorch's with a history, too; the report then shows the call stacks in it."""
+TRACE may also be a memory snapshot of PyTorch with a history. The report then shows the call stacks in it."""
 EPILOG = """\
 examples:
   stalloc report trace.fb -o report.html
@@ -39,17 +39,17 @@ def register(subparsers):
     parser = subparsers.add_parser("report", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run, a CSV of requests, or PyTorch's snapshot")
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan of this run (default: one is made)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes (default: report.html; with "
-                        "--text and --json, and for -: standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: report.html, or "
+                        "standard output with --text or --json; - for standard output)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--text", action="store_true", help="print what can be pasted in a ticket, or write it to -o, in "
-                      "place of the page")
-    form.add_argument("--json", action="store_true", help="print what the page shows, or write it to -o, in place of the "
-                      "page (docs/formats.md)")
+    form.add_argument("--text", action="store_true", help="print text that can be pasted into a ticket, instead of making "
+                      "the page")
+    form.add_argument("--json", action="store_true", help="print what the page shows as JSON (docs/formats.md), instead of "
+                      "making the page")
     parser.add_argument("--card", metavar="SIZE", type=card_bytes,
-                        help="does the run fit a card of so many bytes (80g; default: the recorded one)")
+                        help="say whether the run fits a card with this much memory, such as 80g (default: the recorded card)")
     parser.add_argument("--accept-truncated", action="store_true",
-                        help="take the whole chunks of a trace that stops inside one")
+                        help="accept a trace whose last chunk is cut off")
 
 
 def run(arguments):
@@ -57,7 +57,7 @@ def run(arguments):
     output.refuse_inputs(target, [arguments.trace, *([arguments.plan] if arguments.plan else [])])
     try:
         with terminal.Progress("reading " + arguments.trace) as progress, \
-                inputs.steady(arguments.trace) as trace, inputs.steady(arguments.plan) as plan:
+                inputs.reopenable(arguments.trace) as trace, inputs.reopenable(arguments.plan) as plan:
             report = made(arguments, trace, plan, progress)
             progress.begin("writing")
             content = written(arguments, report)
@@ -66,7 +66,7 @@ def run(arguments):
     except safe_pickle.BadPickle as error:
         return snapshot.complain(arguments.trace, error)
     except (inputs.BadInput, OSError) as error:
-        return recording.complain(error, target)
+        return inputs.say_failure(error, target)
     if not shown:
         print(f"wrote {terminal.printable(target)}")
     return 0
@@ -86,11 +86,11 @@ def made(arguments, trace, plan, progress):
     if safe_pickle.is_pickle(trace):
         report = of_snapshot(arguments.trace, trace, options, plans)
     else:
-        report = json.loads(recording.ask("report", *options, "--", trace, *plans))
+        report = json.loads(planner.output_of("report", *options, "--", trace, *plans))
         progress.begin("naming functions")
-        named, stacks = recording.name_frames(report)
+        named, stacks = call_stacks.name_frames(report)
         show_stacks(report, named, stacks)
-    report["modules"] = {str(module["id"]): recording.library(module["path"]) for module in report["modules"]}
+    report["modules"] = {str(module["id"]): call_stacks.library(module["path"]) for module in report["modules"]}
     for device in report["devices"]:
         device["fit"] = fit.rows(device, arguments.card)
     return report
@@ -100,15 +100,15 @@ def of_snapshot(name, path, options, plans):
     """The report of a snapshot's device with most requests."""
     found = snapshot.read(path)
     device = snapshot.busiest(found)
-    with inputs.derived(name, lambda file: snapshot.write_requests(found[device], file)) as requests:
-        report = json.loads(recording.ask("report", *options, "--", requests, *plans))
+    with inputs.temporary(name, lambda file: snapshot.write_requests(found[device], file)) as requests:
+        report = json.loads(planner.output_of("report", *options, "--", requests, *plans))
     report["source"] = snapshot.shown_name(name)
     report["recorded_by_pytorch"] = found[device].recorded()
     report["devices"][0]["device"] = device
     indices, stacks = {}, {}
     for number, stack in enumerate(found[device].stacks):
         stacks[number] = [indices.setdefault(frame, len(indices)) for frame in stack]
-    named = [recording.Frame(*frame, is_python=frame[0].endswith((".py", ">"))) for frame in indices]
+    named = [call_stacks.Frame(*frame, is_python=frame[0].endswith((".py", ">"))) for frame in indices]
     show_stacks(report, named, stacks)
     return report
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run fits a card, and with how much room. The page answers the same for other cards (fitTable in tables.js)."""
+"""Computes whether a run fits a card, and how much room is left. The page does the same for other cards (fitTable in
+tables.js)."""
 
 
 def rows(device, card=None):

@@ -4,7 +4,7 @@
 import json
 import pathlib
 
-from stalloc import installation, recording
+from stalloc import call_stacks, installation
 from stalloc.report import columns, ticket
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -22,8 +22,8 @@ def data(report):
     for device in report["devices"]:
         plan = {**device["plan"], "slots": columns.packed(device["plan"]["slots"])}
         devices.append({**device, "plan": plan, "all_requests": columns.packed(device["all_requests"])})
-    dull = [index for index, frame in enumerate(report["frames"]) if recording.is_dull(frame)]
-    return {**report, "devices": devices, "dull_frames": dull, "ticket": ticket.text(report),
+    uninformative = [index for index, frame in enumerate(report["frames"]) if call_stacks.is_uninformative(frame)]
+    return {**report, "devices": devices, "uninformative_frames": uninformative, "ticket": ticket.text(report),
             "version": installation.version()}
 
 

@@ -121,7 +121,7 @@ class PlanView extends View {
     if (this.colourBy === 'stitched') return key ? 'in a stitched view' : 'in the home view';
     if (this.colourBy === 'stream') return `stream ${key}`;
     if (this.colourBy === 'module') return this.report.modules[key] || 'library not recorded';
-    const frame = tellingFrames(this.report, key)[0];
+    const frame = informativeFrames(this.report, key)[0];
     return frame ? `${frame} (stack ${key})` : 'no call stack';
   }
 
@@ -224,7 +224,7 @@ class PlanView extends View {
             `lives for ${lasts} requests${seconds === null ? '' : `, ${seconds.toFixed(1)} ms`}` +
                 (end >= until.length ? ', to the end' : ''),
             `stream ${stream[request]}, ${this.report.modules[module[request]] || 'library not recorded'}`, place,
-            ...tellingFrames(this.report, stack[request]).slice(0, 12)].join('\n');
+            ...informativeFrames(this.report, stack[request]).slice(0, 12)].join('\n');
   }
 
   key(key) {

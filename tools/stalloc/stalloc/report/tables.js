@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of the page in words and numbers: allocators, fit, holders, holes, the text for a ticket.
 
-// The names of the frames that say where in the program this is: Python's, or those that are not dull; all frames if there
-// are none. The same as recording.telling does.
-function tellingFrames(report, stack) {
-  report.dull ??= new Set(report.dull_frames);
+// Returns the names of the frames that show where in the program a stack is, by the rule of call_stacks.informative_frames.
+function informativeFrames(report, stack) {
+  report.uninformative ??= new Set(report.uninformative_frames);
   report.python ??= new Set(report.python_frames);
   const frames = report.stacks[stack] || [];
   const python = frames.filter((frame) => report.python.has(frame));
-  const native = frames.filter((frame) => !report.dull.has(frame));
-  const telling = python.length ? python : native.length ? native : frames;
-  return telling.map((frame) => report.frames[frame]);
+  const native = frames.filter((frame) => !report.uninformative.has(frame));
+  const shown = python.length ? python : native.length ? native : frames;
+  return shown.map((frame) => report.frames[frame]);
 }
 
 // `numbers`: the columns that are aligned to the right. Cells are texts or elements.
@@ -56,9 +55,9 @@ function fitPanel(host, device) {
   for (const input of [choose, own, kept]) input.addEventListener('input', show);
   host.append(element('div', {className: 'controls'}, element('label', {}, 'Card ', choose),
                       element('label', {}, 'GiB ', own), element('label', {}, 'less, GiB ', kept)),
-              element('p', {className: 'hint', textContent: 'Of the card go what the allocator holds and what passes it by ' +
-                  `(${sizeText(device.outside_peak_bytes)} at most, of libraries). CUDA's context and code take more, which no ` +
-                  'allocator sees: enter it under "less". A driver offers a little less than a nominal size.'}), answer);
+              element('p', {className: 'hint', textContent: 'The card must have room for what the allocator holds and for requests of ' +
+                  `libraries that bypass it (at most ${sizeText(device.outside_peak_bytes)}). CUDA's context and code take more, ` +
+                  'which no allocator sees: enter it under "less". A driver offers a little less than the nominal size.'}), answer);
   show();
 }
 
@@ -84,7 +83,7 @@ function libraryTable(report, device) {
     const [name, seen] = key.split('\n');
     return [name, seen, String(sum.requests), sizeText(sum.bytes), percentText(sum.bytes / device.peak.bytes)];
   });
-  const made = table(['library that asked', 'seen by PyTorch', 'requests', 'bytes', 'share'], rows, [2, 3, 4]);
+  const made = table(['requesting library', 'seen by PyTorch', 'requests', 'bytes', 'share'], rows, [2, 3, 4]);
   made.id = 'libraries';
   return made;
 }
@@ -93,14 +92,14 @@ function libraryTable(report, device) {
 function stackCell(report, site) {
   const frames = (report.stacks[site.stack] || []).map((index) => report.frames[index]);
   if (!frames.length) return 'no call stack';
-  return element('details', {}, element('summary', {textContent: tellingFrames(report, site.stack)[0]}),
+  return element('details', {}, element('summary', {textContent: informativeFrames(report, site.stack)[0]}),
                  element('pre', {textContent: frames.join('\n')}));
 }
 
 const HOLES = {whole_segment: 'segments with nothing in use: given back when the card is full, or by torch.cuda.empty_cache()',
-               too_small: 'of the stream that asked: none is as large as what was asked for',
-               remainder: 'beside what was asked for, which was served from a part of it', other_stream: 'of other streams',
-               other_pool: 'kept for the other kind of sizes (up to 1 MiB, or larger)'};
+               too_small: 'of the stream of the request, but each too small for it',
+               remainder: 'beside the request, which was served from a part of it', other_stream: 'of other streams',
+               other_pool: 'reserved for requests of the other size class (up to 1 MiB, or larger)'};
 const MOST_ROWS = 30;
 
 function holesPanel(host, report, device) {
@@ -116,10 +115,10 @@ function holesPanel(host, report, device) {
        hole.after === null ? '' : `request ${hole.after}`]);
   host.append(element('p', {textContent: `Request ${peak.request}: ${sizeText(peak.held_bytes)} held in ${peak.segments} ` +
                   `segments, ${sizeText(peak.live_bytes)} in use, ${sizeText(peak.rounding_bytes)} at the ends of blocks in use.`}),
-              sums, element('h3', {textContent: 'Whose blocks keep the holes apart'}),
+              sums, element('h3', {textContent: 'Blocks that keep the holes apart'}),
               table(['blocks of', 'holes', 'bytes'], pinned, [1, 2]),
               element('details', {}, element('summary', {textContent: 'The largest holes'}),
-                      table(['bytes', 'segment', 'stream', 'pool', 'before it', 'behind it'], largest, [0])));
+                      table(['bytes', 'segment', 'stream', 'pool', 'before it', 'after it'], largest, [0])));
 }
 
 function ticketPanel(host, report) {

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report in plain text of at most 80 columns, for pasting into a ticket."""
 
-from stalloc import recording
+from stalloc import call_stacks
+from stalloc.summary import ALLOCATORS
 from stalloc.terminal import WIDTH, printable, size, wrapped
 
-NAMES = {"native": "PyTorch native", "expandable": "PyTorch expandable segments", "online": "stalloc without a plan",
-         "planned": "stalloc with a plan"}
 SETTINGS = (("expandable", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), ("online", "stalloc run -- ..."),
             ("planned", "stalloc run --plan plan.fb -- ..."))
 # Why bytes are free: the key in the report, what they lie in, and what that means.
 FREE = (("whole_segment", "segment", "with nothing in use: given back when the card is full, at the cost of waiting for "
          "it, or by torch.cuda.empty_cache()"),
-        ("too_small", "hole", "of the stream that asked: none is as large as what was asked for"),
-        ("remainder", "hole", "beside what was asked for, which was served from a part of it"),
+        ("too_small", "hole", "of the stream of the request, but each too small for it"),
+        ("remainder", "hole", "beside the request, which was served from a part of it"),
         ("other_stream", "hole", "of other streams"),
-        ("other_pool", "hole", "kept for the other kind of sizes (up to 1 MiB, or larger)"))
+        ("other_pool", "hole", "reserved for requests of the other size class (up to 1 MiB, or larger)"))
 MOST_ROWS = 8
 MOST_FRAMES = 6
 
@@ -42,7 +41,7 @@ def allocator_lines(device):
     card = device["fit"][0]["card_bytes"] if rooms else 0
     lines = [head + (f"   of {size(card)}" if rooms else "")]
     for held in device["allocators"]:
-        line = (f"  {NAMES[held['allocator']]:<28}{size(held['live_bytes']):>11}{size(held['held_bytes']):>11}"
+        line = (f"  {ALLOCATORS[held['allocator']]:<28}{size(held['live_bytes']):>11}{size(held['held_bytes']):>11}"
                 f"{100 * held['lost_share']:>6.1f} %")
         if rooms:
             room = rooms[held["allocator"]]["room_bytes"]
@@ -50,7 +49,7 @@ def allocator_lines(device):
         lines.append(line)
     if device["outside_requests"]:
         lines.append(wrapped(f"  {device['outside_requests']} requests of other libraries ({size(device['outside_peak_bytes'])}"
-                             " at most) pass PyTorch's allocator by and come on top.", "  "))
+                             " at most) bypass PyTorch's allocator and come on top.", "  "))
     return lines
 
 
@@ -74,7 +73,7 @@ def peak_lines(report, device):
     pinned = [pin for pin in peak["pinned_by"] if pin["bytes"] >= peak["held_bytes"] // 1000]
     if pinned:
         yield ""
-        yield "Whose blocks keep the holes apart:"
+        yield "Blocks that keep the holes apart:"
         for pin in pinned[:MOST_ROWS]:
             yield f"  {size(pin['bytes']):>12}  {counted(pin['holes'], 'hole')} beside blocks of"
             yield from stack_lines(report, pin)
@@ -114,8 +113,8 @@ def library_of(report, holder):
 
 def stack_lines(report, site):
     """The innermost frames that say where in the program this is."""
-    telling = recording.telling(report, site["stack"])
-    if not telling:
+    shown = call_stacks.informative_frames(report, site["stack"])
+    if not shown:
         yield " " * 18 + f"(no call stack; {library_of(report, site)})"
-    for frame in telling[:MOST_FRAMES]:
+    for frame in shown[:MOST_FRAMES]:
         yield (" " * 18 + printable(frame))[:WIDTH]

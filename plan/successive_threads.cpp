@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/successors.h"
+#include "plan/successive_threads.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +19,7 @@ auto key_of(const Request& request) {
 
 }  // namespace
 
-void join_successors(Problem& problem) {
+void merge_successive_threads(Problem& problem) {
   std::map<std::uint32_t, Requests> by_thread;
   for (std::size_t i = 0; i < problem.requests.size(); ++i) by_thread[problem.requests[i].thread].push_back(i);
   std::vector<const Requests*> threads;  // by their first request

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/stalloc-plan/answer.h"
+#include "tools/stalloc-plan/output.h"
 
 #include <cstdio>
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What matters to a run outside CUDA: limits, disk space, call stacks, GPUDirect RDMA."""
+"""Checks what matters to a run outside CUDA: limits, disk space, call stacks, GPUDirect RDMA."""
 
 import ctypes
 import os
@@ -48,7 +48,7 @@ def disk(trace):
 
 
 def privileges(program):
-    """Whether the loader would preload nothing into the program."""
+    """A finding if the loader would preload nothing into the program."""
     path = os.path.realpath(program)
     try:
         raised = os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID) != 0

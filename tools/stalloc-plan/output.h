@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command's output: text on standard output, errors in one line on stderr, and an exit code.
+// The command's output: its result on standard output, an error in one line on stderr, and its exit code.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitBad = 1;    // bad input, or an unsound plan
 inline constexpr int kExitUsage = 2;  // wrong usage
 
-// Writes to standard output. Returns the exit code.
+// Writes the text to standard output. Returns the exit code: kExitBad if it cannot be written.
 int print(const std::string& text);
 
-// Prints "stalloc-plan: <what>" on stderr, in one line whatever `what` holds.
+// Prints "stalloc-plan: <what>" on stderr in one line, whatever bytes are in `what`. Returns `exit_code`.
 int fail(const std::string& what, int exit_code = kExitBad);
 
 }  // namespace stalloc::tool

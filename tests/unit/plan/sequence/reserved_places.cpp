@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/sequence/kept_places.h"
+#include "plan/sequence/reserved_places.h"
 
 #include <vector>
 
@@ -20,22 +20,22 @@ Sequence sequence_of(const std::vector<Made>& prologue, std::uint64_t step) {
   sequence.prologue = prologue.size();
   sequence.body = 1;
   for (const Made& made : prologue) {
-    Item& item = sequence.items.emplace_back();
-    item.lower = sequence.items.size() - 1;
-    item.bytes = made.bytes;
-    item.upper = made.upper;
+    SequenceSlot& entry = sequence.slots.emplace_back();
+    entry.lower = sequence.slots.size() - 1;
+    entry.bytes = made.bytes;
+    entry.upper = made.upper;
   }
-  Item& body = sequence.items.emplace_back();
+  SequenceSlot& body = sequence.slots.emplace_back();
   body.lower = sequence.prologue;
   body.bytes = step;
-  body.upper = sequence.items.size();
+  body.upper = sequence.slots.size();
   return sequence;
 }
 
 std::vector<std::size_t> kept(Sequence sequence) {
-  keep_places(sequence);
+  reserve_places(sequence);
   std::vector<std::size_t> lower;
-  for (const Item& item : sequence.items) lower.push_back(item.lower);
+  for (const SequenceSlot& entry : sequence.slots) lower.push_back(entry.lower);
   return lower;
 }
 
@@ -60,14 +60,14 @@ TEST_CASE("no place is kept where the peak would rise") {
 
 TEST_CASE("a run without a body keeps no places") {
   Sequence sequence = sequence_of({{10, 1}, {4, kEnd}, {4, kEnd}}, 8);
-  sequence.prologue = sequence.items.size();
+  sequence.prologue = sequence.slots.size();
   sequence.body = 0;
   CHECK(kept(sequence) == Lower{0, 1, 2, 3});
 }
 
 TEST_CASE("a kept place counts as taken from the first slot on") {
   Sequence sequence = sequence_of({{10, kEnd}, {8, 2}, {4, kEnd}}, 8);
-  keep_places(sequence);
+  reserve_places(sequence);
   CHECK(lives_of(sequence, 2)[0].begin == 0);
   CHECK(lives_of(sequence, 2)[0].end == kEnd);
 }

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <map>
 
-#include "tools/stalloc-plan/fleet.h"
 #include "tools/stalloc-plan/json.h"
+#include "tools/stalloc-plan/plan_ranks.h"
 #include "tools/stalloc-plan/summary.h"
 #include "tools/stalloc-plan/text.h"
 
@@ -24,9 +24,9 @@ struct Totals {
   const RankResult* worst = nullptr;  // lowest utilisation
 };
 
-Totals totals_of(const FleetResult& fleet) {
+Totals totals_of(const RanksResult& result) {
   Totals totals;
-  for (const RankResult& rank : fleet.ranks) {
+  for (const RankResult& rank : result.ranks) {
     if (!rank.error.empty()) continue;
     ++totals.planned;
     totals.requests += rank.requests;
@@ -54,10 +54,10 @@ std::string list_text(const std::vector<std::string>& names) {
 }
 
 // Which ranks share a plan, the largest group first, and which differ from all others.
-std::string groups_text(const FleetResult& fleet) {
+std::string groups_text(const RanksResult& result) {
   std::map<std::size_t, std::vector<std::string>> groups;  // by the rank whose plan it is
-  for (std::size_t i = 0; i < fleet.ranks.size(); ++i) {
-    const RankResult& rank = fleet.ranks[i];
+  for (std::size_t i = 0; i < result.ranks.size(); ++i) {
+    const RankResult& rank = result.ranks[i];
     if (rank.error.empty())
       groups[rank.same_as == RankResult::kItself ? i : rank.same_as].push_back(printable(rank.rank));
   }
@@ -80,28 +80,28 @@ std::string groups_text(const FleetResult& fleet) {
   return text;
 }
 
-// Several traces of one rank: the glob also matches an older recording, or one made at the same time.
-std::string repeated_text(const FleetResult& fleet) {
+// Notes several traces of one rank: the pattern also matched an older recording, or one made at the same time.
+std::string repeated_text(const RanksResult& result) {
   std::map<std::string, std::string> first;
   std::string text;
-  for (const RankResult& rank : fleet.ranks) {
+  for (const RankResult& rank : result.ranks) {
     if (rank.recorded_rank.empty()) continue;
     const auto [at, is_new] = first.emplace(rank.recorded_rank, printable(rank.input));
     if (is_new) continue;
-    text += fmt::format("note: {} and {} are both of rank {}: one of them is of another recording\n", at->second,
+    text += fmt::format("note: {} and {} are both of rank {}: one of them belongs to another recording\n", at->second,
                         printable(rank.input), rank.recorded_rank);
   }
   return text;
 }
 
-// Traces without a rank whose plans nobody looks for in a folder.
-std::string unranked_text(const FleetResult& fleet) {
+// Notes traces without a rank, whose plans `stalloc run --plan FOLDER` does not find.
+std::string unranked_text(const RanksResult& result) {
   std::string text;
-  for (const RankResult& rank : fleet.ranks) {
+  for (const RankResult& rank : result.ranks) {
     const bool is_named_by_rank = plan_name(rank) == "plan." + rank.rank + ".fb";
     if (rank.written.empty() || !rank.recorded || is_named_by_rank) continue;
     text += fmt::format(
-        "note: the process of {} had no rank, so name its plan for it alone:\n"
+        "note: the process of {} had no rank, so run it with the plan named:\n"
         "  stalloc run --plan {} -- ...\n",
         printable(rank.input), printable(rank.written));
   }
@@ -110,9 +110,9 @@ std::string unranked_text(const FleetResult& fleet) {
 
 }  // namespace
 
-std::string fleet_text(const FleetResult& fleet) {
+std::string ranks_text(const RanksResult& result) {
   std::size_t width = 4;
-  for (const RankResult& rank : fleet.ranks) width = std::max(width, printable(rank.rank).size());
+  for (const RankResult& rank : result.ranks) width = std::max(width, printable(rank.rank).size());
   std::string text = fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10}\n", "rank", width, "requests",
                                  "peak live", "plan", "utilisation", "native", "saved");
   // The row of one rank, or of all.
@@ -122,44 +122,44 @@ std::string fleet_text(const FleetResult& fleet) {
                         100 * utilisation(of.peak_live_bytes, of.physical_bytes), bytes_text(of.native_bytes),
                         saved_text(of.native_bytes, of.held_bytes));
   };
-  for (const RankResult& rank : fleet.ranks) {
+  for (const RankResult& rank : result.ranks) {
     if (!rank.error.empty()) {
       text += fmt::format("{:<{}}  not planned\n", printable(rank.rank), width);
       continue;
     }
     row(printable(rank.rank), rank);
-    if (rank.same_as != RankResult::kItself) text += " like " + printable(fleet.ranks[rank.same_as].rank);
+    if (rank.same_as != RankResult::kItself) text += " like " + printable(result.ranks[rank.same_as].rank);
     text += "\n";
   }
-  const Totals totals = totals_of(fleet);
+  const Totals totals = totals_of(result);
   if (totals.planned > 0) {
     row("all", totals);
     text += "\n";
   }
   text +=
       "native: what PyTorch's native allocator would hold for the same requests,\n"
-      "simulated; saved: native less what stalloc holds, the plan's memory and what is\n"
-      "served beside it; like 0: shares the plan of rank 0\n";
+      "simulated; saved: native less what stalloc holds for all requests, planned or\n"
+      "not; like 0: shares the plan of rank 0\n";
   if (totals.worst != nullptr) {
     text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", printable(totals.worst->rank),
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
   }
-  text += groups_text(fleet);
-  text += repeated_text(fleet);
-  text += unranked_text(fleet);
-  text += fmt::format("{} of {} ranks planned in {:.3f} s{}\n", totals.planned, fleet.ranks.size(), fleet.seconds,
+  text += groups_text(result);
+  text += repeated_text(result);
+  text += unranked_text(result);
+  text += fmt::format("{} of {} ranks planned in {:.3f} s{}\n", totals.planned, result.ranks.size(), result.seconds,
                       totals.planned > 0 ? ": sound" : "");
   return text;
 }
 
 namespace {
 
-// Without a value if it is empty.
+// Returns no value for an empty text.
 std::optional<std::string> text_or_null(const std::string& text) {
   return text.empty() ? std::nullopt : std::optional(text);
 }
 
-// Of a rank, or of all.
+// Writes the figures of one rank, or of all ranks together.
 template <class Figures>
 void write_bytes(JsonWriter& json, const Figures& of) {
   json.member("requests", of.requests);
@@ -172,24 +172,24 @@ void write_bytes(JsonWriter& json, const Figures& of) {
 
 }  // namespace
 
-std::string fleet_json(const FleetResult& fleet) {
-  const Totals totals = totals_of(fleet);
+std::string ranks_json(const RanksResult& result) {
+  const Totals totals = totals_of(result);
   JsonWriter json(JsonWriter::Length::Long);
   {
     const auto object = json.object();
     write_bytes(json, totals);
     json.member("planned", totals.planned);
     json.member("worst_rank", totals.worst == nullptr ? std::nullopt : std::optional(totals.worst->rank));
-    json.member("seconds", Fixed{fleet.seconds});
+    json.member("seconds", Fixed{result.seconds});
     const auto ranks = json.array("ranks");
-    for (const RankResult& rank : fleet.ranks) {
+    for (const RankResult& rank : result.ranks) {
       const bool itself = rank.same_as == RankResult::kItself;
       const auto one = json.object();
       json.member("rank", rank.rank);
       json.member("source", rank.input);
       json.member("plan", text_or_null(rank.written));
       json.member("error", text_or_null(rank.error));
-      json.member("same_as", itself ? std::nullopt : std::optional(fleet.ranks[rank.same_as].rank));
+      json.member("same_as", itself ? std::nullopt : std::optional(result.ranks[rank.same_as].rank));
       write_bytes(json, rank);
       json.member("stitched_views", rank.stitched_views);
       json.member("handles", rank.handles);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the requests of the short programs that were run under stalloc were seen and served."""
+"""Checks that the requests of the short programs (probe.py), run under stalloc, were seen and served."""
 
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
-from stalloc.checkup.start import reason
+from stalloc.checkup.run_probe import reason
 from stalloc.installation import LIBRARY_NAME
 
 TITLES = {"driver": "through the driver", "runtime": "through the CUDA runtime", "torch": "by PyTorch"}
@@ -10,7 +10,8 @@ LOADER = ("cannot be preloaded", "ERROR: ld.so")
 
 
 def loads(answer):
-    """Whether the library is loaded into programs at all; `answer` is that of the probe `packages` under stalloc."""
+    """A finding on whether the library is loaded into programs at all; `answer` is that of the probe `packages` under
+    stalloc."""
     if "python" in answer.get("error", {}):
         return Finding("library", NOTE, f"it was not tried: {answer['error']['why']}")
     complaints = [line for line in answer["stderr"].splitlines() if any(word in line for word in LOADER)]

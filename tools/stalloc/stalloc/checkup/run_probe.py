@@ -10,7 +10,7 @@ PROBE = pathlib.Path(__file__).resolve().parent / "probe.py"
 SECONDS = 120  # a driver without persistence takes a while to start
 
 
-def start(python, what, environment):
+def run_probe(python, what, environment):
     """The answer of `probe.py WHAT`, a dictionary. It has "error" if there was no other answer; "stderr" is what the
     process wrote to standard error."""
     try:

@@ -12,7 +12,7 @@
 
 namespace stalloc::test {
 
-inline plan::PlannedDevice plan_soundly(const plan::Problem& problem, const plan::PlanOptions& options = {}) {
+inline plan::PlannedDevice plan_and_check(const plan::Problem& problem, const plan::PlanOptions& options = {}) {
   auto planned = plan::plan_device(problem, options);
   REQUIRE(planned.error.empty());
   const plan::DevicePlan& made = planned.value.plan;

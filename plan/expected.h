@@ -7,14 +7,14 @@
 
 namespace stalloc::plan {
 
-// A value, or one line that says what is wrong.
+// A value, or one line that says what is wrong: as std::expected of C++23 with a text for the error.
 template <class T>
-struct Outcome {
+struct Expected {
   T value{};
-  std::string error;  // empty: value is good
+  std::string error;  // empty: there is a value
   [[nodiscard]] bool ok() const { return error.empty(); }
 
-  static Outcome failure(std::string what) { return Outcome{{}, std::move(what)}; }
+  static Expected failure(std::string what) { return Expected{{}, std::move(what)}; }
 };
 
 }  // namespace stalloc::plan

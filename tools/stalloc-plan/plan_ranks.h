@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning the traces of many ranks: `stalloc-plan trace.*.fb -o plans/`.
+// Plans the traces of several ranks: `stalloc-plan trace.*.fb -o plans/`.
 #pragma once
 
 #include <cstddef>
@@ -25,28 +25,30 @@ struct RankResult {
   std::uint64_t requests = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t physical_bytes = 0;  // of the plan
-  std::uint64_t held_bytes = 0;      // of the plan, and beside it for requests that it leaves out (simulated)
-  std::uint64_t native_bytes = 0;    // held by PyTorch's native allocator and by requests that bypass it (simulated)
+  std::uint64_t held_bytes = 0;      // the plan's memory, and what is held for requests that it leaves out (simulated)
+  std::uint64_t native_bytes = 0;    // what PyTorch's native allocator and requests that bypass it hold (simulated)
   std::uint64_t stitched_views = 0;
   std::uint64_t handles = 0;
   double startup_ms = 0;  // estimated
 };
 
-struct FleetResult {
+// The results for all inputs of one command.
+struct RanksResult {
   std::vector<RankResult> ranks;  // in the order of the inputs
   double seconds = 0;             // reading, planning, checking and writing
 };
 
-// The name of the plan, for which `stalloc run --plan FOLDER` looks: plan.3.fb for rank 3. Without a recorded rank it
-// is made of the input's: trace.3.fb -> plan.3.fb; other names get "plan." in front, and the extension fb.
+// Returns the name of the plan, as `stalloc run --plan FOLDER` expects it: plan.3.fb for rank 3. Without a recorded
+// rank, the name follows from the input's: trace.3.fb becomes plan.3.fb, and other.csv becomes plan.other.fb.
 std::string plan_name(const RankResult& rank);
 
-// Plans every input, in parallel, into the folder `command.output` (made if needed; empty: a dry run). Ranks with the
-// same requests share a plan, which is checked against each of them. An input that fails does not stop the others.
-int run_fleet(const PlanCommand& command);
+// Plans every input, in parallel, into the folder `command.output` (made if needed; empty: nothing is written). Ranks
+// with the same requests share a plan, which is checked against each of them. An input that fails does not stop the
+// others. Prints the summary, and returns the exit code.
+int plan_ranks(const PlanCommand& command);
 
-// The fleet's table, and the same as JSON (docs/formats.md).
-std::string fleet_text(const FleetResult& fleet);
-std::string fleet_json(const FleetResult& fleet);
+// The table of all ranks for people, and the same as JSON (docs/formats.md).
+std::string ranks_text(const RanksResult& result);
+std::string ranks_json(const RanksResult& result);
 
 }  // namespace stalloc::tool

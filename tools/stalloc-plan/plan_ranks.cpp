@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/stalloc-plan/fleet.h"
+#include "tools/stalloc-plan/plan_ranks.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -19,14 +19,14 @@
 #include "plan/files/plan_file.h"
 #include "plan/layout/startup_cost.h"
 #include "plan/simulate/simulate.h"
-#include "tools/stalloc-plan/answer.h"
+#include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/progress.h"
 #include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
 namespace {
 
-// As the library takes one from a launcher; a file may hold anything.
+// True for a rank as a launcher sets it, which a trace should hold; a damaged file may hold any text.
 bool is_rank(const std::string& text) {
   return !text.empty() && text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
 }
@@ -50,9 +50,11 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
   run();
 }
 
-class Fleet {
+// Plans all inputs of one command. Each input is read twice: to hash its requests, and to plan it or to check the plan
+// that it shares with an equal input.
+class RankPlanner {
  public:
-  explicit Fleet(const PlanCommand& command)
+  explicit RankPlanner(const PlanCommand& command)
       : command_(command), hashes_(command.inputs.size()), plans_(command.inputs.size()) {
     progress_.begin(fmt::format("planning {} traces", command.inputs.size()));
     for (const std::string& input : command.inputs) {
@@ -64,20 +66,20 @@ class Fleet {
   }
 
   // Reads all inputs, after which their ranks are known.
-  const std::vector<RankResult>& look() {
-    for_all([this](std::size_t i) { look(i); });
+  const std::vector<RankResult>& read_ranks() {
+    for_all([this](std::size_t i) { read_rank(i); });
     return result_.ranks;
   }
 
-  // Pre: look() was called.
-  FleetResult plan() {
-    find_same();
+  // Plans all inputs and writes the plans. Call it once, after `read_ranks`.
+  RanksResult plan() {
+    find_equal();
     // Inputs that share a plan come after the one that makes it.
     for_all([this](std::size_t i) {
-      if (result_.ranks[i].same_as == RankResult::kItself) make(i);
+      if (result_.ranks[i].same_as == RankResult::kItself) make_plan(i);
     });
     for_all([this](std::size_t i) {
-      if (result_.ranks[i].same_as != RankResult::kItself) share(i);
+      if (result_.ranks[i].same_as != RankResult::kItself) share_plan(i);
     });
     result_.seconds = seconds_since(start_);
     return std::move(result_);
@@ -112,7 +114,7 @@ class Fleet {
   void step() { progress_.at(static_cast<double>(++steps_) / static_cast<double>(2 * hashes_.size())); }
 
   // Reads an input to hash its problems. The input is not kept, since many ranks need not fit into memory at once.
-  void look(std::size_t i) {
+  void read_rank(std::size_t i) {
     RankResult& rank = result_.ranks[i];
     const auto source = read_source(rank.input, command_.read);
     step();
@@ -129,7 +131,8 @@ class Fleet {
     }
   }
 
-  void find_same() {
+  // Finds the inputs whose requests are those of an earlier one.
+  void find_equal() {
     std::map<std::vector<std::uint64_t>, std::size_t> first;
     for (std::size_t i = 0; i < hashes_.size(); ++i) {
       if (!result_.ranks[i].error.empty()) continue;
@@ -138,7 +141,7 @@ class Fleet {
     }
   }
 
-  void make(std::size_t i) {
+  void make_plan(std::size_t i) {
     RankResult& rank = result_.ranks[i];
     const auto source = read_source(rank.input, command_.read);
     if (!source.ok()) {
@@ -156,8 +159,8 @@ class Fleet {
     step();
   }
 
-  // Takes the plan of an equal rank for this one's devices if the checker accepts it; else makes a plan of its own.
-  void share(std::size_t i) {
+  // Uses the plan of the equal rank for the devices of this one, if the checker accepts it; otherwise makes another.
+  void share_plan(std::size_t i) {
     RankResult& rank = result_.ranks[i];
     const auto source = read_source(rank.input, command_.read);
     if (!source.ok()) {
@@ -181,9 +184,10 @@ class Fleet {
       }
     }
     rank.same_as = RankResult::kItself;
-    make(i);
+    make_plan(i);
   }
 
+  // Adds what stalloc and PyTorch would hold on the device of a plan.
   static void add_savings(const Source& source, const plan::DevicePlan& device, RankResult& rank) {
     for (const plan::Problem& problem : source.lifetimes.devices) {
       if (problem.device != device.device) continue;
@@ -193,6 +197,7 @@ class Fleet {
     }
   }
 
+  // Adds the figures of a plan to the result of its rank, and writes the plan.
   void finish(std::size_t i, const plan::Plan& plan) {
     RankResult& rank = result_.ranks[i];
     for (const plan::DevicePlan& device : plan.devices) {
@@ -210,14 +215,14 @@ class Fleet {
 
   const PlanCommand& command_;
   const Clock::time_point start_ = Clock::now();
-  FleetResult result_;
+  RanksResult result_;
   std::vector<std::vector<std::uint64_t>> hashes_;  // of each input's devices
   std::vector<std::optional<plan::Plan>> plans_;    // of ranks that share no other rank's plan
   std::atomic<std::size_t> steps_{0};
   Progress progress_;
 };
 
-// Names two inputs whose plans would be the same file; empty: there are none.
+// Returns an error that names two inputs whose plans would be written to the same file; empty if there are none.
 std::string find_clash(const std::vector<RankResult>& ranks) {
   std::map<std::string, std::string> names;
   for (const RankResult& rank : ranks) {
@@ -231,6 +236,7 @@ std::string find_clash(const std::vector<RankResult>& ranks) {
   return {};
 }
 
+// Returns an error; empty if the folder exists now.
 std::string make_folder(const std::string& path) {
   struct stat info {};
   if (::mkdir(path.c_str(), 0777) == 0) return {};
@@ -250,9 +256,9 @@ std::string plan_name(const RankResult& rank) {
   return name.starts_with("trace.") ? "plan" + name.substr(5) : "plan." + name;
 }
 
-int run_fleet(const PlanCommand& command) {
-  Fleet fleet(command);
-  const std::vector<RankResult>& ranks = fleet.look();
+int plan_ranks(const PlanCommand& command) {
+  RankPlanner planner(command);
+  const std::vector<RankResult>& ranks = planner.read_ranks();
   if (!command.output.empty()) {
     if (const std::string clash = find_clash(ranks); !clash.empty()) return fail(clash, kExitUsage);
     std::vector<std::string> plans;
@@ -263,12 +269,12 @@ int run_fleet(const PlanCommand& command) {
     }
     if (const std::string error = make_folder(command.output); !error.empty()) return fail(error);
   }
-  const FleetResult result = fleet.plan();
+  const RanksResult result = planner.plan();
   int exit_code = kExitOk;
   for (const RankResult& rank : result.ranks) {
     if (!rank.error.empty()) exit_code = fail(rank.error);
   }
-  const int printed = print(command.json ? fleet_json(result) : fleet_text(result));
+  const int printed = print(command.json ? ranks_json(result) : ranks_text(result));
   return printed != kExitOk ? printed : exit_code;
 }
 

@@ -5,7 +5,7 @@
                    "frames"}, ...]}, ...],
      "device_traces": [[{"action", "addr", "size", "stream", "frames": [{"filename", "line", "name"}, ...]}, ...], ...]}
 
-The file may be a stranger's, so every piece of it is checked before it is used.
+The file may come from an untrusted source, so every part of it is checked before it is used.
 """
 
 import bisect
@@ -32,7 +32,7 @@ class Request:
 
 
 class History:
-    """What happened on one device."""
+    """The requests on one device, and figures of them."""
 
     def __init__(self):
         self.requests = []
@@ -52,7 +52,7 @@ class History:
         return len({request.stream for request in self.requests})
 
     def recorded(self):
-        """PyTorch's own figures. What is held is None if the history has no segments."""
+        """PyTorch's own figures. The held bytes are None if the history has no segments."""
         return {"live_bytes": self.live_peak, "held_bytes": self.held_peak if self.segment_entries else None}
 
     def stream(self, number):
@@ -184,7 +184,7 @@ class Reading:
         self.history.live_peak = max(self.history.live_peak, self.live_bytes)
 
     def ask_to_free(self, entry):
-        """From now on the bytes are not the program's any more, although nobody else may use them yet."""
+        """The program has freed the bytes, but other streams may still use them, so they cannot be reused yet."""
         address = number(entry.get("addr"))
         request = self.live.get(address) or self.older(address, size_of(entry.get("size")), entry)
         if address not in self.waiting:
