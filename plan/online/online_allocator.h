@@ -109,7 +109,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   noexcept->std::same_as<bool>;
   // The same, but false where the stream would have to wait for another one that the program itself will probably order
   // it behind a little later. Pre: the stream is not kAnyStream.
-  { backend.make_ready_unless_soon(ranges, stream) }
+  { backend.make_ready_without_avoidable_wait(ranges, stream) }
   noexcept->std::same_as<bool>;
   // True only when the device is known to have finished with the bytes.
   { backend.is_complete(ranges) }
@@ -124,7 +124,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // a stream that waits for the free need not wait for later work of `stream`. `serves_large`: large requests may get
   // the bytes. These requests are stitched from many free ranges, and their stream must be able to wait for all those
   // frees.
-  { backend.number_free(stream, serves_large) }
+  { backend.assign_free_number(stream, serves_large) }
   noexcept->std::same_as<std::uint64_t>;
   // The bytes were freed on `stream` by the free of that number; kAnyStream: the device has finished with them.
   { backend.freed(ranges, stream, free_number) }
@@ -134,7 +134,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   noexcept->std::same_as<std::uint64_t>;
   // Finds out which frees are complete. It is called often and asks the device few questions, so some complete frees
   // may become known only at the next call.
-  { backend.look() }
+  { backend.poll() }
   noexcept;
   // True only when every free up to that number is already known to be complete. Does not ask the device.
   { std::as_const(backend).is_known_complete_up_to(free_number) }
@@ -201,7 +201,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   // with it. For requests of the stream `preferred`, the bytes count as their own. Throws std::bad_alloc; the block is
   // then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : number_free(block, bytes, stream), preferred);
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : assign_free_number(block, bytes, stream), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
@@ -216,7 +216,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
-      deferred_.number = number_free(block, bytes, stream);
+      deferred_.number = assign_free_number(block, bytes, stream);
     }
   }
   // Completes the deferred free, if there is one. Must be called before free bytes or idle memory are examined.
@@ -335,10 +335,10 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, Reach reach);
   void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, Reach reach);
   bool make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream);
-  std::uint64_t number_free(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
-    if (!backend_.is_shared() || cross_stream_ == CrossStream::Never) return backend_.number_free(stream, false);
+  std::uint64_t assign_free_number(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
+    if (!backend_.is_shared() || cross_stream_ == CrossStream::Never) return backend_.assign_free_number(stream, false);
     const bool apart = placement_.is_small(bytes) && placement_.is_for_small(place(block).offset);
-    return backend_.number_free(stream, !apart);
+    return backend_.assign_free_number(stream, !apart);
   }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
@@ -459,7 +459,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std:
   const auto take_at = [&](std::uint64_t begin) -> std::optional<Place> {
     const Place place{0, begin};
     const Ranges wanted = ranges(place, bytes);
-    if (!backend_.make_ready_unless_soon(wanted, stream)) return std::nullopt;
+    if (!backend_.make_ready_without_avoidable_wait(wanted, stream)) return std::nullopt;
     take_ready(place, bytes, wanted, stream, Reach::All);
     return place;
   };
@@ -487,7 +487,7 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
   const std::vector<std::uint64_t> larger = placement_.new_handles(bytes, bytes);
   const std::uint64_t times = placement_.policy().handles_per_exchanged;
   if (handles_of(proposal->pieces).size() / larger.size() < times) return std::nullopt;
-  backend_.look();
+  backend_.poll();
   return release_small(bytes, larger.front() / times) ? make(bytes, stream, Reach::None, true) : std::nullopt;
 }
 
@@ -599,7 +599,7 @@ template <OnlineBackend Backend>
 std::optional<HandlePlacement::Repair> OnlineAllocator<Backend>::propose_repair(std::uint64_t bytes, StreamIndex stream,
                                                                                 Reach reach, std::size_t most) {
   if (most < kFewestRepaired) return std::nullopt;
-  backend_.look();
+  backend_.poll();
   return placement_.propose_repair(bytes, stream, reach, most, [this](std::uint32_t view) {
     return backend_.is_known_complete_up_to(placement_.views()[view].freed_at);
   });
@@ -733,7 +733,7 @@ void OnlineAllocator<Backend>::release_idle_small(std::uint64_t grown) {
   const std::vector<std::uint64_t> pages = placement_.free_pages_for_small();
   const std::uint64_t divisor = placement_.policy().held_per_small;
   if (divisor == 0 || pages.size() * placement_.page() <= placement_.physical_bytes() / divisor) return;
-  backend_.look();
+  backend_.poll();
   std::uint64_t released = 0;
   for (const std::uint64_t at : pages) {
     const Range page{at, at + placement_.page()};

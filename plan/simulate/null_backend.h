@@ -11,7 +11,7 @@
 namespace stalloc::plan {
 
 // A device with unlimited memory, unless the constructor is given its size: memory can always be created and mapped,
-// and every stream can wait for every other. Work is always complete, but this becomes known only at `look()`, until
+// and every stream can wait for every other. Work is always complete, but this becomes known only at `poll()`, until
 // the next free. So stitched views rarely make room for others, and requests for any stream at once (kAnyStream) cannot
 // be served. No bytes count as borrowed. Pure.
 //
@@ -54,16 +54,18 @@ class NullBackend {
     return true;
   }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
-  bool make_ready_unless_soon(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return true; }
+  bool make_ready_without_avoidable_wait(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept {
+    return true;
+  }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   [[nodiscard]] bool is_shared() const noexcept { return false; }
-  std::uint64_t number_free(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
+  std::uint64_t assign_free_number(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
     ++frees_;
     return 0;
   }
   void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/, std::uint64_t /*free_number*/) noexcept {}
-  void look() noexcept { complete_ = frees_; }
+  void poll() noexcept { complete_ = frees_; }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t /*free_number*/) const noexcept { return is_complete_now(); }
   std::uint64_t latest_free() noexcept { return 0; }
   bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return is_complete_now(); }

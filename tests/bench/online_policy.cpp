@@ -188,7 +188,7 @@ class Run {
 
   void empty_cache() {
     allocator_.complete_deferred_free();
-    allocator_.backend().look();
+    allocator_.backend().poll();
     allocator_.drop_idle_views();
     ++sums_.emptied;
     sums_.released += allocator_.release_idle(0, false);

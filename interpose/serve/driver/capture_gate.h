@@ -26,39 +26,39 @@ class CaptureGate {
   [[nodiscard]] bool may_be_capturing() const noexcept { return captures_.load(std::memory_order_relaxed) != 0; }
 
   // Call before a capture begins, and `ended` once when it did not begin or is over.
-  void began() noexcept {
+  void capture_began() noexcept {
     captures_.fetch_add(1, std::memory_order_relaxed);
     begun_.fetch_add(1, std::memory_order_release);  // release: whoever sees this count also sees the other
   }
-  void ended() noexcept {
-    if (!any_unseen_.load(std::memory_order_relaxed)) captures_.fetch_sub(1, std::memory_order_release);
+  void capture_ended() noexcept {
+    if (!any_unobserved_.load(std::memory_order_relaxed)) captures_.fetch_sub(1, std::memory_order_release);
   }
   // Captures may begin unseen from now on. Then nobody knows which end is of a capture that was counted, so no end
   // counts any more, and the driver is asked at each request.
-  void may_begin_unseen() noexcept {
-    any_unseen_.store(true, std::memory_order_relaxed);
-    began();
+  void may_begin_unobserved() noexcept {
+    any_unobserved_.store(true, std::memory_order_relaxed);
+    capture_began();
   }
 
   // 0: a capture may be under way. Two equal answers other than 0: none was in between, nor has one begun.
-  [[nodiscard]] std::uint64_t quiet() const noexcept {
+  [[nodiscard]] std::uint64_t quiet_epoch() const noexcept {
     const std::uint64_t begun = begun_.load(std::memory_order_acquire);
     return captures_.load(std::memory_order_acquire) == 0 ? begun + 1 : 0;
   }
 
   // While it lives, no capture begins and no stream joins one.
-  class Work {
+  class WorkLock {
    public:
-    explicit Work(CaptureGate& gate) : lock_(gate.mutex_) {}
+    explicit WorkLock(CaptureGate& gate) : lock_(gate.mutex_) {}
 
    private:
     std::shared_lock<std::shared_mutex> lock_;
   };
 
   // While it lives, the library gives no stream any work. Hold it around what begins a capture, joins or ends one.
-  class Change {
+  class CaptureLock {
    public:
-    explicit Change(CaptureGate& gate) : lock_(gate.mutex_) {}
+    explicit CaptureLock(CaptureGate& gate) : lock_(gate.mutex_) {}
 
    private:
     std::unique_lock<std::shared_mutex> lock_;
@@ -67,7 +67,7 @@ class CaptureGate {
  private:
   std::atomic<std::uint64_t> captures_{0};  // begun and not known to be over
   std::atomic<std::uint64_t> begun_{0};
-  std::atomic<bool> any_unseen_{false};
+  std::atomic<bool> any_unobserved_{false};
   std::shared_mutex mutex_;
 };
 

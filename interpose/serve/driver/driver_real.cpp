@@ -161,14 +161,14 @@ CUresult RealDriver::check_not_capturing(CUstream stream) const {
 }
 
 CUresult RealDriver::record_event(CUevent event, CUstream stream) {
-  const CaptureGate::Work work(*gate_);
+  const CaptureGate::WorkLock work(*gate_);
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventRecord(event, stream);
 }
 
 CUresult RealDriver::wait_event(CUstream stream, CUevent event) {
-  const CaptureGate::Work work(*gate_);
+  const CaptureGate::WorkLock work(*gate_);
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamWaitEvent(stream, event, 0);
@@ -180,7 +180,7 @@ CUresult RealDriver::query_event(CUevent event) {
 }
 
 CUresult RealDriver::query_stream(CUstream stream) {
-  const CaptureGate::Work work(*gate_);  // the question would break a capture
+  const CaptureGate::WorkLock work(*gate_);  // the question would break a capture
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamQuery(stream);

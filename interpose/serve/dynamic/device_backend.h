@@ -52,26 +52,26 @@ class DeviceBackend {
   bool make_ready(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->make_ready(ranges, ordinal(stream));
   }
-  bool make_ready_unless_soon(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
-    return order_->order_unless_soon(ranges, ordinal(stream));
+  bool make_ready_without_avoidable_wait(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+    return order_->order_without_avoidable_wait(ranges, ordinal(stream));
   }
   bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }
   [[nodiscard]] bool is_shared() const noexcept { return order_->has_several_users(); }
-  std::uint64_t number_free(plan::StreamIndex stream, bool serves_large) noexcept {
-    return order_->number_free(ordinal(stream), serves_large);
+  std::uint64_t assign_free_number(plan::StreamIndex stream, bool serves_large) noexcept {
+    return order_->assign_free_number(ordinal(stream), serves_large);
   }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
-      order_->cleared(ranges);
+      order_->clear_marks(ranges);
     } else {
-      order_->freed(ranges, ordinal(stream), free_number, false);
+      order_->mark_freed(ranges, ordinal(stream), free_number, false);
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
-  void look() noexcept { order_->look(); }
+  void poll() noexcept { order_->poll(); }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t free_number) const noexcept {
     return order_->is_known_complete(free_number);
   }
@@ -124,7 +124,7 @@ class DeviceBackend {
 
  private:
   static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
-  [[nodiscard]] bool device_has(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] bool device_has_free(std::uint64_t bytes) const noexcept;
   [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
 
   StreamOrder* order_;

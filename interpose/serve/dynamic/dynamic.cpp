@@ -18,7 +18,7 @@ using plan::FreeSpace;
 using plan::Range;
 using plan::ViewCache;
 
-constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the home view's
+constexpr std::uint64_t kViewAddressFactor = 16;  // addresses for views, in multiples of the home view's
 
 // Three quarters of the physical offsets are for handles of large requests, the rest for those of small ones.
 plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range offsets, std::uint64_t page) {
@@ -47,7 +47,7 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
     return nullptr;
   }
   const std::uint64_t bytes = offset_bytes(total, page);
-  const std::uint64_t view_bytes = bytes * kViewAddressesADevice;
+  const std::uint64_t view_bytes = bytes * kViewAddressFactor;
   std::unique_ptr<Mapper> mapper = Mapper::create(driver, device, bytes, view_bytes, why);
   if (!mapper) return nullptr;
   const Range offsets{own_begin, own_begin + bytes};

@@ -57,7 +57,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   // The plan's memory serves dynamic requests from now on. Its free bytes come by `give`.
   void adopt(Arena* arena);
   // These bytes of the plan are free, behind the work of `stream`. The order between streams must know of it already.
-  void give(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }
+  void add_free(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }
 
   // Kernels of `peer` may touch this memory from now on, what is mapped and what will be.
   CUresult grant_access(int peer) noexcept;

@@ -18,9 +18,9 @@ using plan::CrossStream;
 
 class EventOrder;
 
-// Told that what `Heap::free_when_over` freed is over: nothing uses it any more, and it is about to serve again.
+// Told that what `Heap::free_when_complete` freed is over: nothing uses it any more, and it is about to serve again.
 // `owner` is what that function was given. Called with the heap's lock held; must neither call the heap nor throw.
-using Over = void (*)(int device, CUdeviceptr address, StreamKey owner);
+using FreeCompleteCallback = void (*)(int device, CUdeviceptr address, StreamKey owner);
 
 struct HeapOptions {
   bool dynamic = true;          // false: what the plan does not serve belongs to the original allocator
@@ -28,10 +28,10 @@ struct HeapOptions {
   CrossStream cross_stream = plan::kDefaultCrossStream;
   plan::OnlinePolicy policy;
   // When dynamic requests need more memory than this beside the plan, they use free bytes of the plan.
-  std::uint64_t beside_plan = std::uint64_t{16} << 20;
+  std::uint64_t max_bytes_beside_plan = std::uint64_t{16} << 20;
   // Told when a second stream uses memory, so that there is order to learn; may be null. Must outlive the heap.
   EventOrder* events = nullptr;
-  Over over = nullptr;  // null: nobody is told
+  FreeCompleteCallback on_free_complete = nullptr;  // null: nobody is told
 };
 
 }  // namespace stalloc::serve

@@ -62,7 +62,7 @@ class Mapper {
  private:
   class Timer;
   // A mapping that the driver refused to undo.
-  struct Lost {
+  struct FailedUnmap {
     CUdeviceptr at = 0;
     MappedHandle handle;
     bool unowned = false;  // nobody else knows the handle: release it too
@@ -70,10 +70,10 @@ class Mapper {
 
   explicit Mapper(Driver& driver) : driver_(driver) {}
   CUresult map_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
-  void abandon(std::span<const MappedHandle> handles) noexcept;
+  void release_unused(std::span<const MappedHandle> handles) noexcept;
   void release(CUmemGenericAllocationHandle id) noexcept;
-  void lose(const Lost& lost) noexcept;
-  bool recover(CUmemGenericAllocationHandle id) noexcept;
+  void remember_failed_unmap(const FailedUnmap& failed) noexcept;
+  bool retry_unmaps(CUmemGenericAllocationHandle id) noexcept;
 
   Driver& driver_;
   int device_ = 0;
@@ -82,9 +82,9 @@ class Mapper {
   std::uint64_t reserved_ = 0;
   std::uint64_t calls_ = 0;
   std::uint64_t nanoseconds_ = 0;
-  std::vector<int> granted_;
-  std::vector<Lost> lost_;  // still mapped
-  bool forgot_ = false;     // something is still mapped that is not in lost_
+  std::vector<int> devices_with_access_;
+  std::vector<FailedUnmap> failed_unmaps_;  // still mapped
+  bool has_unremembered_ = false;           // something is still mapped that is not in failed_unmaps_
   bool closed_ = false;
 };
 

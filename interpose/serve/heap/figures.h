@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "interpose/serve/heap/shown_figures.h"
+#include "interpose/serve/heap/published_figures.h"
 
 namespace stalloc::serve {
 
@@ -52,39 +52,39 @@ class Figures {
   // The pool is gone; its handle may come back as another one.
   void pool_destroyed(CUmemoryPool pool) noexcept;
 
-  void planned(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void dynamic(std::uint64_t bytes, PoolIndex pool) noexcept {
+  void add_planned(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void remove_planned(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void add_dynamic(std::uint64_t bytes, PoolIndex pool) noexcept {
     ++live_.dynamic_requests;
     live_.dynamic += bytes;
     served(bytes, pool);
   }
-  void dynamic_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+  void remove_dynamic(std::uint64_t bytes, PoolIndex pool) noexcept {
     live_.dynamic -= bytes;
     served_freed(bytes, pool);
   }
-  void unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept;
-  void slot_refused() noexcept { ++counts_.refused_slots; }
-  void spare_slot_taken() noexcept { ++counts_.spare_slots; }
-  void borrowed() noexcept { ++counts_.borrows; }
-  void missed() noexcept {
+  void add_unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void remove_unplanned(std::uint64_t bytes, PoolIndex pool) noexcept;
+  void count_refused_slot() noexcept { ++counts_.refused_slots; }
+  void count_spare_slot() noexcept { ++counts_.spare_slots; }
+  void count_borrow() noexcept { ++counts_.borrows; }
+  void count_miss() noexcept {
     ++counts_.misses;
-    if (shown_ != nullptr) ShownFigures::set(&shown_->misses, counts_.misses);
+    if (published_ != nullptr) PublishedFigures::set(&published_->misses, counts_.misses);
   }
-  void physical_is(std::uint64_t bytes) noexcept;
+  void set_physical(std::uint64_t bytes) noexcept;
   // `bytes` of served requests were freed and are still used, beside what is live.
-  void still_used(std::uint64_t bytes) noexcept {
+  void count_freed_in_use(std::uint64_t bytes) noexcept {
     counts_.served_in_use_peak = std::max(counts_.served_in_use_peak, live_.served() + bytes);
   }
 
-  // From now on these figures are kept in `shown` too, which must outlive them.
-  void show_in(ShownFigures* shown) noexcept;
+  // From now on these figures are kept in `published` too, which must outlive them.
+  void publish_in(PublishedFigures* published) noexcept;
 
   // As requested, in bytes: of the plan's slots, and of all requests.
   [[nodiscard]] std::uint64_t planned_live() const noexcept { return live_.planned; }
   [[nodiscard]] std::uint64_t live() const noexcept { return live_.served() + live_.unplanned; }
-  // Physical memory, as `physical_is` said last.
+  // Physical memory, as `set_physical` said last.
   [[nodiscard]] std::uint64_t physical() const noexcept { return counts_.physical; }
   // All that is counted here; the rest is 0.
   [[nodiscard]] Statistics statistics() const noexcept;
@@ -94,9 +94,9 @@ class Figures {
  private:
   struct alignas(64) Pool {
     CUmemoryPool handle = nullptr;
-    bool alive = false;  // names a pool of the program
-    bool shown = false;  // as shown_, in a line that the request touches anyway
-    bool known = false;  // a request named it
+    bool alive = false;      // names a pool of the program
+    bool published = false;  // as published_, in a line that the request touches anyway
+    bool known = false;      // a request named it
     std::uint64_t release_threshold = 0;
     std::uint64_t used = 0, used_high = 0;
     std::uint64_t served = 0;         // of `used`: planned or dynamic
@@ -126,15 +126,15 @@ class Figures {
   }
   PoolIndex add_pool(CUmemoryPool pool) noexcept;
 
-  [[nodiscard]] bool is_shown(PoolIndex pool) const noexcept {
-    return pool == kNoPool ? shown_ != nullptr : pools_[pool].shown;
+  [[nodiscard]] bool is_published(PoolIndex pool) const noexcept {
+    return pool == kNoPool ? published_ != nullptr : pools_[pool].published;
   }
-  void show_requests() noexcept;
+  void publish_requests() noexcept;
 
   void added(std::uint64_t bytes, PoolIndex pool) noexcept {
     live_.served_peak = std::max(live_.served_peak, live_.served());
     live_.peak = std::max(live_.peak, live());
-    if (is_shown(pool)) show_requests();
+    if (is_published(pool)) publish_requests();
     if (pool == kNoPool) return;
     Pool& named = pools_[pool];
     named.known = true;
@@ -144,7 +144,7 @@ class Figures {
     live_.pools_peak = std::max(live_.pools_peak, live_.pools);
   }
   void removed(std::uint64_t bytes, PoolIndex pool) noexcept {
-    if (is_shown(pool)) show_requests();
+    if (is_published(pool)) publish_requests();
     if (pool == kNoPool) return;
     pools_[pool].used -= bytes;
     live_.pools -= bytes;
@@ -163,8 +163,8 @@ class Figures {
   [[nodiscard]] std::uint64_t reserved(PoolIndex pool) const noexcept;
 
   Live live_;
-  Statistics counts_;              // what live_ does not have
-  ShownFigures* shown_ = nullptr;  // null: figures are not shown
+  Statistics counts_;                      // what live_ does not have
+  PublishedFigures* published_ = nullptr;  // null: figures are not shown
   std::array<Pool, 64> pools_{};
   std::size_t pool_count_ = 0;
 };

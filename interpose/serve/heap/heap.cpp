@@ -8,7 +8,7 @@
 //      free is deferred, and a request of its size on its stream has the block back as it was
 //      (`Dynamic::deferred_serves`, `reuse_deferred`).
 //   3. Everything else goes through `allocate_slow_path` to `serve`, which first makes known what is free:
-//      `complete_deferred_free`, and `look_at_pending_frees` for what waited for an event.
+//      `complete_deferred_free`, and `poll_pending_frees` for what waited for an event.
 //   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
 //   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
 //      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
@@ -29,16 +29,18 @@
 //   2. Fast path: without a plan, and on the stream that was looked up last, the free is deferred
 //      (`Dynamic::defer_free`).
 //   3. Else `free_slow_path` finds the stream's index (`StreamOrder::ordinal`), takes the block out of the table of
-//      what is live, and calls `forget` for the figures and `give_back` for the bytes. `give_back` marks them with the
-//      stream and the number of the free (`StreamOrder::freed`). Then they are among the plan's free
-//      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
-//   4. Where others cannot be ordered behind the stream, `free_behind_event` records an event, and `give_back` follows
-//      when `collect_pending_frees` finds the event over. `free_when_over` asks for that.
-//   5. `free_used` does what `free_slow_path` does, for a block that another stream may still work on, and then has the
-//      bytes marked with both streams (`StreamOrder::also_used`).
+//      what is live, and calls `count_free` for the figures and `make_reusable` for the bytes. `make_reusable` marks
+//      them with the stream and the number of the free (`StreamOrder::mark_freed`). Then they are among the plan's free
+//      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::add_free`, `Dynamic::free`).
+//   4. Where others cannot be ordered behind the stream, `free_after_event` records an event, and `make_reusable`
+//   follows
+//      when `collect_pending_frees` finds the event over. `free_when_complete` asks for that.
+//   5. `free_with_user` does what `free_slow_path` does, for a block that another stream may still work on, and then
+//   has the
+//      bytes marked with both streams (`StreamOrder::mark_also_used`).
 //
 // `free_sync` waits for the context without the lock (`FreeFence::wait`); the bytes are then free for every stream, and
-// `release_freed` gives their handles back to the device.
+// `release_freed_handles` gives their handles back to the device.
 #include "interpose/serve/heap/heap.h"
 
 #include <algorithm>
@@ -62,7 +64,7 @@ struct Heap::Offsets {
 
 namespace {
 
-std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
+std::optional<CUdeviceptr> none_if_zero(CUdeviceptr address) {
   return address == 0 ? std::nullopt : std::optional(address);
 }
 
@@ -76,7 +78,7 @@ std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
 // --- the beginning and the end ---
 
 std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
-                                   const HeapOptions& options, std::string* why, Notice notice) noexcept {
+                                   const HeapOptions& options, std::string* why, LogFunction log) noexcept {
   try {
     const auto begin = std::chrono::steady_clock::now();
     const bool places_any = plan != nullptr && plan->physical_bytes > 0;
@@ -87,7 +89,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
       *why = "the driver does not describe the device's memory";
       return nullptr;
     }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, notice));
+    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, log));
     if (options.dynamic) {
       heap->dynamic_ =
           Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);
@@ -124,12 +126,12 @@ std::optional<Heap::Offsets> Heap::divide_offsets(Driver& driver, int device, co
 }
 
 Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
-           const Offsets& offsets, Notice notice)
+           const Offsets& offsets, LogFunction log)
     : driver_(driver),
       device_bytes_(offsets.device_bytes),
       device_(device),
       context_(context),
-      notice_(notice),
+      log_(log),
       planned_(std::move(planned)),
       options_(options),
       fence_(driver, context),
@@ -142,31 +144,31 @@ Heap::~Heap() {
 }
 
 // A thread that waits without the lock finds the heap closed when it takes the lock again.
-void Heap::end_service() noexcept {
-  const Lock lock(*this);
+void Heap::stop_serving() noexcept {
+  const CompletingLock lock(*this);
   closed_.store(true, std::memory_order_release);
   live_.clear();
   unplanned_.clear();
-  if (shown_ != nullptr) ShownFigures::set(&shown_->live, 0);
+  if (published_ != nullptr) PublishedFigures::set(&published_->live, 0);
 }
 
 bool Heap::close() noexcept {
-  end_service();
+  stop_serving();
   const ContextScope scope(driver_, context_);
   if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // unmapping asks for it
-  const Look look(mutex_);
-  give_back_all(true);
+  const PlainLock lock(mutex_);
+  release_all(true);
   return true;
 }
 
 void Heap::close_after_context() noexcept {
-  end_service();
-  const Look look(mutex_);
-  give_back_all(false);
+  stop_serving();
+  const PlainLock lock(mutex_);
+  release_all(false);
 }
 
-void Heap::give_back_all(bool context_lives) noexcept {
-  pending_frees_.each([&](PendingFrees::Free& free) { tell_over(free); });
+void Heap::release_all(bool context_lives) noexcept {
+  pending_frees_.for_each([&](PendingFrees::Free& free) { notify_complete(free); });
   pending_frees_.clear(context_, context_lives);
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
@@ -186,15 +188,15 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   bool capturing = false;
   if (driver_.is_capturing(stream.handle, &capturing) != CUDA_SUCCESS) capturing = true;
   std::unique_lock lock(mutex_);
-  const bool fits = dynamic_ && !capturing && dynamic_->deferred_serves(rounded(bytes), order_.latest(stream));
+  const bool fits = dynamic_ && !capturing && dynamic_->deferred_serves(rounded(bytes), order_.latest_ordinal(stream));
   const PoolIndex index = fits ? figures_.pool_index(pool) : kNoPool;
   if (index == kNoPool) [[unlikely]] {
     return allocate_slow_path(std::move(lock), bytes, &stream, pool, capturing, exhausted);
   }
   const DeviceBackend::Block& block = dynamic_->reuse_deferred();
   live_.insert(
-      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest(stream)});  // it had room before
-  figures_.dynamic(bytes, index);
+      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest_ordinal(stream)});  // it had room before
+  figures_.add_dynamic(bytes, index);
   return block.address;
 }
 
@@ -209,7 +211,7 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
                                                                       CUmemoryPool pool, bool capturing,
                                                                       bool* exhausted) noexcept {
   try {
-    return when_served(serve(std::move(lock), bytes, stream, pool, capturing, exhausted));
+    return none_if_zero(serve(std::move(lock), bytes, stream, pool, capturing, exhausted));
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
@@ -220,34 +222,34 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
   complete_deferred_free();
-  look_at_pending_frees();
+  poll_pending_frees();
   if (capturing) {
     planned_.pass_through(bytes);
     return 0;
   }
   CUdeviceptr served = 0;
-  Ask ask;
+  Request request;
   bool admitted = false;
   const Cursor::Next next = planned_.next(bytes);
-  if (next.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
-  if (admitted && next.answer == Cursor::Answer::Serve) served = serve_slot(next.slot, ask);
-  if (admitted && served == 0) served = serve_spare(ask);
+  if (next.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &request);
+  if (admitted && next.answer == Cursor::Answer::Serve) served = serve_slot(next.slot, request);
+  if (admitted && served == 0) served = serve_spare(request);
   const bool dropped_now = planned_.drop_if_unfit();
   if (dropped_now && options_.plan_is_strict) refuses_.store(true);
-  if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
+  if (admitted && served == 0 && dynamic_) served = serve_dynamic(request, false);
   lock.unlock();
   if (dropped_now) [[unlikely]]
-    tell_misfit();
+    log_dropped_plan();
   if (served != 0) return served;
   if (!admitted || !dynamic_) return 0;
-  served = serve_under_pressure(stream, pool, ask);
+  served = serve_under_pressure(stream, pool, request);
   if (served == 0 && exhausted != nullptr) *exhausted = true;
   return served;
 }
 
 // Without the lock: a plan that is dropped stays so, and with it the first difference.
-void Heap::tell_misfit() const noexcept {
-  if (notice_ == nullptr) return;
+void Heap::log_dropped_plan() const noexcept {
+  if (log_ == nullptr) return;
   char where[128] = "";
   if (const auto difference = planned_.first_difference()) {
     char planned[48] = "has ended";
@@ -261,75 +263,75 @@ void Heap::tell_misfit() const noexcept {
   char text[256];
   std::snprintf(text, sizeof text,
                 "the plan does not fit this program and is no longer used (was it made from another run?)%s", where);
-  notice_(text);
+  log_(text);
 }
 
 // False when the request cannot be tracked: a stream of another context, too many streams or pools, no host memory.
-bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask) {
-  ask->bytes = bytes;
+bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request) {
+  request->bytes = bytes;
   if (!live_.reserve_one()) return false;
   if (stream == nullptr) return true;
-  ask->stream = order_.ordinal(*stream, true);
-  ask->pool = figures_.pool_index(pool);
-  return ask->stream != kNoStream && ask->pool != kNoPool;
+  request->stream = order_.ordinal(*stream, true);
+  request->pool = figures_.pool_index(pool);
+  return request->stream != kNoStream && request->pool != kNoPool;
 }
 
-CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
-  CUdeviceptr address = take_slot(slot, ask);
-  if (address == 0 && collect_pending_frees()) address = take_slot(slot, ask);
-  if (address == 0) figures_.slot_refused();
+CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Request& request) {
+  CUdeviceptr address = take_slot(slot, request);
+  if (address == 0 && collect_pending_frees()) address = take_slot(slot, request);
+  if (address == 0) figures_.count_refused_slot();
   return address;
 }
 
-CUdeviceptr Heap::serve_spare(const Ask& ask) {
+CUdeviceptr Heap::serve_spare(const Request& request) {
   CUdeviceptr address = 0;
-  const bool served = planned_.offer_spare(ask.bytes, [&](std::uint32_t slot) {
-    address = take_slot(slot, ask);
+  const bool served = planned_.offer_spare(request.bytes, [&](std::uint32_t slot) {
+    address = take_slot(slot, request);
     return address != 0;
   });
-  if (served) figures_.spare_slot_taken();
+  if (served) figures_.count_spare_slot();
   return address;
 }
 
 // 0: its bytes are taken, or cannot be ordered on the request's stream.
-CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
+CUdeviceptr Heap::take_slot(std::uint32_t slot, const Request& request) {
   const PhysicalRanges wanted = planned_.ranges(slot);
-  if (planned_.kept_bytes() > 0) dynamic_->give(planned_.give_up_kept(wanted), ask.stream);
-  const bool taken = planned_.keeps_free_bytes() ? planned_.take(wanted, order_, ask.stream)
-                                                 : dynamic_->take_exactly(wanted, ask.stream);
+  if (planned_.withheld_bytes() > 0) dynamic_->add_free(planned_.take_withheld(wanted), request.stream);
+  const bool taken = planned_.tracks_free_bytes() ? planned_.take(wanted, order_, request.stream)
+                                                  : dynamic_->take_exactly(wanted, request.stream);
   if (!taken) return 0;
   const CUdeviceptr address = planned_.address(slot);
-  live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool, ask.stream});
-  figures_.planned(ask.bytes, ask.pool);
-  if (!pending_frees_.empty()) figures_.still_used(pending_frees_.bytes());
+  live_.insert({address, request.bytes, slot, Origin::Plan, request.pool, request.stream});
+  figures_.add_planned(request.bytes, request.pool);
+  if (!pending_frees_.empty()) figures_.count_freed_in_use(pending_frees_.bytes());
   return address;
 }
 
-CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
-  if (needs_bytes_of_plan(ask)) merge(ask.stream);
-  const bool keeps = planned_.kept_bytes() > 0;
-  if (keeps && (last_resort || planned_.is_dropped() || dynamic_->largest_free() < rounded(ask.bytes))) {
-    dynamic_->give(planned_.give_up_kept(), ask.stream);
+CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
+  if (needs_bytes_of_plan(request)) merge(request.stream);
+  const bool keeps = planned_.withheld_bytes() > 0;
+  if (keeps && (last_resort || planned_.is_dropped() || dynamic_->largest_free() < rounded(request.bytes))) {
+    dynamic_->add_free(planned_.take_withheld(), request.stream);
   }
   std::optional<Place> place;
   if (!pending_frees_.empty()) {
-    place = dynamic_->allocate_mapped(rounded(ask.bytes), ask.stream);
+    place = dynamic_->allocate_mapped(rounded(request.bytes), request.stream);
     if (!place) collect_pending_frees(kAllStreams);
   }
-  if (!place) place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
+  if (!place) place = dynamic_->allocate(rounded(request.bytes), request.stream, last_resort);
   update_physical();
   if (!place) return 0;
   const CUdeviceptr address = dynamic_->address_of(*place);
-  live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool, ask.stream});
-  figures_.dynamic(ask.bytes, ask.pool);
-  if (!pending_frees_.empty()) figures_.still_used(pending_frees_.bytes());
-  if (dynamic_->is_of_plan(*place)) figures_.borrowed();
+  live_.insert({address, request.bytes, place->view, Origin::Dynamic, request.pool, request.stream});
+  figures_.add_dynamic(request.bytes, request.pool);
+  if (!pending_frees_.empty()) figures_.count_freed_in_use(pending_frees_.bytes());
+  if (dynamic_->is_of_plan(*place)) figures_.count_borrow();
   return address;
 }
 
-bool Heap::needs_bytes_of_plan(const Ask& ask) const {
-  if (!planned_.keeps_free_bytes() || ask.stream == kNoStream) return false;
-  return planned_.is_dropped() || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
+bool Heap::needs_bytes_of_plan(const Request& request) const {
+  if (!planned_.tracks_free_bytes() || request.stream == kNoStream) return false;
+  return planned_.is_dropped() || dynamic_->physical_bytes() + request.bytes > options_.max_bytes_beside_plan;
 }
 
 // From now on the dynamic sub-allocator tracks the plan's free bytes as well. Slots are still served where their bytes
@@ -339,8 +341,8 @@ void Heap::merge(StreamOrdinal stream) {
   try {
     Planned::FreeBytes free = planned_.hand_over();
     dynamic_->adopt(planned_.arena());
-    dynamic_->give(free.handed_over, stream);
-    planned_.keep_back(std::move(free.kept));
+    dynamic_->add_free(free.handed_over, stream);
+    planned_.withhold(std::move(free.withheld));
   } catch (const std::bad_alloc&) {
     // Bytes that were not handed over stay unused.
   }
@@ -356,13 +358,13 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   // What is asked of the order between streams must not give the ordinal of a deferred free to another stream, and the
   // event of a free on a thread's own stream is recorded at once.
   const bool known = context_is_current || !stream.is_default();
-  const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest(stream) : kNoStream;
+  const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest_ordinal(stream) : kNoStream;
   if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
     return free_slow_path(std::move(lock), address, stream, context_is_current);
   }
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  figures_.dynamic_freed(entry.bytes, entry.pool);
+  figures_.remove_dynamic(entry.bytes, entry.pool);
   try {
     dynamic_->defer_free({entry.address, entry.place}, rounded(entry.bytes), ordinal);
   } catch (const std::bad_alloc&) {
@@ -385,16 +387,16 @@ void Heap::complete_deferred_free_now() noexcept {
   if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
     LiveEntry entry;
     if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-    forget(entry);
-    give_back(entry, ordinal);
+    count_free(entry);
+    make_reusable(entry, ordinal);
     return CUDA_SUCCESS;
   }
   if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   lock.unlock();
-  return free_behind_event(address, stream, std::nullopt);
+  return free_after_event(address, stream, std::nullopt);
 }
 
-CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
+CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
   bool capturing = false;
   if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
@@ -407,39 +409,39 @@ CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) 
   if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  forget(entry);
+  count_free(entry);
   try {
     const PhysicalRanges freed = ranges(entry);
     const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // they outlive the view
-    give_back(entry, ordinal);
-    order_.also_used(used, ordinal, user_ordinal);
+    make_reusable(entry, ordinal);
+    order_.mark_also_used(used, ordinal, user_ordinal);
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
   return CUDA_SUCCESS;
 }
 
-CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
+CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
   {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   }
-  return free_behind_event(address, stream, owner);
+  return free_after_event(address, stream, owner);
 }
 
 // For a stream that others cannot be ordered behind (of another context, or one too many), or should not wait for. An
 // event behind the free tells when the bytes can be used again.
-CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
+CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
   PendingFrees::Free free;
   free.owner = owner;
   CUcontext context = nullptr;
-  CUresult result = record_behind(stream, &context, &free.event);
+  CUresult result = record_event_on(stream, &context, &free.event);
   if (result != CUDA_SUCCESS) return result;
   {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     if (owner) free.preferred = order_.ordinal(*owner);
     if (live_.erase(address, &free.entry)) {
-      forget(free.entry);
+      count_free(free.entry);
       try {
         pending_frees_.add(context, stream, free);
         return CUDA_SUCCESS;
@@ -457,7 +459,7 @@ CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::opt
 // Records an event on `stream`; `context` is the one that the event is of. The streams of a green context accept events
 // of its primary context: these are still there when the green context has been destroyed, while its work may go on. So
 // the heap's context is tried before the stream's own.
-CUresult Heap::record_behind(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
+CUresult Heap::record_event_on(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
   CUcontext of_stream = nullptr;
   CUresult result = driver_.stream_context(stream.handle, &of_stream);
   if (result != CUDA_SUCCESS) return result;
@@ -484,65 +486,66 @@ CUresult Heap::create_event(CUcontext context, CUevent* event) noexcept {
 // Collects them at every so many requests, since a query costs as much as a request, and at the first one after the
 // program has synchronised, since it may count on what it knows to be over. A request that would map memory, or that
 // finds its slot taken, collects them in any case.
-void Heap::look_at_pending_frees() {
+void Heap::poll_pending_frees() {
   constexpr std::uint32_t kRequestsBetween = 16;
   if (pending_frees_.empty()) return;
   const bool synchronized = synchronized_.exchange(false, std::memory_order_relaxed);
-  if (!synchronized && requests_until_collected_-- > 0) return;
-  requests_until_collected_ = kRequestsBetween - 1;
-  collect_pending_frees(synchronized ? kAllStreams : kFewStreams);
+  if (!synchronized && requests_until_poll_-- > 0) return;
+  requests_until_poll_ = kRequestsBetween - 1;
+  collect_pending_frees(synchronized ? kAllStreams : kStreamsPerPoll);
 }
 
 // Gives back the blocks whose events have completed; false when there are none.
-bool Heap::collect_pending_frees(std::size_t most) {
-  return pending_frees_.collect(most, [&](PendingFrees::Free& free) {
-    tell_over(free);
-    give_back(free.entry, kNoStream, free.preferred);
+bool Heap::collect_pending_frees(std::size_t max_streams) {
+  return pending_frees_.collect(max_streams, [&](PendingFrees::Free& free) {
+    notify_complete(free);
+    make_reusable(free.entry, kNoStream, free.preferred);
   });
 }
 
 bool Heap::wait_for_pending_frees() noexcept {
   constexpr std::chrono::microseconds kBetweenQueries(20);  // short beside the work that is waited for
-  std::optional<std::uint64_t> newest;
+  std::optional<std::uint64_t> latest_number;
   bool any = false;
   for (;;) {
     {
-      const Lock lock(*this);
-      if (!newest) newest = pending_frees_.newest();
+      const CompletingLock lock(*this);
+      if (!latest_number) latest_number = pending_frees_.latest_number();
       any |= collect_pending_frees(kAllStreams);
-      if (!pending_frees_.may_complete(*newest)) return any;
+      if (!pending_frees_.may_complete(*latest_number)) return any;
     }
     std::this_thread::sleep_for(kBetweenQueries);
   }
 }
 
-void Heap::context_ends(CUcontext context) noexcept {
-  const Look look(mutex_);
-  pending_frees_.context_ends(context);
+void Heap::before_context_end(CUcontext context) noexcept {
+  const PlainLock lock(mutex_);
+  pending_frees_.before_context_end(context);
 }
 
-void Heap::context_ended(CUcontext context, bool ended) noexcept {
-  const Look look(mutex_);
-  pending_frees_.context_ended(context, ended);
+void Heap::after_context_end(CUcontext context, bool ended) noexcept {
+  const PlainLock lock(mutex_);
+  pending_frees_.after_context_end(context, ended);
 }
 
 // Calls the function at most once for each free.
-void Heap::tell_over(PendingFrees::Free& free) const noexcept {
-  if (options_.over != nullptr && free.owner) options_.over(device_, free.entry.address, *free.owner);
+void Heap::notify_complete(PendingFrees::Free& free) const noexcept {
+  if (options_.on_free_complete != nullptr && free.owner)
+    options_.on_free_complete(device_, free.entry.address, *free.owner);
   free.owner.reset();
 }
 
-void Heap::tell_of_frees_under_way() noexcept {
+void Heap::notify_pending_frees_at_exit() noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  pending_frees_.each([&](PendingFrees::Free& free) { tell_over(free); });
+  pending_frees_.for_each([&](PendingFrees::Free& free) { notify_complete(free); });
 }
 
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   std::uint64_t number = 0;
   bool from_pool = false;
   {
-    const Look look(mutex_);
+    const PlainLock lock(mutex_);
     const LiveEntry* entry = live_.find(address);
     if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
     from_pool = entry->pool != kNoPool;
@@ -552,24 +555,24 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
     // Without the lock: the work that is waited for may itself wait for another thread's request.
     if (const CUresult result = fence_.wait(); result != CUDA_SUCCESS) return result;
   }
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  forget(entry);
-  if (!from_pool) order_.synchronized(number);
+  count_free(entry);
+  if (!from_pool) order_.mark_all_complete(number);
   // The program is done with a block of a pool, but who had the bytes before may not be: its stream is behind that.
-  give_back(entry, from_pool ? entry.stream : kNoStream);
-  if (!from_pool) release_freed(entry);
+  make_reusable(entry, from_pool ? entry.stream : kNoStream);
+  if (!from_pool) release_freed_handles(entry);
   return CUDA_SUCCESS;
 }
 
 // Memory of cudaFree goes back to the device, whatever a pool may keep.
-void Heap::release_freed(const LiveEntry& entry) {
+void Heap::release_freed_handles(const LiveEntry& entry) {
   if (entry.origin != Origin::Dynamic) return;
-  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  const std::uint64_t keep = release_threshold_.load(std::memory_order_relaxed);
   try {
     if (keep != ~std::uint64_t{0}) {
-      if (figures_.physical() > keep) give_back_idle(keep);
+      if (figures_.physical() > keep) release_idle(keep);
       return;
     }
     const PhysicalRanges freed = ranges(entry);
@@ -581,11 +584,11 @@ void Heap::release_freed(const LiveEntry& entry) {
   }
 }
 
-void Heap::forget(const LiveEntry& entry) {
+void Heap::count_free(const LiveEntry& entry) {
   if (entry.origin == Origin::Plan) {
-    figures_.planned_freed(entry.bytes, entry.pool);
+    figures_.remove_planned(entry.bytes, entry.pool);
   } else {
-    figures_.dynamic_freed(entry.bytes, entry.pool);
+    figures_.remove_dynamic(entry.bytes, entry.pool);
   }
 }
 
@@ -603,7 +606,7 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
 }
 
 // The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
-void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
+void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
   try {
     if (entry.origin == Origin::Dynamic) {
       dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream, preferred);
@@ -611,16 +614,17 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal
     }
     const PhysicalRanges freed = ranges(entry);
     if (stream == kNoStream) {
-      order_.cleared(freed);
+      order_.clear_marks(freed);
     } else {
-      const bool merged = !planned_.keeps_free_bytes();  // then other streams may get the bytes
-      const std::uint64_t number = order_.number_free(stream, merged && options_.cross_stream != CrossStream::Never);
-      order_.freed(freed, stream, number, planned_.event_on_free(entry.place));
+      const bool merged = !planned_.tracks_free_bytes();  // then other streams may get the bytes
+      const std::uint64_t number =
+          order_.assign_free_number(stream, merged && options_.cross_stream != CrossStream::Never);
+      order_.mark_freed(freed, stream, number, planned_.event_on_free(entry.place));
     }
-    if (planned_.keeps_free_bytes()) {
+    if (planned_.tracks_free_bytes()) {
       planned_.release(freed);
     } else {
-      dynamic_->give(freed, preferred);
+      dynamic_->add_free(freed, preferred);
     }
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
@@ -630,41 +634,41 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal
 // --- what CUDA served ---
 
 void Heap::note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   note(address, bytes, figures_.pool_index(pool));
 }
 
 void Heap::note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   note(address, bytes, kNoPool);
 }
 
 void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept {
   LiveEntry missed;  // its free was not seen
-  if (unplanned_.erase(address, &missed)) figures_.unplanned_freed(missed.bytes, missed.pool);
+  if (unplanned_.erase(address, &missed)) figures_.remove_unplanned(missed.bytes, missed.pool);
   if (address == 0 || !unplanned_.reserve_one()) return;
   unplanned_.insert({address, bytes, 0, Origin::Original, pool, kNoStream});
-  figures_.unplanned(bytes, pool);
+  figures_.add_unplanned(bytes, pool);
 }
 
 std::uint64_t Heap::find_unplanned(CUdeviceptr address) const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   const LiveEntry* entry = unplanned_.find(address);
   return entry == nullptr ? 0 : entry->number;
 }
 
 void Heap::note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   const LiveEntry* noted = unplanned_.find(address);
   if (noted == nullptr || noted->number != number) return;
   LiveEntry entry;
-  if (unplanned_.erase(address, &entry)) figures_.unplanned_freed(entry.bytes, entry.pool);
+  if (unplanned_.erase(address, &entry)) figures_.remove_unplanned(entry.bytes, entry.pool);
 }
 
 // --- what is live, and the figures ---
 
 std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   const LiveEntry* entry = live_.find_holding(address);
   if (entry == nullptr) return std::nullopt;
   const bool from_pool = entry->pool != kNoPool;
@@ -674,22 +678,22 @@ std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
 }
 
 void Heap::set_sync_memops(CUdeviceptr address, bool set) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   if (const LiveEntry* entry = live_.find_holding(address)) live_.set_sync_memops(entry->address, set);
 }
 
 void Heap::stream_destroyed(CUstream stream) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   order_.stream_destroyed(stream);
 }
 
 StreamClock* Heap::clock(StreamKey stream) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return is_closed() ? nullptr : order_.clock(stream);
 }
 
 CUresult Heap::grant_access(int peer) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   if (is_closed()) return CUDA_SUCCESS;
   if (const CUresult result = planned_.grant_access(peer); result != CUDA_SUCCESS) return result;
   return dynamic_ ? dynamic_->grant_access(peer) : CUDA_SUCCESS;
@@ -697,7 +701,7 @@ CUresult Heap::grant_access(int peer) noexcept {
 
 void Heap::update_physical() noexcept {
   const std::uint64_t physical = planned_.physical_bytes() + (dynamic_ ? dynamic_->physical_bytes() : 0);
-  if (physical != figures_.physical()) figures_.physical_is(physical);
+  if (physical != figures_.physical()) figures_.set_physical(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
   if (dynamic_) {
     const plan::Range small = dynamic_->offsets_for_small();
@@ -705,49 +709,50 @@ void Heap::update_physical() noexcept {
     small_begin_.store(dynamic_->home(small.begin), std::memory_order_relaxed);
     small_end_.store(dynamic_->home(small.begin) + small.bytes(), std::memory_order_relaxed);
   }
-  if (shown_ != nullptr) {
-    ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
+  if (published_ != nullptr) {
+    PublishedFigures::set(&published_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
   }
 }
 
-void Heap::show_in(ShownFigures* shown) noexcept {
-  const Lock lock(*this);
-  shown_ = shown;
-  ShownFigures::set(&shown->mapping_calls_at_start, mapping_calls_at_start_);
-  figures_.show_in(shown);
+void Heap::publish_in(PublishedFigures* published) noexcept {
+  const CompletingLock lock(*this);
+  published_ = published;
+  PublishedFigures::set(&published->mapping_calls_at_start, mapping_calls_at_start_);
+  figures_.publish_in(published);
   update_physical();
 }
 
 PoolUse Heap::pool_use(CUmemoryPool pool) const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return figures_.pool_use(pool);
 }
 
 void Heap::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   figures_.reset_pool_high(pool, used, reserved);
 }
 
 void Heap::pool_destroyed(CUmemoryPool pool) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   figures_.pool_destroyed(pool);
-  update_keep();
+  update_release_threshold();
 }
 
 void Heap::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   figures_.set_release_threshold(pool, bytes);
-  update_keep();
+  update_release_threshold();
 }
 
-void Heap::keep_idle() noexcept {
-  const Look look(mutex_);
-  keeps_idle_ = true;
-  update_keep();
+void Heap::keep_idle_memory() noexcept {
+  const PlainLock lock(mutex_);
+  keeps_idle_memory_ = true;
+  update_release_threshold();
 }
 
-void Heap::update_keep() noexcept {
-  keep_bytes_.store(keeps_idle_ ? ~std::uint64_t{0} : figures_.release_threshold(), std::memory_order_relaxed);
+void Heap::update_release_threshold() noexcept {
+  release_threshold_.store(keeps_idle_memory_ ? ~std::uint64_t{0} : figures_.release_threshold(),
+                           std::memory_order_relaxed);
 }
 
 std::uint64_t Heap::mapping_calls() const noexcept {
@@ -755,7 +760,7 @@ std::uint64_t Heap::mapping_calls() const noexcept {
 }
 
 Statistics Heap::statistics() const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return gather_statistics();
 }
 

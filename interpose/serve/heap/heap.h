@@ -23,7 +23,7 @@
 #include "interpose/serve/heap/heap_mutex.h"
 #include "interpose/serve/heap/live_table.h"
 #include "interpose/serve/heap/pending_frees.h"
-#include "interpose/serve/heap/shown_figures.h"
+#include "interpose/serve/heap/published_figures.h"
 #include "interpose/serve/planned/planned.h"
 #include "interpose/serve/streams/free_fence.h"
 #include "interpose/serve/streams/stream_order.h"
@@ -33,7 +33,7 @@ namespace stalloc::serve {
 
 // Receives one line for the user, without a newline. Called without any lock held, on the thread of a request; must not
 // throw.
-using Notice = void (*)(const char* text);
+using LogFunction = void (*)(const char* text);
 
 // What is live at an address, as the program asked for it.
 struct LiveRange {
@@ -56,7 +56,7 @@ class Heap {
   // afterwards. On failure everything is given back, and `why` says in one line what did not fit. `driver` must outlive
   // the heap. Never throws.
   static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
-                                      const HeapOptions& options, std::string* why, Notice notice = nullptr) noexcept;
+                                      const HeapOptions& options, std::string* why, LogFunction log = nullptr) noexcept;
   // Closes it. Not for the end of a process: the driver may be gone by then. Pre: no stream of the context is being
   // captured, and no other thread is inside.
   ~Heap();
@@ -103,23 +103,24 @@ class Heap {
   // nothing else tells of: they are reusable on `stream` at once, and on others behind the work of both.
   // CUDA_ERROR_NOT_SUPPORTED when the heap cannot tell the two apart, since one is of another context or there are too
   // many; the bytes then stay live. Pre: `context` is current.
-  CUresult free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
+  CUresult free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
   // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
   // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live. `owner`: the
-  // stream that it was served for, which is offered the bytes first then, and which HeapOptions::over is told.
-  CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
-  // Waits on the host until what was freed by `free_when_over`, and on streams of other contexts, until now is over, or
-  // until the device has failed. Returns whether there was any. Other threads can use the heap meanwhile. Pre: no
-  // stream is being captured.
+  // stream that it was served for, which is offered the bytes first then, and which HeapOptions::on_free_complete is
+  // told.
+  CUresult free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
+  // Waits on the host until what was freed by `free_when_complete`, and on streams of other contexts, until now is
+  // over, or until the device has failed. Returns whether there was any. Other threads can use the heap meanwhile. Pre:
+  // no stream is being captured.
   bool wait_for_pending_frees() noexcept;
   // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
   // none of its work is left. Where its work may go on, leave the second call out: what waits for one of its events
   // then stays unused.
-  void context_ends(CUcontext context) noexcept;
-  void context_ended(CUcontext context, bool ended) noexcept;
-  // Tells HeapOptions::over of all of these that are not over yet, as the program ends. Without waiting: of none when
-  // another thread uses the heap just now.
-  void tell_of_frees_under_way() noexcept;
+  void before_context_end(CUcontext context) noexcept;
+  void after_context_end(CUcontext context, bool ended) noexcept;
+  // Tells HeapOptions::on_free_complete of all of these that are not over yet, as the program ends. Without waiting: of
+  // none when another thread uses the heap just now.
+  void notify_pending_frees_at_exit() noexcept;
   // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
   // from a pool is not waited for, since CUDA relies on the program that nothing uses it. Returns what CUDA returns:
   // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
@@ -200,7 +201,7 @@ class Heap {
   // everything is kept. Synchronising takes two calls, before the program's own and after it succeeded.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
   // From now on synchronising gives nothing back, whatever the thresholds are: the caller uses `trim`.
-  void keep_idle() noexcept;
+  void keep_idle_memory() noexcept;
   void before_synchronization() noexcept;
   // As StreamOrder::blocking_streams_exist.
   void blocking_streams_exist() noexcept;
@@ -218,41 +219,41 @@ class Heap {
   [[nodiscard]] Statistics statistics() const noexcept;
   // The same without waiting: false when another thread uses the heap just now.
   bool try_statistics(Statistics* statistics) const noexcept;
-  // From now on other processes can read figures in `shown`, which must outlive the heap.
-  void show_in(ShownFigures* shown) noexcept;
+  // From now on other processes can read figures in `published`, which must outlive the heap.
+  void publish_in(PublishedFigures* published) noexcept;
   [[nodiscard]] CUcontext context() const noexcept { return context_; }
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
   // Held by everything that needs to know the free bytes: completes a deferred free first. `allocate` and `free_async`
-  // take the mutex itself, and so does, as Look, what looks at nothing but live ranges and figures.
-  class Lock {
+  // take the mutex itself, and so does, as PlainLock, what looks at nothing but live ranges and figures.
+  class CompletingLock {
    public:
-    explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
+    explicit CompletingLock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
 
    private:
     std::lock_guard<HeapMutex> guard_;
   };
-  using Look = std::lock_guard<HeapMutex>;
+  using PlainLock = std::lock_guard<HeapMutex>;
   struct Offsets;
 
   // A request whose stream and pool are known to the heap.
-  struct Ask {
+  struct Request {
     std::uint64_t bytes = 0;           // as requested
     StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
     PoolIndex pool = kNoPool;
   };
   // Of how many streams whose work is pending the frees are queried at a time: a query costs as much as a request.
-  static constexpr std::size_t kFewStreams = 8;
+  static constexpr std::size_t kStreamsPerPoll = 8;
   static constexpr std::size_t kAllStreams = ~std::size_t{0};
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
-       const Offsets& offsets, Notice notice);
+       const Offsets& offsets, LogFunction log);
   static std::optional<Offsets> divide_offsets(Driver& driver, int device, const Planned& planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
-  void end_service() noexcept;
-  void give_back_all(bool context_lives) noexcept;
+  void stop_serving() noexcept;
+  void release_all(bool context_lives) noexcept;
 
   // Allocations: each returns the address, or 0 when it does not serve the request. `stream` null: for all streams.
   std::optional<CUdeviceptr> allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
@@ -260,13 +261,13 @@ class Heap {
                                                 bool* exhausted = nullptr) noexcept;
   CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                     bool capturing, bool* exhausted);
-  bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
-  CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
-  CUdeviceptr serve_spare(const Ask& ask);
-  CUdeviceptr take_slot(std::uint32_t slot, const Ask& ask);
-  void tell_misfit() const noexcept;
-  CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
-  [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
+  bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request);
+  CUdeviceptr serve_slot(std::uint32_t slot, const Request& request);
+  CUdeviceptr serve_spare(const Request& request);
+  CUdeviceptr take_slot(std::uint32_t slot, const Request& request);
+  void log_dropped_plan() const noexcept;
+  CUdeviceptr serve_dynamic(const Request& request, bool last_resort);
+  [[nodiscard]] bool needs_bytes_of_plan(const Request& request) const;
   void merge(StreamOrdinal stream);
 
   // Frees.
@@ -276,24 +277,24 @@ class Heap {
   void complete_deferred_free_now() noexcept;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
-  CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
-  CUresult record_behind(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
+  CUresult free_after_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
+  CUresult record_event_on(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
   CUresult create_event(CUcontext context, CUevent* event) noexcept;
-  void tell_over(PendingFrees::Free& free) const noexcept;
-  void look_at_pending_frees();
-  bool collect_pending_frees(std::size_t most = kFewStreams);
-  void forget(const LiveEntry& entry);
-  void give_back(const LiveEntry& entry, StreamOrdinal stream) { give_back(entry, stream, stream); }
-  void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
-  void release_freed(const LiveEntry& entry);
+  void notify_complete(PendingFrees::Free& free) const noexcept;
+  void poll_pending_frees();
+  bool collect_pending_frees(std::size_t max_streams = kStreamsPerPoll);
+  void count_free(const LiveEntry& entry);
+  void make_reusable(const LiveEntry& entry, StreamOrdinal stream) { make_reusable(entry, stream, stream); }
+  void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
+  void release_freed_handles(const LiveEntry& entry);
 
   // Memory under pressure.
-  CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Ask ask);
-  CUdeviceptr reclaim_and_serve(const Ask& ask);
+  CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request);
+  CUdeviceptr reclaim_and_serve(const Request& request);
   bool trim_cuda_pools();
-  void complain(const Ask& ask);
-  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
-  void update_keep() noexcept;
+  void log_exhaustion(const Request& request);
+  std::uint64_t release_idle(std::uint64_t keep_bytes);
+  void update_release_threshold() noexcept;
   [[nodiscard]] std::uint64_t device_free_bytes() const;
   [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
@@ -302,7 +303,7 @@ class Heap {
   PhysicalRanges ranges(const LiveEntry& entry);
   [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
   // The handle of a physical byte, and the first physical byte of it.
-  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
+  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_at(std::uint64_t at) const;
 
   // Figures.
   void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
@@ -314,12 +315,12 @@ class Heap {
   const std::uint64_t device_bytes_;  // no request for more is looked at
   const int device_;
   const CUcontext context_;
-  const Notice notice_;
+  const LogFunction log_;
   Planned planned_;
   const HeapOptions options_;
   std::atomic<bool> refuses_{false};
   std::atomic<bool> synchronized_{false};  // the program has, since pending frees were looked at
-  std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
+  std::atomic<std::uint64_t> release_threshold_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};
   std::atomic<CUdeviceptr> small_begin_{0};
@@ -335,13 +336,13 @@ class Heap {
   StreamOrder order_;
   LiveTable unplanned_;
   PendingFrees pending_frees_;
-  std::uint32_t requests_until_collected_ = 0;
+  std::uint32_t requests_until_poll_ = 0;
   Figures figures_;
-  ShownFigures* shown_ = nullptr;  // null: figures are not shown
+  PublishedFigures* published_ = nullptr;  // null: figures are not shown
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_ns_at_start_ = 0;
-  int complaints_ = 0;
-  bool keeps_idle_ = false;
+  int exhaustion_logs_ = 0;
+  bool keeps_idle_memory_ = false;
   std::atomic<bool> closed_{false};  // set under the lock
 };
 

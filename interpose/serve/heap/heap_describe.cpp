@@ -16,7 +16,7 @@ CUdeviceptr Heap::home_address(std::uint64_t at) const {
 
 void Heap::describe(Visitor& visitor) noexcept {
   try {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     if (is_closed()) return;
     const Arena* arena = planned_.arena();
     for (std::size_t i = 0; arena != nullptr && i < arena->handle_count(); ++i) {
@@ -42,13 +42,13 @@ void Heap::describe(Visitor& visitor) noexcept {
 // A handle is mapped whole: a block that lies in several has all bytes between its first and its last.
 std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
   try {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     const LiveEntry* entry = live_.find(address);
     if (is_closed() || entry == nullptr) return std::nullopt;
     Backing backing;
     for (const PhysicalRange& range : ranges(*entry)) {
       for (std::uint64_t at = range.begin; at < range.end;) {
-        const auto [begin, handle] = handle_holding(at);
+        const auto [begin, handle] = handle_at(at);
         if (backing.handles.empty()) backing.offset = at - begin;
         backing.handles.push_back(handle);
         at = begin + handle.bytes;
@@ -60,7 +60,7 @@ std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
   }
 }
 
-std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) const {
+std::pair<std::uint64_t, MappedHandle> Heap::handle_at(std::uint64_t at) const {
   if (at < planned_.planned_bytes()) {
     const Arena& arena = *planned_.arena();
     const std::size_t handle = arena.handle_at(at);

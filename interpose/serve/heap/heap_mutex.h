@@ -49,17 +49,17 @@ class alignas(64) BackoffMutex {
   static constexpr std::uint32_t kFree = 0;
   static constexpr std::uint32_t kTaken = 1;
   static constexpr std::uint32_t kWaitedFor = 2;  // taken, and a thread may be asleep
-  static constexpr unsigned kLooks = 3 * LongestPause;
-  static constexpr unsigned kLooksAfterSleep = 256;
+  static constexpr unsigned kSpins = 3 * LongestPause;
+  static constexpr unsigned kSpinsAfterSleep = 256;
 
   [[gnu::noinline]] void lock_slowly() noexcept {
-    for (unsigned look = 0; look < kLooks; ++look) {
-      pause(1U << (look < LongestPause ? look : LongestPause));
+    for (unsigned spin = 0; spin < kSpins; ++spin) {
+      pause(1U << (spin < LongestPause ? spin : LongestPause));
       if (state_.load(std::memory_order_relaxed) == kFree && try_lock()) return;
     }
     while (state_.exchange(kWaitedFor, std::memory_order_acquire) != kFree) {
       state_.wait(kWaitedFor, std::memory_order_relaxed);
-      for (unsigned look = 0; look < kLooksAfterSleep && state_.load(std::memory_order_relaxed) != kFree; ++look) {
+      for (unsigned spin = 0; spin < kSpinsAfterSleep && state_.load(std::memory_order_relaxed) != kFree; ++spin) {
         pause(1);
       }
     }

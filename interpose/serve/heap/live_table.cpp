@@ -11,8 +11,8 @@ namespace {
 constexpr std::size_t kFirstCapacity = 4096;
 
 // An index that was changed this often since its last use is dropped: building it anew then costs less than keeping it.
-constexpr std::uint64_t kChangesUnasked = 1 << 16;
-constexpr std::uint64_t kChangesUnaskedAnEntry = 16;
+constexpr std::uint64_t kMaxUnusedChanges = 1 << 16;
+constexpr std::uint64_t kMaxUnusedChangesPerEntry = 16;
 
 }  // namespace
 
@@ -35,7 +35,7 @@ const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {
 }
 
 // Moves back what was displaced over the gap (Knuth 6.4, algorithm R), so that no tombstones gather.
-void LiveTable::close(std::size_t gap) noexcept {
+void LiveTable::close_gap(std::size_t gap) noexcept {
   for (std::size_t cell = next(gap); cells_[cell].address != 0; cell = next(cell)) {
     const std::size_t from_home = (cell - home(cells_[cell].address)) & (capacity_ - 1);
     const std::size_t from_gap = (cell - gap) & (capacity_ - 1);
@@ -57,7 +57,7 @@ const LiveEntry* LiveTable::find_holding(CUdeviceptr address) noexcept {
   if (const LiveEntry* entry = find(address)) return entry;
   if (size_ == 0) return nullptr;
   if (!index_ && !make_index()) return scan_for(address);
-  unasked_ = 0;
+  changes_since_use_ = 0;
   const auto after = index_->upper_bound(address);
   if (after == index_->begin()) return nullptr;
   const auto& [begin, bytes] = *std::prev(after);
@@ -88,7 +88,7 @@ bool LiveTable::make_index() noexcept {
 void LiveTable::index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept {
   try {
     index_->emplace(address, bytes);
-    index_kept();
+    count_index_change();
   } catch (const std::bad_alloc&) {
     index_.reset();
   }
@@ -96,11 +96,11 @@ void LiveTable::index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept 
 
 void LiveTable::index_erase(CUdeviceptr address) noexcept {
   index_->erase(address);
-  index_kept();
+  count_index_change();
 }
 
-void LiveTable::index_kept() noexcept {
-  if (++unasked_ > kChangesUnasked + kChangesUnaskedAnEntry * size_) index_.reset();
+void LiveTable::count_index_change() noexcept {
+  if (++changes_since_use_ > kMaxUnusedChanges + kMaxUnusedChangesPerEntry * size_) index_.reset();
 }
 
 }  // namespace stalloc::serve

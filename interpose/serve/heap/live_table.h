@@ -59,7 +59,7 @@ class LiveTable {
     *entry = cells_[cell];
     cells_[cell].address = 0;
     --size_;
-    if (cells_[next(cell)].address != 0) close(cell);
+    if (cells_[next(cell)].address != 0) close_gap(cell);
     if (index_) [[unlikely]] {
       index_erase(address);
     }
@@ -88,14 +88,14 @@ class LiveTable {
   };
 
   bool grow() noexcept;
-  void close(std::size_t gap) noexcept;
+  void close_gap(std::size_t gap) noexcept;
   const LiveEntry* scan_for(CUdeviceptr address) const noexcept;
   bool make_index() noexcept;
   // By value: an entry that something points to is written to memory in pieces and copied from there as a whole, which
   // the processor waits for (4 ns at each insert).
   void index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept;
   void index_erase(CUdeviceptr address) noexcept;
-  void index_kept() noexcept;
+  void count_index_change() noexcept;
   // Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the high bits of a product with 2^64 / phi.
   [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept {
     return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);
@@ -111,8 +111,8 @@ class LiveTable {
   std::unique_ptr<Cell[]> cells_;
   std::size_t capacity_ = 0;  // 0 or a power of two
   std::size_t size_ = 0;
-  std::unique_ptr<Index> index_;  // null until an address inside an entry is looked up
-  std::uint64_t unasked_ = 0;     // changes of the index since its last use
+  std::unique_ptr<Index> index_;         // null until an address inside an entry is looked up
+  std::uint64_t changes_since_use_ = 0;  // changes of the index since its last use
   std::uint64_t last_number_ = 0;
 };
 

@@ -25,7 +25,7 @@ class PendingFrees {
   struct Free {
     LiveEntry entry;
     CUevent event = nullptr;              // null: its context has ended
-    std::optional<StreamKey> owner;       // the stream that HeapOptions::over is told of
+    std::optional<StreamKey> owner;       // the stream that HeapOptions::on_free_complete is told of
     StreamOrdinal preferred = kNoStream;  // that the bytes are offered to first: the owner
     std::uint64_t number = 0;             // given by `add`: later frees have larger ones
   };
@@ -35,38 +35,39 @@ class PendingFrees {
 
   [[nodiscard]] bool empty() const noexcept { return queues_.empty(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }  // as requested
-  [[nodiscard]] std::uint64_t newest() const noexcept { return newest_; }
+  [[nodiscard]] std::uint64_t latest_number() const noexcept { return latest_number_; }
 
   // `free` has been recorded on `stream`, which is of `context`; its event is owned from now on. May throw
   // std::bad_alloc, and owns nothing then.
   void add(CUcontext context, StreamKey stream, const Free& free);
 
-  // Calls `over(Free&)` for the frees whose events have completed, and forgets them; true when there were any. Those of
-  // each queue are queried, the oldest first, until one is pending. A free whose event the driver cannot tell of stays.
-  // Of the streams whose work is pending, at most `most` are looked at; the next call goes on with others.
-  template <class Over>
-  bool collect(std::size_t most, Over over) {
+  // Calls `on_complete(Free&)` for the frees whose events have completed, and forgets them; true when there were any.
+  // Those of each queue are queried, the oldest first, until one is pending. A free whose event the driver cannot tell
+  // of stays. Of the streams whose work is pending, at max_streams `max_streams` are looked at; the next call goes on
+  // with others.
+  template <class OnComplete>
+  bool collect(std::size_t max_streams, OnComplete on_complete) {
     bool any = false;
     const std::size_t count = queues_.size();
     std::size_t pending = 0;
     std::size_t looked_at = 0;
-    for (; looked_at < count && pending < most; ++looked_at) {
+    for (; looked_at < count && pending < max_streams; ++looked_at) {
       Queue& queue = queues_[(next_ + looked_at) % count];
-      queue.lost = 0;
-      while (queue.lost < queue.frees.size()) {
-        const State state = ask(queue);
+      queue.unknown = 0;
+      while (queue.unknown < queue.frees.size()) {
+        const State state = poll(queue);
         if (state == State::Pending) {
           ++pending;
           break;
         }
-        if (state == State::Lost) {
-          ++queue.lost;
+        if (state == State::Unknown) {
+          ++queue.unknown;
           continue;
         }
-        Free free = queue.frees[queue.lost];
-        queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.lost));
+        Free free = queue.frees[queue.unknown];
+        queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.unknown));
         bytes_ -= free.entry.bytes;
-        over(free);
+        on_complete(free);
         any = true;
       }
     }
@@ -79,7 +80,7 @@ class PendingFrees {
 
   // Calls `action(Free&)` for every one.
   template <class Action>
-  void each(Action action) {
+  void for_each(Action action) {
     for (Queue& queue : queues_) {
       for (Free& free : queue.frees) action(free);
     }
@@ -87,8 +88,8 @@ class PendingFrees {
 
   // A context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and none
   // of its work is left.
-  void context_ends(CUcontext context) noexcept;
-  void context_ended(CUcontext context, bool ended) noexcept;
+  void before_context_end(CUcontext context) noexcept;
+  void after_context_end(CUcontext context, bool ended) noexcept;
   // Forgets all of them. Destroys the events, except those of contexts that end and, unless `lives`, those of
   // `context`.
   void clear(CUcontext context, bool lives) noexcept;
@@ -98,20 +99,21 @@ class PendingFrees {
     CUcontext context = nullptr;
     StreamKey stream;
     std::deque<Free> frees;
-    bool context_ends = false;
-    std::size_t lost = 0;  // of the oldest frees, so many whose events the driver could not tell of when it was asked
+    bool context_ending = false;
+    std::size_t unknown =
+        0;  // of the oldest frees, so many whose events the driver could not tell of when it was asked
   };
-  enum class State { Done, Pending, Lost };
+  enum class State { Complete, Pending, Unknown };
 
-  // Asks for the oldest free of the queue that is not lost; destroys its event if it is over. Pre: there is one.
-  State ask(const Queue& queue) noexcept;
+  // Asks for the oldest free of the queue that is not unknown; destroys its event if it is over. Pre: there is one.
+  State poll(const Queue& queue) noexcept;
   void remove_empty() noexcept;
 
   Driver& driver_;
   std::vector<Queue> queues_;  // none is empty between calls
   std::size_t next_ = 0;       // that `collect` begins with
   std::uint64_t bytes_ = 0;
-  std::uint64_t newest_ = 0;
+  std::uint64_t latest_number_ = 0;
 };
 
 }  // namespace stalloc::serve

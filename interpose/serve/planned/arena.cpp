@@ -41,7 +41,7 @@ std::unique_ptr<Arena> Arena::create(Driver& driver, const plan::DevicePlan& pla
 
 void Arena::lay_out(const plan::DevicePlan& plan) {
   device_ = static_cast<int>(plan.device);
-  granted_ = {device_};
+  devices_with_access_ = {device_};
   std::uint64_t physical = 0;
   for (const std::uint64_t bytes : plan.handles) {
     handles_.push_back({0, {physical, physical + bytes}, false});
@@ -128,7 +128,7 @@ CUresult Arena::set_access() noexcept {
     CUdeviceptr end = begin;
     for (; i < mappings_.size() && mappings_[i].mapped; ++i) end = mappings_[i].at + size_of(mappings_[i].handle);
     ++mapping_calls_;
-    const CUresult result = driver_.set_access(begin, end - begin, granted_);
+    const CUresult result = driver_.set_access(begin, end - begin, devices_with_access_);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -139,7 +139,7 @@ Arena::~Arena() { close(); }
 void Arena::close() noexcept {
   if (closed_) return;
   closed_ = true;
-  for (std::size_t handle = 0; handle < handles_.size(); ++handle) give_back(handle);
+  for (std::size_t handle = 0; handle < handles_.size(); ++handle) release_handle(handle);
   const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
   if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);
 }
@@ -173,18 +173,19 @@ std::size_t Arena::handle_at(std::uint64_t byte) const noexcept {
 }
 
 CUresult Arena::grant_access(int device) noexcept {
-  if (std::find(granted_.begin(), granted_.end(), device) != granted_.end()) return CUDA_SUCCESS;
+  if (std::find(devices_with_access_.begin(), devices_with_access_.end(), device) != devices_with_access_.end())
+    return CUDA_SUCCESS;
   try {
-    granted_.push_back(device);
+    devices_with_access_.push_back(device);
   } catch (...) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   const CUresult result = set_access();
-  if (result != CUDA_SUCCESS) granted_.pop_back();
+  if (result != CUDA_SUCCESS) devices_with_access_.pop_back();
   return result;
 }
 
-std::uint64_t Arena::give_back(std::size_t handle) noexcept {
+std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
   Handle& given = handles_[handle];
   if (!given.held) return 0;
   bool mapped = false;

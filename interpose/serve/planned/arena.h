@@ -48,7 +48,7 @@ class Arena {
 
   // Unmaps one handle everywhere and releases it; 0 when the driver refuses or it is gone, else the bytes given back.
   // Pre: nothing lives on it and no work is pending that may touch it. The handle's addresses must not be served again.
-  std::uint64_t give_back(std::size_t handle) noexcept;
+  std::uint64_t release_handle(std::size_t handle) noexcept;
   [[nodiscard]] std::size_t handle_count() const noexcept { return handles_.size(); }
   [[nodiscard]] PhysicalRange handle_range(std::size_t handle) const noexcept { return handles_[handle].range; }
   [[nodiscard]] bool is_held(std::size_t handle) const noexcept { return handles_[handle].held; }  // not given back
@@ -101,7 +101,7 @@ class Arena {
   std::vector<Handle> handles_;
   std::vector<MappedView> views_;  // bases relative to the reservation until there is one
   std::vector<Mapping> mappings_;  // by address, without gaps
-  std::vector<int> granted_;
+  std::vector<int> devices_with_access_;
   bool closed_ = false;
 };
 

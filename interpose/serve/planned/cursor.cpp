@@ -11,7 +11,7 @@ namespace {
 
 using plan::SlotKind;
 
-constexpr int kLookAround = 64;             // slots searched ahead and behind for the end of a deviation
+constexpr int kSearchDistance = 64;         // slots searched ahead and behind for the end of a deviation
 constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps
 constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
 constexpr int kCandidates = 64;             // places compared when it is
@@ -43,7 +43,7 @@ Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
   count(found != kNowhere);
   if (found == kNowhere) return {};
   at_ = successor(found);
-  const Wanted& slot = slots_[found];
+  const ExpectedSlot& slot = slots_[found];
   if (slot.kind == SlotKind::PassThrough) {  // a slot that varies has no place; the request may be served dynamically
     return {slot.varies ? Answer::Unplanned : Answer::Original, found};
   }
@@ -92,7 +92,7 @@ Cursor::Position Cursor::predecessor(Position at) const noexcept {
 
 bool Cursor::matches(Position at, std::uint32_t units) const noexcept {
   if (at >= slots_.size()) return false;
-  const Wanted& wanted = slots_[at];
+  const ExpectedSlot& wanted = slots_[at];
   return wanted.varies ? units <= wanted.units : units == wanted.units;
 }
 
@@ -111,7 +111,7 @@ void Cursor::count(bool matched) noexcept {
 // (they may never come here); the epilogue's first when the body may be over.
 Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   Position at = at_;
-  for (int i = 0; i < kLookAround && at < slots_.size(); ++i, at = successor(at)) {
+  for (int i = 0; i < kSearchDistance && at < slots_.size(); ++i, at = successor(at)) {
     if (slots_[at].varies || matches(at, units)) return at;
     if (slots_[at].kind != SlotKind::PassThrough) break;
   }
@@ -132,7 +132,7 @@ Cursor::Position Cursor::find_after_deviation(bool stays) const noexcept {
 Cursor::Position Cursor::find_near() const noexcept {
   Position best = kNowhere;
   std::size_t best_agreement = kLeastAgreement - 1;
-  const auto look = [&](Position at) {
+  const auto consider = [&](Position at) {
     const std::size_t agreed = std::min<std::size_t>(agreement(at), misses_ + 1);
     if (agreed <= best_agreement || (agreed <= misses_ && agreed < kGram)) return;
     best = at;
@@ -140,13 +140,13 @@ Cursor::Position Cursor::find_near() const noexcept {
   };
   Position ahead = at_;
   Position behind = predecessor(at_);
-  for (int i = 0; i < kLookAround; ++i) {
+  for (int i = 0; i < kSearchDistance; ++i) {
     if (ahead < slots_.size()) {
-      look(ahead);
+      consider(ahead);
       ahead = successor(ahead);
     }
     if (behind != kNowhere) {
-      look(behind);
+      consider(behind);
       behind = predecessor(behind);
     }
   }

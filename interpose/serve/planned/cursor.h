@@ -72,7 +72,7 @@ class Cursor {
 
  private:
   using Position = std::uint32_t;
-  struct Wanted {
+  struct ExpectedSlot {
     std::uint32_t units = 0;  // of plan::kUnitBytes
     plan::SlotKind kind = plan::SlotKind::Static;
     bool varies = false;  // `units` is an upper size
@@ -102,7 +102,7 @@ class Cursor {
   static constexpr std::size_t kGram = 4;      // so many that agree are followed, whatever the others say
   static constexpr Position kNowhere = ~Position{0};
 
-  std::vector<Wanted> slots_;
+  std::vector<ExpectedSlot> slots_;
   Position body_begin_ = 0;
   Position body_end_ = 0;
   std::vector<Gram> grams_;  // sorted

@@ -19,10 +19,10 @@ namespace stalloc::serve {
 // no cursor. A wrong guess costs unplanned requests, never more. Not thread-safe.
 class Cursors {
  public:
-  using Gone = bool (*)(ThreadId) noexcept;
+  using HasEnded = bool (*)(ThreadId) noexcept;
 
   // Throws std::bad_alloc.
-  explicit Cursors(const plan::DevicePlan& plan, Gone is_gone = serve::is_gone);
+  explicit Cursors(const plan::DevicePlan& plan, HasEnded has_ended = serve::has_ended);
 
   // As of Cursor, for a request of the calling thread.
   Cursor::Next next(std::uint64_t bytes) noexcept {
@@ -53,7 +53,7 @@ class Cursors {
   Cursor all_;
   std::vector<LaneCursor> lanes_;
   PlanMatch match_;
-  Gone is_gone_;
+  HasEnded has_ended_;
 };
 
 }  // namespace stalloc::serve

@@ -57,7 +57,7 @@ class Planned {
     return state_ == PlanState::Dropped || state_ == PlanState::DroppedMerged;
   }
   // There is a plan, and its free bytes are tracked here alone.
-  [[nodiscard]] bool keeps_free_bytes() const noexcept {
+  [[nodiscard]] bool tracks_free_bytes() const noexcept {
     return state_ == PlanState::Served || state_ == PlanState::Dropped;
   }
 
@@ -97,7 +97,7 @@ class Planned {
   }
 
   // Takes the bytes of a slot, ordered on `stream`; false, and nothing is taken: some are not free, or cannot be
-  // ordered. `release` is the way back. Pre of both: keeps_free_bytes().
+  // ordered. `release` is the way back. Pre of both: tracks_free_bytes().
   [[nodiscard]] bool take(PhysicalRanges slot, StreamOrder& order, StreamOrdinal stream) noexcept {
     if (!occupancy_->try_take(slot)) return false;
     if (order.make_ready(slot, stream)) return true;
@@ -108,30 +108,30 @@ class Planned {
   // Returns the free bytes; from now on the caller tracks them. Those of slots that live through the body should be
   // kept back as long as others serve, unless the plan was dropped: what lay there would be in the way of such a slot's
   // own request, and that one of others, for good. Throws std::bad_alloc, and then nothing has changed. Pre:
-  // keeps_free_bytes().
+  // tracks_free_bytes().
   struct FreeBytes {
     std::vector<PhysicalRange> handed_over;
-    plan::FreeSpace kept;
+    plan::FreeSpace withheld;
   };
   FreeBytes hand_over();
-  void keep_back(plan::FreeSpace kept) noexcept { kept_ = std::move(kept); }
+  void withhold(plan::FreeSpace withheld) noexcept { withheld_ = std::move(withheld); }
   // How many bytes are kept back, all of them free.
-  [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_.bytes(); }
+  [[nodiscard]] std::uint64_t withheld_bytes() const noexcept { return withheld_.bytes(); }
   // Gives up those of them that lie in a slot, or all; the caller tracks from now on what is returned. Throws
   // std::bad_alloc; they may then stay unused.
-  std::vector<PhysicalRange> give_up_kept(PhysicalRanges slot);
-  std::vector<PhysicalRange> give_up_kept();
+  std::vector<PhysicalRange> take_withheld(PhysicalRanges slot);
+  std::vector<PhysicalRange> take_withheld();
 
   // Physical memory held now, in bytes; and the part of it that the dynamic sub-allocator does not count.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return arena_ ? arena_->physical_bytes() : 0; }
-  [[nodiscard]] std::uint64_t unmerged_bytes() const noexcept { return keeps_free_bytes() ? physical_bytes() : 0; }
+  [[nodiscard]] std::uint64_t unmerged_bytes() const noexcept { return tracks_free_bytes() ? physical_bytes() : 0; }
   // The idle part of that, when `live` bytes live in slots.
   [[nodiscard]] std::uint64_t unmerged_idle_bytes(std::uint64_t live) const noexcept {
     return unmerged_bytes() - std::min(unmerged_bytes(), live);
   }
   // Gives the handles of a dropped plan back to the driver that nothing lives on and the device is done with. Returns
-  // the bytes given back. Pre: keeps_free_bytes() if the plan is dropped.
-  std::uint64_t give_back_idle(StreamOrder& order) noexcept;
+  // the bytes given back. Pre: tracks_free_bytes() if the plan is dropped.
+  std::uint64_t release_idle_handles(StreamOrder& order) noexcept;
 
   // The memory of all slots; null: there is no plan.
   [[nodiscard]] Arena* arena() noexcept { return arena_.get(); }
@@ -165,7 +165,7 @@ class Planned {
   std::optional<SpareSlots> spare_slots_;
   std::vector<std::uint32_t> through_body_;  // slots
   std::optional<Occupancy> occupancy_;
-  plan::FreeSpace kept_;  // free, and tracked by nobody else
+  plan::FreeSpace withheld_;  // free, and tracked by nobody else
 };
 
 }  // namespace stalloc::serve

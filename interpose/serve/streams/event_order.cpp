@@ -8,13 +8,13 @@
 namespace stalloc::serve {
 
 EventOrder::EventOrder() {
-  void* places =
-      mmap(nullptr, kPlacesBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (places == MAP_FAILED) throw std::bad_alloc();
-  places_ = static_cast<Place*>(places);
+  void* entries =
+      mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (entries == MAP_FAILED) throw std::bad_alloc();
+  entries_ = static_cast<Entry*>(entries);
 }
 
-EventOrder::~EventOrder() { munmap(places_, kPlacesBytes); }
+EventOrder::~EventOrder() { munmap(entries_, kTableBytes); }
 
 // Later forms of functions that record events, make or end them, or put a record into a graph.
 void EventOrder::looked_up(std::string_view symbol) noexcept {

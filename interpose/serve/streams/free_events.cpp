@@ -6,7 +6,7 @@
 
 namespace stalloc::serve {
 
-const FreeEvent* FreeEvents::behind(std::uint64_t number) const noexcept {
+const FreeEvent* FreeEvents::first_covering(std::uint64_t number) const noexcept {
   std::size_t first = 0;
   std::size_t last = count_;
   while (first < last) {

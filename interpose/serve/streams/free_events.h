@@ -17,7 +17,7 @@ struct FreeEvent {
   // It was recorded when the program made that free, so that no work stands before it that the stream was given later.
   bool at_free = false;
 
-  [[nodiscard]] bool is_of(std::uint64_t free) const noexcept { return at_free && covers == free; }
+  [[nodiscard]] bool is_exactly_after(std::uint64_t free) const noexcept { return at_free && covers == free; }
 };
 
 // Those of one stream, in the order of their numbers. Not thread-safe: the heap's lock covers it.
@@ -27,7 +27,7 @@ class FreeEvents {
   static constexpr std::size_t kMost = 4096;
 
   // The earliest one behind the free with that number; null: there is none. Valid until the next call that records.
-  [[nodiscard]] const FreeEvent* behind(std::uint64_t number) const noexcept;
+  [[nodiscard]] const FreeEvent* first_covering(std::uint64_t number) const noexcept;
   [[nodiscard]] const FreeEvent* latest() const noexcept { return count_ == 0 ? nullptr : &at(count_ - 1); }
   template <class Visit>
   void for_each(Visit visit) const {
@@ -35,15 +35,15 @@ class FreeEvents {
   }
 
   // The event to record next, null if it has yet to be created; nothing is returned for want of host memory. Where all
-  // places are in use, `is_over(event)` is asked about one or two of them, those that are over make room, and if none
-  // is, there are more places; when there are kMost, the earliest one makes room.
-  template <class IsOver>
-  CUevent* next(IsOver is_over) noexcept {
+  // places are in use, `is_complete(event)` is asked about one or two of them, those that are over make room, and if
+  // none is, there are more places; when there are kMost, the earliest one makes room.
+  template <class IsComplete>
+  CUevent* next(IsComplete is_complete) noexcept {
     if (count_ == capacity_ && count_ > 0) {
       const std::size_t half = count_ / 2;
-      if (is_over(at(half - 1))) {
+      if (is_complete(at(half - 1))) {
         drop(half);
-      } else if (is_over(at(0))) {
+      } else if (is_complete(at(0))) {
         drop(1);
       }
     }

@@ -45,7 +45,7 @@ CUresult FreeFence::wait() {
   const bool has_another =
       result == CUDA_SUCCESS && spare && driver_.allocate_plain(&block, kBlockBytes) == CUDA_SUCCESS;
   if (result != CUDA_SUCCESS || has_another) keep(block);
-  if (spare) give_back_spare();
+  if (spare) return_spare();
   return result;
 }
 
@@ -55,7 +55,7 @@ CUresult FreeFence::take(CUdeviceptr* block, bool* spare) {
   const CUresult result = driver_.allocate_plain(block, kBlockBytes);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   std::unique_lock lock(mutex_);
-  given_back_.wait(lock, [this] { return !blocks_.empty() || in_use_ == 0; });
+  returned_.wait(lock, [this] { return !blocks_.empty() || in_use_ == 0; });
   *block = 0;
   if (blocks_.empty()) return CUDA_SUCCESS;
   *block = blocks_.back();
@@ -65,12 +65,12 @@ CUresult FreeFence::take(CUdeviceptr* block, bool* spare) {
   return CUDA_SUCCESS;
 }
 
-void FreeFence::give_back_spare() {
+void FreeFence::return_spare() {
   {
     const std::lock_guard lock(mutex_);
     --in_use_;
   }
-  given_back_.notify_all();
+  returned_.notify_all();
 }
 
 void FreeFence::keep(CUdeviceptr block) {

@@ -34,7 +34,7 @@ class FreeFence {
 
  private:
   CUresult take(CUdeviceptr* block, bool* spare);
-  void give_back_spare();
+  void return_spare();
   void keep(CUdeviceptr block);
 
   Driver& driver_;
@@ -42,7 +42,7 @@ class FreeFence {
   std::mutex mutex_;                 // guards what follows
   std::vector<CUdeviceptr> blocks_;  // spare blocks
   std::size_t in_use_ = 0;           // further spare blocks, which threads wait with
-  std::condition_variable given_back_;
+  std::condition_variable returned_;
   bool closed_ = false;
 };
 

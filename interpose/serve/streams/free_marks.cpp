@@ -109,7 +109,7 @@ FreeMarks::Latest FreeMarks::latest_free(std::uint64_t page, std::uint64_t begin
   return parts.others;
 }
 
-void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact) noexcept {
+void FreeMarks::mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
@@ -129,7 +129,7 @@ void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequen
   }
 }
 
-void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
+void FreeMarks::clear(PhysicalRanges ranges) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
@@ -142,7 +142,7 @@ void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
   }
 }
 
-bool FreeMarks::only(PhysicalRanges ranges, FreeMark mark) const noexcept {
+bool FreeMarks::has_only(PhysicalRanges ranges, FreeMark mark) const noexcept {
   bool only = true;
   for (const PhysicalRange& range : ranges) {
     for_each_block(

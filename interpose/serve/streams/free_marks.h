@@ -36,12 +36,12 @@ class FreeMarks {
 
   // The ranges were freed by those that `mark` stands for; the free has number `sequence`, not smaller than any before.
   // `exact`: its number must be told exactly, which costs a little where pages are freed in part.
-  void freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact = true) noexcept;
+  void mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact = true) noexcept;
   // The ranges were freed and no work on the device touches them any more.
-  void cleared(PhysicalRanges ranges) noexcept;
+  void clear(PhysicalRanges ranges) noexcept;
 
   // True when the ranges bear no mark but `mark`. The common case, and fast.
-  [[nodiscard]] bool only(PhysicalRanges ranges, FreeMark mark) const noexcept;
+  [[nodiscard]] bool has_only(PhysicalRanges ranges, FreeMark mark) const noexcept;
 
   // A free: the greatest number that one of some bytes may have, and whether one of them has it.
   struct Latest {

@@ -22,7 +22,7 @@ class SharedFrees {
 
   // Pre: two streams. Bytes with a mark that is used again are claimed by the new pair as well: a wait too many, but
   // only their owner may have them without one, so a pair that has an owner keeps it.
-  FreeMark mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept {
+  FreeMark mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept {
     Pair* free = nullptr;
     for (Pair& pair : pairs_) {
       if (pair.owner == owner && pair.user == user) return mark(pair);

@@ -34,7 +34,7 @@ class StreamClock {
   using Number = std::atomic<std::uint64_t>;
 
   // Whether it is that stream's. False once the stream is destroyed.
-  [[nodiscard]] bool names(const StreamKey& key) const noexcept {
+  [[nodiscard]] bool is_for(const StreamKey& key) const noexcept {
     return handle_.load(std::memory_order_acquire) == key.handle &&
            thread_.load(std::memory_order_relaxed) == key.thread;
   }
@@ -42,20 +42,20 @@ class StreamClock {
   [[nodiscard]] StreamOrdinal ordinal() const noexcept { return ordinal_; }
 
   // The number up to which the stream is behind the frees of the stream with that ordinal, in [1, kStreams].
-  [[nodiscard]] std::uint64_t behind(std::size_t owner) const noexcept {
-    return behind_[owner - 1].load(std::memory_order_acquire);
+  [[nodiscard]] std::uint64_t ordered_after(std::size_t owner) const noexcept {
+    return ordered_after_[owner - 1].load(std::memory_order_acquire);
   }
   // Pre: the wait that makes it so has been given to the stream.
   void raise(std::size_t owner, std::uint64_t number) noexcept {
-    Number& known = behind_[owner - 1];
+    Number& known = ordered_after_[owner - 1];
     if (known.load(std::memory_order_relaxed) < number) known.store(number, std::memory_order_release);
   }
   // The same, for the stream itself: the number of its latest free.
   [[nodiscard]] inline std::uint64_t latest_free() const noexcept;
 
   // The program found all work of the stream to be over that had been given to it when `known` was taken.
-  using Known = std::array<std::uint64_t, kStreams>;
-  void know(Known* known) const noexcept;
+  using Snapshot = std::array<std::uint64_t, kStreams>;
+  void snapshot(Snapshot* snapshot) const noexcept;
 
  private:
   friend class StreamClocks;
@@ -67,7 +67,7 @@ class StreamClock {
   std::atomic<bool> non_blocking_{false};
   StreamClocks* all_ = nullptr;
   StreamOrdinal ordinal_ = kNoStream;
-  std::array<Number, kStreams> behind_{};
+  std::array<Number, kStreams> ordered_after_{};
 };
 
 // Of one heap. What changes names is covered by the heap's lock; everything else is thread-safe and lock-free.
@@ -89,7 +89,7 @@ class StreamClocks {
   [[nodiscard]] std::size_t count() const noexcept { return count_.load(std::memory_order_acquire); }
 
   // The ordinal names another stream, which is ordered behind nothing yet; no stream.
-  void name(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept;
+  void assign(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept;
   void forget(StreamOrdinal stream) noexcept;
 
   // Frees. A number is given to each, greater than all before.
@@ -99,7 +99,7 @@ class StreamClocks {
     return number;
   }
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return sequence_.load(std::memory_order_acquire); }
-  void freed(StreamOrdinal stream, std::uint64_t number) noexcept {
+  void set_latest_free(StreamOrdinal stream, std::uint64_t number) noexcept {
     latest_free_[stream].store(number, std::memory_order_release);
   }
   // The number of the stream's latest free; 0: it never freed anything.
@@ -108,22 +108,23 @@ class StreamClocks {
   }
 
   // The number up to which the stream's frees, and all work before them, are known to be over.
-  [[nodiscard]] std::uint64_t complete(StreamOrdinal stream) const noexcept {
+  [[nodiscard]] std::uint64_t complete_up_to(StreamOrdinal stream) const noexcept {
     return complete_[stream].load(std::memory_order_acquire);
   }
-  void completed(StreamOrdinal stream, std::uint64_t number) noexcept {
+  void mark_complete(StreamOrdinal stream, std::uint64_t number) noexcept {
     StreamClock::Number& known = complete_[stream];
     if (known.load(std::memory_order_relaxed) < number) known.store(number, std::memory_order_release);
   }
-  // What StreamClock::know took is over.
-  void completed(const StreamClock::Known& known) noexcept {
+  // What StreamClock::snapshot took is over.
+  void mark_complete(const StreamClock::Snapshot& known) noexcept {
     for (std::size_t i = 0; i < known.size(); ++i) {
-      if (known[i] != 0) completed(static_cast<StreamOrdinal>(i + 1), known[i]);
+      if (known[i] != 0) mark_complete(static_cast<StreamOrdinal>(i + 1), known[i]);
     }
   }
   // All work of the context is over that had been given to it when `number` was the latest.
-  void synchronized(std::uint64_t number) noexcept {
-    for (std::size_t stream = 1; stream <= kMaxStreams; ++stream) completed(static_cast<StreamOrdinal>(stream), number);
+  void mark_all_complete(std::uint64_t number) noexcept {
+    for (std::size_t stream = 1; stream <= kMaxStreams; ++stream)
+      mark_complete(static_cast<StreamOrdinal>(stream), number);
   }
 
  private:

@@ -20,8 +20,8 @@
 namespace stalloc::serve {
 
 // Every free gets a sequence number. ordered(S, T) is the number up to which stream S is ordered behind T's frees (a
-// vector clock, stream_clocks.h), complete(T) the number up to which T's frees are known to be complete. Both grow by
-// what is done here, and by what the program itself does with its events and by synchronising (event_order.h).
+// vector clock, stream_clocks.h), complete_up_to(T) the number up to which T's frees are known to be complete. Both
+// grow by what is done here, and by what the program itself does with its events and by synchronising (event_order.h).
 //
 //     stream T   --- work --- free #7 --- event --- more work --->
 //                                            \_ wait: ordered_[S][T] = 7
@@ -33,7 +33,8 @@ namespace stalloc::serve {
 // is known to be complete, which an event tells that is recorded when somebody asks. No stream waits for that one, for
 // it also stands behind what T was given since the free, and that may wait for S: by a host function, by a kernel that
 // waits for a value in memory, by other processes. Only when the device has no more memory is such a wait better than
-// none (`set_waits_late`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve them.
+// none (`allow_late_events`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve
+// them.
 //
 // In a program with streams that synchronise with the legacy stream an event on that is work which those wait for, and
 // which waits for theirs. Memory that is freed there alone makes the same order, but no other moment does. So no event
@@ -63,7 +64,9 @@ class StreamOrder {
   StreamOrdinal ordinal_of_user(StreamKey key, bool context_is_current = false) noexcept;
   // The same if this was the stream looked up last, else kNoStream; changes nothing. Pre, for a default stream: the
   // calling thread's context is ours.
-  [[nodiscard]] StreamOrdinal latest(StreamKey key) const noexcept { return key == latest_key_ ? latest_ : kNoStream; }
+  [[nodiscard]] StreamOrdinal latest_ordinal(StreamKey key) const noexcept {
+    return key == latest_key_ ? latest_ : kNoStream;
+  }
 
   // Orders the use of free bytes on `stream` behind every free of them. False: refused, the bytes may still be in use.
   [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
@@ -80,52 +83,52 @@ class StreamOrder {
   // `order`, but false, with no wait made, where the stream would wait for another one behind which the program has
   // ordered it before: it will do so for these frees, too, and the stream could use the bytes a little later without
   // that wait.
-  [[nodiscard]] bool order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
+  [[nodiscard]] bool order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
 
   // True when another stream freed some of them last.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
     bool foreign = false;
-    if (!marks_.only(ranges, stream)) {
+    if (!marks_.has_only(ranges, stream)) {
       for_each_claim(ranges, stream, [&](StreamOrdinal, Free) { foreign = true; });
     }
     return foreign;
   }
 
   // Whether a stream may also wait for an event that was recorded after the free.
-  void set_waits_late(bool may) noexcept { waits_late_ = may; }
+  void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
   // The program makes streams that synchronise with the legacy stream. Call it before they have work.
   void blocking_streams_exist() noexcept;
 
   // Numbers a free on `stream`. Call it when the program frees, and `freed` with the ranges before the next free is
   // numbered. `for_others`: other streams may want to wait for it; where several use memory, it has its event at once.
-  std::uint64_t number_free(StreamOrdinal stream, bool for_others) noexcept;
+  std::uint64_t assign_free_number(StreamOrdinal stream, bool for_others) noexcept;
   // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
-  void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
-  void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
-    freed(ranges, stream, number_free(stream, false), event_now);
+  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
+  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
+    mark_freed(ranges, stream, assign_free_number(stream, false), event_now);
   }
   // The latest free was of these bytes, on `stream`, and work of `user`, another stream, may still use them
   // (shared_frees.h).
-  void also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
+  void mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
   // The bytes were freed and the device is done with them.
-  void cleared(PhysicalRanges ranges) noexcept { marks_.cleared(ranges); }
+  void clear_marks(PhysicalRanges ranges) noexcept { marks_.clear(ranges); }
 
   // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, wait
   // (free_fence.h), say that every free up to the number is complete.
   std::uint64_t take_number() noexcept { return clocks_.take_number(); }
   // The number of the latest free, if none was taken since.
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return clocks_.latest_number(); }
-  void synchronized(std::uint64_t number) noexcept { clocks_.synchronized(number); }
+  void mark_all_complete(std::uint64_t number) noexcept { clocks_.mark_all_complete(number); }
 
   // Records an event behind the frees of each stream that has none there yet: once the program has synchronised with
   // the stream, asking says that they are complete.
-  void mark_frees() noexcept;
+  void record_free_events() noexcept;
   // Finds out which frees are complete, with a limited number of queries to the device. It never waits for work.
-  void settle() noexcept;
+  void poll_thoroughly() noexcept;
   // The same, for who asks often: it asks once for each event that is pending, and records one only on a stream that
   // has none such. What completes a little later is known at the next call.
-  void look() noexcept;
+  void poll() noexcept;
 
   // Pre: the stream is still alive. Its handle may name another stream afterwards.
   void stream_destroyed(CUstream stream) noexcept;
@@ -168,28 +171,28 @@ class StreamOrder {
       });
     });
   }
-  FreeMark mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept;
+  FreeMark mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept;
   FreeMark mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   StreamOrdinal find(StreamKey key) const noexcept;
   StreamOrdinal admit(StreamKey key, StreamOrdinal stream) noexcept;
-  StreamOrdinal unused() const noexcept;
+  StreamOrdinal find_unused() const noexcept;
   StreamOrdinal reclaim() noexcept;
   bool is_idle(StreamOrdinal stream) noexcept;
 
-  void mark_free(StreamOrdinal stream) noexcept;
+  void record_free_event(StreamOrdinal stream) noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
   bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;
-  bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
+  bool query_complete(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   const FreeEvent* record(StreamOrdinal ordinal, bool at_free) noexcept;
-  const FreeEvent* record_late(StreamOrdinal ordinal) noexcept;
+  const FreeEvent* record_late_event(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] bool is_barrier(const Stream& stream) const noexcept {
     return has_blocking_streams_ && stream.key.handle == CU_STREAM_LEGACY;
   }
-  bool is_over(StreamOrdinal owner, const FreeEvent& event) noexcept;
+  bool query_event(StreamOrdinal owner, const FreeEvent& event) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
-  void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  void set_ordered(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
     return std::uint64_t{waiter} * (kMaxStreams + 1) + owner;
@@ -210,7 +213,7 @@ class StreamOrder {
   StreamOrdinal stream_count_ = 0;
   bool closed_ = false;  // no event is recorded any more
   bool has_blocking_streams_ = false;
-  bool waits_late_ = false;
+  bool late_events_allowed_ = false;
   unsigned users_ = 0;  // how often an ordinal was first used for memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;

@@ -8,6 +8,6 @@ using ThreadId = int;  // never 0
 
 ThreadId this_thread() noexcept;
 // True when no thread of this process has the name any more. A system call.
-bool is_gone(ThreadId thread) noexcept;
+bool has_ended(ThreadId thread) noexcept;
 
 }  // namespace stalloc::serve

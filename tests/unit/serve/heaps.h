@@ -13,10 +13,10 @@
 namespace stalloc::test {
 
 inline std::unique_ptr<serve::Heap> plan_only_heap(serve::Driver& driver, const plan::DevicePlan& plan,
-                                                   std::string* why, serve::Notice notice = nullptr) {
+                                                   std::string* why, serve::LogFunction log = nullptr) {
   serve::HeapOptions options;
   options.dynamic = false;
-  return serve::Heap::create(driver, 0, &plan, FakeDriver::context(), options, why, notice);
+  return serve::Heap::create(driver, 0, &plan, FakeDriver::context(), options, why, log);
 }
 
 // The live range that holds an address; false when there is none.

@@ -142,7 +142,7 @@ class Program {
     const StreamKey user = any_stream();
     moments_.push_back({driver_->work(live.stream), driver_->work(user)});
     shadow_->give(live.address, live.bytes, &moments_.back(), user == live.stream ? nullptr : &*owner);
-    if (heap_->free_used(live.address, live.stream, user) == CUDA_SUCCESS) return true;
+    if (heap_->free_with_user(live.address, live.stream, user) == CUDA_SUCCESS) return true;
     shadow_->take(live.address, live.bytes, {});
     return false;
   }

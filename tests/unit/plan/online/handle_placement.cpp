@@ -281,7 +281,7 @@ TEST_CASE("what a program gives back comes again in larger handles") {
   for (int i = 0; i < 400; ++i) blocks.push_back(*allocator.allocate(kPage, 1));
   REQUIRE(allocator.placement().handles().size() == 400);
   for (std::size_t i = 0; i < pages; ++i) allocator.free(blocks[i], kPage, 1);
-  allocator.backend().look();
+  allocator.backend().poll();
   REQUIRE(allocator.release_idle(0, false) == pages * kPage);
   const auto comes = [&](std::uint64_t wanted) {
     const std::size_t before = allocator.placement().handles().size();
@@ -305,7 +305,7 @@ TEST_CASE("where more would be held than ever, free pages for small requests are
   if (!is_most) {
     const Place given_back = *allocator.allocate(100 * kPage, 1);
     allocator.free(given_back, 100 * kPage, 1);
-    allocator.backend().look();
+    allocator.backend().poll();
     REQUIRE(allocator.release_idle(0, false) == 100 * kPage);
   }
   REQUIRE(allocator.placement().physical_bytes() == 100 * kPage);
@@ -332,7 +332,7 @@ TEST_CASE("where more would be held than ever, small requests that have much lie
   if (!is_most) {
     const Place given_back = *allocator.allocate(50 * kPage, 1);
     allocator.free(given_back, 50 * kPage, 1);
-    allocator.backend().look();
+    allocator.backend().poll();
     REQUIRE(allocator.release_idle(0, false) == 50 * kPage);
   }
   if (is_freed) allocator.free(large, 100 * kPage, 1);

@@ -186,7 +186,7 @@ TEST_CASE("events carry no timing", "[serve][driver]") {
 TEST_CASE("a stream counts as captured even when its capture has failed", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
-  gate.began();
+  gate.capture_began();
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
@@ -204,10 +204,10 @@ TEST_CASE("the driver is asked about captures only while there may be one", "[se
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
-  gate.began();
+  gate.capture_began();
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE(capturing);
-  gate.ended();
+  gate.capture_ended();
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
 }
@@ -215,7 +215,7 @@ TEST_CASE("the driver is asked about captures only while there may be one", "[se
 TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
-  gate.began();
+  gate.capture_began();
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_SUCCESS);
   seen.mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
   seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;

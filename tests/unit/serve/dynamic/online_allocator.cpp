@@ -31,8 +31,8 @@ constexpr std::size_t kStreams = 3;
 class KnowsOrder : public plan::NullBackend {
  public:
   explicit KnowsOrder(StreamOrder* order) : order_(order) {}
-  bool make_ready_unless_soon(std::span<const plan::Range> ranges, plan::StreamIndex stream) noexcept {
-    return order_->order_unless_soon(ranges, static_cast<serve::StreamOrdinal>(stream));
+  bool make_ready_without_avoidable_wait(std::span<const plan::Range> ranges, plan::StreamIndex stream) noexcept {
+    return order_->order_without_avoidable_wait(ranges, static_cast<serve::StreamOrdinal>(stream));
   }
 
  protected:
@@ -83,7 +83,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   const serve::HeapOptions options = options_for(seed, cross_stream);
   FakeDriver driver(kPage, kMemory);
   StreamOrder order(driver, FakeDriver::context(), Dynamic::offset_bytes(kMemory, kPage), kPage);
-  order.set_waits_late(true);  // streams can wait for each other at any time, as in simulations
+  order.allow_late_events(true);  // streams can wait for each other at any time, as in simulations
   std::string why;
   const auto dynamic = Dynamic::create(driver, 0, options, 0, kPage, &order, &why);
   REQUIRE(dynamic);

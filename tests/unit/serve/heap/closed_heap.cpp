@@ -46,7 +46,7 @@ struct Fixture {
       live.push_back(*heap->allocate(4 * kPage, other, nullptr));
       const auto used = heap->allocate(2 * kPage, stream, nullptr);
       driver.work(other);
-      REQUIRE(heap->free_when_over(*used, other, stream) == CUDA_SUCCESS);
+      REQUIRE(heap->free_when_complete(*used, other, stream) == CUDA_SUCCESS);
     }
     return live;
   }

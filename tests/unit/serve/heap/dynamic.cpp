@@ -464,7 +464,7 @@ TEST_CASE("shared memory: what the program orders a little later is left to it w
 TEST_CASE("shared memory: nor is a slot of a plan taken for that", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.cross_stream = CrossStream::Share;
-  options.beside_plan = 0;
+  options.max_bytes_beside_plan = 0;
   options.policy.stitch = false;
   const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
@@ -546,7 +546,7 @@ TEST_CASE("a planned slot that is borrowed is served dynamically", "[serve][dyna
 TEST_CASE("free bytes of the plan are used before memory grows, its slots are served where free", "[serve][dynamic]") {
   const plan::DevicePlan plan = plan_of_sizes({3 * kPage, 3 * kPage});
   HeapOptions options = small_options();
-  options.beside_plan = 0;
+  options.max_bytes_beside_plan = 0;
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
   const CUdeviceptr unforeseen = fixture.take(2);
   const CUdeviceptr refused = fixture.take(3);  // its slot is taken, others of the plan's bytes are not
@@ -570,7 +570,7 @@ TEST_CASE("the place of what lives through the body serves others only where the
   plan.slots[0].upper = 3;
   plan.slots[1].upper = 2;
   HeapOptions options = small_options();
-  options.beside_plan = 0;
+  options.max_bytes_beside_plan = 0;
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
   const bool little = GENERATE(true, false);
   const CUdeviceptr unforeseen = fixture.take(little ? 1 : 13);

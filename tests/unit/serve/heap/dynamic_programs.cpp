@@ -27,7 +27,7 @@ namespace {
 // Dynamic requests come to the plan's free bytes early.
 HeapOptions sharing_options() {
   HeapOptions options = small_options();
-  options.beside_plan = 2 * kPage;
+  options.max_bytes_beside_plan = 2 * kPage;
   return options;
 }
 

@@ -373,11 +373,11 @@ TEST_CASE("bytes freed on a stream of a context that ends are free then, and its
   f.driver.work(foreign);
   REQUIRE(f.give(0, foreign) == CUDA_SUCCESS);
   const bool ends = GENERATE(true, false);
-  f.heap->context_ends(FakeDriver::other_context());
+  f.heap->before_context_end(FakeDriver::other_context());
   if (ends) f.driver.end_events_of(FakeDriver::other_context());
   REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
   REQUIRE(f.ask(4 * kKiB, f.s) == -1);
-  f.heap->context_ended(FakeDriver::other_context(), ends);
+  f.heap->after_context_end(FakeDriver::other_context(), ends);
   if (!ends) f.driver.finish_all_work();  // it was refused, or not the last release: the event tells, as before
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
 }

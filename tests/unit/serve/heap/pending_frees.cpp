@@ -32,7 +32,9 @@ std::vector<Told> told;
 TEST_CASE("who records is told of a free when it is over, once", "[serve][pending_frees]") {
   FakeDriver driver;
   serve::HeapOptions options = small_options();
-  options.over = [](int device, CUdeviceptr address, StreamKey owner) { told.push_back({device, address, owner}); };
+  options.on_free_complete = [](int device, CUdeviceptr address, StreamKey owner) {
+    told.push_back({device, address, owner});
+  };
   told.clear();
   std::string why;
   const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
@@ -43,7 +45,7 @@ TEST_CASE("who records is told of a free when it is over, once", "[serve][pendin
   const CUdeviceptr second = *heap->allocate(3 * kPage, owner, nullptr);
   const CUdeviceptr third = *heap->allocate(kPage, owner, nullptr);
   driver.work(user);
-  REQUIRE(heap->free_when_over(first, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(first, user, owner) == CUDA_SUCCESS);
   REQUIRE(heap->allocate(2 * kPage, owner, nullptr));
   CHECK(told.empty());
   CHECK(heap->statistics().served_live_peak == 7 * kPage);
@@ -57,8 +59,8 @@ TEST_CASE("who records is told of a free when it is over, once", "[serve][pendin
 
   // The program ends while the work goes on.
   driver.work(user);
-  REQUIRE(heap->free_when_over(second, user, owner) == CUDA_SUCCESS);
-  heap->tell_of_frees_under_way();
+  REQUIRE(heap->free_when_complete(second, user, owner) == CUDA_SUCCESS);
+  heap->notify_pending_frees_at_exit();
   REQUIRE(told.size() == 2);
   CHECK(told[1].address == second);
   driver.finish_all_work();
@@ -67,7 +69,7 @@ TEST_CASE("who records is told of a free when it is over, once", "[serve][pendin
 
   // Or the context ends.
   driver.work(user);
-  REQUIRE(heap->free_when_over(third, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(third, user, owner) == CUDA_SUCCESS);
   heap->close();
   REQUIRE(told.size() == 3);
   CHECK(told[2].address == third);
@@ -85,7 +87,7 @@ TEST_CASE("what other streams used is its own stream's again when they are done"
   const CUdeviceptr used = *heap->allocate(512, owner, nullptr);
   REQUIRE(heap->allocate(2 * kPage, user, nullptr));
   driver.work(user);
-  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(used, user, owner) == CUDA_SUCCESS);
   REQUIRE(heap->allocate(512, owner, nullptr) != used);
   driver.finish_all_work();
   heap->after_synchronization();
@@ -104,7 +106,7 @@ TEST_CASE("whether other streams are done is asked now and then, and before memo
   const CUdeviceptr room = *heap->allocate(16 * kPage, owner, nullptr);
   REQUIRE(heap->free_async(room, owner) == CUDA_SUCCESS);
   driver.work(user);
-  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(used, user, owner) == CUDA_SUCCESS);
 
   constexpr std::uint64_t kRequests = 320;
   const std::uint64_t queries = driver.order_calls();
@@ -136,7 +138,7 @@ struct Fixture {
     const auto address = heap->allocate(bytes, owner, nullptr);
     REQUIRE(address);
     driver.work(user);
-    REQUIRE(heap->free_when_over(*address, user, owner) == CUDA_SUCCESS);
+    REQUIRE(heap->free_when_complete(*address, user, owner) == CUDA_SUCCESS);
     return *address;
   }
   std::uint64_t held() const { return heap->statistics().physical; }
@@ -210,14 +212,14 @@ TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pen
   REQUIRE_FALSE(collect());
   REQUIRE(frees.may_complete(1));
 
-  frees.context_ends(FakeDriver::other_context());
+  frees.before_context_end(FakeDriver::other_context());
   driver.finish_all_work();
   REQUIRE(collect());
   REQUIRE(over == std::vector<std::uint64_t>{1, 2});
-  REQUIRE_FALSE(frees.may_complete(frees.newest()));  // nobody may ask about the third
+  REQUIRE_FALSE(frees.may_complete(frees.latest_number()));  // nobody may ask about the third
 
   driver.end_events_of(FakeDriver::other_context());
-  frees.context_ended(FakeDriver::other_context(), true);
+  frees.after_context_end(FakeDriver::other_context(), true);
   REQUIRE(collect());
   REQUIRE(over == std::vector<std::uint64_t>{1, 2, 4});
   REQUIRE(frees.empty());
@@ -229,9 +231,9 @@ TEST_CASE("streams that cannot be told apart are said to be so", "[serve][pendin
   const auto block = f.heap->allocate(kPage, f.owner, nullptr);
   REQUIRE(block);
   const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
-  REQUIRE(f.heap->free_used(*block, f.owner, foreign) == CUDA_ERROR_NOT_SUPPORTED);
+  REQUIRE(f.heap->free_with_user(*block, f.owner, foreign) == CUDA_ERROR_NOT_SUPPORTED);
   REQUIRE(f.heap->find_live(*block));
-  REQUIRE(f.heap->free_used(*block, f.owner, f.owner) == CUDA_SUCCESS);
+  REQUIRE(f.heap->free_with_user(*block, f.owner, f.owner) == CUDA_SUCCESS);
 }
 
 TEST_CASE("bytes of more pairs than have a mark are free when all work is over", "[serve][pending_frees]") {
@@ -252,7 +254,7 @@ TEST_CASE("bytes of more pairs than have a mark are free when all work is over",
   }
   for (std::size_t i = 0; i < kPairs; ++i) {
     f.driver.work(users[i]);
-    REQUIRE(f.heap->free_used(blocks[i], f.owner, users[i]) == CUDA_SUCCESS);
+    REQUIRE(f.heap->free_with_user(blocks[i], f.owner, users[i]) == CUDA_SUCCESS);
   }
   f.driver.finish_all_work();
   REQUIRE(f.heap->trim() > 0);

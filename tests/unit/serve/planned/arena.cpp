@@ -128,15 +128,15 @@ TEST_CASE("a handle given back is unmapped everywhere and its memory freed", "[s
   {
     const auto arena = Arena::create(driver, stitched_plan(), &why);
     REQUIRE(arena);
-    REQUIRE(arena->give_back(2) == 3 * kPage);
-    REQUIRE(arena->give_back(2) == 0);
+    REQUIRE(arena->release_handle(2) == 3 * kPage);
+    REQUIRE(arena->release_handle(2) == 0);
     REQUIRE(arena->physical_bytes() == 3 * kPage);
     REQUIRE_THROWS_AS(driver.physical(arena->address(0, 3 * kPage)), FakeDriver::Misuse);
     REQUIRE_THROWS_AS(driver.physical(arena->address(1, 0)), FakeDriver::Misuse);
     REQUIRE_NOTHROW(driver.physical(arena->address(1, 3 * kPage)));
     REQUIRE(arena->grant_access(1) == CUDA_SUCCESS);
     driver.fail_at(2);  // unmapped here, not there: kept, and not unmapped twice
-    REQUIRE(arena->give_back(1) == 0);
+    REQUIRE(arena->release_handle(1) == 0);
   }
   REQUIRE(driver.is_clean());
 }

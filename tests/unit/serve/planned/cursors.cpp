@@ -38,7 +38,7 @@ plan::DevicePlan plan_of(const std::vector<LaneSlot>& slots, std::uint32_t prolo
 }
 
 std::set<ThreadId> gone;
-bool is_gone(ThreadId thread) noexcept { return gone.count(thread) != 0; }
+bool has_ended(ThreadId thread) noexcept { return gone.count(thread) != 0; }
 
 int ask(Cursors& cursors, ThreadId thread, std::uint64_t units) {
   const Cursor::Next step = cursors.next_of(thread, units * plan::kUnitBytes);
@@ -87,7 +87,7 @@ class Walker {
 }  // namespace
 
 TEST_CASE("each thread goes through its own lane, whoever comes first", "[serve][cursors]") {
-  Cursors cursors(two_lanes(), is_gone);
+  Cursors cursors(two_lanes(), has_ended);
   CHECK(ask(cursors, 5, 10) == 0);
   for (int repetition = 0; repetition < 3; ++repetition) {
     if (repetition == 1) CHECK(ask(cursors, 6, 7) == 2);
@@ -106,7 +106,7 @@ TEST_CASE("each thread goes through its own lane, whoever comes first", "[serve]
 TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 21)));
   const plan::DevicePlan plan = random_lanes(60, 10, seed);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(seed);
@@ -119,7 +119,7 @@ TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {
 
 TEST_CASE("a thread that no lane knows disturbs nobody", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 7);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(7);
@@ -142,7 +142,7 @@ TEST_CASE("threads that took each other's lanes find their own", "[serve][cursor
     plan.slots[slot].size = plan.slots[begin].size;
     break;
   }
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(seed);
@@ -155,7 +155,7 @@ TEST_CASE("threads that took each other's lanes find their own", "[serve][cursor
 
 TEST_CASE("a new thread takes the lane of one that is gone", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 3);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   for (int step = 0; step < 20; ++step) {
@@ -170,7 +170,7 @@ TEST_CASE("a new thread takes the lane of one that is gone", "[serve][cursors]")
 
 TEST_CASE("a thread that comes late finds the body", "[serve][cursors]") {
   const plan::DevicePlan plan = two_lanes();
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   for (int i = 0; i < 2; ++i) CHECK(ask(cursors, 1, 2) == kNone);
   CHECK(ask(cursors, 1, 3) == kNone);
   CHECK(ask(cursors, 1, 1) == 1);
@@ -179,7 +179,7 @@ TEST_CASE("a thread that comes late finds the body", "[serve][cursors]") {
 
 TEST_CASE("a thread that deviates for long comes back to its lane", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 4);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(4);
@@ -196,7 +196,7 @@ TEST_CASE("what a lane passes through, and what varies in it", "[serve][cursors]
   plan::DevicePlan plan = two_lanes();
   plan.slots[3].kind = plan.slots[4].kind = plan::SlotKind::PassThrough;
   plan.varying = {4};
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   CHECK(ask(cursors, 1, 10) == 0);
   CHECK(ask(cursors, 1, 1) == 1);
   CHECK(ask(cursors, 2, 7) == 2);
@@ -207,7 +207,7 @@ TEST_CASE("what a lane passes through, and what varies in it", "[serve][cursors]
 }
 
 TEST_CASE("a plan of another program is noticed though no thread finds a lane", "[serve][cursors]") {
-  Cursors cursors(two_lanes(), is_gone);
+  Cursors cursors(two_lanes(), has_ended);
   for (int i = 0; i < 999; ++i) ask(cursors, 1 + i % 2, 50);
   CHECK(cursors.fits());
   ask(cursors, 1, 50);
@@ -234,10 +234,10 @@ TEST_CASE("threads are told apart, and gone when they have ended", "[serve][curs
   bool was_gone = true;
   std::thread([&] {
     other = serve::this_thread();
-    was_gone = serve::is_gone(other) || serve::is_gone(own);
+    was_gone = serve::has_ended(other) || serve::has_ended(own);
   }).join();
   CHECK(other != own);
   CHECK(serve::this_thread() == own);
   CHECK_FALSE(was_gone);
-  CHECK_FALSE(serve::is_gone(own));
+  CHECK_FALSE(serve::has_ended(own));
 }

@@ -56,7 +56,7 @@ TEST_CASE("without a plan nothing is held, foreseen or kept", "[serve][planned]"
   REQUIRE_FALSE(none.exists());
   REQUIRE_FALSE(none.is_followed());
   REQUIRE_FALSE(none.is_dropped());
-  REQUIRE_FALSE(none.keeps_free_bytes());
+  REQUIRE_FALSE(none.tracks_free_bytes());
   for (int i = 0; i < 2000; ++i) REQUIRE(none.next(kPage).answer == Cursor::Answer::Unplanned);
   none.pass_through(kPage);
   REQUIRE_FALSE(none.drop_if_unfit());
@@ -80,7 +80,7 @@ TEST_CASE("a plan that is followed keeps its own free bytes", "[serve][planned]"
   REQUIRE(f.take(1));
   REQUIRE(f.planned.unmerged_bytes() == kPages * kPage);
   REQUIRE(f.planned.unmerged_idle_bytes(kPage) == (kPages - 1) * kPage);
-  REQUIRE(f.planned.give_back_idle(f.order) == 0);
+  REQUIRE(f.planned.release_idle_handles(f.order) == 0);
   REQUIRE_FALSE(f.planned.drop_if_unfit());
 }
 
@@ -90,7 +90,7 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
   const serve::StreamOrdinal ordinal = f.order.ordinal(stream);
   REQUIRE(f.take(0));
   f.driver.work(stream);
-  f.order.freed(f.planned.ranges(0), ordinal, false);
+  f.order.mark_freed(f.planned.ranges(0), ordinal, false);
   f.planned.release(f.planned.ranges(0));
   REQUIRE_FALSE(f.take(0));
   REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // the refusal left it free
@@ -101,7 +101,7 @@ TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[ser
   REQUIRE(f.take(2));
   REQUIRE(bytes_of(f.planned.hand_over().handed_over) == (kPages - 1) * kPage);
   REQUIRE(f.planned.state() == PlanState::Merged);
-  REQUIRE_FALSE(f.planned.keeps_free_bytes());
+  REQUIRE_FALSE(f.planned.tracks_free_bytes());
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Serve);
   REQUIRE(f.planned.unmerged_bytes() == 0);
   REQUIRE(f.planned.physical_bytes() == kPages * kPage);
@@ -123,15 +123,15 @@ TEST_CASE("the places of what lives through the body are kept back until they ar
   REQUIRE(f.take(0));
   Planned::FreeBytes free = f.planned.hand_over();
   REQUIRE(bytes_of(free.handed_over) == (dropped ? 3 : 2) * kPage);
-  REQUIRE(free.kept.bytes() == (dropped ? 0 : 1) * kPage);
-  REQUIRE(f.planned.kept_bytes() == 0);
-  f.planned.keep_back(std::move(free.kept));
-  REQUIRE(f.planned.kept_bytes() == (dropped ? 0 : 1) * kPage);
+  REQUIRE(free.withheld.bytes() == (dropped ? 0 : 1) * kPage);
+  REQUIRE(f.planned.withheld_bytes() == 0);
+  f.planned.withhold(std::move(free.withheld));
+  REQUIRE(f.planned.withheld_bytes() == (dropped ? 0 : 1) * kPage);
   if (dropped) return;
-  REQUIRE(f.planned.give_up_kept(f.planned.ranges(1)).empty());
-  REQUIRE(bytes_of(f.planned.give_up_kept(f.planned.ranges(2))) == kPage);
-  REQUIRE(f.planned.kept_bytes() == 0);
-  REQUIRE(f.planned.give_up_kept().empty());
+  REQUIRE(f.planned.take_withheld(f.planned.ranges(1)).empty());
+  REQUIRE(bytes_of(f.planned.take_withheld(f.planned.ranges(2))) == kPage);
+  REQUIRE(f.planned.withheld_bytes() == 0);
+  REQUIRE(f.planned.take_withheld().empty());
 }
 
 TEST_CASE("a plan of another program is dropped once, and gives back what is idle", "[serve][planned]") {
@@ -141,7 +141,7 @@ TEST_CASE("a plan of another program is dropped once, and gives back what is idl
   REQUIRE(f.planned.state() == PlanState::Dropped);
   REQUIRE_FALSE(f.planned.drop_if_unfit());
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Unplanned);
-  REQUIRE(f.planned.give_back_idle(f.order) == (kPages - 1) * kPage);
+  REQUIRE(f.planned.release_idle_handles(f.order) == (kPages - 1) * kPage);
   REQUIRE(f.planned.physical_bytes() == kPage);
 }
 

@@ -108,7 +108,7 @@ TEST_CASE("an event that is recorded while a stream waits for it orders nothing"
   f.record(f.t);
   bool first = true;
   f.model.wait(f.s, f.event, false, [&] {
-    if (std::exchange(first, false)) blindly ? f.model.record_blindly(f.event, u) : f.record(u);
+    if (std::exchange(first, false)) blindly ? f.model.record_untracked(f.event, u) : f.record(u);
   });
   f.model.check(f.s);
   REQUIRE(f.waits_for(f.s) == 1);
@@ -299,7 +299,7 @@ TEST_CASE("an event that is recorded while it is asked about tells nothing", "[s
   f.record(f.t);
   const bool blindly = GENERATE(false, true);
   f.model.query(f.event, [&, first = true]() mutable {
-    if (std::exchange(first, false)) blindly ? f.model.record_blindly(f.event, idle) : f.record(idle);
+    if (std::exchange(first, false)) blindly ? f.model.record_untracked(f.event, idle) : f.record(idle);
   });
   f.model.check_complete(0);
 }
@@ -313,8 +313,8 @@ TEST_CASE("who synchronises with a stream knows what the stream was behind", "[s
   f.model.synchronize(f.s, [&] { f.model.use_and_free(f.s, 2); });
   f.model.check_complete(0);
   const auto& clocks = f.model.contexts[0].order.clocks();
-  REQUIRE(clocks.complete(2) != 0);
-  REQUIRE(clocks.complete(1) != 0);
+  REQUIRE(clocks.complete_up_to(2) != 0);
+  REQUIRE(clocks.complete_up_to(1) != 0);
 }
 
 // A free on it is behind the legacy stream's work, but the stream has no work that is.
@@ -324,7 +324,7 @@ TEST_CASE("what a blocking stream freed is not known to be over when the stream 
   model.take(model.make_stream(0), 0);
   model.use_and_free(s, 0);
   model.synchronize(s, kNothing);
-  REQUIRE(model.contexts[0].order.clocks().complete(2) == 0);
+  REQUIRE(model.contexts[0].order.clocks().complete_up_to(2) == 0);
 }
 
 TEST_CASE("streams that come and go keep the belief in events", "[serve][events]") {
@@ -366,6 +366,6 @@ TEST_CASE("a living stream that has a clock keeps its ordinal", "[serve][events]
     f.model.use_and_free(u, 0);
     f.model.driver.finish_all_work();
   }
-  REQUIRE(clock->names(f.s.key));
+  REQUIRE(clock->is_for(f.s.key));
   REQUIRE(f.model.clock(f.s) == clock);
 }

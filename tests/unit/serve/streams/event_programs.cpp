@@ -122,7 +122,7 @@ class Program {
     const bool same = event.context == stream.stream.context;
     switch (below(4)) {
       case 0:
-        if (same) model_.record_blindly(event.event, stream.stream);
+        if (same) model_.record_untracked(event.event, stream.stream);
         break;
       case 1:  // shared with others, who may record it
         if (&event == &events_.front() || event.distrusted) {

@@ -57,10 +57,10 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
     const PhysicalRange freed = random_range(random);
     const auto mark = static_cast<FreeMark>(1 + random() % marks);
     if (random() % 8 == 0) {
-      table.cleared({&freed, 1});
+      table.clear({&freed, 1});
       model.freed(freed, kNoStream, 0);
     } else {
-      table.freed({&freed, 1}, mark, number);
+      table.mark({&freed, 1}, mark, number);
       model.freed(freed, mark, number);
     }
 
@@ -73,7 +73,7 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
       FreeMarks::Latest& known = claims[claimed];
       if (free.sequence > known.sequence) known = free;
     });
-    REQUIRE((!table.only(asked, own) || claims.empty()));
+    REQUIRE((!table.has_only(asked, own) || claims.empty()));
     std::map<FreeMark, std::uint64_t> latest;  // of the bytes that were asked for
     std::uint64_t latest_in_pages = 0;
     for (const PhysicalRange& range : asked) {
@@ -105,7 +105,7 @@ TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
   };
   const auto free = [&](std::uint64_t begin, std::uint64_t end, std::uint64_t number) {
     const PhysicalRange freed{begin * kUnit, end * kUnit};
-    table.freed({&freed, 1}, 1, number);
+    table.mark({&freed, 1}, 1, number);
   };
   free(0, 100, 1);  // a page and a part of the next one
   free(100, 192, 2);

@@ -94,9 +94,9 @@ class OrderModel {
     const std::lock_guard lock(of.lock);
     const serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
     if (ordinal == serve::kNoStream) return;
-    const std::uint64_t number = of.order.number_free(ordinal, false);
+    const std::uint64_t number = of.order.assign_free_number(ordinal, false);
     const serve::PhysicalRange range = range_of(page);
-    of.order.freed({&range, 1}, ordinal, number, true);
+    of.order.mark_freed({&range, 1}, ordinal, number, true);
     of.frees[ordinal].push_back({number, moment});
     of.pages[page] = moment;
     of.freed[page] = true;
@@ -157,12 +157,12 @@ class OrderModel {
         });
   }
   // Of a context by the wrong function, as cuCtxRecordEvent does: of none of our streams alone.
-  void record_blindly(CUevent event, const Stream& stream) {
-    events->record_blindly(event, [&] { return record_now(event, stream); });
+  void record_untracked(CUevent event, const Stream& stream) {
+    events->record_untracked(event, [&] { return record_now(event, stream); });
   }
   template <class Meanwhile>
   void query(CUevent event, Meanwhile meanwhile) {
-    see_over(event, [&] {
+    observe_completion(event, [&] {
       meanwhile();
       const CUresult result = is_captured(event) ? CUDA_ERROR_CAPTURED_EVENT : driver.query_event(event);
       meanwhile();
@@ -171,7 +171,7 @@ class OrderModel {
   }
   template <class Meanwhile>
   void synchronize(CUevent event, Meanwhile meanwhile) {
-    see_over(event, [&] {
+    observe_completion(event, [&] {
       meanwhile();
       if (is_captured(event)) return CUDA_ERROR_CAPTURED_EVENT;
       driver.finish_work_before(event);
@@ -183,12 +183,12 @@ class OrderModel {
   void synchronize(const Stream& stream, Meanwhile meanwhile) {
     serve::StreamClock* known_of = clock(stream);
     if (known_of == nullptr) return;
-    serve::StreamClock::Known known;
-    known_of->know(&known);
+    serve::StreamClock::Snapshot known;
+    known_of->snapshot(&known);
     meanwhile();
     driver.finish_work_of(stream.key);
     meanwhile();
-    known_of->all().completed(known);
+    known_of->all().mark_complete(known);
   }
   template <class Meanwhile>
   void synchronize(std::size_t context, Meanwhile meanwhile) {
@@ -199,16 +199,16 @@ class OrderModel {
     driver.synchronize_context();
     driver.pop_context();
     meanwhile();
-    clocks.synchronized(number);
+    clocks.mark_all_complete(number);
   }
 
   void begin_capture(const Stream& stream) {
-    gate.began();
+    gate.capture_began();
     driver.set_capturing(stream.key.handle, true);
   }
   void end_capture(const Stream& stream) {
     driver.set_capturing(stream.key.handle, false);
-    gate.ended();
+    gate.capture_ended();
   }
   bool is_capturing(const Stream& stream) {
     bool capturing = false;
@@ -229,7 +229,7 @@ class OrderModel {
     Context& of = contexts[stream.context];
     for (std::size_t owner = 1; owner <= of.order.clocks().count(); ++owner) {
       if (owner == believed->ordinal()) continue;
-      const std::uint64_t number = believed->behind(owner);
+      const std::uint64_t number = believed->ordered_after(owner);
       for (const auto& free : frees_up_to(of, owner, number)) {
         if (!driver.is_ordered(stream.key, free.moment))
           throw Broken("a stream is not behind a free that it is said to be");
@@ -240,7 +240,7 @@ class OrderModel {
   void check_complete(std::size_t context) {
     Context& of = contexts[context];
     for (std::size_t owner = 1; owner <= of.order.clocks().count(); ++owner) {
-      const std::uint64_t number = of.order.clocks().complete(static_cast<serve::StreamOrdinal>(owner));
+      const std::uint64_t number = of.order.clocks().complete_up_to(static_cast<serve::StreamOrdinal>(owner));
       for (const auto& free : frees_up_to(of, owner, number)) {
         if (!driver.is_over(free.moment)) throw Broken("a free is not over that is said to be");
       }
@@ -251,8 +251,8 @@ class OrderModel {
 
  private:
   template <class Ask>
-  void see_over(CUevent event, Ask ask) {
-    events->see_over(
+  void observe_completion(CUevent event, Ask ask) {
+    events->observe_completion(
         event,
         [&](std::uint64_t id) -> serve::StreamClocks* {
           for (Context& of : contexts) {

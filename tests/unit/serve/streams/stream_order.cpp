@@ -31,7 +31,7 @@ struct Fixture {
 
   Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = true) {
     const Moment moment = driver.work(key);
-    order.freed(ranges, order.ordinal(key), event_now);
+    order.mark_freed(ranges, order.ordinal(key), event_now);
     return moment;
   }
   bool use(const Ranges& ranges, StreamKey key) { return order.order(ranges, order.ordinal(key)); }
@@ -64,32 +64,34 @@ TEST_CASE("another stream waits for the free, once", "[serve][order]") {
 
 TEST_CASE("a stream that the program has ordered behind another is so soon again", "[serve][order]") {
   Fixture f;
-  const auto order_unless_soon = [&](StreamKey key) { return f.order.order_unless_soon(f.page, f.order.ordinal(key)); };
+  const auto order_without_avoidable_wait = [&](StreamKey key) {
+    return f.order.order_without_avoidable_wait(f.page, f.order.ordinal(key));
+  };
   f.use_and_free(f.page, f.t);
-  REQUIRE(order_unless_soon(f.s));  // nobody knows
+  REQUIRE(order_without_avoidable_wait(f.s));  // nobody knows
   REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
   const StreamOrdinal owner = f.order.ordinal(f.t);
   f.order.clock(f.s)->raise(owner, f.order.latest_number());
-  REQUIRE(order_unless_soon(f.s));  // it is ordered now
+  REQUIRE(order_without_avoidable_wait(f.s));  // it is ordered now
   REQUIRE(f.order.spared_waits() == 1);
   REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
   const std::uint64_t calls = f.driver.order_calls();
-  REQUIRE_FALSE(order_unless_soon(f.s));
-  REQUIRE(order_unless_soon(f.t));
+  REQUIRE_FALSE(order_without_avoidable_wait(f.s));
+  REQUIRE(order_without_avoidable_wait(f.t));
   REQUIRE(f.driver.order_calls() == calls);
   const bool waits = GENERATE(false, true);
   if (waits) {
     REQUIRE(f.use(f.page, f.s));
   } else {
     f.driver.finish_all_work();
-    f.order.settle();
+    f.order.poll_thoroughly();
   }
-  REQUIRE(order_unless_soon(f.s));
+  REQUIRE(order_without_avoidable_wait(f.s));
   REQUIRE(f.order.waits() == (waits ? 2 : 1));
   f.use_and_free(f.page, f.s);
-  REQUIRE(order_unless_soon(f.t));  // the other way round the program has not ordered them
+  REQUIRE(order_without_avoidable_wait(f.t));  // the other way round the program has not ordered them
   REQUIRE(f.order.waits() == (waits ? 3 : 2));
 }
 
@@ -103,7 +105,7 @@ TEST_CASE("a new stream is not taken for one that the program orders", "[serve][
   const StreamKey fresh{f.driver.new_stream(), 0};
   REQUIRE(f.order.ordinal(fresh) == gone);
   f.use_and_free(f.page, f.t);
-  REQUIRE(f.order.order_unless_soon(f.page, gone));
+  REQUIRE(f.order.order_without_avoidable_wait(f.page, gone));
   REQUIRE(f.order.waits() == 1);
 }
 
@@ -121,19 +123,19 @@ TEST_CASE("a look at the device asks few questions, and what they tell is known"
   const std::uint64_t first = f.order.latest_number();
   REQUIRE_FALSE(f.order.is_known_complete(first));
   std::uint64_t calls = f.driver.order_calls();
-  f.order.look();
+  f.order.poll();
   REQUIRE_FALSE(f.order.is_known_complete(first));
   REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded behind the free, and asked for
   calls = f.driver.order_calls();
   f.use_and_free(f.part, f.t, false);
   const std::uint64_t second = f.order.latest_number();
-  f.order.look();
+  f.order.poll();
   REQUIRE(f.driver.order_calls() == calls + 1);  // while that one is pending there is no other
   f.driver.finish_all_work();
   REQUIRE_FALSE(f.order.is_known_complete(first));
-  f.order.look();
+  f.order.poll();
   REQUIRE(f.order.is_known_complete(first));
-  f.order.look();
+  f.order.poll();
   REQUIRE(f.order.is_known_complete(second));
 }
 
@@ -154,7 +156,7 @@ TEST_CASE("a stream waits for the event of the free, and for no later one unless
     REQUIRE(f.order.waits() == 0);
   }
   SECTION("the device has no more memory") {
-    f.order.set_waits_late(true);
+    f.order.allow_late_events(true);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, later));
   }
@@ -182,7 +184,7 @@ TEST_CASE("an event stands behind each free until it is over, up to a number", "
   const bool over = GENERATE(false, true);
   for (std::uint64_t i = 0; i <= kMost; ++i) {
     freed.push_back(f.driver.work(f.t));
-    order.freed(page(i), owner, true);
+    order.mark_freed(page(i), owner, true);
     if (over && i == 9) f.driver.finish_all_work();
   }
   for (std::uint64_t i = 10; i <= kMost; i = 2 * i + 1) {
@@ -235,7 +237,7 @@ TEST_CASE("bytes that a second stream still uses are its owner's at once, and ot
   const StreamKey user{f.driver.new_stream(), 0};
   const Moment used = f.driver.work(user);
   const Moment freed = f.use_and_free(ranges, f.t, event_now);
-  f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   REQUIRE_FALSE(f.order.is_complete(ranges));
   REQUIRE_FALSE(f.order.is_foreign(ranges, f.order.ordinal(f.t)));
   REQUIRE(f.use(ranges, f.t));
@@ -262,23 +264,23 @@ TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
     users.push_back({f.driver.new_stream(), 0});
     used.push_back(f.driver.work(users.back()));
     f.use_and_free(ranges, f.t);
-    f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
+    f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
   }
-  f.order.set_waits_late(true);  // all streams may have used the bytes of the last ones
+  f.order.allow_late_events(true);  // all streams may have used the bytes of the last ones
   for (std::uint64_t i = 0; i < 100; ++i) {
     REQUIRE(f.use({{512 * i, 512 * (i + 1)}}, f.s));
     REQUIRE(f.driver.is_ordered(f.s, used[i]));
   }
   // Streams that are gone leave their pairs to others.
   f.driver.finish_all_work();
-  f.order.settle();
+  f.order.poll_thoroughly();
   for (const StreamKey& user : users) f.order.stream_destroyed(user.handle);
   for (int i = 0; i < 100; ++i) f.order.ordinal({f.driver.new_stream(), 0});
   const StreamKey user{f.driver.new_stream(), 0};
   const StreamKey unrelated{f.driver.new_stream(), 0};
   f.use_and_free(f.part, unrelated);
   const Moment moment = f.use_and_free(f.page, f.t);
-  f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  f.order.mark_also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   const Moment apart = f.driver.work(unrelated);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, moment));
@@ -290,7 +292,7 @@ TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]")
   Fixture f;
   f.order.ordinal(f.s);
   const bool event_now = GENERATE(false, true);
-  f.order.set_waits_late(!event_now);
+  f.order.allow_late_events(!event_now);
   const Moment freed = f.use_and_free(f.page, f.t, event_now);
   f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
   const bool served = f.use(f.page, f.s);
@@ -302,13 +304,13 @@ TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]")
 
 TEST_CASE("an event that could not be recorded at the free is recorded when needed", "[serve][order]") {
   Fixture f;
-  f.order.set_waits_late(true);
+  f.order.allow_late_events(true);
   f.order.ordinal(f.t);
   for (std::uint64_t call = 1; call <= 4; ++call) {
     const Moment moment = f.driver.work(f.t);
     const StreamOrdinal t = f.order.ordinal(f.t);
     f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
-    f.order.freed(f.page, t, true);
+    f.order.mark_freed(f.page, t, true);
     f.driver.fail_at(0);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, moment));
@@ -317,7 +319,7 @@ TEST_CASE("an event that could not be recorded at the free is recorded when need
 
 TEST_CASE("a captured stream is neither recorded on nor served around", "[serve][order]") {
   Fixture f;
-  f.order.set_waits_late(true);
+  f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
   f.driver.set_capturing(f.t.handle, true);
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -359,14 +361,14 @@ TEST_CASE("the work of a user is still waited for when the owner has freed the b
   const StreamKey other{f.driver.new_stream(), 0};
   f.driver.work(user);
   f.use_and_free(f.page, f.t);
-  f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  f.order.mark_also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   REQUIRE(f.use(f.page, f.t));  // at once
   f.use_and_free(f.page, f.t);
-  if (GENERATE(false, true)) f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(other));
+  if (GENERATE(false, true)) f.order.mark_also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(other));
   f.driver.finish_work_of(f.t);
   REQUIRE_FALSE(f.use(f.page, f.s));
   f.driver.finish_all_work();
-  f.order.settle();
+  f.order.poll_thoroughly();
   REQUIRE(f.use(f.page, f.s));
 }
 
@@ -383,7 +385,7 @@ TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]"
 
 TEST_CASE("a destroyed stream that could not be marked bars its bytes until all work is over", "[serve][order]") {
   Fixture f;
-  f.order.set_waits_late(true);
+  f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
   f.driver.fail_at(GENERATE(2, 3, 4), CUDA_ERROR_UNKNOWN);
   f.order.stream_destroyed(f.t.handle);
@@ -392,7 +394,7 @@ TEST_CASE("a destroyed stream that could not be marked bars its bytes until all 
   REQUIRE_FALSE(f.use(f.page, f.s));
   const std::uint64_t number = f.order.take_number();
   f.driver.synchronize_context();
-  f.order.synchronized(number);
+  f.order.mark_all_complete(number);
   REQUIRE(f.use(f.page, f.s));
 }
 
@@ -415,7 +417,7 @@ TEST_CASE("a thread's own stream that could not be marked bars its bytes", "[ser
     const StreamOrdinal ordinal = f.order.ordinal(own);
     f.driver.work(own);
     f.driver.fail_at(3, CUDA_ERROR_UNKNOWN);
-    f.order.freed(f.page, ordinal, false);
+    f.order.mark_freed(f.page, ordinal, false);
     f.driver.fail_at(0);
   }).join();
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -500,7 +502,7 @@ TEST_CASE("on a legacy stream that others synchronise with, events come at some 
   }
   const auto free_one = [&] {
     const Moment moment = f.driver.work(legacy);
-    f.order.freed(f.page, ordinal, false);
+    f.order.mark_freed(f.page, ordinal, false);
     return moment;
   };
   SECTION("at some frees") {
@@ -511,9 +513,9 @@ TEST_CASE("on a legacy stream that others synchronise with, events come at some 
   SECTION("while it is idle") {
     const Moment freed = free_one();
     f.driver.work(legacy);
-    f.order.mark_frees();
-    f.order.look();
-    f.order.set_waits_late(true);
+    f.order.record_free_events();
+    f.order.poll();
+    f.order.allow_late_events(true);
     REQUIRE(f.use(f.page, f.s) == !exist);
     REQUIRE(f.driver.is_ordered(f.s, freed) == !exist);
     f.driver.finish_all_work();

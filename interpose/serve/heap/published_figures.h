@@ -10,7 +10,7 @@ namespace stalloc::serve {
 // Written by one thread at a time, under the heap's lock, and read by anybody: each number is whole, but numbers that
 // are read one after the other may be of two moments. Meanings and units are in statistics.def. Part of a file format
 // (docs/formats.md, "Statistics page"): numbers are only ever added at the end.
-struct alignas(64) ShownFigures {
+struct alignas(64) PublishedFigures {
   using Number = std::atomic<std::uint64_t>;
 
   // `served`: 1: the device has a heap; 0: it never had, and all else is 0. `device_bytes`: of the card; 0: the driver
@@ -34,7 +34,7 @@ struct alignas(64) ShownFigures {
 
   static void set(Number* number, std::uint64_t value) noexcept { number->store(value, std::memory_order_relaxed); }
 };
-static_assert(sizeof(ShownFigures) == 256);
-static_assert(ShownFigures::Number::is_always_lock_free);
+static_assert(sizeof(PublishedFigures) == 256);
+static_assert(PublishedFigures::Number::is_always_lock_free);
 
 }  // namespace stalloc::serve
