@@ -8,7 +8,7 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr std::uint64_t kQueryFromPages = 32;  // the device is asked before so many pages are created
+constexpr std::uint64_t kQueryFromPages = 32;  // before so many pages are created, the device's free memory is queried
 // Creating all free memory fails at the end, since page tables need memory too. A request that leaves fewer free pages
 // than this is left to CUDA.
 constexpr std::uint64_t kPagesLeftFree = 16;
@@ -27,7 +27,8 @@ bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept
   return true;
 }
 
-// Avoids creating many handles for a request that cannot be served, which some programs make to learn what is free.
+// Prevents the creation of many handles for a request that cannot be served: some programs make such requests to find
+// out how much memory is free.
 bool DeviceBackend::device_has_free(std::uint64_t bytes) const noexcept {
   const auto free = free_bytes_of_device(*driver_, order_->context());
   return !free || *free >= bytes + kPagesLeftFree * page_;

@@ -74,7 +74,7 @@ void Dynamic::unmap_all() {
   for (const auto& [at, handle] : placement().handles()) {
     const Handle mapped{handle.bytes, handle.id};
     if (handle.planned || backend().destroy(at, mapped)) continue;
-    backend().destroy(at, mapped);  // tried again: this is the last chance
+    backend().destroy(at, mapped);  // there is no later attempt, so it is tried once more
   }
 }
 

@@ -113,7 +113,7 @@ bool Mapper::destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept {
   return true;
 }
 
-// Releases handles that were created in vain.
+// Releases handles that could not be mapped. A handle that is still mapped somewhere is released by `close`.
 void Mapper::release_unused(std::span<const MappedHandle> handles) noexcept {
   for (const MappedHandle& handle : handles) {
     const auto failed = std::find_if(failed_unmaps_.begin(), failed_unmaps_.end(),
@@ -131,7 +131,7 @@ void Mapper::release(CUmemGenericAllocationHandle id) noexcept {
   if (driver_.release(id) != CUDA_SUCCESS) driver_.release(id);
 }
 
-// Undoes lost mappings of a handle; false when the driver still refuses.
+// Tries again to unmap a handle where that has failed before. False if the driver still refuses.
 bool Mapper::retry_unmaps(CUmemGenericAllocationHandle id) noexcept {
   std::erase_if(failed_unmaps_, [&](const FailedUnmap& failed) {
     return failed.handle.id == id && driver_.unmap(failed.at, failed.handle.bytes) == CUDA_SUCCESS;
@@ -140,7 +140,7 @@ bool Mapper::retry_unmaps(CUmemGenericAllocationHandle id) noexcept {
                       [&](const FailedUnmap& failed) { return failed.handle.id == id; });
 }
 
-// Without host memory to note it, the reservation is kept for good.
+// If host memory is missing, the reservation is kept for good.
 void Mapper::remember_failed_unmap(const FailedUnmap& failed) noexcept {
   try {
     failed_unmaps_.push_back(failed);

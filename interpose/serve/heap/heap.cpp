@@ -1,46 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// A heap's life, and the way of an allocation and of a free. Each takes the heap's lock once, unless memory is scarce.
+// Creation and end of a heap, allocations, and frees. An allocation or a free takes the heap's lock once, unless memory
+// is scarce or an event has to be recorded.
 //
 // An allocation:
 //
-//   1. `allocate` asks whether the stream is being captured, and takes the lock.
-//   2. Fast path: programs make tensors and drop them at once, over and over. So where there is no plan, the latest
-//      free is deferred, and a request of its size on its stream has the block back as it was
-//      (`Dynamic::deferred_serves`, `reuse_deferred`).
-//   3. Everything else goes through `allocate_slow_path` to `serve`, which first makes known what is free:
-//      `complete_deferred_free`, and `poll_pending_frees` for what waited for an event.
-//   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
-//   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
-//      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
-//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: from the plan's
-//      free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
-//      (`Dynamic::take_exactly`). Else, before the plan's body begins, `serve_spare` takes a slot of the request's size
-//      that the plan never frees (`Planned::offer_spare`).
-//   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
-//      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
-//   8. `serve_under_pressure` (heap_pressure.cpp) is tried last, when the driver gives no more memory.
-//   9. What is not served is answered by CUDA, and the caller reports that by `note_unplanned`.
+//   1. `allocate` checks whether the stream is being captured, and takes the lock.
+//   2. Fast path: programs often free a tensor and then allocate one of the same size. So without a plan, the latest
+//      free is deferred, and a request of its size on its stream gets the same block (`Dynamic::deferred_serves`,
+//      `reuse_deferred`).
+//   3. Every other request goes through `allocate_slow_path` to `serve`. It first completes the deferred free
+//      (`complete_deferred_free`) and queries pending frees now and then (`poll_pending_frees`).
+//   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves the request.
+//   5. `Planned::next` returns the slot that the plan has for the request, if any. `admit` finds the indices of the
+//      stream and the pool, and reserves an entry in the live table. If that fails, CUDA serves the request.
+//   6. `serve_slot` takes exactly the slot's bytes if all of them are free and can be ordered on the stream: from the
+//      plan's free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
+//      (`Dynamic::take_exactly`). Otherwise, before the plan's body begins, `serve_spare` takes a slot of the request's
+//      size that the plan never frees (`Planned::offer_spare`).
+//   7. `serve_dynamic` serves a request that has no slot or whose slot is taken. It merges the plan's free bytes before
+//      memory grows much beside them (`needs_bytes_of_plan`, `merge`), and calls `Dynamic::allocate`.
+//   8. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
+//   9. CUDA serves every other request, and the caller reports that by `note_unplanned`.
 //
-// `allocate_sync` has the steps from 3 on, for all streams at once.
+// `allocate_sync` does the steps from 3 on, for all streams at once.
 //
 // A free:
 //
-//   1. `free_async` asks whether the stream is being captured, and takes the lock.
-//   2. Fast path: without a plan, and on the stream that was looked up last, the free is deferred
-//      (`Dynamic::defer_free`).
-//   3. Else `free_slow_path` finds the stream's index (`StreamOrder::ordinal`), takes the block out of the table of
-//      what is live, and calls `count_free` for the figures and `make_reusable` for the bytes. `make_reusable` marks
-//      them with the stream and the number of the free (`StreamOrder::mark_freed`). Then they are among the plan's free
-//      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::add_free`, `Dynamic::free`).
-//   4. Where others cannot be ordered behind the stream, `free_after_event` records an event, and `make_reusable`
-//   follows
-//      when `collect_pending_frees` finds the event over. `free_when_complete` asks for that.
-//   5. `free_with_user` does what `free_slow_path` does, for a block that another stream may still work on, and then
-//   has the
-//      bytes marked with both streams (`StreamOrder::mark_also_used`).
+//   1. `free_async` checks whether the stream is being captured, and takes the lock.
+//   2. Fast path: without a plan, a free on the stream that was looked up last is deferred (`Dynamic::defer_free`).
+//   3. Otherwise `free_slow_path` finds the stream's ordinal (`StreamOrder::ordinal`), removes the block from the live
+//      table and the figures, and calls `make_reusable`. That marks the bytes with the stream and the number of the
+//      free
+//      (`StreamOrder::mark_freed`) and adds them to the free bytes of the plan (`Planned::release`) or of the dynamic
+//      sub-allocator (`Dynamic::add_free`, `Dynamic::free`).
+//   4. If other streams cannot be ordered after the stream, `free_after_event` records an event, and
+//      `collect_pending_frees` calls `make_reusable` when the event has completed. `free_when_complete` always does so.
+//   5. `free_with_user` does what `free_slow_path` does, and then marks the bytes with both streams
+//      (`StreamOrder::mark_also_used`).
 //
-// `free_sync` waits for the context without the lock (`FreeFence::wait`); the bytes are then free for every stream, and
-// `release_freed_handles` gives their handles back to the device.
+// `free_sync` waits for the context without the lock (`FreeFence::wait`). The bytes are then free for every stream, and
+// `release_freed_handles` returns their handles to the device.
 #include "interpose/serve/heap/heap.h"
 
 #include <algorithm>
@@ -53,7 +52,8 @@
 
 namespace stalloc::serve {
 
-// How the heap's physical offsets (physical.h) are divided: the plan's first, the dynamic sub-allocator's behind them.
+// How the heap's physical offsets (physical.h) are divided: first the plan's, then the dynamic sub-allocator's. In
+// bytes.
 struct Heap::Offsets {
   std::uint64_t page = 0;
   std::uint64_t dynamic_page = 0;
@@ -75,7 +75,7 @@ std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-// --- the beginning and the end ---
+// --- creation and end ---
 
 std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
                                    const HeapOptions& options, std::string* why, LogFunction log) noexcept {
@@ -140,10 +140,10 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
 
 Heap::~Heap() {
   if (!close()) close_after_context();
-  dynamic_.reset();  // before order_, which it knows: both are declared in the order that the cache wants
+  dynamic_.reset();  // before order_, which it refers to; the order of the members is chosen for the cache
 }
 
-// A thread that waits without the lock finds the heap closed when it takes the lock again.
+// A thread that waits without the lock finds the heap closed when it has the lock again.
 void Heap::stop_serving() noexcept {
   const CompletingLock lock(*this);
   closed_.store(true, std::memory_order_release);
@@ -155,7 +155,7 @@ void Heap::stop_serving() noexcept {
 bool Heap::close() noexcept {
   stop_serving();
   const ContextScope scope(driver_, context_);
-  if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // unmapping asks for it
+  if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // memory in use cannot be unmapped
   const PlainLock lock(mutex_);
   release_all(true);
   return true;
@@ -195,13 +195,13 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   }
   const DeviceBackend::Block& block = dynamic_->reuse_deferred();
   live_.insert(
-      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest_ordinal(stream)});  // it had room before
+      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest_ordinal(stream)});  // its free left room
   figures_.add_dynamic(bytes, index);
   return block.address;
 }
 
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
-  // The free of this block will wait as CUDA's own does, which the fence must be prepared for.
+  // The free of this block will wait for the context; the fence must be able to do that on a full device.
   if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
   return allocate_slow_path(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
@@ -217,7 +217,6 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
   }
 }
 
-// `stream` null: for all streams at once.
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
@@ -247,7 +246,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   return served;
 }
 
-// Without the lock: a plan that is dropped stays so, and with it the first difference.
+// Logs that the plan was dropped. Called without the lock: after a plan was dropped, its first difference is constant.
 void Heap::log_dropped_plan() const noexcept {
   if (log_ == nullptr) return;
   char where[128] = "";
@@ -266,7 +265,8 @@ void Heap::log_dropped_plan() const noexcept {
   log_(text);
 }
 
-// False when the request cannot be tracked: a stream of another context, too many streams or pools, no host memory.
+// Fills `request`. False if the request cannot be tracked: its stream belongs to another context, there are too many
+// streams or pools, or host memory is missing.
 bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request) {
   request->bytes = bytes;
   if (!live_.reserve_one()) return false;
@@ -293,7 +293,7 @@ CUdeviceptr Heap::serve_spare(const Request& request) {
   return address;
 }
 
-// 0: its bytes are taken, or cannot be ordered on the request's stream.
+// Returns 0 if some bytes of the slot are taken, or if the request's stream cannot be ordered after their frees.
 CUdeviceptr Heap::take_slot(std::uint32_t slot, const Request& request) {
   const PhysicalRanges wanted = planned_.ranges(slot);
   if (planned_.withheld_bytes() > 0) dynamic_->add_free(planned_.take_withheld(wanted), request.stream);
@@ -334,9 +334,9 @@ bool Heap::needs_bytes_of_plan(const Request& request) const {
   return planned_.is_dropped() || dynamic_->physical_bytes() + request.bytes > options_.max_bytes_beside_plan;
 }
 
-// From now on the dynamic sub-allocator tracks the plan's free bytes as well. Slots are still served where their bytes
-// are free, but at the cost of dynamic requests, so this is done only when dynamic requests need the bytes. What the
-// plan keeps back then serves them as soon as they find no other room.
+// From now on, the dynamic sub-allocator also tracks the plan's free bytes. Slots are still served if their bytes are
+// free, but a planned request then costs as much as a dynamic one. So this is done only when dynamic requests need the
+// bytes. Withheld bytes are used only when a dynamic request finds no other place.
 void Heap::merge(StreamOrdinal stream) {
   try {
     Planned::FreeBytes free = planned_.hand_over();
@@ -344,7 +344,7 @@ void Heap::merge(StreamOrdinal stream) {
     dynamic_->add_free(free.handed_over, stream);
     planned_.withhold(std::move(free.withheld));
   } catch (const std::bad_alloc&) {
-    // Bytes that were not handed over stay unused.
+    // Bytes that were not handed over are not used any more.
   }
 }
 
@@ -355,8 +355,9 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(mutex_);
-  // What is asked of the order between streams must not give the ordinal of a deferred free to another stream, and the
-  // event of a free on a thread's own stream is recorded at once.
+  // The free is deferred only if the stream was looked up last: another look-up could assign its ordinal to another
+  // stream before the free is completed. A free on a thread's own stream is not deferred, since its event must be
+  // recorded by this thread.
   const bool known = context_is_current || !stream.is_default();
   const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest_ordinal(stream) : kNoStream;
   if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
@@ -405,14 +406,14 @@ CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey u
   if (stream == user) return free_slow_path(std::move(lock), address, stream, true);
   const StreamOrdinal user_ordinal = order_.ordinal_of_user(user, true);
   const StreamOrdinal ordinal = order_.ordinal(stream, true);
-  // The second look-up may have given the first one's ordinal away.
+  // The second look-up may have assigned the first one's ordinal to its own stream.
   if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   count_free(entry);
   try {
     const PhysicalRanges freed = ranges(entry);
-    const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // they outlive the view
+    const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // a copy: the free may remove the view
     make_reusable(entry, ordinal);
     order_.mark_also_used(used, ordinal, user_ordinal);
   } catch (const std::bad_alloc&) {
@@ -429,8 +430,9 @@ CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, StreamK
   return free_after_event(address, stream, owner);
 }
 
-// For a stream that others cannot be ordered behind (of another context, or one too many), or should not wait for. An
-// event behind the free tells when the bytes can be used again.
+// Frees a block on a stream that other streams cannot be ordered after (it belongs to another context, or there are too
+// many streams) or should not wait for. The bytes can be used again when an event that is recorded now has completed.
+// Takes the lock. Without an `owner` the callback is not called.
 CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
   PendingFrees::Free free;
   free.owner = owner;
@@ -446,7 +448,7 @@ CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::opti
         pending_frees_.add(context, stream, free);
         return CUDA_SUCCESS;
       } catch (const std::bad_alloc&) {
-        // The bytes stay taken for good.
+        // The bytes are not used any more.
       }
     } else {
       result = CUDA_ERROR_INVALID_VALUE;
@@ -456,14 +458,14 @@ CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::opti
   return result;
 }
 
-// Records an event on `stream`; `context` is the one that the event is of. The streams of a green context accept events
-// of its primary context: these are still there when the green context has been destroyed, while its work may go on. So
-// the heap's context is tried before the stream's own.
+// Creates an event and records it on `stream`; `context` receives the context of the event. The streams of a green
+// context accept events of its primary context, which still exist when the green context has been destroyed while its
+// work goes on. So the heap's context is tried before the stream's own. Called without the lock.
 CUresult Heap::record_event_on(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
   CUcontext of_stream = nullptr;
   CUresult result = driver_.stream_context(stream.handle, &of_stream);
   if (result != CUDA_SUCCESS) return result;
-  const ContextScope scope(driver_, of_stream);  // by its name, a default stream is the current context's
+  const ContextScope scope(driver_, of_stream);  // a default stream is the one of the current context
   if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
   for (const CUcontext each : {context_, of_stream}) {
     result = create_event(each, event);
@@ -483,9 +485,9 @@ CUresult Heap::create_event(CUcontext context, CUevent* event) noexcept {
   return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-// Collects them at every so many requests, since a query costs as much as a request, and at the first one after the
-// program has synchronised, since it may count on what it knows to be over. A request that would map memory, or that
-// finds its slot taken, collects them in any case.
+// Collects pending frees at every sixteenth request, since a query costs as much as a request, and at the first request
+// after the program has synchronized, since it may expect to get bytes whose work is complete. A request that would map
+// memory, or that finds its slot taken, collects them in any case.
 void Heap::poll_pending_frees() {
   constexpr std::uint32_t kRequestsBetween = 16;
   if (pending_frees_.empty()) return;
@@ -495,7 +497,7 @@ void Heap::poll_pending_frees() {
   collect_pending_frees(synchronized ? kAllStreams : kStreamsPerPoll);
 }
 
-// Gives back the blocks whose events have completed; false when there are none.
+// Makes the blocks reusable whose events have completed. False if there are none.
 bool Heap::collect_pending_frees(std::size_t max_streams) {
   return pending_frees_.collect(max_streams, [&](PendingFrees::Free& free) {
     notify_complete(free);
@@ -504,7 +506,7 @@ bool Heap::collect_pending_frees(std::size_t max_streams) {
 }
 
 bool Heap::wait_for_pending_frees() noexcept {
-  constexpr std::chrono::microseconds kBetweenQueries(20);  // short beside the work that is waited for
+  constexpr std::chrono::microseconds kBetweenQueries(20);  // short compared with the work that is waited for
   std::optional<std::uint64_t> latest_number;
   bool any = false;
   for (;;) {
@@ -528,7 +530,7 @@ void Heap::after_context_end(CUcontext context, bool ended) noexcept {
   pending_frees_.after_context_end(context, ended);
 }
 
-// Calls the function at most once for each free.
+// Calls the callback at most once for each free.
 void Heap::notify_complete(PendingFrees::Free& free) const noexcept {
   if (options_.on_free_complete != nullptr && free.owner)
     options_.on_free_complete(device_, free.entry.address, *free.owner);
@@ -552,7 +554,7 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
     if (!from_pool) number = order_.take_number();
   }
   if (!from_pool) {
-    // Without the lock: the work that is waited for may itself wait for another thread's request.
+    // Called without the lock: the work that is waited for may depend on another thread's request.
     if (const CUresult result = fence_.wait(); result != CUDA_SUCCESS) return result;
   }
   const CompletingLock lock(*this);
@@ -560,13 +562,14 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   count_free(entry);
   if (!from_pool) order_.mark_all_complete(number);
-  // The program is done with a block of a pool, but who had the bytes before may not be: its stream is behind that.
+  // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
+  // be, but the block's stream is ordered after that.
   make_reusable(entry, from_pool ? entry.stream : kNoStream);
   if (!from_pool) release_freed_handles(entry);
   return CUDA_SUCCESS;
 }
 
-// Memory of cudaFree goes back to the device, whatever a pool may keep.
+// Returns memory that cudaFree has freed to the device; if a release threshold is set, only down to that.
 void Heap::release_freed_handles(const LiveEntry& entry) {
   if (entry.origin != Origin::Dynamic) return;
   const std::uint64_t keep = release_threshold_.load(std::memory_order_relaxed);
@@ -576,11 +579,11 @@ void Heap::release_freed_handles(const LiveEntry& entry) {
       return;
     }
     const PhysicalRanges freed = ranges(entry);
-    const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // they outlive the view
+    const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // a copy: the release may remove the view
     dynamic_->release_handles(handles, entry.place);
     update_physical();
   } catch (const std::bad_alloc&) {
-    // It is kept.
+    // The memory is kept.
   }
 }
 
@@ -592,7 +595,7 @@ void Heap::count_free(const LiveEntry& entry) {
   }
 }
 
-// Valid until the next call.
+// The result is valid until the next call.
 PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   switch (entry.origin) {
     case Origin::Plan:
@@ -605,7 +608,8 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   return {};
 }
 
-// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
+// Makes the bytes of a block reusable, ordered after the work of `stream`; kNoStream: no work uses them any more.
+// Requests on the stream `preferred` get them first.
 void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
   try {
     if (entry.origin == Origin::Dynamic) {
@@ -616,7 +620,7 @@ void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrd
     if (stream == kNoStream) {
       order_.clear_marks(freed);
     } else {
-      const bool merged = !planned_.tracks_free_bytes();  // then other streams may get the bytes
+      const bool merged = !planned_.tracks_free_bytes();  // true: other streams may get the bytes
       const std::uint64_t number =
           order_.assign_free_number(stream, merged && options_.cross_stream != CrossStream::Never);
       order_.mark_freed(freed, stream, number, planned_.event_on_free(entry.place));
@@ -631,7 +635,7 @@ void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrd
   }
 }
 
-// --- what CUDA served ---
+// --- requests that CUDA served ---
 
 void Heap::note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept {
   const CompletingLock lock(*this);
@@ -644,7 +648,7 @@ void Heap::note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept 
 }
 
 void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept {
-  LiveEntry missed;  // its free was not seen
+  LiveEntry missed;  // a range at the same address whose free was not observed
   if (unplanned_.erase(address, &missed)) figures_.remove_unplanned(missed.bytes, missed.pool);
   if (address == 0 || !unplanned_.reserve_one()) return;
   unplanned_.insert({address, bytes, 0, Origin::Original, pool, kNoStream});
@@ -665,7 +669,7 @@ void Heap::note_original_freed(CUdeviceptr address, std::uint64_t number) noexce
   if (unplanned_.erase(address, &entry)) figures_.remove_unplanned(entry.bytes, entry.pool);
 }
 
-// --- what is live, and the figures ---
+// --- live ranges and figures ---
 
 std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
   const PlainLock lock(mutex_);

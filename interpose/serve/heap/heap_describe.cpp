@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A description of a heap's memory, range by range, for snapshots.
+// The description of a heap's memory, range by range, for snapshots.
 #include <iterator>
 #include <mutex>
 #include <new>
@@ -9,7 +9,7 @@
 
 namespace stalloc::serve {
 
-// The home address of a physical byte, where its block is shown.
+// The address of a physical offset in the home view.
 CUdeviceptr Heap::home_address(std::uint64_t at) const {
   return at < planned_.planned_bytes() ? planned_.arena()->address(0, at) : dynamic_->home(at);
 }
@@ -35,11 +35,11 @@ void Heap::describe(Visitor& visitor) noexcept {
       for (const PhysicalRange& range : used) visitor.used_by_stitched(home_address(range.begin), range.bytes());
     });
   } catch (const std::bad_alloc&) {
-    // The picture stays incomplete.
+    // The description stays incomplete.
   }
 }
 
-// A handle is mapped whole: a block that lies in several has all bytes between its first and its last.
+// Each range of a block may span several handles, which are mapped as a whole.
 std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
   try {
     const CompletingLock lock(*this);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory under pressure: what a request tries when the driver gives no more, and giving idle memory back.
+// Memory under pressure: what a request tries when the driver has no more memory, and the release of idle memory.
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
@@ -11,15 +11,15 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr int kMaxExhaustionLogs = 16;  // lines about exhausted memory: a program may probe for what it can get
+constexpr int kMaxExhaustionLogs = 16;  // lines about exhausted memory; some programs probe how much they can get
 
-// While it lives, streams wait for more than frees rather than for nothing.
-class LateEvents {
+// While this object exists, streams may wait for late events (stream_order.h).
+class LateEventsAllowed {
  public:
-  explicit LateEvents(StreamOrder& order) : order_(order) { order_.allow_late_events(true); }
-  ~LateEvents() { order_.allow_late_events(false); }
-  LateEvents(const LateEvents&) = delete;
-  LateEvents& operator=(const LateEvents&) = delete;
+  explicit LateEventsAllowed(StreamOrder& order) : order_(order) { order_.allow_late_events(true); }
+  ~LateEventsAllowed() { order_.allow_late_events(false); }
+  LateEventsAllowed(const LateEventsAllowed&) = delete;
+  LateEventsAllowed& operator=(const LateEventsAllowed&) = delete;
 
  private:
   StreamOrder& order_;
@@ -29,18 +29,18 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 
 }  // namespace
 
-// What a request tries when the driver gives no more: give up idle handles and views, use free bytes of the plan, have
-// CUDA's pools give up theirs, and at last wait on the device also for what other streams were given behind their
-// frees. Nothing is given up for a request that could not be served anyway.
+// Serves a request when the driver has no more memory: releases idle handles and views, uses free bytes of the plan,
+// trims CUDA's own pools, and at last lets the stream wait for late events of other streams. Nothing is released for a
+// request that could not be served even so. Other threads may have had the lock since `request` was filled, so its
+// ordinal is looked up again.
 CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request) {
   {
     const CompletingLock lock(*this);
-    if (!admit(request.bytes, stream, pool, &request))
-      return 0;  // other threads had the lock: the ordinal may be another's
+    if (!admit(request.bytes, stream, pool, &request)) return 0;
     CUdeviceptr served = reclaim_and_serve(request);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(request);
     if (served == 0 && !is_closed() && request.bytes <= unlocked_available_bytes()) {
-      const LateEvents late(order_);
+      const LateEventsAllowed allowed(order_);
       served = serve_dynamic(request, true);
     }
     if (served != 0) return served;
@@ -49,8 +49,8 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
   return 0;
 }
 
-// Memory that CUDA served may stay in its own pools when it is freed: after a program has probed for all memory, that
-// is all of it, and the heap could not grow. Trims the pools; true when there is more free memory now.
+// Trims CUDA's own pools, which may keep memory that CUDA served and the program has freed. After a program has probed
+// for all memory, that is all of it, and the heap could not grow. True if the device has more free memory now.
 bool Heap::trim_cuda_pools() {
   const ContextScope scope(driver_, context_);
   if (is_closed() || !scope.ok()) return false;
@@ -69,7 +69,7 @@ CUdeviceptr Heap::reclaim_and_serve(const Request& request) {
   return serve_dynamic(request, true);
 }
 
-// When the driver does not say, assumes the largest number.
+// If the driver fails, returns the largest possible number.
 std::uint64_t Heap::device_free_bytes() const {
   return free_bytes_of_device(driver_, context_).value_or(device_bytes_);
 }
@@ -81,7 +81,7 @@ void Heap::log_exhaustion(const Request& request) {
     if (is_closed()) return;
     figures_.count_miss();
     update_physical();
-    if (request.bytes > dynamic_->below_limit()) return;  // the limit is the user's own wish
+    if (request.bytes > dynamic_->below_limit()) return;  // the user has set the limit that the request exceeds
     if (log_ == nullptr || ++exhaustion_logs_ > kMaxExhaustionLogs) return;
     std::snprintf(text, sizeof text,
                   "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
@@ -136,7 +136,7 @@ void Heap::after_synchronization() noexcept {
     order_.poll_thoroughly();
     release_idle(keep);
   } catch (const std::bad_alloc&) {
-    // Whatever is held stays.
+    // Everything is kept.
   }
 }
 
@@ -168,21 +168,22 @@ std::uint64_t Heap::idle_plan_bytes() const noexcept {
   return planned_.withheld_bytes() + (dynamic_ ? dynamic_->free_plan_bytes() : 0);
 }
 
-// Only what no pending work uses.
+// Releases idle memory that no pending work uses, until at most `keep_bytes` bytes are held. Returns the bytes
+// released.
 std::uint64_t Heap::release_idle(std::uint64_t keep_bytes) {
   if (is_closed()) return 0;
-  std::uint64_t given_back = 0;
+  std::uint64_t released = 0;
   if (!dynamic_) {
-    given_back = planned_.release_idle_handles(order_);
+    released = planned_.release_idle_handles(order_);
   } else {
     if (planned_.state() == PlanState::Dropped) merge(kNoStream);
     if (planned_.is_dropped()) dynamic_->add_free(planned_.take_withheld(), kNoStream);
     const std::uint64_t keep = keep_bytes - std::min(keep_bytes, planned_.unmerged_bytes());
     dynamic_->drop_idle_views();
-    given_back = dynamic_->release_idle(keep, planned_.is_dropped());
+    released = dynamic_->release_idle(keep, planned_.is_dropped());
   }
   update_physical();
-  return given_back;
+  return released;
 }
 
 }  // namespace stalloc::serve

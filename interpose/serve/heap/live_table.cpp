@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kFirstCapacity = 4096;
 
-// An index that was changed this often since its last use is dropped: building it anew then costs less than keeping it.
+// After so many changes since its last use, the index is dropped: building it again then costs less than updating it.
 constexpr std::uint64_t kMaxUnusedChanges = 1 << 16;
 constexpr std::uint64_t kMaxUnusedChangesPerEntry = 16;
 
@@ -34,12 +34,12 @@ const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {
   return entry.address == address ? &entry : nullptr;
 }
 
-// Moves back what was displaced over the gap (Knuth 6.4, algorithm R), so that no tombstones gather.
+// Moves displaced entries into the gap (Knuth, volume 3, 6.4, algorithm R), so that no tombstones are needed.
 void LiveTable::close_gap(std::size_t gap) noexcept {
   for (std::size_t cell = next(gap); cells_[cell].address != 0; cell = next(cell)) {
     const std::size_t from_home = (cell - home(cells_[cell].address)) & (capacity_ - 1);
     const std::size_t from_gap = (cell - gap) & (capacity_ - 1);
-    if (from_home < from_gap) continue;  // its home lies behind the gap
+    if (from_home < from_gap) continue;  // its home cell is after the gap
     cells_[gap] = cells_[cell];
     cells_[cell].address = 0;
     gap = cell;

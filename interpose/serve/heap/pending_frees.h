@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees on streams that others cannot be ordered behind, or should not wait for.
+// Frees that wait for an event: on streams that other streams cannot be ordered after, or should not wait for.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One device's figures where other processes can read them while the program runs.
+// The figures of one device in memory that other processes can read while the program runs.
 #pragma once
 
 #include <atomic>
@@ -7,15 +7,15 @@
 
 namespace stalloc::serve {
 
-// Written by one thread at a time, under the heap's lock, and read by anybody: each number is whole, but numbers that
-// are read one after the other may be of two moments. Meanings and units are in statistics.def. Part of a file format
-// (docs/formats.md, "Statistics page"): numbers are only ever added at the end.
+// Written by one thread at a time, with the heap's lock held, and read by any process. Each number is read as a whole,
+// but numbers that are read one after another may belong to different moments. statistics.def gives meanings and units.
+// This is part of a file format (docs/formats.md, "Statistics page"): numbers are only added at the end.
 struct alignas(64) PublishedFigures {
   using Number = std::atomic<std::uint64_t>;
 
-  // `served`: 1: the device has a heap; 0: it never had, and all else is 0. `device_bytes`: of the card; 0: the driver
-  // did not say. `unused`: 0. What a request and a free change is in the first cache line.
-  // written by tools/write-statistics: begin
+  // `served` is 1 if the device has or had a heap; otherwise all numbers are 0. `device_bytes` is the memory of the
+  // card; 0: the driver did not report it. `unused` is 0. The numbers that requests and frees change are in the first
+  // cache line. written by tools/write-statistics: begin
   Number served;
   Number live;
   Number live_peak;

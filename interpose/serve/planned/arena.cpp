@@ -24,7 +24,7 @@ std::unique_ptr<Arena> Arena::create(Driver& driver, const plan::DevicePlan& pla
   std::size_t granularity = 0;
   if (const CUresult result = driver.granularity(static_cast<int>(plan.device), &granularity);
       result != CUDA_SUCCESS || granularity == 0) {
-    *why = refused("tell its granularity", result);
+    *why = refused("report its granularity", result);
     return nullptr;
   }
   if (plan.granularity % granularity != 0 || plan.granularity < plan::kUnitBytes ||
@@ -117,7 +117,7 @@ bool Arena::map_views(std::string* why) {
   return true;
 }
 
-// One call for each run of mapped neighbours: for the whole reservation, until handles are given back.
+// Makes one call for each run of adjacent mapped handles. Until handles are released, that is the whole reservation.
 CUresult Arena::set_access() noexcept {
   for (std::size_t i = 0; i < mappings_.size();) {
     if (!mappings_[i].mapped) {
@@ -186,8 +186,8 @@ CUresult Arena::grant_access(int device) noexcept {
 }
 
 std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
-  Handle& given = handles_[handle];
-  if (!given.held) return 0;
+  Handle& released = handles_[handle];
+  if (!released.held) return 0;
   bool mapped = false;
   for (Mapping& mapping : mappings_) {
     if (mapping.handle != handle) continue;
@@ -195,8 +195,8 @@ std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
     mapped |= mapping.mapped;
   }
   if (mapped) return 0;
-  release(given);
-  return given.held ? 0 : given.range.end - given.range.begin;
+  release(released);
+  return released.held ? 0 : released.range.end - released.range.begin;
 }
 
 void Arena::unmap(Mapping& mapping) noexcept {

@@ -7,7 +7,7 @@
 namespace stalloc::serve {
 namespace {
 
-// The plan of one lane's slots; `slots` are their numbers in the whole plan.
+// Returns a plan of the slots of one lane. `slots` receives their indices in the whole plan.
 plan::DevicePlan plan_of_lane(const plan::DevicePlan& plan, std::size_t lane, std::vector<std::uint32_t>* slots) {
   plan::DevicePlan own;
   for (std::uint32_t slot = 0; slot < plan.slots.size(); ++slot) {
@@ -81,7 +81,7 @@ Cursors::LaneCursor* Cursors::lane_of(ThreadId thread) noexcept {
   return at == lanes_.end() ? nullptr : &*at;
 }
 
-// Another lane than `own` that can be taken and awaits the request.
+// Returns a lane other than `own` that can be taken and matches the request; null: there is none.
 Cursors::LaneCursor* Cursors::find_lane(std::uint64_t bytes, const LaneCursor* own) noexcept {
   for (LaneCursor& lane : lanes_) {
     if (&lane == own) continue;

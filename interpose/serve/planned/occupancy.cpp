@@ -11,9 +11,9 @@ namespace {
 
 constexpr unsigned kUnitShift = std::countr_zero(plan::kUnitBytes);
 
-constexpr unsigned kWordShift = kUnitShift + 6;  // a word of bits stands for so many bytes
+constexpr unsigned kWordShift = kUnitShift + 6;  // log2 of the bytes for which one word has the bits
 
-// The bits of a word for bytes [begin, end) of the block it stands for, which are not all of them.
+// The bits for the bytes [begin, end) of the block of one word. Pre: these are not all bytes of the block.
 std::uint64_t bits_of(std::uint64_t begin, std::uint64_t end) noexcept {
   return ((std::uint64_t{1} << ((end - begin) >> kUnitShift)) - 1) << (begin >> kUnitShift);
 }

@@ -69,16 +69,16 @@ Planned::FreeBytes Planned::hand_over() {
 }
 
 std::vector<PhysicalRange> Planned::take_withheld(PhysicalRanges slot) {
-  std::vector<PhysicalRange> given;
-  for (const PhysicalRange& range : slot) withheld_.intersect(range, given);
-  for (const PhysicalRange& range : given) withheld_.subtract(range);
-  return given;
+  std::vector<PhysicalRange> taken;
+  for (const PhysicalRange& range : slot) withheld_.intersect(range, taken);
+  for (const PhysicalRange& range : taken) withheld_.subtract(range);
+  return taken;
 }
 
 std::vector<PhysicalRange> Planned::take_withheld() {
-  std::vector<PhysicalRange> given = listed(withheld_);
+  std::vector<PhysicalRange> taken = listed(withheld_);
   withheld_.clear();
-  return given;
+  return taken;
 }
 
 std::uint64_t Planned::release_idle_handles(StreamOrder& order) noexcept {

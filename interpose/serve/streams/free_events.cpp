@@ -20,7 +20,7 @@ const FreeEvent* FreeEvents::first_covering(std::uint64_t number) const noexcept
   return first == count_ ? nullptr : &at(first);
 }
 
-// Pre: all places are in use.
+// False: the limit is reached, or host memory is missing. Pre: all places are in use.
 bool FreeEvents::grow() noexcept {
   constexpr std::size_t kFirst = 8;
   if (capacity_ == kMost) return false;

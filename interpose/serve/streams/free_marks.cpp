@@ -119,7 +119,7 @@ void FreeMarks::mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequenc
           std::fill(&parts_known_[first], &parts_known_[last], PartsKnown::None);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
-          // A page that nobody claims becomes the stream's as a whole: programs with one stream never mark units.
+          // A page without a mark gets the mark as a whole, so programs with one stream never mark units.
           if (marks_[page] == kNoStream) marks_[page] = mark;
           mark_part(page, begin, end, mark);
           if (exact) return note_part(page, begin, end, sequence);

@@ -5,10 +5,10 @@
 
 namespace stalloc::serve {
 
-// What a blocking stream freed is left out: such a free is ordered behind the legacy stream's work, and one on the
-// legacy stream behind that of all blocking ones, as if it were work of the stream. The library gives the stream no
-// work at a free, so that who waits for the stream alone need not have waited for what the free is behind. What the
-// stream itself was made to wait for is work of its own.
+// The frees of a blocking stream are omitted. Such a free is ordered after the work of the legacy stream, and a free on
+// the legacy stream after the work of all blocking streams. Since the library gives the stream no work at a free, a
+// program that waits for this stream alone need not have waited for that other work. The waits that the stream itself
+// was given are work of its own, so they count.
 void StreamClock::snapshot(Snapshot* snapshot) const noexcept {
   snapshot->fill(0);
   const std::size_t count = all_->count();

@@ -8,7 +8,7 @@ namespace {
 
 // An event recorded on an idle stream completes within microseconds; each query takes a tenth of one.
 constexpr int kMaxQueryRounds = 256;
-// Where no event is recorded later, one of so many frees has its own.
+// On the legacy stream, where late events are hardly ever recorded, one of so many frees has an event of its own.
 constexpr std::uint64_t kFreesPerEvent = 64;
 
 }  // namespace
@@ -56,10 +56,9 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
 StreamOrdinal StreamOrder::ordinal_of_user(StreamKey key, bool context_is_current) noexcept {
   StreamOrdinal stream = latest_ordinal(key);
   if (stream == kNoStream) stream = find(key);
-  // A default stream's handle names another stream under another context; any other keeps the context it was admitted
-  // with for as long as it lives.
-  const bool asks = key.is_default() ? !context_is_current : stream == kNoStream;
-  if (asks) {
+  // The handle of a default stream means another stream in each context. Any other stream keeps its context.
+  const bool may_be_foreign = key.is_default() ? !context_is_current : stream == kNoStream;
+  if (may_be_foreign) {
     CUcontext context = nullptr;
     if (driver_.stream_context(key.handle, &context) != CUDA_SUCCESS || context != context_) return kNoStream;
   }
@@ -92,7 +91,7 @@ StreamOrdinal StreamOrder::find(StreamKey key) const noexcept {
   return kNoStream;
 }
 
-// `stream`, or all streams if it is kNoStream.
+// Assigns the ordinal `stream` and returns it. If it is kNoStream, there is none to assign.
 StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   if (stream == kNoStream) return kNoStream;
   Stream& admitted = streams_[stream];
@@ -116,8 +115,8 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   return stream;
 }
 
-// A destroyed stream's ordinal, of those with a clock, that can name another stream: all of its frees are known to be
-// complete. No driver is asked.
+// Returns the ordinal of a destroyed stream that has a clock and can be assigned again, because all frees of the stream
+// are known to be complete; kNoStream: there is none. Makes no driver call.
 StreamOrdinal StreamOrder::find_unused() const noexcept {
   const std::size_t last = std::min<std::size_t>(stream_count_, StreamClock::kStreams);
   for (std::size_t i = 1; i <= last; ++i) {
@@ -127,13 +126,14 @@ StreamOrdinal StreamOrder::find_unused() const noexcept {
   return kNoStream;
 }
 
-// The idlest stream whose frees are all complete: no other stream has to wait for it, so its ordinal can name another
-// stream. Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock
-// keeps its ordinal: its clock is written without the heap's lock (stream_clocks.h).
+// Returns the ordinal of the least recently used stream whose frees are all complete; kNoStream: there is none. No
+// other stream has to wait for that stream, so its ordinal can be assigned again. Since numbers never repeat, what
+// other clocks say about its frees stays true. A stream that exists and has a clock keeps its ordinal, since its clock
+// is written without the heap's lock (stream_clocks.h).
 StreamOrdinal StreamOrder::reclaim() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return kNoStream;
-  for (const bool alive : {false, true}) {  // destroyed streams first: asking after live ones records events on them
+  for (const bool alive : {false, true}) {  // destroyed streams first: queries of existing ones record events on them
     StreamOrdinal best = kNoStream;
     for (std::size_t i = 1; i <= stream_count_; ++i) {
       const auto stream = static_cast<StreamOrdinal>(i);
@@ -146,11 +146,11 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
   return kNoStream;
 }
 
-// A living stream may still do work on bytes that are live again since a free of its own which was never numbered (a
-// deferred one), so it must have no work at all.
+// True if all frees of the stream are complete and it has no work. It may have work on bytes of a deferred free, which
+// got no number because the same bytes are live again.
 bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
-  const Stream& asked = streams_[stream];
-  const bool busy = asked.alive && !asked.key.is_per_thread() && driver_.query_stream(asked.key.handle) != CUDA_SUCCESS;
+  const Stream& known = streams_[stream];
+  const bool busy = known.alive && !known.key.is_per_thread() && driver_.query_stream(known.key.handle) != CUDA_SUCCESS;
   return !busy && (clocks_.complete_up_to(stream) >= last_free(stream) || query_complete(stream, last_free(stream)));
 }
 
@@ -160,7 +160,7 @@ bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
 
 bool StreamOrder::order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   if (marks_.has_only(ranges, stream)) return true;
-  if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders nothing
+  if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders no streams
   bool known = true;
   bool soon = false;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
@@ -184,8 +184,8 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
     possible = event_to_wait_for(owner, free) != nullptr;
   });
   if (!possible || !waits) return possible;
-  // No wait is made before all of them are known to be possible: the program might never make the order of a wait that
-  // turned out to be in vain.
+  // Waits are made only if all of them are possible: otherwise the bytes are not used, and a wait would only impose an
+  // order that the program may never create itself.
   bool all = true;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
     const bool known = ordered(stream, owner) >= free.number || clocks_.complete_up_to(owner) >= free.number;
@@ -225,8 +225,9 @@ bool StreamOrder::is_known_complete(std::uint64_t number) const noexcept {
   return true;
 }
 
-// The event of that very free; null: there is none. A wait for a later one would also be for what the other stream was
-// given in between, which may itself wait for the stream that waits, by means that only the program knows.
+// Returns the event of exactly this free; null: there is none. A wait for a late event would include the work that the
+// other stream was given in between, and that work may depend on the waiting stream by means that only the program
+// knows.
 const FreeEvent* StreamOrder::event_to_wait_for(StreamOrdinal owner, Free free) const noexcept {
   const FreeEvent* event = streams_[owner].events.first_covering(free.number);
   const bool strict = event != nullptr && free.exact && event->is_exactly_after(free.number);
@@ -256,7 +257,7 @@ void StreamOrder::set_ordered(StreamOrdinal waiter, StreamOrdinal owner, std::ui
   known = std::max(known, number);
 }
 
-// A wait of ours would have been for all that had been freed by now.
+// A wait by stalloc would have covered all frees of the owner so far.
 void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   std::uint64_t& waited = waited_[pair(waiter, owner)];
   if (waited >= number) return;
@@ -265,7 +266,7 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
   ++spared_waits_;
 }
 
-// Asks the device. Records the event that the next asking needs when there is none.
+// Queries whether the frees up to `number` are complete. If there is no event to query, records a late event.
 bool StreamOrder::query_complete(StreamOrdinal owner, std::uint64_t number) noexcept {
   const FreeEvent* event = streams_[owner].events.first_covering(number);
   if (event == nullptr) event = record_late_event(owner);
@@ -278,8 +279,8 @@ bool StreamOrder::query_event(StreamOrdinal owner, const FreeEvent& event) noexc
   return true;
 }
 
-// Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current, and
-// the stream has freed since its latest event.
+// Records an event after all frees of the stream; null: that is not possible now. Pre: context_ is current, and the
+// stream has freed since its latest event.
 const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexcept {
   Stream& stream = streams_[ordinal];
   const bool reachable =
@@ -297,7 +298,7 @@ const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexce
   return &stream.events.recorded(last_free(ordinal), at_free);
 }
 
-// The same after the free, perhaps behind later work of the stream.
+// The same for a late event, which may follow later work of the stream.
 const FreeEvent* StreamOrder::record_late_event(StreamOrdinal ordinal) noexcept {
   if (is_barrier(streams_[ordinal]) && driver_.query_stream(CU_STREAM_LEGACY) != CUDA_SUCCESS) return nullptr;
   return record(ordinal, false);
@@ -325,7 +326,7 @@ void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::u
                              bool event_now) noexcept {
   const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
   const bool has_event = event_now || has_several_users() || streams_[stream].key.is_per_thread();
-  marks_.mark(ranges, mark, number, has_event);  // nobody can wait for another one
+  marks_.mark(ranges, mark, number, has_event);  // without an event, no stream needs the exact number
   if (event_now || streams_[stream].key.is_per_thread()) record_free_event(stream);
 }
 
@@ -336,7 +337,7 @@ void StreamOrder::record_free_event(StreamOrdinal stream) noexcept {
   if (scope.ok()) record(stream, true);
 }
 
-// Streams that are gone give up their pairs when there are no others left.
+// When all pairs are in use, those of destroyed streams whose frees are complete are released.
 FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept {
   const FreeMark mark = shared_.mark_for_pair(owner, user);
   if (mark != SharedFrees::kEveryStream) return mark;
@@ -347,8 +348,8 @@ FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noe
   return shared_.mark_for_pair(owner, user);
 }
 
-// The mark of bytes that `stream` frees. It may have had them at once although another stream, the user in a pair,
-// still worked on them: that one's work is still to be waited for, which the pair's mark says.
+// Returns the mark for bytes that `stream` frees. The stream may have got them at once as the owner in a pair, although
+// the user in that pair still worked on them. That work must still be waited for, so the mark of the pair is kept.
 FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   FreeMark all = stream;
   marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
@@ -367,8 +368,8 @@ void StreamOrder::mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, St
   FreeMark mark = mark_for_pair(stream, user);
   if (earlier != stream && earlier != mark) mark = SharedFrees::kEveryStream;
   marks_.mark(ranges, mark, number);
-  // From now on it is a free of the user's too: whoever is behind that is behind the user's work so far. A mark that
-  // stands for every stream names the others' latest frees besides.
+  // This is a free of the user, too: a stream that is ordered after it is ordered after the user's work so far. The
+  // mark kEveryStream stands for the latest frees of all other streams as well.
   clocks_.set_latest_free(user, number);
   const bool event_now = streams_[stream].events.first_covering(number) != nullptr;
   if (event_now || streams_[user].key.is_per_thread()) record_free_event(user);
@@ -415,9 +416,10 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   if (has_freed && driver_.query_stream(stream) == CUDA_SUCCESS) {
     clocks_.mark_complete(ordinal, last_free(ordinal));
   } else if (has_freed) {
-    // Behind all of its work: also that on bytes which are live again since a free that was never numbered.
+    // The event must follow all work of the stream, including work on bytes of a deferred free without a number.
     clocks_.set_latest_free(ordinal, clocks_.take_number());
-    // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
+    // If the driver refuses, the last frees stay unordered, and their bytes are not served until the program
+    // synchronizes with the context.
     const ContextScope scope(driver_, context_);
     if (scope.ok()) record(ordinal, false);
   }

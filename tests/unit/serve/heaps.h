@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heaps for tests: one that serves its plan and nothing else, and options in proportion to the tests' small pages.
+// Heaps for tests.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ inline std::unique_ptr<serve::Heap> plan_only_heap(serve::Driver& driver, const 
   return serve::Heap::create(driver, 0, &plan, FakeDriver::context(), options, why, log);
 }
 
-// The live range that holds an address; false when there is none.
+// Finds the live range that contains an address. False: there is none.
 inline bool find_range(serve::Heap& heap, CUdeviceptr address, CUdeviceptr* base, std::size_t* bytes) {
   const std::optional<serve::LiveRange> range = heap.find_live(address);
   if (!range) return false;
@@ -28,12 +28,12 @@ inline bool find_range(serve::Heap& heap, CUdeviceptr address, CUdeviceptr* base
   return true;
 }
 
-// As the defaults, in proportion to the small pages and requests of the tests.
+// The default options, scaled to the small pages and requests of the tests.
 inline serve::HeapOptions small_options() {
   serve::HeapOptions options;
   options.policy.small_bytes = kPage / 4;
   options.policy.smallest_stitched = kPage;
-  options.policy.elapsed_per_mapping = 1;  // what is served does not depend on time
+  options.policy.elapsed_per_mapping = 1;  // so that places do not depend on time
   return options;
 }
 

@@ -12,7 +12,7 @@ using stalloc::serve::RealDriver;
 
 namespace {
 
-// What the stand-ins for libcuda's functions saw, and what they return.
+// The arguments and results of the replacements of libcuda's functions.
 struct Seen {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   CUstreamCaptureMode mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -23,7 +23,7 @@ struct Seen {
   CUresult capture_result = CUDA_SUCCESS;
   CUstreamCaptureStatus capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
   std::vector<CUcontext> contexts{nullptr};
-  CUresult result = CUDA_SUCCESS;  // of the calls noted below
+  CUresult result = CUDA_SUCCESS;  // the result of the calls that are recorded below
 };
 Seen seen;
 
@@ -159,7 +159,7 @@ TEST_CASE("memory is asked for as CUDA's own, for RDMA and sharing where they ar
   REQUIRE(seen.prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
   REQUIRE(seen.prop.location.id == 3);
   REQUIRE(static_cast<int>(seen.prop.allocFlags.gpuDirectRDMACapable) == (wanted ? seen.rdma : 0));
-  const bool can_be_shared = shared && seen.rdma != 0;  // the stand-in has all abilities or none
+  const bool can_be_shared = shared && seen.rdma != 0;  // the replaced device supports all features or none
   REQUIRE(seen.prop.requestedHandleTypes ==
           (can_be_shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE));
 }
@@ -221,7 +221,7 @@ TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
   seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   REQUIRE(driver.wait_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  seen.capture_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;  // the legacy stream beside a captured blocking one
+  seen.capture_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;  // the legacy stream while a blocking stream is captured
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   REQUIRE(seen.mode_in_call == CU_STREAM_CAPTURE_MODE_GLOBAL);  // none of them was called
 }

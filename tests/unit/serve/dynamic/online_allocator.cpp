@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One policy, two backends: the library's allocator on the fake driver and the simulation of it place every block of a
-// random program of several streams equally.
+// One policy with two backends: the library's allocator on the fake driver, and its simulation, give every block of a
+// random program with several streams the same place.
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -26,8 +26,8 @@ namespace {
 constexpr std::uint64_t kMemory = std::uint64_t{1} << 32;
 constexpr std::size_t kStreams = 3;
 
-// Asks the library's streams. They are asked behind the same request to the library, which has waited then if it had no
-// place without.
+// A simulation backend that uses the order of the library's streams. The same request to the library comes first, which
+// has then made a wait if it had no place without one.
 class KnowsOrder : public plan::NullBackend {
  public:
   explicit KnowsOrder(StreamOrder* order) : order_(order) {}
@@ -39,7 +39,7 @@ class KnowsOrder : public plan::NullBackend {
   StreamOrder* order_;
 };
 
-// Bytes that nothing was freed in yet are known to be ready, too, as far as the run time knows that (free_marks.h).
+// Bytes that were never freed are ready, too, as far as the library knows that (free_marks.h).
 class KnowsUnused : public KnowsOrder {
  public:
   using KnowsOrder::KnowsOrder;
@@ -51,7 +51,7 @@ struct Live {
   std::uint64_t bytes;
 };
 
-// Whole pages, as many as a few blocks or one; or any sizes.
+// Sizes of a few pages, of one page or less, or any sizes.
 std::uint64_t random_bytes(std::mt19937& random, bool whole_pages) {
   if (whole_pages) return (1 + random() % (random() % 3 == 0 ? 40 : 4)) * kPage;
   return (1 + random() % (random() % 3 == 0 ? 40 * kPage : kPage) / plan::kUnitBytes) * plan::kUnitBytes;
@@ -61,7 +61,7 @@ serve::HeapOptions options_for(unsigned seed, CrossStream cross_stream) {
   serve::HeapOptions options = small_options();
   options.cross_stream = cross_stream;
   if (seed % 3 == 0) options.policy.kept_views = 12;
-  // Off, since a simulated device is done with what is idle, and this one never is.
+  // Off: in a simulation, idle memory is not in use by the device; here, it always is.
   options.policy.handles_per_repaired = 1 << 20;
   options.policy.held_per_small = 0;
   return options;
@@ -77,7 +77,7 @@ void require_equal(const auto& counts, const auto& simulated) {
   REQUIRE(counts.grows == simulated.grows);
 }
 
-// All frees are late: the device never finishes what a stream was given.
+// The device never completes the work of a stream.
 template <class Backend>
 void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   const serve::HeapOptions options = options_for(seed, cross_stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a context beside threads that go on: the heap gives everything back and serves nothing more.
+// The end of a context while other threads continue: the heap releases everything and serves no request.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -34,7 +34,7 @@ struct Fixture {
     REQUIRE(heap);
   }
 
-  // Requests of every kind, some of them freed, some on another stream, some of these while another stream uses them.
+  // Makes requests of every kind and frees some of them, also on another stream and while another stream uses them.
   std::vector<CUdeviceptr> live_tensors() {
     std::vector<CUdeviceptr> live;
     for (int i = 0; i < 20; ++i) {
@@ -99,7 +99,7 @@ TEST_CASE("after the end of its context a heap leaves events and streams alone",
 TEST_CASE("what cannot be given back before the end of the context is given back after it", "[serve][closed]") {
   Fixture f;
   const std::vector<CUdeviceptr> live = f.live_tensors();
-  f.driver.fail_at(2, CUDA_ERROR_ILLEGAL_ADDRESS);  // to wait for the context
+  f.driver.fail_at(2, CUDA_ERROR_ILLEGAL_ADDRESS);  // the call that waits for the context
   REQUIRE_FALSE(f.heap->close());
   REQUIRE(f.heap->is_closed());
   REQUIRE_FALSE(f.heap->find_live(live.front()));

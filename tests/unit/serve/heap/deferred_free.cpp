@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The free of the block freed last is deferred: the block serves the next request of its size on its stream.
+// The latest free is deferred: its block serves the next request of its size on its stream.
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,7 +20,7 @@ using stalloc::StreamKey;
 
 namespace {
 
-constexpr std::uint64_t kSize = 1000;  // taken as 1024 bytes
+constexpr std::uint64_t kSize = 1000;  // rounded up to 1024 bytes
 
 struct Fixture {
   FakeDriver driver{kPage};
@@ -36,7 +36,8 @@ struct Fixture {
   }
   void give(CUdeviceptr address, StreamKey key) { REQUIRE(heap->free_async(address, key) == CUDA_SUCCESS); }
 
-  // Of three blocks in a row the first is freed, then the last: best fit would choose the first again.
+  // Allocates three adjacent blocks, frees the first and then the last, and returns the last. Best fit would choose the
+  // first again.
   CUdeviceptr free_last_of_three(StreamKey key) {
     const CUdeviceptr first = take(kSize, key);
     take(kSize, key);

@@ -24,7 +24,7 @@ using stalloc::StreamKey;
 
 namespace {
 
-std::string last_notice;  // a notice has no other way out
+std::string last_notice;  // the log function has no context
 void keep_notice(const char* text) { last_notice = text; }
 
 struct Fixture {
@@ -50,7 +50,7 @@ struct Fixture {
     return *address;
   }
   void give(CUdeviceptr address) { REQUIRE(heap->free_async(address, stream) == CUDA_SUCCESS); }
-  // Takes blocks of two pages and gives back every other one, from the first on. Returns all of them.
+  // Allocates blocks of two pages and frees every other one, from the first on. Returns all of them.
   std::vector<CUdeviceptr> scatter(std::size_t count) {
     std::vector<CUdeviceptr> blocks;
     for (std::size_t i = 0; i < count; ++i) blocks.push_back(take(2));
@@ -90,7 +90,7 @@ TEST_CASE("small requests and others have no handle in common, until the device 
   std::vector<CUdeviceptr> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(*fixture.heap->allocate(kBytes, fixture.stream, nullptr));
   REQUIRE(fixture.physical() == 6 * kPage);
-  for (const std::size_t i : {1, 3, 5}) fixture.give(blocks[i]);  // no page is wholly free
+  for (const std::size_t i : {1, 3, 5}) fixture.give(blocks[i]);  // no page is entirely free
   fixture.driver.finish_all_work();
   const auto small = fixture.heap->allocate(kPage / 8, fixture.stream, nullptr);
   REQUIRE(small);
@@ -129,15 +129,15 @@ TEST_CASE("the new handles of a view are mapped once, right behind the old ones"
   fixture.give(first);
   const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
   const CUdeviceptr stitched = fixture.take(4);
-  // Two new handles are created, mapped and given access to, the two old ones are mapped and given access to.
+  // Two new handles are created and mapped, with access; the two old ones are mapped, with access.
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 5 + 3);
   REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(first));
   fixture.give(stitched);
   REQUIRE(fixture.take(2) == first);
-  REQUIRE(fixture.take(2) == stitched + 2 * kPage);  // at home, at the address where the view shows it
+  REQUIRE(fixture.take(2) == stitched + 2 * kPage);  // in the home view, at the address of the stitched view
   fixture.driver.finish_all_work();
   fixture.heap->trim(0);
-  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all that the view shows is in use beside it
+  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all bytes of the view are in use at other addresses
   REQUIRE(fixture.statistics().views == 0);
   REQUIRE_THROWS_AS(fixture.driver.physical(stitched), FakeDriver::Misuse);
   REQUIRE(fixture.driver.physical(stitched + 2 * kPage) != 0);
@@ -153,12 +153,13 @@ TEST_CASE("addresses that such a view had are offered again", "[serve][dynamic]"
   fixture.driver.finish_all_work();
   fixture.heap->trim(0);
   REQUIRE(fixture.physical() == 0);
-  REQUIRE(fixture.take((end - blocks[0]) / kPage) == blocks[0]);  // there is no hole where the view lay
+  REQUIRE(fixture.take((end - blocks[0]) / kPage) == blocks[0]);  // the addresses of the view are free again
 }
 
 namespace {
 
-// A view of six pages whose first two are in use at home. Four pages are free at its end, and two beside it.
+// Returns a view of six pages whose first two are in use in the home view. Four pages are free at its end, and two
+// elsewhere.
 CUdeviceptr view_with_free_end(Fixture* fixture) {
   std::vector<CUdeviceptr> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
@@ -181,13 +182,13 @@ TEST_CASE("a view whose end is free is lengthened by the rest of a request", "[s
   REQUIRE(fixture.physical() == 16 * kPage);
   REQUIRE(fixture.statistics().views == 1);
   REQUIRE(fixture.statistics().stitches == 2);
-  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 3);  // two handles, and access
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 3);  // two handles are mapped, with access
 }
 
 TEST_CASE("a view that could not be lengthened is as it was, and the request is served elsewhere", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr view = view_with_free_end(&fixture);
-  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3));  // the first one asks whether the stream is captured
+  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3));  // the first call checks for a capture
   CAPTURE(call);
   fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
   const CUdeviceptr elsewhere = fixture.take(6);
@@ -199,7 +200,7 @@ TEST_CASE("a view that could not be lengthened is as it was, and the request is 
 
 namespace {
 
-// A view of six pages that nothing lives in, whose fifth is in use at home. Two pages are free beside it.
+// A view of six pages without live blocks, whose fifth page is in use in the home view. Two pages are free elsewhere.
 struct UsedView {
   explicit UsedView(Fixture* fixture, bool with_work = false) {
     for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
@@ -220,7 +221,7 @@ struct UsedView {
   CUdeviceptr used = 0;
 };
 
-// The physical memory behind each of so many pages.
+// The physical memory of each of so many pages.
 std::vector<std::uint64_t> physical_of(Fixture* fixture, CUdeviceptr address, std::uint64_t pages) {
   std::vector<std::uint64_t> behind;
   for (std::uint64_t i = 0; i < pages; ++i) behind.push_back(fixture->driver.physical(address + i * kPage));
@@ -235,14 +236,15 @@ TEST_CASE("of an idle view only the handles that others use are exchanged", "[se
   std::vector<std::uint64_t> shown = physical_of(&fixture, made.view, 6);
   const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
   REQUIRE(fixture.take(6) == made.view);
-  REQUIRE(fixture.statistics().mapping_calls_after_start == calls + 3);  // one unmapped, one mapped and given access to
+  // One handle is unmapped, and one is mapped, with access.
+  REQUIRE(fixture.statistics().mapping_calls_after_start == calls + 3);
   shown[4] = fixture.driver.physical(made.blocks[6] + kPage);
   REQUIRE(physical_of(&fixture, made.view, 6) == shown);
   REQUIRE(fixture.physical() == 16 * kPage);
   REQUIRE(fixture.statistics().views == 1);
   REQUIRE(fixture.statistics().stitches == 2);
   fixture.give(made.view);
-  REQUIRE(fixture.take(6) == made.view);  // and is a view like any other
+  REQUIRE(fixture.take(6) == made.view);  // it can be used again like any view
 }
 
 TEST_CASE("a view that the device may still use is not repaired", "[serve][dynamic]") {
@@ -255,7 +257,7 @@ TEST_CASE("a view that the device may still use is not repaired", "[serve][dynam
 
 TEST_CASE("nor is one whose repair would take more than half of the calls of a new view", "[serve][dynamic]") {
   HeapOptions options = small_options();
-  options.policy.handles_per_repaired = GENERATE(3, 4);  // handles of six; two would be exchanged
+  options.policy.handles_per_repaired = GENERATE(3, 4);  // of six handles, two would be exchanged
   const bool repairs = options.policy.handles_per_repaired == 3;
   Fixture fixture(options);
   const UsedView made(&fixture);
@@ -265,8 +267,8 @@ TEST_CASE("nor is one whose repair would take more than half of the calls of a n
 TEST_CASE("a view that could not be repaired is gone, and the request is served elsewhere", "[serve][dynamic]") {
   Fixture fixture;
   const UsedView made(&fixture);
-  // The first calls ask whether the device is done with the view. Then one handle is unmapped, and another is mapped
-  // and given access to.
+  // The first calls query whether work still uses the view. Then one handle is unmapped, and another is mapped, with
+  // access.
   const auto call = static_cast<std::uint64_t>(GENERATE(range(2, 12)));
   CAPTURE(call);
   const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
@@ -275,7 +277,7 @@ TEST_CASE("a view that could not be repaired is gone, and the request is served 
   fixture.driver.fail_at(0);
   const bool is_repaired = fixture.statistics().mapping_calls_after_start == calls + 3;
   REQUIRE(is_repaired == (call > 8));
-  REQUIRE(fixture.statistics().views == (call < 6 ? 2 : 1));  // the old one stays when nobody knows whether it is idle
+  REQUIRE(fixture.statistics().views == (call < 6 ? 2 : 1));  // the old view stays if it may not be idle
   std::vector<std::uint64_t> shown = physical_of(&fixture, address, 6);
   shown.push_back(fixture.driver.physical(made.used));
   for (std::size_t i = 1; i < made.blocks.size(); i += 2) shown.push_back(fixture.driver.physical(made.blocks[i]));
@@ -351,7 +353,7 @@ TEST_CASE("a view makes room for another when its own work is over, whatever els
   const CUdeviceptr stitched = fixture.take(4);
   fixture.driver.work(fixture.stream);
   fixture.give(stitched);
-  fixture.take(6);  // grows; the view's event is recorded when it is first asked after
+  fixture.take(6);  // memory grows; the event of the view is recorded at the first query
   REQUIRE(fixture.statistics().stitches == 1);
   REQUIRE(fixture.driver.physical(stitched) != 0);  // still mapped
   fixture.driver.finish_all_work();
@@ -370,7 +372,7 @@ TEST_CASE("bytes of another stream are used when their last use is over", "[serv
   const CUdeviceptr first = fixture.take(4);
   fixture.driver.work(fixture.stream);
   fixture.give(first);
-  REQUIRE(fixture.take_on(fixture.other, 4) != first);  // its event is recorded when it is first asked after
+  REQUIRE(fixture.take_on(fixture.other, 4) != first);  // its event is recorded at the first query
   fixture.driver.finish_all_work();
   REQUIRE(fixture.take_on(fixture.other, 4) == first);
   REQUIRE(fixture.statistics().waits == 0);
@@ -387,7 +389,7 @@ TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dyn
   const CUdeviceptr first = fixture.take(4);
   fixture.driver.work(fixture.stream);
   fixture.give(first);
-  fixture.take_on(fixture.other, 1);  // known from now on
+  fixture.take_on(fixture.other, 1);  // the stream is known from now on
   fixture.driver.work(fixture.stream);
   const CUdeviceptr second = fixture.take(4);
   fixture.driver.work(fixture.stream);
@@ -407,7 +409,7 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
   options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
   const CUdeviceptr best = fixture.take(4);
-  fixture.take(1);  // keeps the two apart
+  fixture.take(1);  // keeps the two blocks apart
   const CUdeviceptr own = fixture.take_on(fixture.other, 6);
   fixture.driver.work(fixture.stream);
   fixture.give(best);
@@ -420,13 +422,13 @@ TEST_CASE("shared memory: the best place is taken, though another stream freed i
 
 namespace {
 
-// The program makes a stream wait for what another one had been given at the free with that number.
+// The program makes a stream wait for the work that another stream had been given at the free with that number.
 void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner, std::uint64_t number) {
   serve::StreamClock* clock = fixture->heap->clock(waiter);
   REQUIRE(clock != nullptr);
   clock->raise(fixture->heap->clock(owner)->ordinal(), number);
 }
-// The same for all that it was given so far.
+// The same for all work that the other stream has been given so far.
 void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
   order_behind(fixture, waiter, owner, fixture->heap->clocks().latest_number());
 }
@@ -440,7 +442,7 @@ TEST_CASE("shared memory: what the program orders a little later is left to it w
   options.cross_stream = CrossStream::Share;
   Fixture fixture(options);
   const CUdeviceptr first = fixture.take(2);
-  fixture.take(1);  // keeps them apart
+  fixture.take(1);  // keeps the two blocks apart
   const CUdeviceptr best = fixture.take(4);
   fixture.take(1);
   const CUdeviceptr own = fixture.take_on(fixture.other, 6);
@@ -457,7 +459,7 @@ TEST_CASE("shared memory: what the program orders a little later is left to it w
   REQUIRE(fixture.statistics().waits == (program_orders ? 0 : 2));
   if (!program_orders) return;
   fixture.take_on(fixture.other, 2);
-  REQUIRE(fixture.take_on(fixture.other, 3) == best);  // there is no other place
+  REQUIRE(fixture.take_on(fixture.other, 3) == best);  // no other place is free
   REQUIRE(fixture.statistics().waits == 1);
 }
 
@@ -473,7 +475,7 @@ TEST_CASE("shared memory: nor is a slot of a plan taken for that", "[serve][dyna
   fixture.give(larger);
   order_behind(&fixture, fixture.other, fixture.stream);
   const CUdeviceptr again = fixture.take_on(fixture.other, 10);
-  REQUIRE(again == larger);  // so the program is known to make this order
+  REQUIRE(again == larger);  // so it is known that the program orders these streams
   REQUIRE(fixture.heap->free_async(of_plan, fixture.other) == CUDA_SUCCESS);
   fixture.driver.work(fixture.stream);
   REQUIRE(fixture.heap->free_async(again, fixture.stream) == CUDA_SUCCESS);
@@ -505,7 +507,7 @@ TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]"
   const CUdeviceptr given = fixture.take(6);
   fixture.driver.work(fixture.stream);
   fixture.give(given);
-  REQUIRE(fixture.heap->trim(0) == 0);  // its work is pending, and nothing waits for it
+  REQUIRE(fixture.heap->trim(0) == 0);  // its work is pending, and the heap does not wait for it
   fixture.driver.finish_all_work();
   REQUIRE(fixture.heap->trim(0) == 6 * kPage);
   REQUIRE(fixture.physical() == 2 * kPage);
@@ -518,7 +520,7 @@ TEST_CASE("pressure: other streams' bytes, then the plan's idle bytes, then noth
   const plan::DevicePlan plan = plan_of_sizes({4 * kPage - 512});
   Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
   const CUdeviceptr all = fixture.take(4);
-  fixture.take(2);  // no memory left: from the plan
+  fixture.take(2);  // no other memory is left, so it is served from the plan
   REQUIRE(fixture.statistics().borrows == 1);
   REQUIRE(last_notice.empty());
   const serve::Statistics before = fixture.statistics();
@@ -549,7 +551,7 @@ TEST_CASE("free bytes of the plan are used before memory grows, its slots are se
   options.max_bytes_beside_plan = 0;
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
   const CUdeviceptr unforeseen = fixture.take(2);
-  const CUdeviceptr refused = fixture.take(3);  // its slot is taken, others of the plan's bytes are not
+  const CUdeviceptr refused = fixture.take(3);  // its slot is taken, but other bytes of the plan are free
   REQUIRE(fixture.statistics().planned_requests == 0);
   REQUIRE(fixture.statistics().borrows == 2);
   fixture.give(unforeseen);
@@ -616,7 +618,7 @@ TEST_CASE("memory for every stream at once has nothing pending", "[serve][dynami
   REQUIRE(*pending != first);
   REQUIRE(fixture.physical() == 8 * kPage);
   REQUIRE(fixture.heap->free_sync(*pending) == CUDA_SUCCESS);
-  REQUIRE(fixture.physical() == 4 * kPage);  // what cuMemFree gives back is free for everybody
+  REQUIRE(fixture.physical() == 4 * kPage);  // memory that cuMemFree frees can be used on every stream
   REQUIRE(fixture.heap->allocate_sync(4 * kPage) == first);
   REQUIRE(fixture.physical() == 4 * kPage);
 }
@@ -630,7 +632,7 @@ TEST_CASE("a request for every stream grows beside the free bytes of a page that
   const std::uint64_t calls = fixture.driver.order_calls();
   REQUIRE(fixture.heap->allocate_sync(8 * kPage));
   REQUIRE(fixture.statistics().misses == 0);
-  REQUIRE(fixture.driver.order_calls() <= calls + 4);  // asked, never waited
+  REQUIRE(fixture.driver.order_calls() <= calls + 4);  // queries, and no wait
 }
 
 TEST_CASE("memory above the release threshold goes back at a synchronisation", "[serve][dynamic]") {
@@ -644,7 +646,7 @@ TEST_CASE("memory above the release threshold goes back at a synchronisation", "
   REQUIRE(fixture.physical() == 8 * kPage);
   fixture.heap->before_synchronization();
   fixture.heap->after_synchronization();
-  REQUIRE(fixture.physical() == 8 * kPage);  // of another stream: the work is still pending
+  REQUIRE(fixture.physical() == 8 * kPage);  // the work of the other stream is still pending
   fixture.heap->before_synchronization();
   fixture.driver.finish_all_work();
   fixture.heap->after_synchronization();
@@ -671,7 +673,7 @@ TEST_CASE("a program that synchronises all the time keeps its memory once mappin
   fixture.give(fixture.take(64));
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
   fixture.driver.finish_all_work();
-  REQUIRE(fixture.heap->trim(0) >= 64 * kPage);  // who asks for it gets it
+  REQUIRE(fixture.heap->trim(0) >= 64 * kPage);  // an explicit trim is always made
   REQUIRE(fixture.physical() == 0);
 }
 
@@ -716,7 +718,7 @@ TEST_CASE("where the device, or a limit, has little left, handles are small", "[
 TEST_CASE("a thread that works on another device gets memory of the stream's", "[serve][dynamic]") {
   Fixture fixture;
   REQUIRE(fixture.driver.push_context(FakeDriver::other_context()) == CUDA_SUCCESS);
-  fixture.take(64);  // so much that the device is asked whether it has it
+  fixture.take(64);  // so large that the device's free memory is queried
   REQUIRE(fixture.driver.pop_context() == CUDA_SUCCESS);
 }
 
@@ -741,7 +743,7 @@ TEST_CASE("memory that CUDA's own pool keeps idle serves requests here", "[serve
   f.driver.keep_in_pool(120 * kPage);
   f.take(16);
   REQUIRE(last_notice.empty());
-  REQUIRE_FALSE(f.heap->allocate(128 * kPage, f.stream, nullptr));  // what is not there is not had by it
+  REQUIRE_FALSE(f.heap->allocate(128 * kPage, f.stream, nullptr));  // there is not enough memory even so
   REQUIRE_FALSE(last_notice.empty());
 }
 
@@ -849,9 +851,10 @@ TEST_CASE("what one stream takes and another frees, again and again, is mapped o
 
 namespace {
 
-// Fully sharded training: a second stream gathers each layer's weights, the first one computes and frees them, and in
-// the backward pass the second one reduces gradients that the first one made. All frees are late. `program_orders`: as
-// a program does, each stream waits for what the other was given before the last layer began.
+// Fully sharded training: a second stream gathers each layer's weights, the first one computes and frees them. In the
+// backward pass, the second one reduces gradients that the first one has made. The device never completes any work.
+// `program_orders`: like a real program, each stream waits for the work that the other was given before the previous
+// layer began.
 struct ShardedTraining {
   explicit ShardedTraining(bool orders) : fixture(options()), program_orders(orders) {}
 
@@ -930,7 +933,7 @@ TEST_CASE("pressure: a stream waits for more than a free where nothing else is l
   const bool full = GENERATE(true, false);
   Fixture fixture(small_options(), (full ? 4 : 8) * kPage);
   const CUdeviceptr first = fixture.take(4);
-  fixture.give(first);  // the only stream so far: no event stands behind this free
+  fixture.give(first);  // the only stream so far: no event is recorded at this free
   const Moment later = fixture.driver.work(fixture.stream);
   REQUIRE((fixture.take_on(fixture.other, 4) == first) == full);
   REQUIRE(fixture.driver.is_ordered(fixture.other, later) == full);

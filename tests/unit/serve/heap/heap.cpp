@@ -37,7 +37,7 @@ struct Fixture {
     REQUIRE(heap);
   }
 
-  // Serves the request and says at which offset of the reservation; -1 when it is not served.
+  // Returns the offset in the reservation at which the request is served; -1: it is not served.
   std::int64_t ask(std::uint64_t bytes, StreamKey stream) {
     const std::optional<CUdeviceptr> address = heap->allocate(bytes, stream, nullptr);
     return address ? static_cast<std::int64_t>(*address - base()) : -1;
@@ -55,7 +55,7 @@ struct Fixture {
   StreamKey t{driver.new_stream(), 0};
 };
 
-// One handle of two pages; two slots that share all bytes, and one behind them.
+// One handle of two pages, two slots that overlap, and one after them.
 plan::DevicePlan overlapping_plan() {
   plan::DevicePlan plan = plan_of_handles({2});
   add_slot(&plan, 4 * kKiB, 0);
@@ -99,8 +99,8 @@ TEST_CASE("a slot whose bytes are still taken is refused, the next is not", "[se
 
 TEST_CASE("what a resumed program makes before its first step has the place that the plan keeps for it",
           "[serve][heap]") {
-  plan::DevicePlan plan =
-      plan_of_sizes({1000, 4096, 2000, 3000, 512, 512, 512, 4096});  // weights, a step that makes five states, the body
+  // Weights, a step that creates five states, and the body.
+  plan::DevicePlan plan = plan_of_sizes({1000, 4096, 2000, 3000, 512, 512, 512, 4096});
   plan.prologue = 7;
   plan.body = 1;
   for (const std::size_t stays : {0, 2, 3, 4, 5, 6}) plan.slots[stays].upper = 8;
@@ -122,9 +122,9 @@ TEST_CASE("what a resumed program makes before its first step has the place that
 TEST_CASE("bytes taken through one view are taken in every other", "[serve][heap]") {
   plan::DevicePlan plan = plan_of_handles({1, 1, 1});
   add_view(&plan, {2, 0});
-  add_slot(&plan, kPage + 512, 0, 1);       // handle 2 and a bit of handle 0
-  add_slot(&plan, 512, 0);                  // that bit
-  add_slot(&plan, 1024, 512);               // beside it
+  add_slot(&plan, kPage + 512, 0, 1);       // handle 2 and the first bytes of handle 0
+  add_slot(&plan, 512, 0);                  // those first bytes
+  add_slot(&plan, 1024, 512);               // the bytes after them
   add_slot(&plan, 2048, 3 * kPage - 2048);  // the end of handle 2
   Fixture f(plan);
   REQUIRE(f.ask(kPage + 512, f.s) == static_cast<std::int64_t>(3 * kPage));
@@ -199,7 +199,7 @@ TEST_CASE("when the driver refuses the order, the slot is refused", "[serve][hea
   const std::int64_t offset = f.ask(8 * kKiB, f.t);
   f.driver.fail_at(0);
   if (offset == 0) REQUIRE(f.driver.is_ordered(f.t, use));
-  if (offset == -1) {  // and the bytes are as free as before
+  if (offset == -1) {  // the bytes are still free
     f.ask(1000, f.s);
     REQUIRE(f.ask(4 * kKiB, f.s) == 0);
   }
@@ -242,8 +242,8 @@ TEST_CASE("a synchronous free of what came from a pool does not end the work of 
   REQUIRE(f.ask(4 * kKiB, f.s) == 0);
   f.driver.work(f.s);
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
-  REQUIRE(f.ask(8 * kKiB, f.s) == 0);                    // which nobody uses,
-  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);  // so that this is allowed
+  REQUIRE(f.ask(8 * kKiB, f.s) == 0);                    // which no work uses,
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);  // so this is allowed
   REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
   REQUIRE(f.ask(4 * kKiB, f.t) == -1);
   f.driver.finish_all_work();
@@ -253,7 +253,7 @@ TEST_CASE("a synchronous free of what came from a pool does not end the work of 
 TEST_CASE("a synchronous free leaves captures alone", "[serve][heap]") {
   Fixture f(overlapping_plan());
   REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
-  f.driver.set_capturing(f.s.handle, true);  // the fake driver throws when its context is synchronised now
+  f.driver.set_capturing(f.s.handle, true);  // synchronizing the context is now a misuse of the fake driver
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
   REQUIRE(f.ask(8 * kKiB, f.t) == 0);
   f.driver.set_capturing(f.s.handle, false);
@@ -290,7 +290,7 @@ TEST_CASE("work that is given while a free waits is not taken to be over", "[ser
 TEST_CASE("a synchronous free that the driver fails keeps the bytes and tells", "[serve][heap]") {
   Fixture f(overlapping_plan());
   REQUIRE(f.heap->allocate_sync(4 * kKiB) == f.base());
-  const auto call = static_cast<std::uint64_t>(GENERATE(1, 2, 3));  // current context; allocate; free
+  const auto call = static_cast<std::uint64_t>(GENERATE(1, 2, 3));  // the calls: current context, allocate, free
   f.driver.fail_at(call, CUDA_ERROR_ILLEGAL_ADDRESS);
   REQUIRE(f.heap->free_sync(f.base()) != CUDA_SUCCESS);
   f.driver.fail_at(0);
@@ -320,7 +320,7 @@ TEST_CASE("more than the device has is refused before anything is rounded", "[se
   REQUIRE_FALSE(heap->allocate_sync(bytes));
   REQUIRE(heap->make_room(bytes) == 0);
   REQUIRE(notices == 0);
-  REQUIRE(driver.calls() <= calls + 4);  // asked how much is free, at most
+  REQUIRE(driver.calls() <= calls + 4);  // at most the free memory is queried
 }
 
 TEST_CASE("bytes for every stream are served only when nothing is pending", "[serve][heap]") {
@@ -341,7 +341,7 @@ TEST_CASE("under capture nothing is served, freed or counted as a deviation", "[
   REQUIRE(f.ask(4 * kKiB, f.s) == 0);
   f.driver.set_capturing(f.t.handle, true);
   REQUIRE(f.ask(8 * kKiB, f.t) == -1);
-  REQUIRE(f.ask(8 * kKiB, make_stream_key(nullptr, false)) == -1);  // barred by the capture
+  REQUIRE(f.ask(8 * kKiB, make_stream_key(nullptr, false)) == -1);  // the capture blocks the legacy stream
   REQUIRE(f.give(0, f.t) == CUDA_ERROR_INVALID_VALUE);
   f.driver.set_capturing(f.t.handle, false);
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
@@ -356,7 +356,7 @@ TEST_CASE("bytes freed on a stream of another context are free when that stream 
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
   const Moment use = f.driver.work(foreign);
   REQUIRE(f.give(0, foreign) == CUDA_SUCCESS);
-  REQUIRE_FALSE(f.driver.is_over(use));  // nobody waited
+  REQUIRE_FALSE(f.driver.is_over(use));  // nothing has waited
   REQUIRE(f.give(0, foreign) == CUDA_ERROR_INVALID_VALUE);
   REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
   REQUIRE(f.ask(4 * kKiB, f.s) == -1);
@@ -378,7 +378,7 @@ TEST_CASE("bytes freed on a stream of a context that ends are free then, and its
   REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
   REQUIRE(f.ask(4 * kKiB, f.s) == -1);
   f.heap->after_context_end(FakeDriver::other_context(), ends);
-  if (!ends) f.driver.finish_all_work();  // it was refused, or not the last release: the event tells, as before
+  if (!ends) f.driver.finish_all_work();  // the context did not end, so the event must complete
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
 }
 
@@ -392,7 +392,7 @@ TEST_CASE("bytes freed on a green context's stream are free when that stream is 
   REQUIRE(f.give(0, green) == CUDA_SUCCESS);
   f.driver.end_events_of(FakeDriver::green_context());
   REQUIRE(f.ask(1000, f.s) == 64 * kKiB);
-  REQUIRE(f.ask(4 * kKiB, f.s) == -1);  // the work goes on
+  REQUIRE(f.ask(4 * kKiB, f.s) == -1);  // the work is still pending
   f.driver.finish_all_work();
   REQUIRE(f.ask(8 * kKiB, f.s) == 0);
 }
@@ -408,7 +408,7 @@ TEST_CASE("events of which the driver tells nothing do not hold up other frees",
   f.driver.lose_events_of(FakeDriver::other_context());
   REQUIRE(f.give(kLost * kBytes, foreign) == CUDA_SUCCESS);
   f.driver.finish_all_work();
-  for (std::int64_t i = 0; i < kLost; ++i) REQUIRE(f.ask(kBytes, f.s) == -1);  // nobody says that they are over
+  for (std::int64_t i = 0; i < kLost; ++i) REQUIRE(f.ask(kBytes, f.s) == -1);  // their events cannot be queried
   REQUIRE(f.ask(2 * kBytes, f.s) == kLost * kBytes);
 }
 
@@ -437,7 +437,7 @@ TEST_CASE("pools are told what is live in their name", "[serve][heap]") {
   serve::PoolUse own = f.heap->pool_use(nullptr);
   REQUIRE(own.known);
   REQUIRE(own.used == 1500);
-  REQUIRE(own.reserved == kPage - 2000 - 3000);  // all that nobody else lives in
+  REQUIRE(own.reserved == kPage - 2000 - 3000);  // everything except the live bytes of other pools
   REQUIRE(f.heap->pool_use(pool_named(0x10)).used == 2000);
   REQUIRE(f.heap->pool_use(pool_named(0x10)).reserved == 2000);
   f.heap->note_original_freed(0x7000, f.heap->find_unplanned(0x7000));
@@ -509,7 +509,7 @@ TEST_CASE("a plan of another program is dropped once, with what lives kept", "[s
   REQUIRE_NOTHROW(f.driver.physical(f.base()));
   f.driver.work(f.s);
   REQUIRE(f.give(0, f.s) == CUDA_SUCCESS);
-  REQUIRE(f.heap->trim() == 0);  // nothing is unmapped under work, and nothing waits for it
+  REQUIRE(f.heap->trim() == 0);  // memory in use is not unmapped, and nothing waits
   f.driver.finish_all_work();
   REQUIRE(f.heap->trim() == kPage);
   REQUIRE(f.heap->statistics().physical == 0);
@@ -590,7 +590,7 @@ TEST_CASE("figures are had without waiting, or not at all", "[serve][heap]") {
   CHECK(figures.dynamic_requests == 1);
   REQUIRE(heap->free_async(*address, s) == CUDA_SUCCESS);
   bool tried = false;
-  driver.before_unmap = [&](CUdeviceptr, std::size_t) {  // with the heap's lock taken
+  driver.before_unmap = [&](CUdeviceptr, std::size_t) {  // called with the heap's lock held
     CHECK_FALSE(heap->try_statistics(&figures));
     tried = true;
   };

@@ -68,7 +68,7 @@ TEST_CASE("addresses inside of entries are found by order, however they come and
       table.insert({address, bytes, 0, stalloc::serve::Origin::Dynamic, 0});
       model[address] = bytes;
     }
-    if (step < 50'000) continue;  // nobody asks at first
+    if (step < 50'000) continue;  // no look-ups at first
     const CUdeviceptr asked = random() % (5'002 * 4096);
     const auto after = model.upper_bound(asked);
     const bool inside = after != model.begin() && asked - std::prev(after)->first < std::prev(after)->second;

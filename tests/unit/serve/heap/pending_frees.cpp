@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees that wait for an event: of blocks that other streams used, and of streams of other contexts.
+// Frees that wait for an event: of blocks that other streams use, and on streams of other contexts.
 #include "interpose/serve/heap/pending_frees.h"
 
 #include <memory>
@@ -57,7 +57,7 @@ TEST_CASE("who records is told of a free when it is over, once", "[serve][pendin
   CHECK(told[0].address == first);
   CHECK(told[0].owner == owner);
 
-  // The program ends while the work goes on.
+  // The program ends while work is pending.
   driver.work(user);
   REQUIRE(heap->free_when_complete(second, user, owner) == CUDA_SUCCESS);
   heap->notify_pending_frees_at_exit();
@@ -116,7 +116,7 @@ TEST_CASE("whether other streams are done is asked now and then, and before memo
   }
   CHECK(driver.order_calls() - queries == kRequests / 16);
 
-  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // asks, so that the next request would not
+  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // queries now, so the next request would not
   CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
   driver.finish_all_work();
   REQUIRE(heap->allocate(20 * kPage, owner, nullptr) == used);
@@ -133,7 +133,7 @@ struct Fixture {
   std::string why;
   std::unique_ptr<Heap> heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
 
-  // A block that `user` still works on when it is freed.
+  // Allocates a block and frees it while `user` still works on it.
   CUdeviceptr free_under_work(std::uint64_t bytes, StreamKey user) {
     const auto address = heap->allocate(bytes, owner, nullptr);
     REQUIRE(address);
@@ -178,7 +178,7 @@ TEST_CASE("what other streams use can be waited for", "[serve][pending_frees]") 
   device.join();
   REQUIRE(f.heap->allocate(8 * kPage, f.owner, nullptr));
   REQUIRE(f.held() == held);
-  REQUIRE_FALSE(f.heap->wait_for_pending_frees());  // there is none any more
+  REQUIRE_FALSE(f.heap->wait_for_pending_frees());  // no free is pending any more
 }
 
 TEST_CASE("nothing is waited for on a device that has failed", "[serve][pending_frees]") {
@@ -216,7 +216,7 @@ TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pen
   driver.finish_all_work();
   REQUIRE(collect());
   REQUIRE(over == std::vector<std::uint64_t>{1, 2});
-  REQUIRE_FALSE(frees.may_complete(frees.latest_number()));  // nobody may ask about the third
+  REQUIRE_FALSE(frees.may_complete(frees.latest_number()));  // the third event must not be queried
 
   driver.end_events_of(FakeDriver::other_context());
   frees.after_context_end(FakeDriver::other_context(), true);
@@ -238,7 +238,7 @@ TEST_CASE("streams that cannot be told apart are said to be so", "[serve][pendin
 
 TEST_CASE("bytes of more pairs than have a mark are free when all work is over", "[serve][pending_frees]") {
   Fixture f;
-  std::thread([&] {  // leaves a stream that nobody can record an event on
+  std::thread([&] {  // its stream is one on which no other thread can record an event
     const StreamKey own = make_stream_key(nullptr, true);
     const auto block = f.heap->allocate(kPage, own, nullptr);
     f.driver.work(own);
@@ -271,7 +271,7 @@ TEST_CASE("a stream waits for what another was given behind a free only where th
   const StreamKey s{driver.new_stream(), 0};
   const auto freed = heap->allocate(12 * kPage, t, nullptr);
   REQUIRE(freed);
-  REQUIRE(heap->free_async(*freed, t) == CUDA_SUCCESS);  // one stream uses memory: there is no event
+  REQUIRE(heap->free_async(*freed, t) == CUDA_SUCCESS);  // only one stream uses memory, so no event is recorded
   const Moment later = driver.work(t);
   REQUIRE(heap->allocate(12 * kPage, s, nullptr));
   REQUIRE_FALSE(driver.is_ordered(s, later));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures that other processes read are those that the heap itself states, whatever was done.
+// The figures that other processes read equal the statistics of the heap, whatever the program does.
 #include <memory>
 #include <random>
 #include <string>
@@ -37,7 +37,7 @@ void require_same(const PublishedFigures& shown, const serve::Statistics& stated
 TEST_CASE("the shown figures follow every request, free, miss and trim", "[serve][shown]") {
   FakeDriver driver{kPage, 64 * kPage};
   const std::vector<StreamKey> streams = {{driver.new_stream(), 0}, {driver.new_stream(), 0}};
-  const auto pool = reinterpret_cast<CUmemoryPool>(0x77);  // of the program's own
+  const auto pool = reinterpret_cast<CUmemoryPool>(0x77);  // created by the program
   std::string why;
   auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
   REQUIRE(heap != nullptr);

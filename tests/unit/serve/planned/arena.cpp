@@ -15,7 +15,7 @@ using serve::PhysicalRange;
 
 namespace {
 
-// Handles of 1, 2 and 3 pages; a view of the last and the first.
+// Handles of 1, 2 and 3 pages, and a view of the last and the first.
 plan::DevicePlan stitched_plan() {
   plan::DevicePlan plan = plan_of_handles({1, 2, 3});
   add_view(&plan, {2, 0});
@@ -135,7 +135,7 @@ TEST_CASE("a handle given back is unmapped everywhere and its memory freed", "[s
     REQUIRE_THROWS_AS(driver.physical(arena->address(1, 0)), FakeDriver::Misuse);
     REQUIRE_NOTHROW(driver.physical(arena->address(1, 3 * kPage)));
     REQUIRE(arena->grant_access(1) == CUDA_SUCCESS);
-    driver.fail_at(2);  // unmapped here, not there: kept, and not unmapped twice
+    driver.fail_at(2);  // one mapping is removed and the other stays: the handle is kept, and nothing is unmapped twice
     REQUIRE(arena->release_handle(1) == 0);
   }
   REQUIRE(driver.is_clean());

@@ -16,7 +16,7 @@ using Answer = Cursor::Answer;
 
 namespace {
 
-// Sizes in units; `prologue` and `body` in slots.
+// A plan of slots with these sizes in units. `prologue` and `body` count slots.
 plan::DevicePlan plan_of_units(const std::vector<std::uint64_t>& units, std::uint32_t prologue, std::uint32_t body) {
   plan::DevicePlan plan;
   for (const std::uint64_t size : units) add_slot(&plan, size * plan::kUnitBytes, 0);
@@ -27,7 +27,7 @@ plan::DevicePlan plan_of_units(const std::vector<std::uint64_t>& units, std::uin
 
 constexpr int kNone = -1;
 
-// The slot for a request of so many units; kNone when it goes elsewhere.
+// The slot of a request of so many units; kNone: the plan does not serve it.
 int ask(Cursor& cursor, std::uint64_t units) {
   const Cursor::Next step = cursor.next(units * plan::kUnitBytes);
   return step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone;
@@ -109,7 +109,7 @@ TEST_CASE("requests whose sizes vary keep the place of those that follow", "[ser
   plan.slots[3].kind = plan::SlotKind::Dynamic;
   plan.varying = {2};
   Cursor cursor(plan);
-  for (const std::uint64_t vary : {1, 7, 9, 40}) {  // the last two are larger than was seen
+  for (const std::uint64_t vary : {1, 7, 9, 40}) {  // the last two are larger than any recorded size
     REQUIRE(ask(cursor, 4) == 0);
     REQUIRE(ask(cursor, vary) == (vary <= 8 ? 1 : kNone));
     REQUIRE(cursor.next(vary * plan::kUnitBytes).answer == Answer::Unplanned);
@@ -140,7 +140,7 @@ TEST_CASE("an extra request leaves the cursor where it is", "[serve][cursor]") {
   REQUIRE(ask(cursor, 1) == 0);
   REQUIRE(ask(cursor, 77) == kNone);
   REQUIRE(ask(cursor, 2) == 1);
-  REQUIRE(ask(cursor, 5) == kNone);  // though the plan foresees one a little later
+  REQUIRE(ask(cursor, 5) == kNone);  // although a slot a little later matches
   REQUIRE(ask(cursor, 3) == 2);
   REQUIRE(ask(cursor, 4) == 3);
   REQUIRE(cursor.resynchronisations() == 0);
@@ -149,10 +149,10 @@ TEST_CASE("an extra request leaves the cursor where it is", "[serve][cursor]") {
 TEST_CASE("extra requests that resemble later ones do not move the cursor", "[serve][cursor]") {
   Cursor cursor(plan_of_units({1, 2, 3, 1, 4, 5, 6}, 0, 7));
   REQUIRE(ask(cursor, 1) == 0);
-  REQUIRE(ask(cursor, 4) == kNone);  // 1 and 4 follow each other a little ahead
+  REQUIRE(ask(cursor, 4) == kNone);  // slots of 1 and 4 follow each other a little later
   REQUIRE(ask(cursor, 2) == 1);
   REQUIRE(ask(cursor, 99) == kNone);
-  REQUIRE(ask(cursor, 6) == kNone);  // two extra ones, of which the plan knows the second
+  REQUIRE(ask(cursor, 6) == kNone);  // two extra requests; the plan has the size of the second
   REQUIRE(ask(cursor, 3) == 2);
   REQUIRE(cursor.resynchronisations() == 0);
 }
@@ -189,7 +189,7 @@ TEST_CASE("a cursor that was led astray comes back", "[serve][cursor]") {
   Cursor cursor(plan_of_units({1, 2, 3, 4, 5, 6, 7, 8, 9}, 9, 0));
   REQUIRE(ask(cursor, 1) == 0);
   REQUIRE(ask(cursor, 7) == kNone);
-  REQUIRE(ask(cursor, 8) == 7);  // two extra ones that look like a gap
+  REQUIRE(ask(cursor, 8) == 7);  // two extra requests that look like missing ones
   REQUIRE(ask(cursor, 2) == kNone);
   REQUIRE(ask(cursor, 3) == 2);
   REQUIRE(ask(cursor, 4) == 3);
@@ -225,7 +225,7 @@ TEST_CASE("a gap before requests that are larger than was seen is noticed, one b
   for (const auto& [larger, found] : {std::pair(150, 4), std::pair(250, kNone)}) {
     Cursor cursor(plan);
     REQUIRE(ask(cursor, 10) == 0);
-    ask(cursor, 20);  // takes the place of the missing one
+    ask(cursor, 20);  // replaces the missing request
     REQUIRE(ask(cursor, static_cast<std::uint64_t>(larger)) == kNone);
     CHECK(ask(cursor, 30) == found);
   }
@@ -304,7 +304,7 @@ TEST_CASE("a plan that stops fitting is noticed, a long evaluation is not mistak
 
 namespace {
 
-// Slots 0, 2 and 3 are planned, what lies between varies and has no place; the body is one slot for any request.
+// Slots 0, 2 and 3 have places, the slot between them varies and has none. The body is one slot for any request.
 plan::DevicePlan plan_of_beginning() {
   plan::DevicePlan plan = plan_of_units({10, 1, 20, 30, 1}, 4, 1);
   for (const std::uint32_t slot : {1U, 4U}) {
@@ -321,7 +321,7 @@ TEST_CASE("a plan of the beginning only lets everything behind it pass, and stay
   REQUIRE(ask(cursor, 10) == 0);
   REQUIRE(ask(cursor, 777) == kNone);
   REQUIRE(ask(cursor, 20) == 2);
-  REQUIRE(ask(cursor, 555) == kNone);  // one more than was recorded
+  REQUIRE(ask(cursor, 555) == kNone);  // one request more than was recorded
   REQUIRE(ask(cursor, 30) == 3);
   for (const std::uint64_t units : random_units(300'000, 40, 4)) {
     const Cursor::Next step = cursor.next(units * plan::kUnitBytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads find their lanes of a plan, and keep them.
+// Threads find the lanes of a plan and keep them.
 #include "interpose/serve/planned/cursors.h"
 
 #include <random>
@@ -61,7 +61,7 @@ plan::DevicePlan random_lanes(std::size_t count, std::uint64_t kinds, std::uint6
   return plan_of(slots, 0, static_cast<std::uint32_t>(count));
 }
 
-// The requests of one thread that goes through its lane over and over.
+// The requests of one thread, which repeats its lane.
 class Walker {
  public:
   Walker(const plan::DevicePlan& plan, std::uint8_t lane, ThreadId thread) : plan_(plan), thread_(thread) {
@@ -69,7 +69,7 @@ class Walker {
       if (plan.lanes[slot] == lane) slots_.push_back(slot);
     }
   }
-  // False when it was not served at its slot.
+  // False if the request was not served at its slot.
   bool step(Cursors& cursors) {
     const std::size_t slot = slots_[at_++ % slots_.size()];
     return ask(cursors, thread_, plan_.slots[slot].size / plan::kUnitBytes) == static_cast<int>(slot);
@@ -136,7 +136,7 @@ TEST_CASE("threads that took each other's lanes find their own", "[serve][cursor
   plan::DevicePlan plan = random_lanes(60, 10, seed);
   std::size_t begin = 0;
   while (plan.lanes[begin] != 1) ++begin;
-  // Both lanes begin alike, and the second one's thread comes first.
+  // Both lanes begin with the same sizes, and the thread of the second lane comes first.
   for (std::size_t slot = 0;; ++slot) {
     if (plan.lanes[slot] != 0) continue;
     plan.slots[slot].size = plan.slots[begin].size;
@@ -165,7 +165,7 @@ TEST_CASE("a new thread takes the lane of one that is gone", "[serve][cursors]")
     second.become(3 + step);
   }
   gone.clear();
-  CHECK_FALSE(second.step(cursors));  // the one before lives
+  CHECK_FALSE(second.step(cursors));  // the thread before it still exists
 }
 
 TEST_CASE("a thread that comes late finds the body", "[serve][cursors]") {

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t kPages = 4;
 
-// A plan of one slot a page, four handles of a page each.
+// A plan of four handles of a page each, with a slot on each page.
 struct Fixture {
   FakeDriver driver{kPage};
   std::string why;
@@ -35,7 +35,7 @@ struct Fixture {
     return plan;
   }
   bool take(std::uint32_t slot) { return planned.take(planned.ranges(slot), order, serve::kNoStream); }
-  // Requests that the plan does not have.
+  // Makes requests that the plan does not have.
   void let_it_not_fit() {
     for (int i = 0; i < 1000; ++i) planned.next(kPage / 2);
     REQUIRE(planned.drop_if_unfit());
@@ -93,7 +93,7 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
   f.order.mark_freed(f.planned.ranges(0), ordinal, false);
   f.planned.release(f.planned.ranges(0));
   REQUIRE_FALSE(f.take(0));
-  REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // the refusal left it free
+  REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // its bytes are still free after the refusal
 }
 
 TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[serve][planned]") {
@@ -117,7 +117,7 @@ TEST_CASE("the places of what lives through the body are kept back until they ar
   plan.body = 1;
   for (const std::size_t stays : {0, 2}) plan.slots[stays].upper = kPages;
   plan.slots[1].upper = 2;
-  plan.slots[3].upper = kPages;  // of the body
+  plan.slots[3].upper = kPages;  // this slot belongs to the body
   f.planned = *Planned::create(f.driver, plan, &f.why);
   if (dropped) f.let_it_not_fit();
   REQUIRE(f.take(0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library learns from the program's events, case by case (interpose/serve/streams/event_order.h).
+// The order that the library learns from the program's events, case by case.
 #include "interpose/serve/streams/event_order.h"
 
 #include <vector>
@@ -23,13 +23,13 @@ struct Fixture {
   std::uint64_t calls = 0;
 
   Fixture() {
-    // Both use memory: from then on there is order to learn.
+    // Both streams use memory, so events are tracked from now on.
     model.take(s, 0);
     model.take(t, 0);
   }
   void record(const OrderModel::Stream& on) { model.record(event, on, false, kNothing); }
   void wait(const OrderModel::Stream& on) { model.wait(on, event, false, kNothing); }
-  // How many waits of its own the library needs for the page.
+  // The number of waits that the library makes for the page.
   std::uint64_t waits_for(const OrderModel::Stream& stream, std::size_t page = 0) {
     auto& order = model.contexts[stream.context].order;
     const std::uint64_t before = order.waits();
@@ -51,7 +51,7 @@ TEST_CASE("bytes that the program ordered itself need no wait", "[serve][events]
   REQUIRE(f.model.driver.order_calls() == calls);
   REQUIRE(f.spared() == 1);
   REQUIRE(f.waits_for(f.s) == 0);
-  REQUIRE(f.spared() == 1);  // one wait would have been enough
+  REQUIRE(f.spared() == 1);  // the library would have needed one wait
 }
 
 TEST_CASE("a free behind the record is not ordered by it", "[serve][events]") {
@@ -117,7 +117,7 @@ TEST_CASE("an event that is recorded while a stream waits for it orders nothing"
 TEST_CASE("two records of an event at once leave no clock, whichever is the last", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
-  const int when = GENERATE(1, 2);  // the other thread's record comes before, or after
+  const int when = GENERATE(1, 2);  // the other thread records before or after CUDA does
   const bool other_first = GENERATE(false, true);
   f.model.use_and_free(f.t, 0);
   int part = 0;
@@ -134,7 +134,8 @@ TEST_CASE("a stream that waits between two records at once learns nothing", "[se
   const OrderModel::Stream u = f.model.make_stream(0);
   f.model.use_and_free(f.t, 0);
   int part = 0;
-  f.model.record(f.event, u, false, [&] { ++part == 1 ? f.record(f.t) : f.wait(f.s); });  // the other's is the last
+  // The other thread's record is the last.
+  f.model.record(f.event, u, false, [&] { ++part == 1 ? f.record(f.t) : f.wait(f.s); });
   f.model.check(f.s);
   REQUIRE(f.waits_for(f.s) == 1);
 }
@@ -230,7 +231,7 @@ TEST_CASE("an event that others may record is believed no more", "[serve][events
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-// Where two handles fall on one place of the table, the clock there is of one of them.
+// If two handles have the same entry of the table, its clock belongs to one of them.
 TEST_CASE("an event has no other event's clock", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
@@ -317,7 +318,7 @@ TEST_CASE("who synchronises with a stream knows what the stream was behind", "[s
   REQUIRE(clocks.complete_up_to(1) != 0);
 }
 
-// A free on it is behind the legacy stream's work, but the stream has no work that is.
+// A free on a blocking stream is ordered after the legacy stream's work, but the stream itself has no such work.
 TEST_CASE("what a blocking stream freed is not known to be over when the stream is idle", "[serve][events]") {
   OrderModel model;
   const OrderModel::Stream s = model.make_stream(0, CU_STREAM_DEFAULT);
@@ -357,7 +358,7 @@ TEST_CASE("streams beyond those that have a clock wait as before", "[serve][even
   REQUIRE(f.model.clock(streams.back()) == nullptr);
 }
 
-// A clock is written without the heap's lock by who waits on the stream.
+// A thread that makes the stream wait writes its clock without the heap's lock.
 TEST_CASE("a living stream that has a clock keeps its ordinal", "[serve][events]") {
   Fixture f;
   StreamClock* const clock = f.model.clock(f.s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs of streams and events: every order that the library relies on must be true in the fake driver, which
-// knows the true order. All of the library's numbers are compared after every step.
+// Random programs of streams and events. Every order that the library relies on must be true in the fake driver, which
+// knows the true order. All numbers of the library are checked after every step.
 #include <atomic>
 #include <random>
 #include <string>
@@ -17,10 +17,10 @@ namespace {
 using Random = std::mt19937_64;
 constexpr auto kNothing = [] {};
 
-// One thread that does everything. In the middle of a call others are made, as other threads would.
+// One thread that makes all calls. During a call it makes others, as other threads would.
 class Program {
  public:
-  // `events`: the fewer, the more often one is recorded twice at once, after which it is distrusted.
+  // `events`: with fewer events, more of them are recorded twice at once, after which they are distrusted.
   Program(OrderModel* model, std::uint64_t seed, std::size_t events) : model_(*model), random_(seed) {
     for (std::size_t i = 0; i < 7; ++i) {
       const std::size_t context = i < 5 ? 0 : 1;
@@ -124,7 +124,7 @@ class Program {
       case 0:
         if (same) model_.record_untracked(event.event, stream.stream);
         break;
-      case 1:  // shared with others, who may record it
+      case 1:  // shared with other processes, which may record it
         if (&event == &events_.front() || event.distrusted) {
           model_.events->distrust(event.event);
           event.distrusted = true;
@@ -142,7 +142,7 @@ class Program {
     stream.capturing = false;
   }
 
-  // What no other call uses at the moment.
+  // An object that no other call uses at the moment.
   void replace(Stream& stream, Event& event) {
     if (one_in(2) && event.used == 1) {
       model_.destroy_event(event.event);

@@ -15,7 +15,7 @@ TEST_CASE("a free on a full device waits with the spare block, again and again",
   FakeDriver driver;
   FreeFence fence(driver, FakeDriver::context());
   REQUIRE(fence.prepare());
-  driver.most_plain_blocks = 1;  // the spare one
+  driver.most_plain_blocks = 1;  // the spare block
   for (int i = 0; i < 3; ++i) CHECK(fence.wait() == CUDA_SUCCESS);
 }
 
@@ -23,7 +23,7 @@ TEST_CASE("threads take turns with the spare block", "[serve][fence]") {
   FakeDriver driver;
   FreeFence fence(driver, FakeDriver::context());
   REQUIRE(fence.prepare());
-  driver.most_plain_blocks = 1;  // the spare one
+  driver.most_plain_blocks = 1;  // the spare block
   std::array<int, 4> failures{};
   std::vector<std::thread> threads;
   for (int& failed : failures) {

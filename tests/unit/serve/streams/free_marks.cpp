@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::uint64_t kUnit = stalloc::plan::kUnitBytes;
 constexpr std::uint64_t kPage = 64 * kUnit;
-constexpr std::uint64_t kPages = 600;  // more than are compared at once
+constexpr std::uint64_t kPages = 600;  // more marks than are compared at once
 
-// Says for each unit who freed it last and by which free, and for each page its latest free.
+// A simple model: the stream and the number of the latest free of each unit, and the latest free of each page.
 struct Model {
   struct Free {
     FreeMark mark = kNoStream;
@@ -34,7 +34,7 @@ struct Model {
   }
 };
 
-// Ends on pages, within one page, or anywhere.
+// A range of whole pages, within one page, or of any units.
 PhysicalRange random_range(std::mt19937& random) {
   const std::uint64_t grain = random() % 3 == 0 ? kPage : kUnit;
   const std::uint64_t most = (random() % 2 == 0 ? 2 : kPages) * kPage / grain;
@@ -47,7 +47,7 @@ PhysicalRange random_range(std::mt19937& random) {
 
 TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a free of these bytes", "[serve][marks]") {
   const auto seed = GENERATE(range(1U, 4U));
-  const auto marks = GENERATE(1U, 2U, 3U, 12U);  // the last: more than are told once
+  const auto marks = GENERATE(1U, 2U, 3U, 12U);  // the last: more marks than are collected
   CAPTURE(seed, marks);
   std::mt19937 random(seed);
   FreeMarks table(kPages * kPage, kPage);
@@ -74,7 +74,7 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
       if (free.sequence > known.sequence) known = free;
     });
     REQUIRE((!table.has_only(asked, own) || claims.empty()));
-    std::map<FreeMark, std::uint64_t> latest;  // of the bytes that were asked for
+    std::map<FreeMark, std::uint64_t> latest;  // of the requested bytes
     std::uint64_t latest_in_pages = 0;
     for (const PhysicalRange& range : asked) {
       for (std::uint64_t unit = range.begin / kUnit; unit < range.end / kUnit; ++unit) {
@@ -118,7 +118,7 @@ TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
   REQUIRE(latest(80, 100).exact);
   REQUIRE(latest(80, 100).sequence == 1);
 
-  // More parts than are remembered: a bound is told.
+  // More parts than are remembered, so the result is a bound.
   free(100, 101, 16);
   REQUIRE_FALSE(latest(80, 100).exact);
   REQUIRE(latest(80, 100).sequence >= 1);

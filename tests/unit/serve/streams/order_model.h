@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs of streams and events as CUDA sees them, beside what the library learns of them: the fake driver knows the
-// true order, and every number that the library relies on is compared with it.
+// A model of programs with streams and events, as CUDA executes them and as the library observes them. The fake driver
+// knows the true order, and every number that the library relies on is compared with it.
 #pragma once
 
 #include <cuda.h>
@@ -21,9 +21,9 @@
 
 namespace stalloc::test {
 
-// Two contexts, with streams and events of each. Calls of the program go through the same functions as the hooks'.
-// `meanwhile` is called in the middle of each call, before and after CUDA's own part of it: what other threads do then.
-// Thread-safe as far as CUDA is; stream orders are used under a lock, as in a heap.
+// Two contexts with streams and events. The program's calls use the same functions as the hooks. `meanwhile` is called
+// during each call, before and after CUDA's own part, in place of other threads. Thread-safe as far as CUDA is; stream
+// orders are used with a lock held, as in a heap.
 class OrderModel {
  public:
   struct Broken : std::logic_error {
@@ -35,13 +35,13 @@ class OrderModel {
   struct Context {
     CUcontext handle;
     serve::StreamOrder order;
-    std::mutex lock;  // the heap's
+    std::mutex lock;  // as a heap's
     struct Free {
       std::uint64_t number = 0;
       Moment moment;
     };
     std::map<serve::StreamOrdinal, std::vector<Free>> frees;
-    std::vector<Moment> pages = std::vector<Moment>(kPages);  // the last free of each
+    std::vector<Moment> pages = std::vector<Moment>(kPages);  // the latest free of each
     std::vector<bool> freed = std::vector<bool>(kPages);
 
     Context(FakeDriver& driver, CUcontext context, serve::EventOrder* events)
@@ -87,7 +87,7 @@ class OrderModel {
     driver.destroy_event(event);
   }
 
-  // Work on the stream, and then a free of the page.
+  // Gives the stream work, and then frees the page on it.
   void use_and_free(const Stream& stream, std::size_t page) {
     Context& of = contexts[stream.context];
     const Moment moment = driver.work(stream.key);
@@ -102,7 +102,7 @@ class OrderModel {
     of.freed[page] = true;
   }
 
-  // A request of the page on the stream. Throws Broken if it is granted without order.
+  // Requests the page on the stream. Throws Broken if it is served without order.
   void take(const Stream& stream, std::size_t page) {
     Context& of = contexts[stream.context];
     const std::lock_guard lock(of.lock);
@@ -134,7 +134,7 @@ class OrderModel {
           return result;
         });
   }
-  // By calls that the library does not see.
+  // Makes calls that the library does not observe.
   CUresult record_now(CUevent event, const Stream& stream) {
     const bool captured = is_capturing(stream);
     if (!captured && driver.record_event(event, stream.key.handle) != CUDA_SUCCESS) return CUDA_ERROR_UNKNOWN;
@@ -148,7 +148,7 @@ class OrderModel {
         event, gate, [&] { return clock(stream); },
         [&] {
           meanwhile();
-          // Neither is an order between streams: the one makes a node, the other joins a capture.
+          // Neither call orders streams: one makes a graph node, the other joins a capture.
           const bool orders = !is_capturing(stream) && !is_captured(event);
           CUresult result = fails ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
           if (orders && !fails) result = driver.wait_event(stream.key.handle, event);
@@ -156,7 +156,7 @@ class OrderModel {
           return result;
         });
   }
-  // Of a context by the wrong function, as cuCtxRecordEvent does: of none of our streams alone.
+  // Records a whole context, as cuCtxRecordEvent does.
   void record_untracked(CUevent event, const Stream& stream) {
     events->record_untracked(event, [&] { return record_now(event, stream); });
   }
@@ -222,7 +222,7 @@ class OrderModel {
     return in_context(of, [&] { return of.order.clock(stream.key); });
   }
 
-  // Checks everything that the library relies on for the stream. Throws Broken if it is wrong.
+  // Checks all numbers that the library relies on for the stream. Throws Broken if one is wrong.
   void check(const Stream& stream) {
     serve::StreamClock* believed = clock(stream);
     if (believed == nullptr) return;
@@ -246,7 +246,7 @@ class OrderModel {
       }
     }
   }
-  // How many numbers were found to be true.
+  // How many numbers were checked.
   [[nodiscard]] std::uint64_t believed() const { return believed_; }
 
  private:
@@ -286,7 +286,7 @@ class OrderModel {
   }
 
   std::mutex captured_mutex_;
-  std::map<CUevent, bool> captured_;  // the last record was captured
+  std::map<CUevent, bool> captured_;  // true: the latest record was captured
   std::atomic<std::uint64_t> believed_{0};
 };
 

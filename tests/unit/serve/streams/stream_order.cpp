@@ -68,12 +68,12 @@ TEST_CASE("a stream that the program has ordered behind another is so soon again
     return f.order.order_without_avoidable_wait(f.page, f.order.ordinal(key));
   };
   f.use_and_free(f.page, f.t);
-  REQUIRE(order_without_avoidable_wait(f.s));  // nobody knows
+  REQUIRE(order_without_avoidable_wait(f.s));  // the program has ordered nothing yet
   REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
   const StreamOrdinal owner = f.order.ordinal(f.t);
   f.order.clock(f.s)->raise(owner, f.order.latest_number());
-  REQUIRE(order_without_avoidable_wait(f.s));  // it is ordered now
+  REQUIRE(order_without_avoidable_wait(f.s));  // the streams are ordered now
   REQUIRE(f.order.spared_waits() == 1);
   REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
@@ -91,7 +91,7 @@ TEST_CASE("a stream that the program has ordered behind another is so soon again
   REQUIRE(order_without_avoidable_wait(f.s));
   REQUIRE(f.order.waits() == (waits ? 2 : 1));
   f.use_and_free(f.page, f.s);
-  REQUIRE(order_without_avoidable_wait(f.t));  // the other way round the program has not ordered them
+  REQUIRE(order_without_avoidable_wait(f.t));  // the program has not ordered them the other way round
   REQUIRE(f.order.waits() == (waits ? 3 : 2));
 }
 
@@ -125,12 +125,12 @@ TEST_CASE("a look at the device asks few questions, and what they tell is known"
   std::uint64_t calls = f.driver.order_calls();
   f.order.poll();
   REQUIRE_FALSE(f.order.is_known_complete(first));
-  REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded behind the free, and asked for
+  REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded after the free, and queried
   calls = f.driver.order_calls();
   f.use_and_free(f.part, f.t, false);
   const std::uint64_t second = f.order.latest_number();
   f.order.poll();
-  REQUIRE(f.driver.order_calls() == calls + 1);  // while that one is pending there is no other
+  REQUIRE(f.driver.order_calls() == calls + 1);  // no other event is recorded while this one is pending
   f.driver.finish_all_work();
   REQUIRE_FALSE(f.order.is_known_complete(first));
   f.order.poll();
@@ -193,7 +193,7 @@ TEST_CASE("an event stands behind each free until it is over, up to a number", "
     REQUIRE(f.driver.is_ordered(user, freed[i]));
     REQUIRE((i == kMost || !f.driver.is_ordered(user, freed[i + 1])));
   }
-  REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first made room
+  REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first event was dropped
 }
 
 TEST_CASE("many events are taken, the earliest that serves is waited for", "[serve][order]") {
@@ -266,12 +266,12 @@ TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
     f.use_and_free(ranges, f.t);
     f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
   }
-  f.order.allow_late_events(true);  // all streams may have used the bytes of the last ones
+  f.order.allow_late_events(true);  // the last bytes may have been used by all streams
   for (std::uint64_t i = 0; i < 100; ++i) {
     REQUIRE(f.use({{512 * i, 512 * (i + 1)}}, f.s));
     REQUIRE(f.driver.is_ordered(f.s, used[i]));
   }
-  // Streams that are gone leave their pairs to others.
+  // The pairs of destroyed streams are assigned again.
   f.driver.finish_all_work();
   f.order.poll_thoroughly();
   for (const StreamKey& user : users) f.order.stream_destroyed(user.handle);
@@ -349,7 +349,7 @@ TEST_CASE("a stream waits for nothing where it cannot have all of the bytes", "[
   Fixture f;
   const StreamKey u{f.driver.new_stream(), 0};
   const Moment freed = f.use_and_free({{0, kPage}}, f.t);
-  f.use_and_free({{kPage, 2 * kPage}}, u, false);  // has no event
+  f.use_and_free({{kPage, 2 * kPage}}, u, false);  // without an event
   REQUIRE_FALSE(f.use({{0, 2 * kPage}}, f.s));
   REQUIRE_FALSE(f.driver.is_ordered(f.s, freed));
   REQUIRE(f.order.waits() == 0);
@@ -455,7 +455,7 @@ TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "
   REQUIRE(f.order.ordinal(f.s) != kNoStream);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, first));
-  // A stream that lost its ordinal gets another one.
+  // A stream that lost its ordinal gets another.
   const Moment again = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, again));
@@ -496,7 +496,7 @@ TEST_CASE("on a legacy stream that others synchronise with, events come at some 
   const bool exist = GENERATE(false, true);
   const bool by_thread = GENERATE(false, true);
   if (exist && by_thread) {
-    f.order.ordinal(make_stream_key(nullptr, true));  // a thread's own stream is one that does
+    f.order.ordinal(make_stream_key(nullptr, true));  // a thread's own stream is a blocking one
   } else if (exist) {
     f.order.blocking_streams_exist();
   }
