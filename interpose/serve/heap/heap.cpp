@@ -9,7 +9,7 @@
 //      free is deferred, and a request of its size on its stream gets the same block (`Dynamic::deferred_serves`,
 //      `reuse_deferred`).
 //   3. Every other request goes through `allocate_slow_path` to `serve`. It first completes the deferred free
-//      (`complete_deferred_free`) and queries pending frees now and then (`poll_pending_frees`).
+//      (`complete_deferred_free`), and collects pending frees if it is time (`PendingFrees::streams_to_query`).
 //   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves the request.
 //   5. `Planned::next` returns the slot that the plan has for the request, if any. `admit` finds the indices of the
 //      stream and the pool, and reserves an entry in the live table. If that fails, CUDA serves the request.
@@ -44,9 +44,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -136,7 +138,7 @@ Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& opt
       options_(options),
       fence_(driver, context),
       order_(driver, context, offsets.bytes, offsets.page, options.events),
-      pending_frees_(driver) {}
+      pending_frees_(driver, device, context, options.on_free_complete) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
@@ -168,8 +170,7 @@ void Heap::close_after_context() noexcept {
 }
 
 void Heap::release_all(bool context_lives) noexcept {
-  pending_frees_.for_each([&](PendingFrees::Free& free) { notify_complete(free); });
-  pending_frees_.clear(context_, context_lives);
+  pending_frees_.clear(context_lives);
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
   planned_.close();
@@ -221,7 +222,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
   complete_deferred_free();
-  poll_pending_frees();
+  if (const std::size_t streams = pending_frees_.streams_to_query(); streams != 0) collect_pending_frees(streams);
   if (capturing) {
     planned_.pass_through(bytes);
     return 0;
@@ -278,7 +279,7 @@ bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, 
 
 CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Request& request) {
   CUdeviceptr address = take_slot(slot, request);
-  if (address == 0 && collect_pending_frees()) address = take_slot(slot, request);
+  if (address == 0 && collect_pending_frees(PendingFrees::kStreamsPerQuery)) address = take_slot(slot, request);
   if (address == 0) figures_.count_refused_slot();
   return address;
 }
@@ -316,7 +317,7 @@ CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
   std::optional<Place> place;
   if (!pending_frees_.empty()) {
     place = dynamic_->allocate_mapped(rounded(request.bytes), request.stream);
-    if (!place) collect_pending_frees(kAllStreams);
+    if (!place) collect_pending_frees(PendingFrees::kAllStreams);
   }
   if (!place) place = dynamic_->allocate(rounded(request.bytes), request.stream, last_resort);
   update_physical();
@@ -437,7 +438,7 @@ CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::opti
   PendingFrees::Free free;
   free.owner = owner;
   CUcontext context = nullptr;
-  CUresult result = record_event_on(stream, &context, &free.event);
+  CUresult result = pending_frees_.record_event(stream, &context, &free.event);
   if (result != CUDA_SUCCESS) return result;
   {
     const CompletingLock lock(*this);
@@ -458,51 +459,10 @@ CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::opti
   return result;
 }
 
-// Creates an event and records it on `stream`; `context` receives the context of the event. The streams of a green
-// context accept events of its primary context, which still exist when the green context has been destroyed while its
-// work goes on. So the heap's context is tried before the stream's own. Called without the lock.
-CUresult Heap::record_event_on(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
-  CUcontext of_stream = nullptr;
-  CUresult result = driver_.stream_context(stream.handle, &of_stream);
-  if (result != CUDA_SUCCESS) return result;
-  const ContextScope scope(driver_, of_stream);  // a default stream is the one of the current context
-  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
-  for (const CUcontext each : {context_, of_stream}) {
-    result = create_event(each, event);
-    if (result == CUDA_SUCCESS) {
-      *context = each;
-      result = driver_.record_event(*event, stream.handle);
-      if (result == CUDA_SUCCESS) return result;
-      driver_.destroy_event(*event);
-    }
-    if (each == of_stream) break;
-  }
-  return result;
-}
-
-CUresult Heap::create_event(CUcontext context, CUevent* event) noexcept {
-  const ContextScope scope(driver_, context);
-  return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-// Collects pending frees at every sixteenth request, since a query costs as much as a request, and at the first request
-// after the program has synchronized, since it may expect to get bytes whose work is complete. A request that would map
-// memory, or that finds its slot taken, collects them in any case.
-void Heap::poll_pending_frees() {
-  constexpr std::uint32_t kRequestsBetween = 16;
-  if (pending_frees_.empty()) return;
-  const bool synchronized = synchronized_.exchange(false, std::memory_order_relaxed);
-  if (!synchronized && requests_until_poll_-- > 0) return;
-  requests_until_poll_ = kRequestsBetween - 1;
-  collect_pending_frees(synchronized ? kAllStreams : kStreamsPerPoll);
-}
-
 // Makes the blocks reusable whose events have completed. False if there are none.
 bool Heap::collect_pending_frees(std::size_t max_streams) {
-  return pending_frees_.collect(max_streams, [&](PendingFrees::Free& free) {
-    notify_complete(free);
-    make_reusable(free.entry, kNoStream, free.preferred);
-  });
+  return pending_frees_.collect(
+      max_streams, [&](const PendingFrees::Free& free) { make_reusable(free.entry, kNoStream, free.preferred); });
 }
 
 bool Heap::wait_for_pending_frees() noexcept {
@@ -513,7 +473,7 @@ bool Heap::wait_for_pending_frees() noexcept {
     {
       const CompletingLock lock(*this);
       if (!latest_number) latest_number = pending_frees_.latest_number();
-      any |= collect_pending_frees(kAllStreams);
+      any |= collect_pending_frees(PendingFrees::kAllStreams);
       if (!pending_frees_.may_complete(*latest_number)) return any;
     }
     std::this_thread::sleep_for(kBetweenQueries);
@@ -530,17 +490,9 @@ void Heap::after_context_end(CUcontext context, bool ended) noexcept {
   pending_frees_.after_context_end(context, ended);
 }
 
-// Calls the callback at most once for each free.
-void Heap::notify_complete(PendingFrees::Free& free) const noexcept {
-  if (options_.on_free_complete != nullptr && free.owner)
-    options_.on_free_complete(device_, free.entry.address, *free.owner);
-  free.owner.reset();
-}
-
 void Heap::notify_pending_frees_at_exit() noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;
-  pending_frees_.for_each([&](PendingFrees::Free& free) { notify_complete(free); });
+  if (lock.owns_lock()) pending_frees_.notify_all();
 }
 
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {

@@ -262,9 +262,6 @@ class Heap {
     StreamOrdinal stream = kNoStream;  // kNoStream: the bytes must be usable on every stream
     PoolIndex pool = kNoPool;
   };
-  // The events of so many streams with pending work are queried at a time: a query costs as much as a request.
-  static constexpr std::size_t kStreamsPerPoll = 8;
-  static constexpr std::size_t kAllStreams = ~std::size_t{0};
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
        const Offsets& offsets, LogFunction log);
@@ -300,11 +297,7 @@ class Heap {
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_after_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
-  CUresult record_event_on(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
-  CUresult create_event(CUcontext context, CUevent* event) noexcept;
-  void notify_complete(PendingFrees::Free& free) const noexcept;
-  void poll_pending_frees();
-  bool collect_pending_frees(std::size_t max_streams = kStreamsPerPoll);
+  bool collect_pending_frees(std::size_t max_streams);
   void count_free(const LiveEntry& entry);
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream) { make_reusable(entry, stream, stream); }
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
@@ -341,7 +334,6 @@ class Heap {
   Planned planned_;
   const HeapOptions options_;
   std::atomic<bool> refuses_{false};
-  std::atomic<bool> synchronized_{false};  // the program has, since pending frees were looked at
   std::atomic<std::uint64_t> release_threshold_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};
@@ -357,7 +349,6 @@ class Heap {
   StreamOrder order_;
   LiveTable unplanned_;
   PendingFrees pending_frees_;
-  std::uint32_t requests_until_poll_ = 0;
   Figures figures_;
   PublishedFigures* published_ = nullptr;  // null: figures are not published
   std::uint64_t mapping_calls_at_start_ = 0;

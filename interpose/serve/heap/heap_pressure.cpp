@@ -95,7 +95,7 @@ void Heap::log_exhaustion(const Request& request) {
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
     const CompletingLock lock(*this);
-    collect_pending_frees(kAllStreams);
+    collect_pending_frees(PendingFrees::kAllStreams);
     order_.poll_thoroughly();
     return release_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
@@ -106,7 +106,7 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
     const CompletingLock lock(*this);
-    collect_pending_frees(kAllStreams);
+    collect_pending_frees(PendingFrees::kAllStreams);
     if (bytes > unlocked_available_bytes()) return 0;
     order_.poll_thoroughly();
     return release_idle(0);
@@ -126,12 +126,12 @@ void Heap::before_synchronization() noexcept {
 }
 
 void Heap::after_synchronization() noexcept {
-  synchronized_.store(true, std::memory_order_relaxed);
+  pending_frees_.program_synchronized();
   const std::uint64_t keep = release_threshold_.load(std::memory_order_relaxed);
   if (keep == ~std::uint64_t{0}) return;
   try {
     const CompletingLock lock(*this);
-    collect_pending_frees(kAllStreams);
+    collect_pending_frees(PendingFrees::kAllStreams);
     if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
     order_.poll_thoroughly();
     release_idle(keep);

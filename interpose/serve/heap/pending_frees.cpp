@@ -2,8 +2,36 @@
 #include "interpose/serve/heap/pending_frees.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace stalloc::serve {
+
+// The streams of a green context accept events of its primary context, which still exist when the green context has
+// been destroyed while its work goes on. So the heap's context is tried before the stream's own.
+CUresult PendingFrees::record_event(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
+  CUcontext of_stream = nullptr;
+  CUresult result = driver_.stream_context(stream.handle, &of_stream);
+  if (result != CUDA_SUCCESS) return result;
+  const ContextScope scope(driver_, of_stream);  // a default stream is the one of the current context
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  for (const CUcontext each : {context_, of_stream}) {
+    result = create_event(each, event);
+    if (result == CUDA_SUCCESS) {
+      *context = each;
+      result = driver_.record_event(*event, stream.handle);
+      if (result == CUDA_SUCCESS) return result;
+      driver_.destroy_event(*event);
+    }
+    if (each == of_stream) break;
+  }
+  return result;
+}
+
+CUresult PendingFrees::create_event(CUcontext context, CUevent* event) noexcept {
+  const ContextScope scope(driver_, context);
+  return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
+}
 
 void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const Queue& each) {
@@ -20,15 +48,27 @@ void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   bytes_ += free.entry.bytes;
 }
 
-PendingFrees::State PendingFrees::poll(const Queue& queue) noexcept {
+PendingFrees::State PendingFrees::query(const Queue& queue) noexcept {
   if (queue.context_ending) return State::Pending;
-  const CUevent event = queue.frees[queue.unknown].event;
+  const CUevent event = queue.frees[queue.failed].event;
   if (event == nullptr) return State::Complete;
   const CUresult result = driver_.query_event(event);
   if (result == CUDA_ERROR_NOT_READY) return State::Pending;
-  if (result != CUDA_SUCCESS) return State::Unknown;
+  if (result != CUDA_SUCCESS) return State::Failed;
   driver_.destroy_event(event);
   return State::Complete;
+}
+
+// Calls the callback at most once for each free.
+void PendingFrees::notify(Free& free) const noexcept {
+  if (on_complete_ != nullptr && free.owner) on_complete_(device_, free.entry.address, *free.owner);
+  free.owner.reset();
+}
+
+void PendingFrees::notify_all() noexcept {
+  for (Queue& queue : queues_) {
+    for (Free& free : queue.frees) notify(free);
+  }
 }
 
 void PendingFrees::remove_empty() noexcept {
@@ -37,7 +77,7 @@ void PendingFrees::remove_empty() noexcept {
 
 bool PendingFrees::may_complete(std::uint64_t number) const noexcept {
   return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
-    return !queue.context_ending && queue.unknown < queue.frees.size() && queue.frees[queue.unknown].number <= number;
+    return !queue.context_ending && queue.failed < queue.frees.size() && queue.frees[queue.failed].number <= number;
   });
 }
 
@@ -56,9 +96,10 @@ void PendingFrees::after_context_end(CUcontext context, bool ended) noexcept {
   }
 }
 
-void PendingFrees::clear(CUcontext context, bool lives) noexcept {
+void PendingFrees::clear(bool context_lives) noexcept {
+  notify_all();
   for (Queue& queue : queues_) {
-    if (queue.context_ending || (!lives && queue.context == context)) continue;
+    if (queue.context_ending || (!context_lives && queue.context == context_)) continue;
     for (Free& free : queue.frees) {
       if (free.event != nullptr) driver_.destroy_event(free.event);
     }

@@ -190,7 +190,7 @@ TEST_CASE("nothing is waited for on a device that has failed", "[serve][pending_
 
 TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pending_frees]") {
   FakeDriver driver{kPage};
-  serve::PendingFrees frees(driver);
+  serve::PendingFrees frees(driver, 0, FakeDriver::context(), nullptr);
   const StreamKey stream{driver.new_stream(), 0};
   const auto add = [&](CUcontext context, std::uint64_t bytes) {
     serve::PendingFrees::Free free;
@@ -207,7 +207,7 @@ TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pen
   REQUIRE(frees.bytes() == 7);
   std::vector<std::uint64_t> over;
   const auto collect = [&] {
-    return frees.collect(8, [&](serve::PendingFrees::Free& free) { over.push_back(free.entry.bytes); });
+    return frees.collect(8, [&](const serve::PendingFrees::Free& free) { over.push_back(free.entry.bytes); });
   };
   REQUIRE_FALSE(collect());
   REQUIRE(frees.may_complete(1));
