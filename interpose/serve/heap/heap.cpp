@@ -351,10 +351,15 @@ void Heap::merge(StreamOrdinal stream) {
 
 // --- frees ---
 
-CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
+// The error of a free on a stream that is being captured, or whose state the driver does not report.
+inline CUresult Heap::check_may_free(StreamKey stream) const {
   bool capturing = false;
-  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
-  if (capturing) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = driver_.is_capturing(stream.handle, &capturing);
+  return result == CUDA_SUCCESS && capturing ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
+CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
+  if (const CUresult result = check_may_free(stream); result != CUDA_SUCCESS) return result;
   std::unique_lock lock(mutex_);
   // The free is deferred only if the stream was looked up last: another look-up could assign its ordinal to another
   // stream before the free is completed. A free on a thread's own stream is not deferred, since its event must be
@@ -388,20 +393,15 @@ void Heap::complete_deferred_free_now() noexcept {
   complete_deferred_free();
   if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
     LiveEntry entry;
-    if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-    count_free(entry);
+    if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
     make_reusable(entry, ordinal);
     return CUDA_SUCCESS;
   }
-  if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  lock.unlock();
-  return free_after_event(address, stream, std::nullopt);
+  return free_after_event(std::move(lock), address, stream, std::nullopt);
 }
 
 CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
-  bool capturing = false;
-  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
-  if (capturing) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = check_may_free(stream); result != CUDA_SUCCESS) return result;
   std::unique_lock lock(mutex_);
   complete_deferred_free();
   if (stream == user) return free_slow_path(std::move(lock), address, stream, true);
@@ -410,8 +410,7 @@ CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey u
   // The second look-up may have assigned the first one's ordinal to its own stream.
   if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
-  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  count_free(entry);
+  if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   try {
     const PhysicalRanges freed = ranges(entry);
     const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // a copy: the free may remove the view
@@ -424,37 +423,36 @@ CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey u
 }
 
 CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
-  {
-    const CompletingLock lock(*this);
-    if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  }
-  return free_after_event(address, stream, owner);
+  std::unique_lock lock(mutex_);
+  return free_after_event(std::move(lock), address, stream, owner);
 }
 
 // Frees a block on a stream that other streams cannot be ordered after (it belongs to another context, or there are too
 // many streams) or should not wait for. The bytes can be used again when an event that is recorded now has completed.
-// Takes the lock. Without an `owner` the callback is not called.
-CUresult Heap::free_after_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
+// Releases the lock while it records the event. Without an `owner` the callback is not called.
+CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                                std::optional<StreamKey> owner) noexcept {
+  if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  lock.unlock();
   PendingFrees::Free free;
   free.owner = owner;
   CUcontext context = nullptr;
   CUresult result = pending_frees_.record_event(stream, &context, &free.event);
   if (result != CUDA_SUCCESS) return result;
-  {
-    const CompletingLock lock(*this);
-    if (owner) free.preferred = order_.ordinal(*owner);
-    if (live_.erase(address, &free.entry)) {
-      count_free(free.entry);
-      try {
-        pending_frees_.add(context, stream, free);
-        return CUDA_SUCCESS;
-      } catch (const std::bad_alloc&) {
-        // The bytes are not used any more.
-      }
-    } else {
-      result = CUDA_ERROR_INVALID_VALUE;
+  lock.lock();
+  complete_deferred_free();
+  if (owner) free.preferred = order_.ordinal(*owner);
+  if (remove_live(address, &free.entry)) {
+    try {
+      pending_frees_.add(context, stream, free);
+      return CUDA_SUCCESS;
+    } catch (const std::bad_alloc&) {
+      // The bytes are not used any more.
     }
+  } else {
+    result = CUDA_ERROR_INVALID_VALUE;
   }
+  lock.unlock();
   driver_.destroy_event(free.event);
   return result;
 }
@@ -511,8 +509,7 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   }
   const CompletingLock lock(*this);
   LiveEntry entry;
-  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  count_free(entry);
+  if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   if (!from_pool) order_.mark_all_complete(number);
   // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
   // be, but the block's stream is ordered after that.
@@ -539,12 +536,15 @@ void Heap::release_freed_handles(const LiveEntry& entry) {
   }
 }
 
-void Heap::count_free(const LiveEntry& entry) {
-  if (entry.origin == Origin::Plan) {
-    figures_.remove_planned(entry.bytes, entry.pool);
+// Removes a live range from the table and the figures. False: none starts at `address`.
+bool Heap::remove_live(CUdeviceptr address, LiveEntry* entry) noexcept {
+  if (!live_.erase(address, entry)) return false;
+  if (entry->origin == Origin::Plan) {
+    figures_.remove_planned(entry->bytes, entry->pool);
   } else {
-    figures_.remove_dynamic(entry.bytes, entry.pool);
+    figures_.remove_dynamic(entry->bytes, entry->pool);
   }
+  return true;
 }
 
 // The result is valid until the next call.

@@ -293,12 +293,13 @@ class Heap {
     if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
   }
   void complete_deferred_free_now() noexcept;
-  // Releases the lock where it records an event.
+  [[nodiscard]] CUresult check_may_free(StreamKey stream) const;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
-  CUresult free_after_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
+  CUresult free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                            std::optional<StreamKey> owner) noexcept;
   bool collect_pending_frees(std::size_t max_streams);
-  void count_free(const LiveEntry& entry);
+  bool remove_live(CUdeviceptr address, LiveEntry* entry) noexcept;
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream) { make_reusable(entry, stream, stream); }
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
   void release_freed_handles(const LiveEntry& entry);
