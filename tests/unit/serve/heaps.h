@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "catch.h"
 #include "fake_driver.h"
 #include "interpose/serve/heap/heap.h"
 #include "plans.h"
@@ -36,5 +37,29 @@ inline serve::HeapOptions small_options() {
   options.policy.elapsed_per_mapping = 1;  // so that places do not depend on time
   return options;
 }
+
+// A heap with the options for tests on a fake driver, and two streams.
+struct HeapFixture {
+  FakeDriver driver;
+  StreamKey stream{driver.new_stream(), 0};
+  StreamKey other{driver.new_stream(), 0};
+  std::unique_ptr<serve::Heap> heap;
+
+  explicit HeapFixture(const serve::HeapOptions& options = small_options(), const plan::DevicePlan* plan = nullptr,
+                       std::uint64_t device_bytes = std::uint64_t{1} << 34, serve::LogFunction log = nullptr)
+      : driver(kPage, device_bytes) {
+    std::string why;
+    heap = serve::Heap::create(driver, 0, plan, FakeDriver::context(), options, &why, log);
+    REQUIRE(heap);
+  }
+
+  CUdeviceptr allocate(std::uint64_t bytes, StreamKey key) {
+    const auto address = heap->allocate(bytes, key, nullptr);
+    REQUIRE(address);
+    REQUIRE(heap->owns(*address));
+    return *address;
+  }
+  void free(CUdeviceptr address, StreamKey key) { REQUIRE(heap->free_async(address, key) == CUDA_SUCCESS); }
+};
 
 }  // namespace stalloc::test

@@ -108,7 +108,7 @@ DriverFunctions stand_ins() {
 
 }  // namespace
 
-TEST_CASE("calls into the driver leave the program's capture mode as it was", "[serve][driver]") {
+TEST_CASE("driver calls do not change the program's capture mode", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   seen.result = GENERATE(CUDA_SUCCESS, CUDA_ERROR_UNKNOWN);
@@ -146,8 +146,7 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.trim_pools(0));
 }
 
-TEST_CASE("memory is asked for as CUDA's own, for RDMA and sharing where they are wanted and the device can",
-          "[serve][driver]") {
+TEST_CASE("memory is pinned, and created for RDMA and sharing if they are wanted and supported", "[serve][driver]") {
   const bool wanted = GENERATE(false, true);
   const bool shared = GENERATE(false, true);
   CaptureGate gate;
@@ -164,7 +163,7 @@ TEST_CASE("memory is asked for as CUDA's own, for RDMA and sharing where they ar
           (can_be_shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE));
 }
 
-TEST_CASE("access is given for reading and writing to every device named", "[serve][driver]") {
+TEST_CASE("every given device gets read and write access", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   const std::vector<int> devices{0, 5};
@@ -175,7 +174,7 @@ TEST_CASE("access is given for reading and writing to every device named", "[ser
   REQUIRE(driver.set_access(0, 2 << 20, std::vector<int>(1000)) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("events carry no timing", "[serve][driver]") {
+TEST_CASE("events have no timing", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   CUevent event = nullptr;
@@ -197,7 +196,7 @@ TEST_CASE("a stream counts as captured even when its capture has failed", "[serv
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 }
 
-TEST_CASE("the driver is asked about captures only while there may be one", "[serve][driver]") {
+TEST_CASE("the driver is queried for captures only while there may be one", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -246,7 +245,7 @@ TEST_CASE("default streams belong to the current context", "[serve][driver]") {
   REQUIRE(found == reinterpret_cast<CUcontext>(0x77));
 }
 
-TEST_CASE("a context scope changes the context only when it has to, and back", "[serve][driver]") {
+TEST_CASE("a context scope changes the context only if necessary, and restores it", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   const auto one = reinterpret_cast<CUcontext>(0x10);

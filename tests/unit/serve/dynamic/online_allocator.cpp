@@ -131,7 +131,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
 
 }  // namespace
 
-TEST_CASE("the library and a simulation of it place blocks of several streams equally", "[serve][online]") {
+TEST_CASE("the library and its simulation give blocks of several streams the same places", "[serve][online]") {
   const auto seed = GENERATE(range(1U, 7U));
   const auto cross_stream =
       GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never, CrossStream::Share);

@@ -86,7 +86,7 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   REQUIRE(set.driver.is_clean());
 }
 
-TEST_CASE("random programs served dynamically while calls into the driver fail", "[serve][random][dynamic]") {
+TEST_CASE("random programs served dynamically while driver calls fail", "[serve][random][dynamic]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);

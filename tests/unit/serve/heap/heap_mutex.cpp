@@ -33,7 +33,7 @@ int count_together(int threads, int steps) {
 
 }  // namespace
 
-TEST_CASE("one thread at a time has the heap's lock", "[serve][mutex][threads]") {
+TEST_CASE("one thread at a time holds the heap's lock", "[serve][mutex][threads]") {
   REQUIRE(count_together<stalloc::serve::HeapMutex>(4, 20'000) == 80'000);
 }
 
@@ -41,7 +41,7 @@ TEST_CASE("threads that sleep for the lock are woken, each of them", "[serve][mu
   REQUIRE(count_together<BackoffMutex<0>>(8, 5'000) == 40'000);  // sleeps without spinning
 }
 
-TEST_CASE("a lock that is taken is not taken again", "[serve][mutex]") {
+TEST_CASE("a lock that is held cannot be taken", "[serve][mutex]") {
   BackoffMutex<0> mutex;
   REQUIRE(mutex.try_lock());
   REQUIRE_FALSE(mutex.try_lock());

@@ -34,7 +34,7 @@ void require_same(const PublishedFigures& shown, const serve::Statistics& stated
 
 }  // namespace
 
-TEST_CASE("the shown figures follow every request, free, miss and trim", "[serve][shown]") {
+TEST_CASE("the published figures follow every request, free, miss and trim", "[serve][shown]") {
   FakeDriver driver{kPage, 64 * kPage};
   const std::vector<StreamKey> streams = {{driver.new_stream(), 0}, {driver.new_stream(), 0}};
   const auto pool = reinterpret_cast<CUmemoryPool>(0x77);  // created by the program

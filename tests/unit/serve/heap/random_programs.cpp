@@ -58,7 +58,7 @@ TEST_CASE("random programs on several streams", "[serve][random]") {
   REQUIRE(program.served() > 250);  // of about 1000 requests: most of them match the plan
 }
 
-TEST_CASE("random programs whose first requests come out of order", "[serve][random]") {
+TEST_CASE("random programs whose first requests are out of order", "[serve][random]") {
   std::uint64_t spare_slots = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CAPTURE(seed);
@@ -75,7 +75,7 @@ TEST_CASE("random programs whose first requests come out of order", "[serve][ran
   REQUIRE(spare_slots > 20);
 }
 
-TEST_CASE("random programs while calls into the driver fail", "[serve][random]") {
+TEST_CASE("random programs while driver calls fail", "[serve][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 31)));
   CAPTURE(seed);
   Setting set(seed, 100);

@@ -82,7 +82,7 @@ class Model {
 
 }  // namespace
 
-TEST_CASE("two streams side by side share memory: little more is held than lives", "[serve][dynamic]") {
+TEST_CASE("two streams side by side share memory: little more is held than is live", "[serve][dynamic]") {
   const int steps_ahead = GENERATE(0, 1, 4);  // how far the host runs ahead; 0: the device never completes any work
   FakeDriver driver(kPage);
   HeapOptions options;

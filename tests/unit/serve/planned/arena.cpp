@@ -32,7 +32,7 @@ std::vector<PhysicalRange> ranges_of(const Arena& arena, std::uint32_t view, std
 
 }  // namespace
 
-TEST_CASE("views lie behind each other and show the handles the plan names", "[serve][arena]") {
+TEST_CASE("views lie one after another and show the handles of the plan", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   const auto arena = Arena::create(driver, stitched_plan(), &why);
@@ -51,7 +51,7 @@ TEST_CASE("views lie behind each other and show the handles the plan names", "[s
   REQUIRE(arena->mapping_calls() == 3 + 6 + 1);
 }
 
-TEST_CASE("ranges of a view name the physical bytes behind it", "[serve][arena]") {
+TEST_CASE("ranges of a view are the physical ranges of its bytes", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   const auto arena = Arena::create(driver, stitched_plan(), &why);
@@ -63,14 +63,14 @@ TEST_CASE("ranges of a view name the physical bytes behind it", "[serve][arena]"
           std::vector<PhysicalRange>{{6 * kPage - 512, 6 * kPage}, {0, 512}});
 }
 
-TEST_CASE("an arena gives everything back", "[serve][arena]") {
+TEST_CASE("an arena releases everything", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   { REQUIRE(Arena::create(driver, stitched_plan(), &why)); }
   REQUIRE(driver.is_clean());
 }
 
-TEST_CASE("whichever call fails, nothing is left behind and the reason is told", "[serve][arena]") {
+TEST_CASE("whichever call fails, everything is released and the reason is given", "[serve][arena]") {
   FakeDriver counting(kPage);
   std::string why;
   Arena::create(counting, stitched_plan(), &why);
@@ -98,7 +98,7 @@ TEST_CASE("a plan larger than the device is refused with both sizes", "[serve][a
   REQUIRE(driver.is_clean());
 }
 
-TEST_CASE("a plan of other pages than the device's is refused", "[serve][arena]") {
+TEST_CASE("a plan whose pages differ from the device's is refused", "[serve][arena]") {
   FakeDriver driver(4 * kPage);
   std::string why;
   REQUIRE_FALSE(Arena::create(driver, stitched_plan(), &why));
@@ -122,7 +122,7 @@ TEST_CASE("peers get access to every view", "[serve][arena]") {
   REQUIRE(arena->grant_access(4) == CUDA_SUCCESS);
 }
 
-TEST_CASE("a handle given back is unmapped everywhere and its memory freed", "[serve][arena]") {
+TEST_CASE("a released handle is unmapped everywhere and its memory is freed", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   {

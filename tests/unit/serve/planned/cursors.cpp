@@ -37,10 +37,10 @@ plan::DevicePlan plan_of(const std::vector<LaneSlot>& slots, std::uint32_t prolo
   return plan;
 }
 
-std::set<ThreadId> gone;
-bool has_ended(ThreadId thread) noexcept { return gone.count(thread) != 0; }
+std::set<ThreadId> ended;
+bool has_ended(ThreadId thread) noexcept { return ended.count(thread) != 0; }
 
-int ask(Cursors& cursors, ThreadId thread, std::uint64_t units) {
+int request(Cursors& cursors, ThreadId thread, std::uint64_t units) {
   const Cursor::Next step = cursors.next_of(thread, units * plan::kUnitBytes);
   return step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone;
 }
@@ -72,7 +72,7 @@ class Walker {
   // False if the request was not served at its slot.
   bool step(Cursors& cursors) {
     const std::size_t slot = slots_[at_++ % slots_.size()];
-    return ask(cursors, thread_, plan_.slots[slot].size / plan::kUnitBytes) == static_cast<int>(slot);
+    return request(cursors, thread_, plan_.slots[slot].size / plan::kUnitBytes) == static_cast<int>(slot);
   }
   [[nodiscard]] std::size_t length() const { return slots_.size(); }
   void become(ThreadId thread) { thread_ = thread; }
@@ -86,20 +86,20 @@ class Walker {
 
 }  // namespace
 
-TEST_CASE("each thread goes through its own lane, whoever comes first", "[serve][cursors]") {
+TEST_CASE("each thread follows its own lane, whichever comes first", "[serve][cursors]") {
   Cursors cursors(two_lanes(), has_ended);
-  CHECK(ask(cursors, 5, 10) == 0);
+  CHECK(request(cursors, 5, 10) == 0);
   for (int repetition = 0; repetition < 3; ++repetition) {
-    if (repetition == 1) CHECK(ask(cursors, 6, 7) == 2);
-    CHECK(ask(cursors, 5, 1) == 1);
-    if (repetition != 1) CHECK(ask(cursors, 6, 7) == 2);
-    CHECK(ask(cursors, 5, 2) == 3);
-    if (repetition == 2) CHECK(ask(cursors, 6, 8) == 4);
-    CHECK(ask(cursors, 5, 3) == 5);
-    if (repetition != 2) CHECK(ask(cursors, 6, 8) == 4);
+    if (repetition == 1) CHECK(request(cursors, 6, 7) == 2);
+    CHECK(request(cursors, 5, 1) == 1);
+    if (repetition != 1) CHECK(request(cursors, 6, 7) == 2);
+    CHECK(request(cursors, 5, 2) == 3);
+    if (repetition == 2) CHECK(request(cursors, 6, 8) == 4);
+    CHECK(request(cursors, 5, 3) == 5);
+    if (repetition != 2) CHECK(request(cursors, 6, 8) == 4);
   }
-  CHECK(ask(cursors, 6, 9) == 7);
-  CHECK(ask(cursors, 5, 4) == 6);
+  CHECK(request(cursors, 6, 9) == 7);
+  CHECK(request(cursors, 5, 4) == 6);
   CHECK(cursors.resynchronisations() == 0);
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {
   CHECK(cursors.fits());
 }
 
-TEST_CASE("a thread that no lane knows disturbs nobody", "[serve][cursors]") {
+TEST_CASE("a thread without a lane does not disturb others", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 7);
   Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
@@ -126,12 +126,12 @@ TEST_CASE("a thread that no lane knows disturbs nobody", "[serve][cursors]") {
   REQUIRE(first.step(cursors));
   REQUIRE(second.step(cursors));
   for (int i = 0; i < 5000; ++i) {
-    if (ask(cursors, 3, 1 + random() % 110) != kNone) FAIL("a stranger was served");
+    if (request(cursors, 3, 1 + random() % 110) != kNone) FAIL("a stranger was served");
     if (!(random() % 2 == 0 ? first : second).step(cursors)) FAIL("request " << i << " found another slot");
   }
 }
 
-TEST_CASE("threads that took each other's lanes find their own", "[serve][cursors]") {
+TEST_CASE("threads that have taken each other's lanes find their own", "[serve][cursors]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 11)));
   plan::DevicePlan plan = random_lanes(60, 10, seed);
   std::size_t begin = 0;
@@ -153,7 +153,7 @@ TEST_CASE("threads that took each other's lanes find their own", "[serve][cursor
   }
 }
 
-TEST_CASE("a new thread takes the lane of one that is gone", "[serve][cursors]") {
+TEST_CASE("a new thread takes the lane of a thread that has ended", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 3);
   Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
@@ -161,30 +161,30 @@ TEST_CASE("a new thread takes the lane of one that is gone", "[serve][cursors]")
   for (int step = 0; step < 20; ++step) {
     for (std::size_t i = 0; i < first.length(); ++i) CHECK(first.step(cursors));
     for (std::size_t i = 0; i < second.length(); ++i) CHECK(second.step(cursors));
-    gone.insert(2 + step);
+    ended.insert(2 + step);
     second.become(3 + step);
   }
-  gone.clear();
+  ended.clear();
   CHECK_FALSE(second.step(cursors));  // the thread before it still exists
 }
 
 TEST_CASE("a thread that comes late finds the body", "[serve][cursors]") {
   const plan::DevicePlan plan = two_lanes();
   Cursors cursors(plan, has_ended);
-  for (int i = 0; i < 2; ++i) CHECK(ask(cursors, 1, 2) == kNone);
-  CHECK(ask(cursors, 1, 3) == kNone);
-  CHECK(ask(cursors, 1, 1) == 1);
-  CHECK(ask(cursors, 1, 2) == 3);
+  for (int i = 0; i < 2; ++i) CHECK(request(cursors, 1, 2) == kNone);
+  CHECK(request(cursors, 1, 3) == kNone);
+  CHECK(request(cursors, 1, 1) == 1);
+  CHECK(request(cursors, 1, 2) == 3);
 }
 
-TEST_CASE("a thread that deviates for long comes back to its lane", "[serve][cursors]") {
+TEST_CASE("a thread that deviates for long returns to its lane", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 4);
   Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(4);
   for (int round = 0; round < 5; ++round) {
-    for (int i = 0; i < 500; ++i) ask(cursors, 1, 1 + random() % 210);  // an evaluation
+    for (int i = 0; i < 500; ++i) request(cursors, 1, 1 + random() % 210);  // an evaluation
     for (int i = 0; i < 500; ++i) (random() % 3 == 0 ? second : first).step(cursors);
     for (int i = 0; i < 500; ++i) {
       if (!(random() % 3 == 0 ? second : first).step(cursors)) FAIL("request " << i << " found another slot");
@@ -192,29 +192,29 @@ TEST_CASE("a thread that deviates for long comes back to its lane", "[serve][cur
   }
 }
 
-TEST_CASE("what a lane passes through, and what varies in it", "[serve][cursors]") {
+TEST_CASE("a lane with pass-through slots and slots of varying size", "[serve][cursors]") {
   plan::DevicePlan plan = two_lanes();
   plan.slots[3].kind = plan.slots[4].kind = plan::SlotKind::PassThrough;
   plan.varying = {4};
   Cursors cursors(plan, has_ended);
-  CHECK(ask(cursors, 1, 10) == 0);
-  CHECK(ask(cursors, 1, 1) == 1);
-  CHECK(ask(cursors, 2, 7) == 2);
+  CHECK(request(cursors, 1, 10) == 0);
+  CHECK(request(cursors, 1, 1) == 1);
+  CHECK(request(cursors, 2, 7) == 2);
   CHECK(cursors.next_of(1, 2 * plan::kUnitBytes).answer == Answer::Original);
   CHECK(cursors.next_of(2, 3 * plan::kUnitBytes).answer == Answer::Unplanned);
-  CHECK(ask(cursors, 1, 3) == 5);
-  CHECK(ask(cursors, 2, 7) == 2);
+  CHECK(request(cursors, 1, 3) == 5);
+  CHECK(request(cursors, 2, 7) == 2);
 }
 
-TEST_CASE("a plan of another program is noticed though no thread finds a lane", "[serve][cursors]") {
+TEST_CASE("a plan of another program is detected although no thread finds a lane", "[serve][cursors]") {
   Cursors cursors(two_lanes(), has_ended);
-  for (int i = 0; i < 999; ++i) ask(cursors, 1 + i % 2, 50);
+  for (int i = 0; i < 999; ++i) request(cursors, 1 + i % 2, 50);
   CHECK(cursors.fits());
-  ask(cursors, 1, 50);
+  request(cursors, 1, 50);
   CHECK_FALSE(cursors.fits());
 }
 
-TEST_CASE("without lanes all threads move one cursor", "[serve][cursors]") {
+TEST_CASE("without lanes, all threads move one cursor", "[serve][cursors]") {
   plan::DevicePlan plan = two_lanes();
   plan.lanes.clear();
   Cursors cursors(plan);
@@ -228,7 +228,7 @@ TEST_CASE("without lanes all threads move one cursor", "[serve][cursors]") {
   CHECK(slots == std::vector<int>{0, 1, 2});
 }
 
-TEST_CASE("threads are told apart, and gone when they have ended", "[serve][cursors]") {
+TEST_CASE("threads have different ids, and it is known when they have ended", "[serve][cursors]") {
   const ThreadId own = serve::this_thread();
   ThreadId other = 0;
   bool was_gone = true;

@@ -49,7 +49,7 @@ std::uint64_t bytes_of(const std::vector<PhysicalRange>& ranges) {
 
 }  // namespace
 
-TEST_CASE("without a plan nothing is held, foreseen or kept", "[serve][planned]") {
+TEST_CASE("without a plan nothing is held, served or withheld", "[serve][planned]") {
   FakeDriver driver(kPage);
   Planned none;
   REQUIRE(none.state() == PlanState::None);
@@ -70,7 +70,7 @@ TEST_CASE("without a plan nothing is held, foreseen or kept", "[serve][planned]"
   none.close();
 }
 
-TEST_CASE("a plan that is followed keeps its own free bytes", "[serve][planned]") {
+TEST_CASE("a plan that is followed tracks its own free bytes", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.planned.state() == PlanState::Served);
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Serve);
@@ -96,7 +96,7 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
   REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // its bytes are still free after the refusal
 }
 
-TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[serve][planned]") {
+TEST_CASE("free bytes are handed over once, and requests still find their slots", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.take(2));
   REQUIRE(bytes_of(f.planned.hand_over().handed_over) == (kPages - 1) * kPage);
@@ -109,7 +109,7 @@ TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[ser
   REQUIRE(f.planned.state() == PlanState::DroppedMerged);
 }
 
-TEST_CASE("the places of what lives through the body are kept back until they are needed", "[serve][planned]") {
+TEST_CASE("places of slots that live through the body are withheld until they are needed", "[serve][planned]") {
   const bool dropped = GENERATE(false, true);
   Fixture f;
   plan::DevicePlan plan = Fixture::plan();
@@ -134,7 +134,7 @@ TEST_CASE("the places of what lives through the body are kept back until they ar
   REQUIRE(f.planned.take_withheld().empty());
 }
 
-TEST_CASE("a plan of another program is dropped once, and gives back what is idle", "[serve][planned]") {
+TEST_CASE("a plan of another program is dropped once, and releases its idle handles", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.take(3));
   f.let_it_not_fit();

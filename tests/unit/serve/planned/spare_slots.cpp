@@ -49,7 +49,7 @@ TEST_CASE("spare slots of a size are offered in the plan's order, each once", "[
   REQUIRE(offered(slots, 4 * kUnit).empty());
 }
 
-TEST_CASE("no slot of the body, none that is freed, and none without a place is spare", "[serve][spare_slots]") {
+TEST_CASE("slots of the body, freed slots and slots without a place are not spare", "[serve][spare_slots]") {
   plan::DevicePlan plan = plan_with(std::vector<std::uint64_t>(9, kUnit));
   plan.slots[0].upper = 2;
   plan.slots[1].kind = plan::SlotKind::PassThrough;
@@ -65,7 +65,7 @@ TEST_CASE("no slot of the body, none that is freed, and none without a place is 
   REQUIRE(slots_through_body(plan).empty());
 }
 
-TEST_CASE("slots that live through the body are spare where many were made at a time", "[serve][spare_slots]") {
+TEST_CASE("slots that live through the body are spare if many were allocated at a time", "[serve][spare_slots]") {
   // Two workspaces, a state of six tensors with other requests between them, and another workspace.
   const std::vector<std::uint32_t> live = {3, 4, 20, 22, 23, 26, 27, 31, 42};
   plan::DevicePlan plan = plan_with(std::vector<std::uint64_t>(50, kUnit));

@@ -54,7 +54,7 @@ TEST_CASE("bytes that the program ordered itself need no wait", "[serve][events]
   REQUIRE(f.spared() == 1);  // the library would have needed one wait
 }
 
-TEST_CASE("a free behind the record is not ordered by it", "[serve][events]") {
+TEST_CASE("a free after the record is not ordered by it", "[serve][events]") {
   Fixture f;
   f.record(f.t);
   f.model.use_and_free(f.t, 0);
@@ -63,7 +63,7 @@ TEST_CASE("a free behind the record is not ordered by it", "[serve][events]") {
   REQUIRE(f.spared() == 0);
 }
 
-TEST_CASE("a free while the record is made is not ordered by it", "[serve][events]") {
+TEST_CASE("a free during the record is not ordered by it", "[serve][events]") {
   Fixture f;
   f.model.record(f.event, f.t, false, [&] { f.model.use_and_free(f.t, 0); });
   f.wait(f.s);
@@ -114,7 +114,7 @@ TEST_CASE("an event that is recorded while a stream waits for it orders nothing"
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("two records of an event at once leave no clock, whichever is the last", "[serve][events]") {
+TEST_CASE("two concurrent records of an event leave no clock, whichever is the last", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
   const int when = GENERATE(1, 2);  // the other thread records before or after CUDA does
@@ -129,7 +129,7 @@ TEST_CASE("two records of an event at once leave no clock, whichever is the last
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("a stream that waits between two records at once learns nothing", "[serve][events]") {
+TEST_CASE("a stream that waits between two concurrent records learns nothing", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
   f.model.use_and_free(f.t, 0);
@@ -140,7 +140,7 @@ TEST_CASE("a stream that waits between two records at once learns nothing", "[se
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("a third record, begun while two are under way, leaves no clock either", "[serve][events]") {
+TEST_CASE("a third record that begins while two are under way leaves no clock either", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
   const CUevent event = f.event;
@@ -158,7 +158,7 @@ TEST_CASE("a third record, begun while two are under way, leaves no clock either
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("a record that is under way when the first clock is taken is known of", "[serve][events]") {
+TEST_CASE("a record that is under way when the first clock is read is known", "[serve][events]") {
   OrderModel model;
   const OrderModel::Stream s = model.make_stream(0);
   const OrderModel::Stream t = model.make_stream(0);
@@ -204,7 +204,7 @@ TEST_CASE("captures order nothing", "[serve][events]") {
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("an event that is destroyed, or made anew with the same handle, has no clock", "[serve][events]") {
+TEST_CASE("an event that is destroyed, or created again with the same handle, has no clock", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
@@ -216,7 +216,7 @@ TEST_CASE("an event that is destroyed, or made anew with the same handle, has no
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("an event that others may record is believed no more", "[serve][events]") {
+TEST_CASE("an event that others may record is distrusted", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   const bool before = GENERATE(false, true);
@@ -245,7 +245,7 @@ TEST_CASE("an event has no other event's clock", "[serve][events]") {
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("unknown functions that record events end the belief in all", "[serve][events]") {
+TEST_CASE("after a look-up of an unknown function that records events, all are distrusted", "[serve][events]") {
   Fixture f;
   for (const char* name :
        {"cudaEventRecord", "cuEventElapsedTime_v3", "cuGraphEventRecordNodeGetEvent", "cuEventQuery"}) {
@@ -277,7 +277,7 @@ TEST_CASE("a stream of another context learns nothing", "[serve][events]") {
   REQUIRE(f.waits_for(other) == 1);
 }
 
-TEST_CASE("an event that is over tells that what is before it is", "[serve][events]") {
+TEST_CASE("when an event is complete, everything before it is complete", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
@@ -293,7 +293,7 @@ TEST_CASE("an event that is over tells that what is before it is", "[serve][even
   REQUIRE(f.model.driver.order_calls() > calls);
 }
 
-TEST_CASE("an event that is recorded while it is asked about tells nothing", "[serve][events]") {
+TEST_CASE("an event that is recorded during its query tells nothing", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream idle = f.model.make_stream(0);
   f.model.use_and_free(f.t, 0);
@@ -305,7 +305,7 @@ TEST_CASE("an event that is recorded while it is asked about tells nothing", "[s
   f.model.check_complete(0);
 }
 
-TEST_CASE("who synchronises with a stream knows what the stream was behind", "[serve][events]") {
+TEST_CASE("after synchronizing with a stream, everything that it was ordered after is complete", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
@@ -319,7 +319,7 @@ TEST_CASE("who synchronises with a stream knows what the stream was behind", "[s
 }
 
 // A free on a blocking stream is ordered after the legacy stream's work, but the stream itself has no such work.
-TEST_CASE("what a blocking stream freed is not known to be over when the stream is idle", "[serve][events]") {
+TEST_CASE("frees of a blocking stream are not known to be complete when the stream is idle", "[serve][events]") {
   OrderModel model;
   const OrderModel::Stream s = model.make_stream(0, CU_STREAM_DEFAULT);
   model.take(model.make_stream(0), 0);
@@ -328,7 +328,7 @@ TEST_CASE("what a blocking stream freed is not known to be over when the stream 
   REQUIRE(model.contexts[0].order.clocks().complete_up_to(2) == 0);
 }
 
-TEST_CASE("streams that come and go keep the belief in events", "[serve][events]") {
+TEST_CASE("events are still trusted when streams are created and destroyed", "[serve][events]") {
   Fixture f;
   for (int i = 0; i < 2 * kMaxStreams; ++i) {
     const OrderModel::Stream u = f.model.make_stream(0);
@@ -344,7 +344,7 @@ TEST_CASE("streams that come and go keep the belief in events", "[serve][events]
   REQUIRE(f.model.contexts[0].order.clocks().count() < 5);
 }
 
-TEST_CASE("streams beyond those that have a clock wait as before", "[serve][events]") {
+TEST_CASE("streams without a clock wait", "[serve][events]") {
   Fixture f;
   std::vector<OrderModel::Stream> streams;
   for (std::size_t i = 0; i < StreamClock::kStreams; ++i) {
@@ -359,7 +359,7 @@ TEST_CASE("streams beyond those that have a clock wait as before", "[serve][even
 }
 
 // A thread that makes the stream wait writes its clock without the heap's lock.
-TEST_CASE("a living stream that has a clock keeps its ordinal", "[serve][events]") {
+TEST_CASE("a stream that exists and has a clock keeps its ordinal", "[serve][events]") {
   Fixture f;
   StreamClock* const clock = f.model.clock(f.s);
   for (int i = 0; i < 2 * kMaxStreams; ++i) {

@@ -169,7 +169,7 @@ class Program {
 
 }  // namespace
 
-TEST_CASE("random programs of events: nothing is believed that is not so", "[serve][events][random]") {
+TEST_CASE("random programs of events: everything that is relied on is true", "[serve][events][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 61)));
   CAPTURE(seed);
   OrderModel model;
@@ -180,7 +180,7 @@ TEST_CASE("random programs of events: nothing is believed that is not so", "[ser
   REQUIRE(model.believed() > 100);
 }
 
-TEST_CASE("short random programs around few events: nothing is believed that is not so", "[serve][events][random]") {
+TEST_CASE("short random programs with few events: everything that is relied on is true", "[serve][events][random]") {
   std::uint64_t believed = 0;
   for (std::uint64_t seed = 1; seed <= 600; ++seed) {
     CAPTURE(seed);
@@ -194,7 +194,7 @@ TEST_CASE("short random programs around few events: nothing is believed that is 
   REQUIRE(believed > 600);
 }
 
-TEST_CASE("threads that share streams and events: nothing is believed that is not so", "[serve][events][threads]") {
+TEST_CASE("threads that share streams and events: everything that is relied on is true", "[serve][events][threads]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   CAPTURE(seed);
   OrderModel model;

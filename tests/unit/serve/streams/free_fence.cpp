@@ -11,7 +11,7 @@
 using namespace stalloc::test;
 using stalloc::serve::FreeFence;
 
-TEST_CASE("a free on a full device waits with the spare block, again and again", "[serve][fence]") {
+TEST_CASE("frees on a full device wait with the spare block, repeatedly", "[serve][fence]") {
   FakeDriver driver;
   FreeFence fence(driver, FakeDriver::context());
   REQUIRE(fence.prepare());

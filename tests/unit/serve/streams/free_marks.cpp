@@ -45,7 +45,8 @@ PhysicalRange random_range(std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a free of these bytes", "[serve][marks]") {
+TEST_CASE("the stream that freed bytes is always known, and an exact number is a free of these bytes",
+          "[serve][marks]") {
   const auto seed = GENERATE(range(1U, 4U));
   const auto marks = GENERATE(1U, 2U, 3U, 12U);  // the last: more marks than are collected
   CAPTURE(seed, marks);
@@ -64,19 +65,19 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
       model.freed(freed, mark, number);
     }
 
-    const std::vector<PhysicalRange> asked{random_range(random), random_range(random)};
+    const std::vector<PhysicalRange> wanted{random_range(random), random_range(random)};
     const auto own = static_cast<FreeMark>(random() % (marks + 1));
     std::map<FreeMark, FreeMarks::Latest> claims;
-    table.for_each_claim(asked, own, [&](FreeMark claimed, FreeMarks::Latest free) {
+    table.for_each_claim(wanted, own, [&](FreeMark claimed, FreeMarks::Latest free) {
       REQUIRE(claimed != own);
       REQUIRE(claimed != kNoStream);
       FreeMarks::Latest& known = claims[claimed];
       if (free.sequence > known.sequence) known = free;
     });
-    REQUIRE((!table.has_only(asked, own) || claims.empty()));
+    REQUIRE((!table.has_only(wanted, own) || claims.empty()));
     std::map<FreeMark, std::uint64_t> latest;  // of the requested bytes
     std::uint64_t latest_in_pages = 0;
-    for (const PhysicalRange& range : asked) {
+    for (const PhysicalRange& range : wanted) {
       for (std::uint64_t unit = range.begin / kUnit; unit < range.end / kUnit; ++unit) {
         const Model::Free& free = model.units[unit];
         if (free.mark != kNoStream && free.mark != own) latest[free.mark] = std::max(latest[free.mark], free.number);
@@ -95,12 +96,12 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
   }
 }
 
-TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
+TEST_CASE("neighbours that share a page are distinguished", "[serve][marks]") {
   FreeMarks table(4 * kPage, kPage);
   const auto latest = [&](std::uint64_t begin, std::uint64_t end) {
-    const PhysicalRange asked{begin * kUnit, end * kUnit};
+    const PhysicalRange wanted{begin * kUnit, end * kUnit};
     FreeMarks::Latest found;
-    table.for_each_claim({&asked, 1}, 2, [&](FreeMark, FreeMarks::Latest free) { found = free; });
+    table.for_each_claim({&wanted, 1}, 2, [&](FreeMark, FreeMarks::Latest free) { found = free; });
     return found;
   };
   const auto free = [&](std::uint64_t begin, std::uint64_t end, std::uint64_t number) {

@@ -39,7 +39,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("a stream takes its own frees and fresh bytes without a driver call", "[serve][order]") {
+TEST_CASE("a stream uses its own freed bytes and new bytes without a driver call", "[serve][order]") {
   Fixture f;
   REQUIRE(f.use(f.page, f.s));
   f.use_and_free(f.page, f.s);
@@ -62,7 +62,7 @@ TEST_CASE("another stream waits for the free, once", "[serve][order]") {
   REQUIRE(f.order.waits() == 1);
 }
 
-TEST_CASE("a stream that the program has ordered behind another is so soon again", "[serve][order]") {
+TEST_CASE("a wait is avoided between streams that the program has ordered before", "[serve][order]") {
   Fixture f;
   const auto order_without_avoidable_wait = [&](StreamKey key) {
     return f.order.order_without_avoidable_wait(f.page, f.order.ordinal(key));
@@ -95,7 +95,7 @@ TEST_CASE("a stream that the program has ordered behind another is so soon again
   REQUIRE(f.order.waits() == (waits ? 3 : 2));
 }
 
-TEST_CASE("a new stream is not taken for one that the program orders", "[serve][order]") {
+TEST_CASE("a new stream does not count as one that the program orders", "[serve][order]") {
   Fixture f;
   f.use_and_free(f.page, f.t);
   f.order.clock(f.s)->raise(f.order.ordinal(f.t), f.order.latest_number());
@@ -117,7 +117,7 @@ TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
   REQUIRE(f.order.waits() == 0);
 }
 
-TEST_CASE("a look at the device asks few questions, and what they tell is known", "[serve][order]") {
+TEST_CASE("a poll makes few queries, and their results are kept", "[serve][order]") {
   Fixture f;
   f.use_and_free(f.page, f.t, false);
   const std::uint64_t first = f.order.latest_number();
@@ -139,7 +139,7 @@ TEST_CASE("a look at the device asks few questions, and what they tell is known"
   REQUIRE(f.order.is_known_complete(second));
 }
 
-TEST_CASE("a stream waits for the event of the free, and for no later one unless it may", "[serve][order]") {
+TEST_CASE("a stream waits for the event of the free, and for a late event only if allowed", "[serve][order]") {
   Fixture f;
   const bool event_now = GENERATE(true, false);
   const bool freed_later = GENERATE(true, false);
@@ -162,7 +162,7 @@ TEST_CASE("a stream waits for the event of the free, and for no later one unless
   }
 }
 
-TEST_CASE("a stream's free in a page is known by its number, whoever frees there later", "[serve][order]") {
+TEST_CASE("the number of a stream's free in a page is known, whichever stream frees there later", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free({{0, 1024}}, f.t);
   f.use_and_free({{1024, 2048}}, f.s);
@@ -174,7 +174,7 @@ TEST_CASE("a stream's free in a page is known by its number, whoever frees there
   REQUIRE_FALSE(f.driver.is_ordered(u, later));
 }
 
-TEST_CASE("an event stands behind each free until it is over, up to a number", "[serve][order]") {
+TEST_CASE("each free has an event until it is complete, up to a limit", "[serve][order]") {
   Fixture f;
   constexpr std::uint64_t kMost = stalloc::serve::FreeEvents::kMost;
   StreamOrder order(f.driver, FakeDriver::context(), (kMost + 1) * kPage, kPage);
@@ -196,7 +196,7 @@ TEST_CASE("an event stands behind each free until it is over, up to a number", "
   REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first event was dropped
 }
 
-TEST_CASE("many events are taken, the earliest that serves is waited for", "[serve][order]") {
+TEST_CASE("with many events, the earliest that covers the free is waited for", "[serve][order]") {
   Fixture f;
   std::vector<Moment> freed;
   for (std::uint64_t i = 0; i < 15; ++i) freed.push_back(f.use_and_free({{i * kPage, (i + 1) * kPage}}, f.t, true));
@@ -220,7 +220,7 @@ TEST_CASE("two streams that share a page do not wait for each other", "[serve][o
   REQUIRE(f.driver.is_ordered(f.t, s_freed));
 }
 
-TEST_CASE("bytes of several streams are ordered behind each of them", "[serve][order]") {
+TEST_CASE("bytes of several streams are ordered after each of them", "[serve][order]") {
   Fixture f;
   const StreamKey u{f.driver.new_stream(), 0};
   const Moment first = f.use_and_free({{0, 2 * kPage}}, f.t);
@@ -230,7 +230,8 @@ TEST_CASE("bytes of several streams are ordered behind each of them", "[serve][o
   REQUIRE(f.driver.is_ordered(f.s, second));
 }
 
-TEST_CASE("bytes that a second stream still uses are its owner's at once, and others' behind both", "[serve][order]") {
+TEST_CASE("bytes that a second stream still uses are reusable by their owner at once, and by others after both",
+          "[serve][order]") {
   Fixture f;
   const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}});
   const bool event_now = GENERATE(false, true);
@@ -287,7 +288,7 @@ TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
   REQUIRE_FALSE(f.driver.is_ordered(f.s, apart));
 }
 
-TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]") {
+TEST_CASE("whichever call fails, bytes are refused or ordered", "[serve][order]") {
   const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
   Fixture f;
   f.order.ordinal(f.s);
@@ -317,7 +318,7 @@ TEST_CASE("an event that could not be recorded at the free is recorded when need
   }
 }
 
-TEST_CASE("a captured stream is neither recorded on nor served around", "[serve][order]") {
+TEST_CASE("no event is recorded on a captured stream, and its bytes are not served to others", "[serve][order]") {
   Fixture f;
   f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
@@ -337,7 +338,7 @@ TEST_CASE("a stream waits for the free of its bytes, and not for a later one in 
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
 }
 
-TEST_CASE("bytes that were never freed are waited for by nobody, whatever was freed beside them", "[serve][order]") {
+TEST_CASE("bytes that were never freed need no wait, whatever was freed next to them", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free({{0, 512}}, f.t);
   REQUIRE(f.use({{512, kPage}}, f.s));
@@ -345,7 +346,7 @@ TEST_CASE("bytes that were never freed are waited for by nobody, whatever was fr
   REQUIRE(f.order.waits() == 0);
 }
 
-TEST_CASE("a stream waits for nothing where it cannot have all of the bytes", "[serve][order]") {
+TEST_CASE("a stream makes no wait if it cannot get all of the bytes", "[serve][order]") {
   Fixture f;
   const StreamKey u{f.driver.new_stream(), 0};
   const Moment freed = f.use_and_free({{0, kPage}}, f.t);
@@ -383,7 +384,7 @@ TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]"
   REQUIRE(f.driver.is_ordered(reused, freed));
 }
 
-TEST_CASE("a destroyed stream that could not be marked bars its bytes until all work is over", "[serve][order]") {
+TEST_CASE("bytes of a destroyed stream without an event are refused until all work is complete", "[serve][order]") {
   Fixture f;
   f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
@@ -398,7 +399,7 @@ TEST_CASE("a destroyed stream that could not be marked bars its bytes until all 
   REQUIRE(f.use(f.page, f.s));
 }
 
-TEST_CASE("a thread's own stream is marked at its frees, for others cannot name it", "[serve][order]") {
+TEST_CASE("on a thread's own stream events are recorded at frees, since others cannot name it", "[serve][order]") {
   Fixture f;
   Moment freed;
   std::thread([&] {
@@ -410,7 +411,7 @@ TEST_CASE("a thread's own stream is marked at its frees, for others cannot name 
   REQUIRE(f.driver.is_ordered(mine, freed));
 }
 
-TEST_CASE("a thread's own stream that could not be marked bars its bytes", "[serve][order]") {
+TEST_CASE("bytes of a thread's own stream without an event are refused", "[serve][order]") {
   Fixture f;
   std::thread([&] {
     const StreamKey own = make_stream_key(nullptr, true);
@@ -443,7 +444,8 @@ TEST_CASE("a stream of another context has no ordinal", "[serve][order]") {
   REQUIRE(f.order.ordinal(legacy) != kNoStream);
 }
 
-TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "[serve][order]") {
+TEST_CASE("more streams than ordinals: those of idle streams are assigned again, those of busy ones are not",
+          "[serve][order]") {
   Fixture f;
   const Moment first = f.use_and_free(f.page, f.t);
   for (int i = 1; i < kMaxStreams; ++i) {
@@ -461,7 +463,7 @@ TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "
   REQUIRE(f.driver.is_ordered(f.s, again));
 }
 
-TEST_CASE("a stream does not inherit what the last owner of its ordinal waited for", "[serve][order]") {
+TEST_CASE("a stream does not inherit the waits of the last owner of its ordinal", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
@@ -473,7 +475,7 @@ TEST_CASE("a stream does not inherit what the last owner of its ordinal waited f
   REQUIRE(f.driver.is_ordered(late, freed));
 }
 
-TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]") {
+TEST_CASE("creating and destroying streams does not use up the ordinals", "[serve][order]") {
   Fixture f;
   for (int i = 0; i < 3 * kMaxStreams; ++i) {
     const StreamKey key{f.driver.new_stream(), 0};
@@ -488,7 +490,7 @@ TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]
   }
 }
 
-TEST_CASE("on a legacy stream that others synchronise with, events come at some frees, and else while it is idle",
+TEST_CASE("on a legacy stream with blocking streams, events are recorded at some frees, and late ones only while idle",
           "[serve][order]") {
   Fixture f;
   const StreamKey legacy = make_stream_key(nullptr, false);
