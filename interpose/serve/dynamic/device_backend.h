@@ -78,9 +78,7 @@ class DeviceBackend {
   }
   bool is_complete_up_to(std::uint64_t free_number) noexcept { return order_->is_complete(free_number); }
   [[nodiscard]] plan::MappingTime mapping_time() const noexcept {
-    const auto elapsed = std::chrono::steady_clock::now() - begin_;
-    return {static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
-            mapper_->nanoseconds()};
+    return {nanoseconds_since(begin_), mapper_->nanoseconds()};
   }
   // The free bytes of the device, within the limit. Queries the driver.
   [[nodiscard]] std::uint64_t room() const noexcept;

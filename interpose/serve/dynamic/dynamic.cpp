@@ -82,7 +82,7 @@ void Dynamic::adopt(Arena* arena) {
   backend().adopt(arena);
   for (std::size_t handle = 0; handle < arena->handle_count(); ++handle) {
     const PhysicalRange range = arena->handle_range(handle);
-    placement().adopt_handle(range.begin, {range.end - range.begin, arena->handle_id(handle), true});
+    placement().adopt_handle(range.begin, {range.bytes(), arena->handle_id(handle), true});
   }
 }
 

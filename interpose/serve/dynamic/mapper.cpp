@@ -10,10 +10,7 @@ namespace stalloc::serve {
 class Mapper::Timer {
  public:
   explicit Timer(std::uint64_t* sum) : sum_(sum), begin_(std::chrono::steady_clock::now()) {}
-  ~Timer() {
-    const auto passed = std::chrono::steady_clock::now() - begin_;
-    *sum_ += static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
-  }
+  ~Timer() { *sum_ += nanoseconds_since(begin_); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 

@@ -70,11 +70,6 @@ std::optional<CUdeviceptr> none_if_zero(CUdeviceptr address) {
   return address == 0 ? std::nullopt : std::optional(address);
 }
 
-std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
-  const auto passed = std::chrono::steady_clock::now() - begin;
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
-}
-
 }  // namespace
 
 // --- creation and end ---

@@ -79,7 +79,7 @@ bool Arena::acquire(std::string* why) {
 
 bool Arena::create_handles(std::string* why) {
   for (Handle& handle : handles_) {
-    const std::uint64_t bytes = handle.range.end - handle.range.begin;
+    const std::uint64_t bytes = handle.range.bytes();
     ++mapping_calls_;
     const CUresult result = driver_.create(&handle.id, bytes, device_);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -155,7 +155,7 @@ void Arena::append_ranges(std::uint32_t view_index, std::uint64_t offset, std::u
   for (; offset < end; ++piece) {
     const PhysicalRange handle = handles_[view.handles[piece]].range;
     const std::uint64_t start = view.starts[piece];
-    const std::uint64_t stop = std::min(end, start + (handle.end - handle.begin));
+    const std::uint64_t stop = std::min(end, start + handle.bytes());
     const PhysicalRange range{handle.begin + (offset - start), handle.begin + (stop - start)};
     if (out->size() > first_out && out->back().end == range.begin) {
       out->back().end = range.end;
@@ -196,7 +196,7 @@ std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
   }
   if (mapped) return 0;
   release(released);
-  return released.held ? 0 : released.range.end - released.range.begin;
+  return released.held ? 0 : released.range.bytes();
 }
 
 void Arena::unmap(Mapping& mapping) noexcept {
@@ -208,7 +208,7 @@ void Arena::unmap(Mapping& mapping) noexcept {
 void Arena::release(Handle& handle) noexcept {
   if (!handle.held) return;
   handle.held = driver_.release(handle.id) != CUDA_SUCCESS;
-  if (!handle.held) physical_bytes_ -= handle.range.end - handle.range.begin;
+  if (!handle.held) physical_bytes_ -= handle.range.bytes();
 }
 
 }  // namespace stalloc::serve

@@ -87,9 +87,7 @@ class Arena {
   bool create_handles(std::string* why);
   bool map_views(std::string* why);
   CUresult set_access() noexcept;
-  [[nodiscard]] std::uint64_t size_of(std::uint32_t handle) const noexcept {
-    return handles_[handle].range.end - handles_[handle].range.begin;
-  }
+  [[nodiscard]] std::uint64_t size_of(std::uint32_t handle) const noexcept { return handles_[handle].range.bytes(); }
   void unmap(Mapping& mapping) noexcept;
   void release(Handle& handle) noexcept;
 

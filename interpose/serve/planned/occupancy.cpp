@@ -59,19 +59,12 @@ bool Occupancy::is_free(PhysicalRange range) const noexcept {
 }
 
 void Occupancy::append_free(std::vector<PhysicalRange>* out) const {
-  const auto append = [out](PhysicalRange range) {
-    if (!out->empty() && out->back().end == range.begin) {
-      out->back().end = range.end;
-    } else {
-      out->push_back(range);
-    }
-  };
   for (std::uint64_t page = 0; page < pages_; ++page) {
     const PhysicalRange whole{page << shift_, (page + 1) << shift_};
-    if (used_[page] == 0) append(whole);
+    if (used_[page] == 0) plan::append(*out, whole);
     if (used_[page] == 0 || used_[page] == units_per_page_) continue;
     for (std::uint64_t at = whole.begin; at < whole.end; at += plan::kUnitBytes) {
-      if (bits_are_clear({at, at + plan::kUnitBytes})) append({at, at + plan::kUnitBytes});
+      if (bits_are_clear({at, at + plan::kUnitBytes})) plan::append(*out, {at, at + plan::kUnitBytes});
     }
   }
 }
