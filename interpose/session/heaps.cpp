@@ -38,11 +38,11 @@ serve::Heap* Heaps::find_or_make(CUcontext context) noexcept {
 }
 
 std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexcept {
-  const serve::LogFunction notice = [](const char* text) { log::warn("{}", text); };
+  const serve::LogFunction log_line = [](const char* text) { log::warn("{}", text); };
   std::string why;
   for (const plan::DevicePlan& plan : plan_.devices) {
     if (plan.device != static_cast<std::uint32_t>(ordinal)) continue;
-    auto heap = serve::Heap::create(driver_, ordinal, &plan, context, options_, &why, notice);
+    auto heap = serve::Heap::create(driver_, ordinal, &plan, context, options_, &why, log_line);
     if (heap != nullptr) return heap;
     log::warn("device {}: the plan does not fit and is dropped: {}", ordinal, why);
     if (options_.plan_is_strict) {
@@ -51,7 +51,7 @@ std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexc
     }
   }
   if (!options_.dynamic) return nullptr;
-  auto heap = serve::Heap::create(driver_, ordinal, nullptr, context, options_, &why, notice);
+  auto heap = serve::Heap::create(driver_, ordinal, nullptr, context, options_, &why, log_line);
   if (heap == nullptr) log::warn("device {}: not served: {}", ordinal, why);
   return heap;
 }

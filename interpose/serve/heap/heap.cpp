@@ -346,7 +346,8 @@ void Heap::merge(StreamOrdinal stream) {
 
 // --- frees ---
 
-// The error of a free on a stream that is being captured, or whose state the driver does not report.
+// The result of a free on a stream that is being captured, or whose state the driver does not report; otherwise
+// CUDA_SUCCESS. Needs no lock.
 inline CUresult Heap::check_may_free(StreamKey stream) const {
   bool capturing = false;
   const CUresult result = driver_.is_capturing(stream.handle, &capturing);

@@ -304,7 +304,7 @@ class Heap {
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
   void release_freed_handles(const LiveEntry& entry);
 
-  // Memory under pressure. The first and log_exhaustion take the lock.
+  // Memory under pressure. serve_under_pressure and log_exhaustion take the lock.
   CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request);
   CUdeviceptr reclaim_and_serve(const Request& request);
   bool trim_cuda_pools();
@@ -312,8 +312,9 @@ class Heap {
   std::uint64_t release_idle(std::uint64_t keep_bytes);
   void update_release_threshold() noexcept;
   [[nodiscard]] std::uint64_t device_free_bytes() const;
-  [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
-  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
+  // The idle bytes of the heap; with those that the device has free, the bytes available to a request.
+  [[nodiscard]] std::uint64_t free_bytes_locked() const noexcept;
+  [[nodiscard]] std::uint64_t available_bytes_locked() const noexcept;
 
   // The places of bytes.
   PhysicalRanges ranges(const LiveEntry& entry);

@@ -39,7 +39,7 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
     if (!admit(request.bytes, stream, pool, &request)) return 0;
     CUdeviceptr served = reclaim_and_serve(request);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(request);
-    if (served == 0 && !is_closed() && request.bytes <= unlocked_available_bytes()) {
+    if (served == 0 && !is_closed() && request.bytes <= available_bytes_locked()) {
       const LateEventsAllowed allowed(order_);
       served = serve_dynamic(request, true);
     }
@@ -59,7 +59,7 @@ bool Heap::trim_cuda_pools() {
 }
 
 CUdeviceptr Heap::reclaim_and_serve(const Request& request) {
-  if (is_closed() || request.bytes > unlocked_available_bytes()) return 0;
+  if (is_closed() || request.bytes > available_bytes_locked()) return 0;
   CUdeviceptr served = serve_dynamic(request, true);
   if (served != 0) return served;
   order_.poll_thoroughly();
@@ -107,7 +107,7 @@ std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
     const CompletingLock lock(*this);
     collect_pending_frees(PendingFrees::kAllStreams);
-    if (bytes > unlocked_available_bytes()) return 0;
+    if (bytes > available_bytes_locked()) return 0;
     order_.poll_thoroughly();
     return release_idle(0);
   } catch (const std::bad_alloc&) {
@@ -145,16 +145,16 @@ void Heap::set_limit(std::uint64_t bytes) noexcept {
   if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, planned_.physical_bytes()));
 }
 
-std::uint64_t Heap::unlocked_available_bytes() const noexcept { return device_free_bytes() + unlocked_free_bytes(); }
+std::uint64_t Heap::available_bytes_locked() const noexcept { return device_free_bytes() + free_bytes_locked(); }
 
-std::uint64_t Heap::unlocked_free_bytes() const noexcept {
+std::uint64_t Heap::free_bytes_locked() const noexcept {
   const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
   return idle + planned_.withheld_bytes() + planned_.unmerged_idle_bytes(figures_.planned_live());
 }
 
 std::uint64_t Heap::free_bytes() const noexcept {
   const PlainLock lock(mutex_);
-  return unlocked_free_bytes();
+  return free_bytes_locked();
 }
 
 std::uint64_t Heap::largest_free() const noexcept {

@@ -15,7 +15,9 @@ struct alignas(64) PublishedFigures {
 
   // `served` is 1 if the device has or had a heap; otherwise all numbers are 0. `device_bytes` is the memory of the
   // card; 0: the driver did not report it. `unused` is 0. The numbers that requests and frees change are in the first
-  // cache line. written by tools/write-statistics: begin
+  // cache line.
+
+  // written by tools/write-statistics: begin
   Number served;
   Number live;
   Number live_peak;

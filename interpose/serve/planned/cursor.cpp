@@ -142,16 +142,16 @@ Cursor::Position Cursor::find_near() const noexcept {
     best = at;
     best_agreement = agreed;
   };
-  Position ahead = at_;
-  Position behind = predecessor(at_);
+  Position later = at_;
+  Position earlier = predecessor(at_);
   for (int i = 0; i < kSearchDistance; ++i) {
-    if (ahead < slots_.size()) {
-      consider(ahead);
-      ahead = successor(ahead);
+    if (later < slots_.size()) {
+      consider(later);
+      later = successor(later);
     }
-    if (behind != kNowhere) {
-      consider(behind);
-      behind = predecessor(behind);
+    if (earlier != kNowhere) {
+      consider(earlier);
+      earlier = predecessor(earlier);
     }
   }
   return best;

@@ -106,9 +106,9 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
     program_orders_[pair(stream, other)] = program_orders_[pair(other, stream)] = false;
   }
   unsigned flags = CU_STREAM_DEFAULT;
-  const bool asked = !key.is_default() && clocks_.of(stream) != nullptr;
+  const bool has_flags = !key.is_default() && clocks_.of(stream) != nullptr;
   const bool non_blocking =
-      asked && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
+      has_flags && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
   clocks_.assign(stream, key, non_blocking);
   shared_.forget(stream);
   if (key.is_per_thread()) blocking_streams_exist();
@@ -389,7 +389,7 @@ void StreamOrder::record_free_events() noexcept {
 void StreamOrder::poll_thoroughly() noexcept {
   record_free_events();
   const std::uint64_t all = latest_number();
-  for (int asked = 0; asked < kMaxQueryRounds && !is_complete(all); ++asked) {
+  for (int round = 0; round < kMaxQueryRounds && !is_complete(all); ++round) {
   }
 }
 

@@ -152,9 +152,9 @@ class StreamOrder {
   // True if more than one stream has used memory.
   [[nodiscard]] bool has_several_users() const noexcept { return users_ > 1; }
 
+  // `waits` counts the waits that were made, and `spared_waits` those that were not needed because the program had
+  // created the order itself.
   [[nodiscard]] std::uint64_t waits() const noexcept { return waits_; }
-  // `waits` counts waits made by stalloc, and `spared_waits` waits that were not needed since the program had created
-  // the order itself.
   [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
 
  private:
