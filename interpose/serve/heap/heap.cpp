@@ -354,6 +354,18 @@ inline CUresult Heap::check_may_free(StreamKey stream) const {
   return result == CUDA_SUCCESS && capturing ? CUDA_ERROR_INVALID_VALUE : result;
 }
 
+// Removes a live range from the table and the figures. False: none starts at `address`. Inlined, since every free that
+// is not deferred calls it.
+[[gnu::always_inline]] inline bool Heap::remove_live(CUdeviceptr address, LiveEntry* entry) noexcept {
+  if (!live_.erase(address, entry)) return false;
+  if (entry->origin == Origin::Plan) {
+    figures_.remove_planned(entry->bytes, entry->pool);
+  } else {
+    figures_.remove_dynamic(entry->bytes, entry->pool);
+  }
+  return true;
+}
+
 CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
   if (const CUresult result = check_may_free(stream); result != CUDA_SUCCESS) return result;
   std::unique_lock lock(mutex_);
@@ -530,17 +542,6 @@ void Heap::release_freed_handles(const LiveEntry& entry) {
   } catch (const std::bad_alloc&) {
     // The memory is kept.
   }
-}
-
-// Removes a live range from the table and the figures. False: none starts at `address`.
-bool Heap::remove_live(CUdeviceptr address, LiveEntry* entry) noexcept {
-  if (!live_.erase(address, entry)) return false;
-  if (entry->origin == Origin::Plan) {
-    figures_.remove_planned(entry->bytes, entry->pool);
-  } else {
-    figures_.remove_dynamic(entry->bytes, entry->pool);
-  }
-  return true;
 }
 
 // The result is valid until the next call.
