@@ -346,14 +346,6 @@ void Heap::merge(StreamOrdinal stream) {
 
 // --- frees ---
 
-// The result of a free on a stream that is being captured, or whose state the driver does not report; otherwise
-// CUDA_SUCCESS. Needs no lock.
-inline CUresult Heap::check_may_free(StreamKey stream) const {
-  bool capturing = false;
-  const CUresult result = driver_.is_capturing(stream.handle, &capturing);
-  return result == CUDA_SUCCESS && capturing ? CUDA_ERROR_INVALID_VALUE : result;
-}
-
 // Removes a live range from the table and the figures. False: none starts at `address`. Inlined, since every free that
 // is not deferred calls it.
 [[gnu::always_inline]] inline bool Heap::remove_live(CUdeviceptr address, LiveEntry* entry) noexcept {
@@ -367,7 +359,9 @@ inline CUresult Heap::check_may_free(StreamKey stream) const {
 }
 
 CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
-  if (const CUresult result = check_may_free(stream); result != CUDA_SUCCESS) return result;
+  bool capturing = false;
+  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
+  if (capturing) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(mutex_);
   // The free is deferred only if the stream was looked up last: another look-up could assign its ordinal to another
   // stream before the free is completed. A free on a thread's own stream is not deferred, since its event must be
@@ -409,7 +403,9 @@ void Heap::complete_deferred_free_now() noexcept {
 }
 
 CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
-  if (const CUresult result = check_may_free(stream); result != CUDA_SUCCESS) return result;
+  bool capturing = false;
+  if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
+  if (capturing) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(mutex_);
   complete_deferred_free();
   if (stream == user) return free_slow_path(std::move(lock), address, stream, true);
@@ -465,8 +461,9 @@ CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr ad
   return result;
 }
 
-// Makes the blocks reusable whose events have completed. False if there are none.
-bool Heap::collect_pending_frees(std::size_t max_streams) {
+// Makes the blocks reusable whose events have completed. False if there are none. Not inlined, so that the code of
+// requests without pending frees stays short.
+[[gnu::noinline]] bool Heap::collect_pending_frees(std::size_t max_streams) {
   return pending_frees_.collect(
       max_streams, [&](const PendingFrees::Free& free) { make_reusable(free.entry, kNoStream, free.preferred); });
 }

@@ -293,7 +293,6 @@ class Heap {
     if (dynamic_ && dynamic_->has_deferred_free()) complete_deferred_free_now();
   }
   void complete_deferred_free_now() noexcept;
-  [[nodiscard]] CUresult check_may_free(StreamKey stream) const;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
   CUresult free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
