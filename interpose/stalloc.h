@@ -32,7 +32,7 @@ struct stalloc_statistics {
   uint64_t dynamic_requests;
   /* count: requests served by CUDA */
   uint64_t unplanned_requests;
-  /* count: planned requests whose bytes were still taken, or whose stream could not be ordered behind their frees */
+  /* count: planned requests whose bytes were still taken, or whose stream could not be ordered after their frees */
   uint64_t refused_slots;
   /* count: stitched views made, lengthened or repaired */
   uint64_t stitches;

@@ -19,12 +19,12 @@ CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
   for (int device = std::max(first, 0); device < end; ++device) {
     CUcontext& primary = primaries[static_cast<std::size_t>(device)];
     primary = cuda.primary_context(device);
-    heaps.context_ends(primary);
+    heaps.before_context_end(primary);
   }
   const CUresult result = release();
   for (int device = std::max(first, 0); device < end; ++device) {
     const CUcontext primary = primaries[static_cast<std::size_t>(device)];
-    heaps.context_ended(primary, primary != nullptr && !cuda.is_primary_active(device));
+    heaps.after_context_end(primary, primary != nullptr && !cuda.is_primary_active(device));
     if (result == CUDA_SUCCESS) heaps.primary_released(device);
   }
   return result;
@@ -51,9 +51,9 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
 // A heap's context is a primary one, which CUDA does not let anybody destroy; if it did, the heap would be told.
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
   Heaps* heaps = Session::active_heaps();
-  if (heaps != nullptr) heaps->context_ends(context);
+  if (heaps != nullptr) heaps->before_context_end(context);
   const CUresult result = call.original(context);
-  if (heaps != nullptr) heaps->context_ended(context, result == CUDA_SUCCESS);
+  if (heaps != nullptr) heaps->after_context_end(context, result == CUDA_SUCCESS);
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->context_released(context);
   return result;
 }
@@ -63,11 +63,11 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
   const CUcontext primary = heaps != nullptr ? Session::cuda().primary_context(device) : nullptr;
   if (heaps != nullptr) {
     heaps->resetting(device);
-    heaps->context_ends(primary);
+    heaps->before_context_end(primary);
   }
   const CUresult result = call.original(device);
   if (heaps != nullptr) {
-    heaps->context_ended(primary, result == CUDA_SUCCESS);
+    heaps->after_context_end(primary, result == CUDA_SUCCESS);
     heaps->was_reset(device);
   }
   return result;
@@ -85,12 +85,12 @@ CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st
   Heaps* heaps = Session::active_heaps();
   if (heaps == nullptr) return call.original(green);
   const CUcontext context = Session::cuda().context_of(green);
-  heaps->context_ends(context);
+  heaps->before_context_end(context);
   const CUresult result =
       release_primary(*heaps, 0, Session::cuda().device_count(), [&] { return call.original(green); });
   // CUDA does not say that it waits for the work of the green context. So once that has ended, what only an event of it
   // could tell to be over stays unused.
-  if (result != CUDA_SUCCESS) heaps->context_ended(context, false);
+  if (result != CUDA_SUCCESS) heaps->after_context_end(context, false);
   return result;
 }
 

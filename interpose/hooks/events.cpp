@@ -36,18 +36,18 @@ CUresult record_on(const Call<CUresult(CUevent, CUstream, Flags...)>& call, CUev
 template <class Ask>
 CUresult see_event_over(CUevent event, Ask ask) noexcept {
   serve::EventOrder* order = watched();
-  return order == nullptr ? ask() : order->see_over(event, clocks_with, ask);
+  return order == nullptr ? ask() : order->observe_completion(event, clocks_with, ask);
 }
 
 template <class Ask>
 CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
   const serve::EventOrder* order = watched();
-  StreamClock* clock = order != nullptr && order->is_needed() ? clock_of(stream, zero) : nullptr;
+  StreamClock* clock = order != nullptr && order->is_tracking() ? clock_of(stream, zero) : nullptr;
   if (clock == nullptr) return ask();
-  StreamClock::Known known;
-  clock->know(&known);
+  StreamClock::Snapshot known;
+  clock->snapshot(&known);
   const CUresult result = ask();
-  if (result == CUDA_SUCCESS) clock->all().completed(known);
+  if (result == CUDA_SUCCESS) clock->all().mark_complete(known);
   return result;
 }
 
@@ -59,7 +59,7 @@ CUresult see_context_over(CUcontext context, Ask ask) noexcept {
   if (heap == nullptr) return ask();
   const std::uint64_t number = heap->clocks().latest_number();
   const CUresult result = ask();
-  if (result == CUDA_SUCCESS) heap->clocks().synchronized(number);
+  if (result == CUDA_SUCCESS) heap->clocks().mark_all_complete(number);
   return result;
 }
 
@@ -109,14 +109,14 @@ CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent
 CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept {
   serve::EventOrder* order = watched();
   if (order == nullptr) return call.original(context, event);
-  return order->record_blindly(event, [&] { return call.original(context, event); });
+  return order->record_untracked(event, [&] { return call.original(context, event); });
 }
 
 CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUgreenCtx_st* context,
                         CUevent event) noexcept {
   serve::EventOrder* order = watched();
   if (order == nullptr) return call.original(context, event);
-  return order->record_blindly(event, [&] { return call.original(context, event); });
+  return order->record_untracked(event, [&] { return call.original(context, event); });
 }
 
 CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,

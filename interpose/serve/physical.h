@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Physical offsets name the bytes of a heap's physical memory: the plan's handles lie one behind the other from 0 on,
-// in home order, and those of the dynamic sub-allocator behind them. Where a handle ends another may begin, or nothing.
+// Physical offsets number the bytes of a heap's physical memory. The plan's handles come first, from offset 0, one
+// after another in the order of the home view; the handles of the dynamic sub-allocator follow, with gaps between them.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ using PhysicalRanges = std::span<const PhysicalRange>;
 
 using plan::SparseArray;
 
-// Cuts `range` at multiples of a block of 2^shift bytes: calls `whole(first, last)` for the blocks [first, last) that
-// it covers entirely and `part(block, begin, end)`, with byte offsets into the block, for the at most two it covers in
+// Divides `range` into blocks of 2^shift bytes. Calls `whole(first, last)` for the blocks [first, last) that it covers
+// entirely, and `part(block, begin, end)`, with byte offsets in the block, for the at most two blocks that it covers in
 // part.
 template <class Whole, class Part>
 void for_each_block(PhysicalRange range, unsigned shift, Whole whole, Part part) {
   const std::uint64_t block_bytes = std::uint64_t{1} << shift;
   const std::uint64_t mask = block_bytes - 1;
   std::uint64_t first = range.begin >> shift;
-  const std::uint64_t last = range.end >> shift;  // the block behind the last whole one
+  const std::uint64_t last = range.end >> shift;  // the block after the last whole one
   if (first == last) {
     if (range.begin < range.end) part(first, range.begin & mask, range.end & mask);
     return;

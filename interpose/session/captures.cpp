@@ -4,7 +4,7 @@
 namespace stalloc {
 
 void Captures::looked_up(std::string_view symbol) noexcept {
-  if (symbol.starts_with("cuStreamBegin")) gate_.may_begin_unseen();
+  if (symbol.starts_with("cuStreamBegin")) gate_.may_begin_unobserved();
 }
 
 Captures::Status Captures::status_by_driver(CUstream stream) const noexcept {

@@ -40,10 +40,10 @@ class Captures {
   // The program begins a capture.
   template <class Original>
   CUresult begin(Original original) noexcept {
-    const serve::CaptureGate::Change change(gate_);
-    gate_.began();
+    const serve::CaptureGate::CaptureLock change(gate_);
+    gate_.capture_began();
     const CUresult result = original();
-    if (result != CUDA_SUCCESS) gate_.ended();
+    if (result != CUDA_SUCCESS) gate_.capture_ended();
     return result;
   }
   // The program ends the capture of `stream`. Not every such call ends one: it may name a stream that joined a capture,
@@ -51,10 +51,10 @@ class Captures {
   // and is not after it. Two threads may end the same capture: one waits for the other, lest both count it.
   template <class Original>
   CUresult end(CUstream stream, Original original) noexcept {
-    const serve::CaptureGate::Change change(gate_);
+    const serve::CaptureGate::CaptureLock change(gate_);
     const bool was_captured = may_be_any() && status_by_driver(stream) == Status::Captured;
     const CUresult result = original();
-    if (was_captured && status_by_driver(stream) == Status::Free) gate_.ended();
+    if (was_captured && status_by_driver(stream) == Status::Free) gate_.capture_ended();
     return result;
   }
   // The program makes a stream wait for an event. If the event is of a captured stream, the waiting stream joins the
@@ -62,7 +62,7 @@ class Captures {
   template <class Original>
   CUresult wait_event(Original original) noexcept {
     if (!may_be_any()) return original();
-    const serve::CaptureGate::Change change(gate_);
+    const serve::CaptureGate::CaptureLock change(gate_);
     return original();
   }
 

@@ -38,11 +38,11 @@ serve::Heap* Heaps::find_or_make(CUcontext context) noexcept {
 }
 
 std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexcept {
-  const serve::Notice notice = [](const char* text) { log::warn("{}", text); };
+  const serve::LogFunction log_line = [](const char* text) { log::warn("{}", text); };
   std::string why;
   for (const plan::DevicePlan& plan : plan_.devices) {
     if (plan.device != static_cast<std::uint32_t>(ordinal)) continue;
-    auto heap = serve::Heap::create(driver_, ordinal, &plan, context, options_, &why, notice);
+    auto heap = serve::Heap::create(driver_, ordinal, &plan, context, options_, &why, log_line);
     if (heap != nullptr) return heap;
     log::warn("device {}: the plan does not fit and is dropped: {}", ordinal, why);
     if (options_.plan_is_strict) {
@@ -51,7 +51,7 @@ std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexc
     }
   }
   if (!options_.dynamic) return nullptr;
-  auto heap = serve::Heap::create(driver_, ordinal, nullptr, context, options_, &why, notice);
+  auto heap = serve::Heap::create(driver_, ordinal, nullptr, context, options_, &why, log_line);
   if (heap == nullptr) log::warn("device {}: not served: {}", ordinal, why);
   return heap;
 }
@@ -59,11 +59,11 @@ std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexc
 void Heaps::show(int ordinal, serve::Heap* heap) noexcept {
   static_assert(kDevices <= StatisticsPage::kDevices);
   if (page_ == nullptr) return;
-  serve::ShownFigures* shown = page_->device(ordinal);
+  serve::PublishedFigures* shown = page_->device(ordinal);
   std::size_t free = 0;
   std::size_t total = 0;
-  if (driver_.memory_info(&free, &total) == CUDA_SUCCESS) serve::ShownFigures::set(&shown->device_bytes, total);
-  heap->show_in(shown);
+  if (driver_.memory_info(&free, &total) == CUDA_SUCCESS) serve::PublishedFigures::set(&shown->device_bytes, total);
+  heap->publish_in(shown);
 }
 
 // Pre: `context` is the primary one of its device.
@@ -77,7 +77,7 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   if (heap == nullptr) return nullptr;
   learn_pools(ordinal);
   learn_thresholds(*heap);
-  if (keeps_idle_) heap->keep_idle();
+  if (keeps_idle_) heap->keep_idle_memory();
   if (blocking_streams_.load()) heap->blocking_streams_exist();
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
@@ -128,10 +128,10 @@ void Heaps::each_heap(Action action) noexcept {
   }
 }
 
-void Heaps::keep_idle() noexcept {
+void Heaps::keep_idle_memory() noexcept {
   const std::lock_guard lock(mutex_);
   keeps_idle_ = true;
-  each_heap([](int, serve::Heap& heap) { heap.keep_idle(); });
+  each_heap([](int, serve::Heap& heap) { heap.keep_idle_memory(); });
 }
 
 void Heaps::set_limit(int device, std::uint64_t bytes) noexcept {
@@ -376,12 +376,12 @@ void Heaps::was_reset(int device) noexcept {
   if (serve::Heap* heap = devices_[static_cast<std::size_t>(device)].closed_heap.load()) heap->close_after_context();
 }
 
-void Heaps::context_ends(CUcontext context) noexcept {
-  if (context != nullptr) each_heap([&](int, serve::Heap& heap) { heap.context_ends(context); });
+void Heaps::before_context_end(CUcontext context) noexcept {
+  if (context != nullptr) each_heap([&](int, serve::Heap& heap) { heap.before_context_end(context); });
 }
 
-void Heaps::context_ended(CUcontext context, bool ended) noexcept {
-  if (context != nullptr) each_heap([&](int, serve::Heap& heap) { heap.context_ended(context, ended); });
+void Heaps::after_context_end(CUcontext context, bool ended) noexcept {
+  if (context != nullptr) each_heap([&](int, serve::Heap& heap) { heap.after_context_end(context, ended); });
 }
 
 void Heaps::context_released(CUcontext context) noexcept {
@@ -398,8 +398,8 @@ void Heaps::primary_released(int device) noexcept {
   if (serve::Heap* heap = take_heap(released)) heap->close_after_context();
 }
 
-void Heaps::tell_of_frees_under_way() noexcept {
-  each_heap([](int, serve::Heap& heap) { heap.tell_of_frees_under_way(); });
+void Heaps::notify_pending_frees_at_exit() noexcept {
+  each_heap([](int, serve::Heap& heap) { heap.notify_pending_frees_at_exit(); });
 }
 
 bool Heaps::statistics(int device, serve::Statistics* figures) noexcept {

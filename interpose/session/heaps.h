@@ -124,8 +124,8 @@ class Heaps {
   // The program has set the release threshold of a pool. A heap may keep the largest threshold of the pools that it
   // serves, or served before they were refused.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
-  // As Heap::keep_idle, for all heaps, also those that are created later.
-  void keep_idle() noexcept;
+  // As Heap::keep_idle_memory, for all heaps, also those that are created later.
+  void keep_idle_memory() noexcept;
 
   // The program has created a stream that synchronises with the legacy stream, perhaps before there are heaps. True the
   // first time; then call `blocking_streams_exist` if there are heaps. Lock-free.
@@ -140,7 +140,7 @@ class Heaps {
     StreamPlace& place = stream_places_[place_of(stream, context)];
     serve::StreamClock* clock = place.clock.load(std::memory_order_acquire);
     const bool found =
-        clock != nullptr && clock->names(stream) && (context == nullptr || clock->all().context() == context);
+        clock != nullptr && clock->is_for(stream) && (context == nullptr || clock->all().context() == context);
     return found ? clock : find_stream_clock(stream, context, place);
   }
   // The clocks with that id; null: no heap has them.
@@ -157,15 +157,15 @@ class Heaps {
   void resetting(int device) noexcept;
   void was_reset(int device) noexcept;
   // These act like the functions of serve::Heap, on all heaps. Null: there is no context, and nothing is done.
-  void context_ends(CUcontext context) noexcept;
-  void context_ended(CUcontext context, bool ended) noexcept;
+  void before_context_end(CUcontext context) noexcept;
+  void after_context_end(CUcontext context, bool ended) noexcept;
   // The program has destroyed a context, or released a device's primary context. If this ended a heap's context, the
   // heap is closed.
   void context_released(CUcontext context) noexcept;
   void primary_released(int device) noexcept;
 
-  // As Heap::tell_of_frees_under_way, for all heaps.
-  void tell_of_frees_under_way() noexcept;
+  // As Heap::notify_pending_frees_at_exit, for all heaps.
+  void notify_pending_frees_at_exit() noexcept;
 
   // The figures so far; false if the device has no heap.
   bool statistics(int device, serve::Statistics* figures) noexcept;

@@ -48,7 +48,7 @@ serve::HeapOptions heap_options(const Options& options) {
   heap.plan_is_strict = options.plan_strict;
   heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
   heap.events = program_order::watched.load();
-  if (options.mode == Mode::Trace) heap.over = record_over;
+  if (options.mode == Mode::Trace) heap.on_free_complete = record_over;
   return heap;
 }
 
@@ -174,12 +174,12 @@ void Session::begin_serving() {
   const serve::RealDriver driver(*functions, captures().gate(), {rdma, serves_pytorch_.load()});
   heaps_.store(new Heaps(std::move(plan), cuda(), driver, heap_options(options_), page_.load()));
   refuses_.store(false);
-  if (serves_pytorch_.load()) heaps_.load()->keep_idle();
+  if (serves_pytorch_.load()) heaps_.load()->keep_idle_memory();
 }
 
 void Session::serve_pytorch() noexcept {
   serves_pytorch_.store(true);
-  if (Heaps* heaps = known_heaps()) heaps->keep_idle();
+  if (Heaps* heaps = known_heaps()) heaps->keep_idle_memory();
 }
 
 record::Recorder* Session::recorder() noexcept {
@@ -220,7 +220,7 @@ void Session::stop_in_child() noexcept {
 void Session::finish() noexcept {
   if (!active_.load()) return;
   if (record::Recorder* recorder = recorder_.load()) {
-    if (Heaps* heaps = heaps_.load()) heaps->tell_of_frees_under_way();
+    if (Heaps* heaps = heaps_.load()) heaps->notify_pending_frees_at_exit();
     recorder->close();
   }
   // Another thread may be in the middle of a call into the driver that never returns.

@@ -27,7 +27,7 @@ namespace stalloc {
 
 struct StatisticsPage::Content {
   StatisticsHeader header;
-  std::array<serve::ShownFigures, kDevices> devices;
+  std::array<serve::PublishedFigures, kDevices> devices;
 };
 
 namespace {
@@ -93,7 +93,7 @@ std::int64_t rank() {
 void describe_process(StatisticsHeader* header, std::string_view mode) {
   header->version = kVersion;
   header->header_bytes = sizeof(StatisticsHeader);
-  header->device_bytes = sizeof(serve::ShownFigures);
+  header->device_bytes = sizeof(serve::PublishedFigures);
   header->devices = StatisticsPage::kDevices;
   header->process = static_cast<std::uint64_t>(::getpid());
   header->process_start = process_start();
@@ -190,7 +190,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
       new StatisticsPage(content, whole.data(), std::string(whole.data()) + "/" + name));
 }
 
-serve::ShownFigures* StatisticsPage::device(int device) noexcept {
+serve::PublishedFigures* StatisticsPage::device(int device) noexcept {
   return &content_->devices[static_cast<std::size_t>(device)];
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "interpose/serve/heap/shown_figures.h"
+#include "interpose/serve/heap/published_figures.h"
 
 namespace stalloc {
 
@@ -48,7 +48,7 @@ class StatisticsPage {
   static std::unique_ptr<StatisticsPage> create(std::string_view folder, std::string_view mode, std::string* why);
 
   // The place for the figures of a device. Pre: 0 <= device < kDevices. Never throws; valid until the process ends.
-  serve::ShownFigures* device(int device) noexcept;
+  serve::PublishedFigures* device(int device) noexcept;
 
   // The process ends: marks this in the file, and removes the file unless it must be kept. Call it once.
   void finish() noexcept;

@@ -136,7 +136,7 @@ Answer give_back(serve::Heap& heap, void* address, int device, void* stream, voi
   record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
   CUresult result = stream == current
                         ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
-                        : heap.free_used(as_address(address), key_of(stream), key_of(current));
+                        : heap.free_with_user(as_address(address), key_of(stream), key_of(current));
   if (result == CUDA_ERROR_NOT_SUPPORTED) result = free_behind_both(heap, address, device, stream, current);
   if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
   if (result == CUDA_ERROR_INVALID_VALUE) {
@@ -170,7 +170,7 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
   const CUresult result = find_stream_behind(*heaps, *heap, {streams, count}, &behind);
   if (result == CUDA_SUCCESS) {
     // It is recorded when it is over (Session).
-    const CUresult freed = heap->free_when_over(as_address(address), key_of(behind), key_of(streams[0].stream));
+    const CUresult freed = heap->free_when_complete(as_address(address), key_of(behind), key_of(streams[0].stream));
     if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;        // a capture began just now
     if (freed != CUDA_SUCCESS) return give_back(*heap, address, device, behind, behind);  // no event can be made
     return STALLOC_DOOR_DONE;

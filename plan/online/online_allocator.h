@@ -100,7 +100,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   // with it. For requests of the stream `preferred`, the bytes count as their own. Throws std::bad_alloc; the block is
   // then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : number_free(block, bytes, stream), preferred);
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : assign_free_number(block, bytes, stream), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
@@ -115,7 +115,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
-      deferred_.number = number_free(block, bytes, stream);
+      deferred_.number = assign_free_number(block, bytes, stream);
     }
   }
   // Completes the deferred free, if there is one. Must be called before free bytes or idle memory are examined.
@@ -197,7 +197,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
 
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, StreamScope scope);
-  std::optional<Place> take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream);
+  std::optional<Place> take_without_avoidable_wait(Place best, std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> exchange(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
@@ -211,10 +211,11 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, StreamScope scope);
   void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, StreamScope scope);
   bool make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream);
-  std::uint64_t number_free(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
-    if (!backend().is_shared() || cross_stream_ == CrossStream::Never) return backend().number_free(stream, false);
+  std::uint64_t assign_free_number(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
+    if (!backend().is_shared() || cross_stream_ == CrossStream::Never)
+      return backend().assign_free_number(stream, false);
     const bool apart = placement().is_small(bytes) && placement().is_for_small(place(block).offset);
-    return backend().number_free(stream, !apart);
+    return backend().assign_free_number(stream, !apart);
   }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
@@ -281,7 +282,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   const auto home = placement().find_home(bytes, stream, scope);
   const bool chooses = scope == StreamScope::All && stream != kAnyStream && placement().others_have_bytes(stream);
   if (home && chooses) {
-    if (const auto ready = take_unless_soon(*home, bytes, stream)) return ready;
+    if (const auto ready = take_without_avoidable_wait(*home, bytes, stream)) return ready;
   }
   if (home && take(*home, bytes, stream, scope)) return home;
   const auto found = placement().find_in_views(bytes, stream, scope);
@@ -293,11 +294,12 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
 // Takes the best place at home. If the stream would have to wait there for a stream that the program itself is about to
 // order it behind, takes a place that fits nearly as well and needs no such wait, if there is one.
 template <OnlineBackend Backend>
-std::optional<Place> OnlineAllocator<Backend>::take_unless_soon(Place best, std::uint64_t bytes, StreamIndex stream) {
+std::optional<Place> OnlineAllocator<Backend>::take_without_avoidable_wait(Place best, std::uint64_t bytes,
+                                                                           StreamIndex stream) {
   const auto take_at = [&](std::uint64_t begin) -> std::optional<Place> {
     const Place place{0, begin};
     const Ranges wanted = ranges(place, bytes);
-    if (!backend().make_ready_unless_soon(wanted, stream)) return std::nullopt;
+    if (!backend().make_ready_without_avoidable_wait(wanted, stream)) return std::nullopt;
     take_ready(place, bytes, wanted, stream, StreamScope::All);
     return place;
   };

@@ -66,7 +66,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   noexcept->std::same_as<bool>;
   // The same, but false where the stream would have to wait for another one that the program itself will probably order
   // it behind a little later. Pre: the stream is not kAnyStream.
-  { backend.make_ready_unless_soon(ranges, stream) }
+  { backend.make_ready_without_avoidable_wait(ranges, stream) }
   noexcept->std::same_as<bool>;
   // True only when the device is known to have finished with the bytes.
   { backend.is_complete(ranges) }
@@ -81,7 +81,7 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // a stream that waits for the free need not wait for later work of `stream`. `serves_large`: large requests may get
   // the bytes. These requests are stitched from many free ranges, and their stream must be able to wait for all those
   // frees.
-  { backend.number_free(stream, serves_large) }
+  { backend.assign_free_number(stream, serves_large) }
   noexcept->std::same_as<std::uint64_t>;
   // The bytes were freed on `stream` by the free of that number; kAnyStream: the device has finished with them.
   { backend.freed(ranges, stream, free_number) }

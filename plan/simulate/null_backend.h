@@ -54,11 +54,13 @@ class NullBackend {
     return true;
   }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
-  bool make_ready_unless_soon(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return true; }
+  bool make_ready_without_avoidable_wait(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept {
+    return true;
+  }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
   bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
   [[nodiscard]] bool is_shared() const noexcept { return false; }
-  std::uint64_t number_free(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
+  std::uint64_t assign_free_number(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
     ++frees_;
     return 0;
   }

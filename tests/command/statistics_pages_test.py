@@ -32,7 +32,7 @@ def page_bytes(process=None, began=1, ended=0, host=None, command=b"python train
 
 class Format(CommandTest):
     def test_figures_are_those_of_the_library(self):
-        text = (SOURCE / "interpose/serve/heap/shown_figures.h").read_text(encoding="utf-8")
+        text = (SOURCE / "interpose/serve/heap/published_figures.h").read_text(encoding="utf-8")
         names = re.findall(r"^  Number (\w+);", text, re.MULTILINE)
         self.assertEqual(tuple(names), statistics_pages.FIGURES)
         self.assertEqual(statistics_pages.HEADER.size, 1024)

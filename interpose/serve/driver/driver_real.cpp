@@ -38,14 +38,14 @@ CUresult RealDriver::unreserve(CUdeviceptr base, std::size_t bytes) {
 CUresult RealDriver::create(CUmemGenericAllocationHandle* handle, std::size_t bytes, int device) {
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   CUmemAllocationProp prop = pinned_memory(device);
-  const auto can = [&](CUdevice_attribute ability) {
-    int has = 0;
-    return call_.cuDeviceGetAttribute(&has, ability, device) == CUDA_SUCCESS && has != 0;
+  const auto supports = [&](CUdevice_attribute feature) {
+    int supported = 0;
+    return call_.cuDeviceGetAttribute(&supported, feature, device) == CUDA_SUCCESS && supported != 0;
   };
-  if (purpose_.rdma && can(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
+  if (purpose_.rdma && supports(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
     prop.allocFlags.gpuDirectRDMACapable = 1;
   }
-  if (purpose_.sharing && can(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
+  if (purpose_.sharing && supports(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   }
   return call_.cuMemCreate(handle, bytes, &prop, 0);
@@ -113,7 +113,7 @@ CUresult RealDriver::trim_pools(int device) {
   return result == CUDA_SUCCESS ? call_.cuMemPoolTrimTo(pool, 0) : result;
 }
 
-// The thread's own state: no stream is involved, nothing to relax.
+// These concern the thread only and no stream, so the capture mode does not matter.
 CUresult RealDriver::current_context(CUcontext* context) { return call_.cuCtxGetCurrent(context); }
 CUresult RealDriver::push_context(CUcontext context) { return call_.cuCtxPushCurrent(context); }
 CUresult RealDriver::pop_context() {
@@ -132,8 +132,8 @@ CUresult RealDriver::stream_flags(CUstream stream, unsigned* flags) {
   return call_.cuStreamGetFlags(stream, flags);
 }
 
-// CUDA allows this question whatever is being captured, so nothing is relaxed. It is on the path of every request:
-// while no capture is known of, the driver is not asked, and an unknown stream is then no error.
+// CUDA allows this query during any capture, so the capture mode is not relaxed. Every request makes this call. While
+// no capture is known, the driver is not called, and an unknown stream is then no error.
 CUresult RealDriver::is_capturing(CUstream stream, bool* capturing) {
   *capturing = false;
   if (!gate_->may_be_capturing()) return CUDA_SUCCESS;
@@ -161,14 +161,14 @@ CUresult RealDriver::check_not_capturing(CUstream stream) const {
 }
 
 CUresult RealDriver::record_event(CUevent event, CUstream stream) {
-  const CaptureGate::Work work(*gate_);
+  const CaptureGate::WorkLock work(*gate_);
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventRecord(event, stream);
 }
 
 CUresult RealDriver::wait_event(CUstream stream, CUevent event) {
-  const CaptureGate::Work work(*gate_);
+  const CaptureGate::WorkLock work(*gate_);
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamWaitEvent(stream, event, 0);
@@ -180,7 +180,7 @@ CUresult RealDriver::query_event(CUevent event) {
 }
 
 CUresult RealDriver::query_stream(CUstream stream) {
-  const CaptureGate::Work work(*gate_);  // the question would break a capture
+  const CaptureGate::WorkLock work(*gate_);  // the query would break a capture
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamQuery(stream);

@@ -13,8 +13,8 @@
 
 namespace stalloc::serve {
 
-// The original functions, each named after its symbol in libcuda (given behind it where it is a later version; never
-// a _ptsz variant, since streams are named explicitly). All must be set.
+// The original functions, each named after its symbol in libcuda. A comment names the symbol if it is a later version;
+// none is a _ptsz variant, since default streams are named explicitly. All functions must be set.
 struct DriverFunctions {
   CUresult(CUDAAPI* cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
   CUresult(CUDAAPI* cuMemGetAllocationGranularity)(std::size_t*, const CUmemAllocationProp*,
@@ -54,27 +54,27 @@ struct DriverFunctions {
   CUresult(CUDAAPI* cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) = nullptr;
 };
 
-// The pools that the program made itself. Thread-safe.
+// The pools that the program has created. Thread-safe.
 class CreatedPools {
  public:
   virtual ~CreatedPools() = default;
-  // Calls `visit` for each pool of the device; none of them is destroyed meanwhile.
+  // Calls `visit` for each pool of the device. No pool is destroyed during the call.
   virtual void each_of(int device, const std::function<void(CUmemoryPool)>& visit) = 0;
 };
 
-// Stateless except for the functions; thread-safe. `gate` is the one that the hooks of captures go through; it must
+// Thread-safe: it has no state besides the functions. `gate` is the gate that the hooks of captures use; it must
 // outlive the driver.
 class RealDriver final : public Driver {
  public:
-  // Uses that memory is created for, if the device supports them.
+  // What created memory can be used for, if the device supports it.
   struct Purpose {
-    bool rdma = true;      // GPUDirect RDMA; mapping it for the first time then takes longer
-    bool sharing = false;  // other processes may have it as file descriptors
+    bool rdma = true;      // GPUDirect RDMA; mapping the memory for the first time then takes longer
+    bool sharing = false;  // `export_handle`
   };
   RealDriver(const DriverFunctions& functions, CaptureGate& gate, const Purpose& purpose)
       : call_(functions), gate_(&gate), purpose_(purpose) {}
 
-  // Beside each device's default pool these are CUDA's own. They must outlive the driver.
+  // `trim_pools` also trims these pools. They must outlive the driver.
   void know_pools(CreatedPools& pools) noexcept { pools_ = &pools; }
 
   CUresult granularity(int device, std::size_t* bytes) override;
@@ -106,7 +106,7 @@ class RealDriver final : public Driver {
   CUresult synchronize_context() override;
 
  private:
-  // Whether the stream can be given work of ours. Pre: the gate is held.
+  // CUDA_SUCCESS if the library may give the stream work. Pre: the gate is held.
   [[nodiscard]] CUresult check_not_capturing(CUstream stream) const;
 
   DriverFunctions call_;

@@ -6,9 +6,9 @@
 
 namespace stalloc::serve {
 
-// While it lives, the calling thread may make calls that captures forbid, without breaking a capture or joining one.
-// `exchange` is the driver's cuThreadExchangeStreamCaptureMode and must outlive this object. If the driver refuses,
-// nothing is changed.
+// While this object exists, the calling thread may make calls that captures forbid, without breaking a capture or
+// joining one. `exchange` is the driver's cuThreadExchangeStreamCaptureMode and must outlive this object. If the driver
+// refuses, nothing is changed. Create and destroy it on the same thread.
 template <class Exchange>
 class RelaxedCapture {
  public:

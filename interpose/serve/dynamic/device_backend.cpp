@@ -8,10 +8,10 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr std::uint64_t kAskedBefore = 32;  // the device is asked before so many pages are created
+constexpr std::uint64_t kQueryFromPages = 32;  // before so many pages are created, the device's free memory is queried
 // Creating all free memory fails at the end, since page tables need memory too. A request that leaves fewer free pages
 // than this is left to CUDA.
-constexpr std::uint64_t kLeftOver = 16;
+constexpr std::uint64_t kPagesLeftFree = 16;
 
 }  // namespace
 
@@ -19,18 +19,19 @@ bool DeviceBackend::create(std::uint64_t at, std::span<Handle> handles) noexcept
   std::uint64_t bytes = 0;
   for (const Handle& handle : handles) bytes += handle.bytes;
   if (bytes > below_limit()) return false;
-  if (bytes >= kAskedBefore * page_ && !device_has(bytes)) return false;
+  if (bytes >= kQueryFromPages * page_ && !device_has_free(bytes)) return false;
   if (mapper_->create_at(home(at), handles) != CUDA_SUCCESS) return false;
   created_bytes_ += bytes;
   const PhysicalRange created{at, at + bytes};
-  order_->cleared({&created, 1});
+  order_->clear_marks({&created, 1});
   return true;
 }
 
-// Avoids creating many handles for a request that cannot be served, which some programs make to learn what is free.
-bool DeviceBackend::device_has(std::uint64_t bytes) const noexcept {
+// Prevents the creation of many handles for a request that cannot be served: some programs make such requests to find
+// out how much memory is free.
+bool DeviceBackend::device_has_free(std::uint64_t bytes) const noexcept {
   const auto free = free_bytes_of_device(*driver_, order_->context());
-  return !free || *free >= bytes + kLeftOver * page_;
+  return !free || *free >= bytes + kPagesLeftFree * page_;
 }
 
 std::uint64_t DeviceBackend::room() const noexcept {
@@ -38,7 +39,7 @@ std::uint64_t DeviceBackend::room() const noexcept {
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {
-  if (is_of_plan(at)) return arena_->give_back(arena_->handle_at(at)) != 0;
+  if (is_of_plan(at)) return arena_->release_handle(arena_->handle_at(at)) != 0;
   if (!mapper_->destroy_at(home(at), handle)) return false;
   created_bytes_ -= handle.bytes;
   return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The online allocator's backend in the library: memory of one device, and the order between its streams.
+// The backend of the online allocator in the library: the memory of one device, and the order between its streams.
 #pragma once
 
 #include <cuda.h>
@@ -22,25 +22,26 @@ class Arena;
 
 static_assert(kNoStream == plan::kAnyStream);
 
-// An OnlineBackend (plan/online/online_backend.h says what its functions do) over the driver. Physical
-// offsets before `own_begin` are those of the plan's arena, what lies behind is created here. Not thread-safe: the
-// heap's lock covers it, except for `contains`. Only `adopt` and the functions of the arena know the plan.
+// Implements plan::OnlineBackend by the driver; plan/online/online_backend.h documents its functions.
+// Physical offsets before `own_begin` belong to the plan's arena, and memory at later offsets is created here. Not
+// thread-safe, except for `contains`: the heap's lock protects it. Nothing throws.
 class DeviceBackend {
  public:
   using Handle = MappedHandle;
-  // A block by its address, and the number of its view; 0: it lies in the home view.
+  // The address of a block, and the number of its view; 0 is the home view.
   struct Block {
     CUdeviceptr address = 0;
     std::uint32_t view = 0;
   };
 
-  // `driver` and `order` must outlive it; `order` knows all physical offsets, in pages of `page` bytes.
+  // `driver` and `order` must outlive it. `order` has marks for all physical offsets, in pages of `page` bytes.
   DeviceBackend(Driver& driver, StreamOrder& order, std::unique_ptr<Mapper> mapper, std::uint64_t own_begin,
                 std::uint64_t page)
       : order_(&order), mapper_(std::move(mapper)), own_begin_(own_begin), page_(page), driver_(&driver) {}
 
-  // The functions of a backend. For large sizes `create` first asks the device whether it has as much; it never creates
-  // more in total than `set_limit` allows. `destroy` gives back handles of an adopted arena too.
+  // The functions of plan::OnlineBackend. For large sizes, `create` first queries whether the device has so much free
+  // memory. It never creates more in total than `set_limit` allows. `destroy` also releases handles of an adopted
+  // arena.
   bool create(std::uint64_t at, std::span<Handle> handles) noexcept;
   bool destroy(std::uint64_t at, const Handle& handle) noexcept;
   bool map(plan::VirtualAddress begin, std::span<const Handle> handles) noexcept {
@@ -52,36 +53,34 @@ class DeviceBackend {
   bool make_ready(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->make_ready(ranges, ordinal(stream));
   }
-  bool make_ready_unless_soon(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
-    return order_->order_unless_soon(ranges, ordinal(stream));
+  bool make_ready_without_avoidable_wait(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
+    return order_->order_without_avoidable_wait(ranges, ordinal(stream));
   }
   bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
   bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->is_foreign(ranges, ordinal(stream));
   }
   [[nodiscard]] bool is_shared() const noexcept { return order_->has_several_users(); }
-  std::uint64_t number_free(plan::StreamIndex stream, bool serves_large) noexcept {
-    return order_->number_free(ordinal(stream), serves_large);
+  std::uint64_t assign_free_number(plan::StreamIndex stream, bool serves_large) noexcept {
+    return order_->assign_free_number(ordinal(stream), serves_large);
   }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
-      order_->cleared(ranges);
+      order_->clear_marks(ranges);
     } else {
-      order_->freed(ranges, ordinal(stream), free_number, false);
+      order_->mark_freed(ranges, ordinal(stream), free_number, false);
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
-  void poll_frees() noexcept { order_->look(); }
+  void poll_frees() noexcept { order_->poll(); }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t free_number) const noexcept {
     return order_->is_known_complete(free_number);
   }
   bool is_complete_up_to(std::uint64_t free_number) noexcept { return order_->is_complete(free_number); }
   [[nodiscard]] plan::MappingTime mapping_time() const noexcept {
-    const auto elapsed = std::chrono::steady_clock::now() - begin_;
-    return {static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
-            mapper_->nanoseconds()};
+    return {nanoseconds_since(begin_), mapper_->nanoseconds()};
   }
-  // What the device has free now, within the limit. Asks the driver.
+  // The free bytes of the device, within the limit. Queries the driver.
   [[nodiscard]] std::uint64_t room() const noexcept;
   [[nodiscard]] plan::Place place(const Block& block, plan::VirtualAddress begin) const noexcept {
     if (block.view != 0) return {block.view, block.address - address(begin)};
@@ -89,42 +88,41 @@ class DeviceBackend {
     return {0, block.address - planned_address(0)};
   }
 
-  // Pre, for bytes of the plan: they were adopted.
+  // The address of a place. Pre, for bytes of the plan: the arena was adopted.
   [[nodiscard]] CUdeviceptr address(plan::VirtualAddress place) const noexcept {
     if (place.space == plan::VirtualAddress::Space::Views) return mapper_->view(place.offset);
     return place.offset < own_begin_ ? planned_address(place.offset) : mapper_->home(place.offset - own_begin_);
   }
-  // Where the home view shows a physical offset.
+  // The address of a physical offset in the home view.
   [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept {
     return address({plan::VirtualAddress::Space::Home, at});
   }
-  // True for its own addresses, whatever is mapped there; those of the arena are not. Lock-free.
+  // True for addresses of its own reservation, which does not include the arena's. Lock-free.
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return mapper_->contains(address); }
   [[nodiscard]] bool is_of_plan(std::uint64_t at) const noexcept { return at < own_begin_; }
 
-  // From now on the physical offsets before its own are those of the plan's arena, which must outlive it.
+  // From now on, it knows the plan's arena, whose physical offsets precede its own. `arena` must outlive it.
   void adopt(Arena* arena) noexcept { arena_ = arena; }
 
-  // `peer` may touch what is mapped from now on; false: no host memory to remember it in. And, by `renew_access`, what
-  // is mapped there already. Neither is for the arena's memory.
+  // As for Mapper. Neither function changes the arena's memory.
   bool remember_peer(int peer) noexcept { return mapper_->remember_peer(peer); }
   CUresult renew_access(plan::VirtualAddress begin, std::uint64_t bytes) noexcept {
     return mapper_->renew_access(address(begin), bytes);
   }
 
-  // In bytes, without the arena's. The limit binds what is created from now on.
+  // The limit of created memory in bytes, without the arena's memory. It applies to memory that is created from now on.
   void set_limit(std::uint64_t bytes) noexcept { limit_ = bytes; }
-  // What may still be created within the limit.
+  // The bytes that may still be created within the limit.
   [[nodiscard]] std::uint64_t below_limit() const noexcept { return limit_ - std::min(created_bytes_, limit_); }
   [[nodiscard]] std::uint64_t created_bytes() const noexcept { return created_bytes_; }
   [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
 
-  // Gives the addresses back, as Mapper::close. Pre: everything was destroyed and unmapped.
+  // Releases the addresses, as Mapper::close. Pre: everything was destroyed and unmapped.
   void close() noexcept;
 
  private:
   static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
-  [[nodiscard]] bool device_has(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] bool device_has_free(std::uint64_t bytes) const noexcept;
   [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
 
   StreamOrder* order_;
@@ -132,7 +130,7 @@ class DeviceBackend {
   std::uint64_t own_begin_;
   std::uint64_t page_;
   Driver* driver_;
-  Arena* arena_ = nullptr;  // adopted
+  Arena* arena_ = nullptr;  // null: not adopted
   std::uint64_t created_bytes_ = 0;
   std::uint64_t limit_ = ~std::uint64_t{0};
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();

@@ -19,7 +19,7 @@ using plan::FreeSpace;
 using plan::Range;
 using plan::ViewCache;
 
-constexpr std::uint64_t kViewAddressesADevice = 16;  // addresses for views, in multiples of the home view's
+constexpr std::uint64_t kViewAddressFactor = 16;  // addresses for views, in multiples of the home view's
 
 // Three quarters of the physical offsets are for handles of large requests, the rest for those of small ones.
 plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range offsets, std::uint64_t page) {
@@ -48,7 +48,7 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
     return nullptr;
   }
   const std::uint64_t bytes = offset_bytes(total, page);
-  const std::uint64_t view_bytes = bytes * kViewAddressesADevice;
+  const std::uint64_t view_bytes = bytes * kViewAddressFactor;
   std::unique_ptr<Mapper> mapper = Mapper::create(driver, device, bytes, view_bytes, why);
   if (!mapper) return nullptr;
   const Range offsets{own_begin, own_begin + bytes};
@@ -75,7 +75,7 @@ void Dynamic::unmap_all() {
   for (const auto& [at, handle] : placement().handles()) {
     const Handle mapped{handle.bytes, handle.id};
     if (handle.planned || backend().destroy(at, mapped)) continue;
-    backend().destroy(at, mapped);  // tried again: this is the last chance
+    backend().destroy(at, mapped);  // there is no later attempt, so it is tried once more
   }
 }
 
@@ -83,7 +83,7 @@ void Dynamic::adopt(Arena* arena) {
   backend().adopt(arena);
   for (std::size_t handle = 0; handle < arena->handle_count(); ++handle) {
     const PhysicalRange range = arena->handle_range(handle);
-    placement().adopt_handle(range.begin, {range.end - range.begin, arena->handle_id(handle), true});
+    placement().adopt_handle(range.begin, {range.bytes(), arena->handle_id(handle), true});
   }
 }
 

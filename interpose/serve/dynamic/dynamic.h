@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dynamic sub-allocator of one device: serves what no plan covers. DESIGN: docs/design.md, "Serving", "Dynamic".
+// The dynamic sub-allocator of one device, which serves requests without a plan. DESIGN: docs/design.md, "Dynamic".
 #pragma once
 
 #include <cuda.h>
@@ -22,24 +22,23 @@ namespace stalloc::serve {
 
 using plan::Place;
 
-// The online allocator, which decides how requests are served, over a device's memory, and what only the run time does:
-// serving from the plan's arena, letting peers in. Of the heap's physical offsets (physical.h) [0, planned_bytes)
-// belong to the plan's arena, those behind to this class. Not thread-safe: the heap's lock covers it, except for
-// `contains`. Throws std::bad_alloc.
+// The online allocator, which decides how requests are served, over the memory of a device. This class adds what only
+// the library needs: serving from the plan's arena, and access for peers. The heap's physical offsets (physical.h) in
+// [0, planned_bytes) belong to the plan's arena, and later ones to this class. Not thread-safe, except for `contains`:
+// the heap's lock protects it. Functions that are not noexcept throw std::bad_alloc.
 class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
  public:
-  // `order` must outlive it and know all physical offsets. Nothing on failure, and `why` says in one line what was
-  // refused.
+  // `driver` and `order` must outlive it. `own_begin` is its first physical offset, `page` the granularity in bytes;
+  // `order` has marks for all physical offsets. On failure returns null, and `why` says in one line what was refused.
   static std::unique_ptr<Dynamic> create(Driver& driver, int device, const HeapOptions& options,
                                          std::uint64_t own_begin, std::uint64_t page, StreamOrder* order,
                                          std::string* why);
-  // As `close`.
   ~Dynamic() { close(); }
   Dynamic(const Dynamic&) = delete;
   Dynamic& operator=(const Dynamic&) = delete;
 
-  // Unmaps and gives back all of it. Idempotent; nothing but `contains`, `counts` and the figures may be asked
-  // afterwards. Pre: no work is pending that may touch it.
+  // Unmaps and releases everything. Idempotent. Afterwards, only `contains`, `counts` and the functions that return
+  // figures may be called. Pre: no pending work uses the memory.
   void close() noexcept;
 
   // How many physical offsets a device with `device_bytes` of memory needs.
@@ -48,30 +47,32 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return backend().contains(address); }
   // The address of a place.
   [[nodiscard]] CUdeviceptr address_of(Place place) const noexcept { return backend().address(address(place)); }
-  // The home address of a physical offset. Pre: it is not the plan's, or those were adopted.
+  // The address of a physical offset in the home view. Pre: it is not the plan's, or the arena was adopted.
   [[nodiscard]] CUdeviceptr home(std::uint64_t at) const noexcept { return backend().home(at); }
   // True for a place on adopted bytes of the plan.
   [[nodiscard]] bool is_of_plan(Place place) const noexcept {
     return place.view == 0 && backend().is_of_plan(place.offset);
   }
 
-  // The plan's memory serves dynamic requests from now on. Its free bytes come by `give`.
+  // From now on, the plan's memory can serve dynamic requests. Pass its free bytes to `add_free`. `arena` must outlive
+  // this object.
   void adopt(Arena* arena);
-  // These bytes of the plan are free, behind the work of `stream`. The order between streams must know of it already.
-  void give(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }
+  // Adds free bytes of the plan; requests of `stream` get them first. Their frees must be marked in the order already.
+  void add_free(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }
 
-  // Kernels of `peer` may touch this memory from now on, what is mapped and what will be.
+  // From now on, kernels of `peer` may access this memory, both what is mapped and what will be.
   CUresult grant_access(int peer) noexcept;
 
-  // From now on no memory is created beyond `bytes` held in total.
+  // As for DeviceBackend.
   void set_limit(std::uint64_t bytes) noexcept { backend().set_limit(bytes); }
   [[nodiscard]] std::uint64_t below_limit() const noexcept { return backend().below_limit(); }
 
-  // The handles at home, by physical offset: the plan's too once they were adopted.
+  // The handles by physical offset, including those of an adopted arena.
   [[nodiscard]] const plan::HandlePlacement::Handles& handles() const noexcept { return placement().handles(); }
-  // Of its own, without the plan's; the others with those, once they were adopted. In bytes.
+  // Figures in bytes. The physical memory is its own, without the plan's; the free bytes include those of an adopted
+  // arena.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return backend().created_bytes(); }
-  // Of that, in handles for small requests.
+  // The part of its physical memory in handles for small requests, and the physical offsets of such handles.
   [[nodiscard]] std::uint64_t bytes_for_small() const noexcept { return placement().bytes_for_small(); }
   [[nodiscard]] plan::Range offsets_for_small() const noexcept { return placement().options().small; }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement().free_bytes(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dynamic sub-allocator may do.
+// The options of a heap.
 #pragma once
 
 #include <cuda.h>
@@ -18,20 +18,21 @@ using plan::CrossStream;
 
 class EventOrder;
 
-// Told that what `Heap::free_when_over` freed is over: nothing uses it any more, and it is about to serve again.
-// `owner` is what that function was given. Called with the heap's lock held; must neither call the heap nor throw.
-using Over = void (*)(int device, CUdeviceptr address, StreamKey owner);
+// Called when a free of `Heap::free_when_complete` is complete: no work uses the bytes any more, and they will be used
+// again. `owner` is the argument of that function. Called with the heap's lock held: it must not call the heap and must
+// not throw.
+using FreeCompleteCallback = void (*)(int device, CUdeviceptr address, StreamKey owner);
 
 struct HeapOptions {
-  bool dynamic = true;          // false: what the plan does not serve belongs to the original allocator
-  bool plan_is_strict = false;  // a plan that is dropped ends the service: every later request is refused
+  bool dynamic = true;          // false: the original allocator serves every request without a slot
+  bool plan_is_strict = false;  // true: once the plan is dropped, every later request fails
   CrossStream cross_stream = plan::kDefaultCrossStream;
   plan::OnlinePolicy policy;
-  // When dynamic requests need more memory than this beside the plan, they use free bytes of the plan.
-  std::uint64_t beside_plan = std::uint64_t{16} << 20;
-  // Told when a second stream uses memory, so that there is order to learn; may be null. Must outlive the heap.
+  // When dynamic requests need more bytes than this beside the plan, they use free bytes of the plan.
+  std::uint64_t max_bytes_beside_plan = std::uint64_t{16} << 20;
+  // Tracks the program's events once a second stream uses memory. May be null. Must outlive the heap.
   EventOrder* events = nullptr;
-  Over over = nullptr;  // null: nobody is told
+  FreeCompleteCallback on_free_complete = nullptr;  // may be null
 };
 
 }  // namespace stalloc::serve

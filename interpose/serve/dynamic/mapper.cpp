@@ -10,10 +10,7 @@ namespace stalloc::serve {
 class Mapper::Timer {
  public:
   explicit Timer(std::uint64_t* sum) : sum_(sum), begin_(std::chrono::steady_clock::now()) {}
-  ~Timer() {
-    const auto passed = std::chrono::steady_clock::now() - begin_;
-    *sum_ += static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
-  }
+  ~Timer() { *sum_ += nanoseconds_since(begin_); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
@@ -26,7 +23,7 @@ std::unique_ptr<Mapper> Mapper::create(Driver& driver, int device, std::uint64_t
                                        std::string* why) {
   std::unique_ptr<Mapper> mapper(new Mapper(driver));
   mapper->device_ = device;
-  mapper->granted_ = {device};
+  mapper->devices_with_access_ = {device};
   mapper->home_bytes_ = home_bytes;
   const CUresult result = driver.reserve(&mapper->base_, home_bytes + view_bytes);
   if (result != CUDA_SUCCESS) {
@@ -42,16 +39,16 @@ Mapper::~Mapper() { close(); }
 void Mapper::close() noexcept {
   if (closed_) return;
   closed_ = true;
-  while (!lost_.empty()) {
-    const Lost lost = lost_.back();
-    lost_.pop_back();
-    if (driver_.unmap(lost.at, lost.handle.bytes) != CUDA_SUCCESS) {
-      forgot_ = true;
-    } else if (lost.unowned) {
-      release(lost.handle.id);
+  while (!failed_unmaps_.empty()) {
+    const FailedUnmap failed = failed_unmaps_.back();
+    failed_unmaps_.pop_back();
+    if (driver_.unmap(failed.at, failed.handle.bytes) != CUDA_SUCCESS) {
+      has_unremembered_ = true;
+    } else if (failed.unowned) {
+      release(failed.handle.id);
     }
   }
-  if (reserved_ != 0 && !forgot_) driver_.unreserve(base_, reserved_);
+  if (reserved_ != 0 && !has_unremembered_) driver_.unreserve(base_, reserved_);
 }
 
 CUresult Mapper::create_at(CUdeviceptr at, std::span<MappedHandle> handles) noexcept {
@@ -60,11 +57,11 @@ CUresult Mapper::create_at(CUdeviceptr at, std::span<MappedHandle> handles) noex
     ++calls_;
     const CUresult result = driver_.create(&handles[i].id, handles[i].bytes, device_);
     if (result == CUDA_SUCCESS) continue;
-    abandon(handles.first(i));
+    release_unused(handles.first(i));
     return result;
   }
   const CUresult result = map_all(at, handles);
-  if (result != CUDA_SUCCESS) abandon(handles);
+  if (result != CUDA_SUCCESS) release_unused(handles);
   return result;
 }
 
@@ -85,7 +82,7 @@ CUresult Mapper::map_all(CUdeviceptr at, std::span<const MappedHandle> handles) 
     end += handles[i].bytes;
   }
   ++calls_;
-  const CUresult result = driver_.set_access(at, end - at, granted_);
+  const CUresult result = driver_.set_access(at, end - at, devices_with_access_);
   if (result != CUDA_SUCCESS) unmap(at, handles);
   return result;
 }
@@ -97,7 +94,7 @@ bool Mapper::unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexce
     ++calls_;
     if (driver_.unmap(at, handle.bytes) != CUDA_SUCCESS) {
       all = false;
-      lose({at, handle, false});
+      remember_failed_unmap({at, handle, false});
     }
     at += handle.bytes;
   }
@@ -106,20 +103,20 @@ bool Mapper::unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexce
 
 bool Mapper::destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept {
   const Timer timer(&nanoseconds_);
-  if (!recover(handle.id)) return false;
+  if (!retry_unmaps(handle.id)) return false;
   ++calls_;
   if (driver_.unmap(at, handle.bytes) != CUDA_SUCCESS) return false;
   release(handle.id);
   return true;
 }
 
-// Releases handles that were created in vain.
-void Mapper::abandon(std::span<const MappedHandle> handles) noexcept {
+// Releases handles that could not be mapped. A handle that is still mapped somewhere is released by `close`.
+void Mapper::release_unused(std::span<const MappedHandle> handles) noexcept {
   for (const MappedHandle& handle : handles) {
-    const auto lost =
-        std::find_if(lost_.begin(), lost_.end(), [&](const Lost& it) { return it.handle.id == handle.id; });
-    if (lost != lost_.end()) {
-      lost->unowned = true;
+    const auto failed = std::find_if(failed_unmaps_.begin(), failed_unmaps_.end(),
+                                     [&](const FailedUnmap& it) { return it.handle.id == handle.id; });
+    if (failed != failed_unmaps_.end()) {
+      failed->unowned = true;
     } else {
       release(handle.id);
     }
@@ -131,32 +128,34 @@ void Mapper::release(CUmemGenericAllocationHandle id) noexcept {
   if (driver_.release(id) != CUDA_SUCCESS) driver_.release(id);
 }
 
-// Undoes lost mappings of a handle; false when the driver still refuses.
-bool Mapper::recover(CUmemGenericAllocationHandle id) noexcept {
-  std::erase_if(lost_, [&](const Lost& lost) {
-    return lost.handle.id == id && driver_.unmap(lost.at, lost.handle.bytes) == CUDA_SUCCESS;
+// Tries again to unmap a handle where that has failed before. False if the driver still refuses.
+bool Mapper::retry_unmaps(CUmemGenericAllocationHandle id) noexcept {
+  std::erase_if(failed_unmaps_, [&](const FailedUnmap& failed) {
+    return failed.handle.id == id && driver_.unmap(failed.at, failed.handle.bytes) == CUDA_SUCCESS;
   });
-  return std::none_of(lost_.begin(), lost_.end(), [&](const Lost& lost) { return lost.handle.id == id; });
+  return std::none_of(failed_unmaps_.begin(), failed_unmaps_.end(),
+                      [&](const FailedUnmap& failed) { return failed.handle.id == id; });
 }
 
-// Without host memory to note it, the reservation is kept for good.
-void Mapper::lose(const Lost& lost) noexcept {
+// If host memory is missing, the reservation is kept for good.
+void Mapper::remember_failed_unmap(const FailedUnmap& failed) noexcept {
   try {
-    lost_.push_back(lost);
+    failed_unmaps_.push_back(failed);
   } catch (const std::bad_alloc&) {
-    forgot_ = true;
+    has_unremembered_ = true;
   }
 }
 
 CUresult Mapper::renew_access(CUdeviceptr at, std::uint64_t bytes) noexcept {
   ++calls_;
-  return driver_.set_access(at, bytes, granted_);
+  return driver_.set_access(at, bytes, devices_with_access_);
 }
 
 bool Mapper::remember_peer(int device) noexcept {
-  if (std::find(granted_.begin(), granted_.end(), device) != granted_.end()) return true;
+  if (std::find(devices_with_access_.begin(), devices_with_access_.end(), device) != devices_with_access_.end())
+    return true;
   try {
-    granted_.push_back(device);
+    devices_with_access_.push_back(device);
     return true;
   } catch (const std::bad_alloc&) {
     return false;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses and physical memory of the dynamic sub-allocator: what calls the driver to create, map and unmap.
+// The addresses and the physical memory of the dynamic sub-allocator: creates, maps and unmaps handles by the driver.
 #pragma once
 
 #include <cuda.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,66 +15,72 @@
 
 namespace stalloc::serve {
 
-// A handle, and where in a contiguous range it is mapped or is to be.
+// The clock of the time that mapping takes.
+inline std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) noexcept {
+  const auto passed = std::chrono::steady_clock::now() - begin;
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
+}
+
+// A handle in a contiguous range of addresses. Handles in a list are mapped one after another.
 struct MappedHandle {
   std::uint64_t bytes = 0;
   CUmemGenericAllocationHandle id = 0;
 };
 
-// One reservation: addresses for the home view, then addresses for stitched views. Every function either does all that
-// it says or nothing, except for unmapping that the driver refuses: such addresses are not used again. Not thread-safe
-// but for `contains`.
+// One reservation: addresses for the home view, then addresses for stitched views. Every function does everything that
+// it says or nothing, except when the driver refuses to unmap; such addresses are not used again. Not thread-safe,
+// except for `contains`: the heap's lock protects it. Only `create` throws.
 class Mapper {
  public:
-  // `home_bytes` and `view_bytes` are multiples of the granularity. Nothing on failure; `why` says what was refused.
-  // Throws std::bad_alloc only.
+  // Reserves the addresses. `home_bytes` and `view_bytes` are multiples of the granularity; `driver` must outlive the
+  // mapper. On failure returns null, and `why` says what the driver refused. Throws std::bad_alloc.
   static std::unique_ptr<Mapper> create(Driver& driver, int device, std::uint64_t home_bytes, std::uint64_t view_bytes,
                                         std::string* why);
-  // As `close`.
-  ~Mapper();
+  ~Mapper();  // calls `close`
   Mapper(const Mapper&) = delete;
   Mapper& operator=(const Mapper&) = delete;
 
-  // Gives the addresses back. Idempotent; `contains` answers as before. Pre: everything was unmapped; what the driver
-  // refused to unmap is tried again.
+  // Releases the addresses, after it has tried again to unmap what the driver refused to unmap. Idempotent; `contains`
+  // still returns the same. Pre: everything was unmapped.
   void close() noexcept;
 
   [[nodiscard]] CUdeviceptr home(std::uint64_t offset) const noexcept { return base_ + offset; }
   [[nodiscard]] CUdeviceptr view(std::uint64_t offset) const noexcept { return base_ + home_bytes_ + offset; }
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return address - base_ < reserved_; }
 
-  // Creates a handle for each of `handles` (`bytes` is given, `id` is set) and maps them one behind the other.
+  // Creates a handle for each element (`bytes` is given, `id` is set) and maps them one after another.
   CUresult create_at(CUdeviceptr at, std::span<MappedHandle> handles) noexcept;
-  // Maps handles that exist one behind the other.
+  // Maps existing handles one after another.
   CUresult map_at(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
-  // Pre, of both: no work is pending that may touch the range. False when the driver refused: something is still
-  // mapped there.
+  // `unmap` unmaps handles; `destroy_at` unmaps and releases one. False if the driver refused: something is still
+  // mapped there. Pre of both: no pending work uses the range.
   bool unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
   bool destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept;
 
-  // `device` may touch everything that is mapped from now on, and, by `renew_access`, a mapped range. False: no host
-  // memory to remember it in.
+  // `remember_peer` lets `device` access everything that is mapped from now on; false: host memory is missing.
+  // `renew_access` applies this to a range that is mapped already.
   bool remember_peer(int device) noexcept;
   CUresult renew_access(CUdeviceptr at, std::uint64_t bytes) noexcept;
 
-  [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }              // create to unmap
-  [[nodiscard]] std::uint64_t nanoseconds() const noexcept { return nanoseconds_; }  // spent in them
+  // The driver calls that create, map, unmap and release, and the time spent in them.
+  [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }
+  [[nodiscard]] std::uint64_t nanoseconds() const noexcept { return nanoseconds_; }
 
  private:
   class Timer;
   // A mapping that the driver refused to undo.
-  struct Lost {
+  struct FailedUnmap {
     CUdeviceptr at = 0;
     MappedHandle handle;
-    bool unowned = false;  // nobody else knows the handle: release it too
+    bool unowned = false;  // the handle has no other owner and must be released, too
   };
 
   explicit Mapper(Driver& driver) : driver_(driver) {}
   CUresult map_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
-  void abandon(std::span<const MappedHandle> handles) noexcept;
+  void release_unused(std::span<const MappedHandle> handles) noexcept;
   void release(CUmemGenericAllocationHandle id) noexcept;
-  void lose(const Lost& lost) noexcept;
-  bool recover(CUmemGenericAllocationHandle id) noexcept;
+  void remember_failed_unmap(const FailedUnmap& failed) noexcept;
+  bool retry_unmaps(CUmemGenericAllocationHandle id) noexcept;
 
   Driver& driver_;
   int device_ = 0;
@@ -82,9 +89,9 @@ class Mapper {
   std::uint64_t reserved_ = 0;
   std::uint64_t calls_ = 0;
   std::uint64_t nanoseconds_ = 0;
-  std::vector<int> granted_;
-  std::vector<Lost> lost_;  // still mapped
-  bool forgot_ = false;     // something is still mapped that is not in lost_
+  std::vector<int> devices_with_access_;
+  std::vector<FailedUnmap> failed_unmaps_;  // still mapped
+  bool has_unremembered_ = false;           // something is still mapped that is not in failed_unmaps_
   bool closed_ = false;
 };
 

@@ -18,7 +18,7 @@ PoolIndex Figures::add_pool(CUmemoryPool pool) noexcept {
   *made = {};
   made->handle = pool;
   made->alive = true;
-  made->shown = shown_ != nullptr;
+  made->published = published_ != nullptr;
   return static_cast<PoolIndex>(made - pools_.begin());
 }
 
@@ -40,53 +40,53 @@ std::uint64_t Figures::release_threshold() const noexcept {
   return most;
 }
 
-void Figures::planned(std::uint64_t bytes, PoolIndex pool) noexcept {
+void Figures::add_planned(std::uint64_t bytes, PoolIndex pool) noexcept {
   ++counts_.planned_requests;
   live_.planned += bytes;
   served(bytes, pool);
 }
 
-void Figures::planned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+void Figures::remove_planned(std::uint64_t bytes, PoolIndex pool) noexcept {
   live_.planned -= bytes;
   served_freed(bytes, pool);
 }
 
-void Figures::unplanned(std::uint64_t bytes, PoolIndex pool) noexcept {
+void Figures::add_unplanned(std::uint64_t bytes, PoolIndex pool) noexcept {
   ++counts_.unplanned_requests;
   if (bytes >= kLargeBytes) ++counts_.unplanned_large_requests;
   live_.unplanned += bytes;
   added(bytes, pool);
 }
 
-void Figures::unplanned_freed(std::uint64_t bytes, PoolIndex pool) noexcept {
+void Figures::remove_unplanned(std::uint64_t bytes, PoolIndex pool) noexcept {
   live_.unplanned -= bytes;
   removed(bytes, pool);
 }
 
-void Figures::show_in(ShownFigures* shown) noexcept {
-  shown_ = shown;
-  for (Pool& pool : pools_) pool.shown = true;
-  ShownFigures::set(&shown->served, 1);
-  ShownFigures::set(&shown->misses, counts_.misses);
-  show_requests();
-  physical_is(counts_.physical);
+void Figures::publish_in(PublishedFigures* published) noexcept {
+  published_ = published;
+  for (Pool& pool : pools_) pool.published = true;
+  PublishedFigures::set(&published->served, 1);
+  PublishedFigures::set(&published->misses, counts_.misses);
+  publish_requests();
+  set_physical(counts_.physical);
 }
 
-void Figures::show_requests() noexcept {
-  ShownFigures::set(&shown_->live, live());
-  ShownFigures::set(&shown_->live_peak, live_.peak);
-  ShownFigures::set(&shown_->served_live_peak, live_.served_peak);
-  ShownFigures::set(&shown_->planned_requests, counts_.planned_requests);
-  ShownFigures::set(&shown_->dynamic_requests, live_.dynamic_requests);
-  ShownFigures::set(&shown_->unplanned_requests, counts_.unplanned_requests);
+void Figures::publish_requests() noexcept {
+  PublishedFigures::set(&published_->live, live());
+  PublishedFigures::set(&published_->live_peak, live_.peak);
+  PublishedFigures::set(&published_->served_live_peak, live_.served_peak);
+  PublishedFigures::set(&published_->planned_requests, counts_.planned_requests);
+  PublishedFigures::set(&published_->dynamic_requests, live_.dynamic_requests);
+  PublishedFigures::set(&published_->unplanned_requests, counts_.unplanned_requests);
 }
 
-void Figures::physical_is(std::uint64_t bytes) noexcept {
+void Figures::set_physical(std::uint64_t bytes) noexcept {
   counts_.physical = bytes;
   counts_.physical_peak = std::max(counts_.physical_peak, bytes);
-  if (shown_ != nullptr) {
-    ShownFigures::set(&shown_->physical, bytes);
-    ShownFigures::set(&shown_->physical_peak, counts_.physical_peak);
+  if (published_ != nullptr) {
+    PublishedFigures::set(&published_->physical, bytes);
+    PublishedFigures::set(&published_->physical_peak, counts_.physical_peak);
   }
   for (std::size_t i = 0; i < pool_count_; ++i) {
     pools_[i].reserved_high = std::max(pools_[i].reserved_high, reserved(static_cast<PoolIndex>(i)));

@@ -1,57 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-// A heap's life, and the way of an allocation and of a free. Each takes the heap's lock once, unless memory is scarce.
+// Creation and end of a heap, allocations, and frees. An allocation or a free takes the heap's lock once, unless memory
+// is scarce or an event has to be recorded.
 //
 // An allocation:
 //
-//   1. `allocate` asks whether the stream is being captured, and takes the lock.
-//   2. Fast path: programs make tensors and drop them at once, over and over. So where there is no plan, the latest
-//      free is deferred, and a request of its size on its stream has the block back as it was
-//      (`Dynamic::deferred_serves`, `reuse_deferred`).
-//   3. Everything else goes through `allocate_slow_path` to `serve`, which first makes known what is free:
-//      `complete_deferred_free`, and `look_at_pending_frees` for what waited for an event.
-//   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves it.
-//   5. `Planned::next` names the slot that the plan has for the request, if any. `admit` finds the indices of stream
-//      and pool, and room in the table of what is live; where it fails, CUDA serves the request.
-//   6. `serve_slot` takes exactly the slot's bytes, if all are free and can be ordered on the stream: from the plan's
-//      free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
-//      (`Dynamic::take_exactly`). Else, before the plan's body begins, `serve_spare` takes a slot of the request's size
-//      that the plan never frees (`Planned::offer_spare`).
-//   7. `serve_dynamic` serves what has no slot, or whose slot is taken. It merges the plan's free bytes before memory
-//      grows much beside them (`needs_bytes_of_plan`, `merge`), and asks `Dynamic::allocate`.
-//   8. `serve_under_pressure` (heap_pressure.cpp) is tried last, when the driver gives no more memory.
-//   9. What is not served is answered by CUDA, and the caller reports that by `note_unplanned`.
+//   1. `allocate` checks whether the stream is being captured, and takes the lock.
+//   2. Fast path: programs often free a tensor and then allocate one of the same size. So without a plan, the latest
+//      free is deferred, and a request of its size on its stream gets the same block (`Dynamic::deferred_serves`,
+//      `reuse_deferred`).
+//   3. Every other request goes through `allocate_slow_path` to `serve`. It first completes the deferred free
+//      (`complete_deferred_free`), and collects pending frees if it is time (`PendingFrees::streams_to_query`).
+//   4. A captured request belongs to its graph: `Planned::pass_through` moves the cursor, and CUDA serves the request.
+//   5. `Planned::next` returns the slot that the plan has for the request, if any. `admit` finds the indices of the
+//      stream and the pool, and reserves an entry in the live table. If that fails, CUDA serves the request.
+//   6. `serve_slot` takes exactly the slot's bytes if all of them are free and can be ordered on the stream: from the
+//      plan's free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
+//      (`Dynamic::take_exactly`). Otherwise, before the plan's body begins, `serve_spare` takes a slot of the request's
+//      size that the plan never frees (`Planned::offer_spare`).
+//   7. `serve_dynamic` serves a request that has no slot or whose slot is taken. It merges the plan's free bytes before
+//      memory grows much beside them (`needs_bytes_of_plan`, `merge`), and calls `Dynamic::allocate`.
+//   8. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
+//   9. CUDA serves every other request, and the caller reports that by `note_unplanned`.
 //
-// `allocate_sync` has the steps from 3 on, for all streams at once.
+// `allocate_sync` does the steps from 3 on, for all streams at once.
 //
 // A free:
 //
-//   1. `free_async` asks whether the stream is being captured, and takes the lock.
-//   2. Fast path: without a plan, and on the stream that was looked up last, the free is deferred
-//      (`Dynamic::defer_free`).
-//   3. Else `free_slow_path` finds the stream's index (`StreamOrder::ordinal`), takes the block out of the table of
-//      what is live, and calls `forget` for the figures and `give_back` for the bytes. `give_back` marks them with the
-//      stream and the number of the free (`StreamOrder::freed`). Then they are among the plan's free
-//      bytes (`Planned::release`) or the dynamic sub-allocator's (`Dynamic::give`, `Dynamic::free`).
-//   4. Where others cannot be ordered behind the stream, `free_behind_event` records an event, and `give_back` follows
-//      when `collect_pending_frees` finds the event over. `free_when_over` asks for that.
-//   5. `free_used` does what `free_slow_path` does, for a block that another stream may still work on, and then has the
-//      bytes marked with both streams (`StreamOrder::also_used`).
+//   1. `free_async` checks whether the stream is being captured, and takes the lock.
+//   2. Fast path: without a plan, a free on the stream that was looked up last is deferred (`Dynamic::defer_free`).
+//   3. Otherwise `free_slow_path` finds the stream's ordinal (`StreamOrder::ordinal`), removes the block from the live
+//      table and the figures, and calls `make_reusable`. That marks the bytes with the stream and the number of the
+//      free
+//      (`StreamOrder::mark_freed`) and adds them to the free bytes of the plan (`Planned::release`) or of the dynamic
+//      sub-allocator (`Dynamic::add_free`, `Dynamic::free`).
+//   4. If other streams cannot be ordered after the stream, `free_after_event` records an event, and
+//      `collect_pending_frees` calls `make_reusable` when the event has completed. `free_when_complete` always does so.
+//   5. `free_with_user` does what `free_slow_path` does, and then marks the bytes with both streams
+//      (`StreamOrder::mark_also_used`).
 //
-// `free_sync` waits for the context without the lock (`FreeFence::wait`); the bytes are then free for every stream, and
-// `release_freed` gives their handles back to the device.
+// `free_sync` waits for the context without the lock (`FreeFence::wait`). The bytes are then free for every stream, and
+// `release_freed_handles` returns their handles to the device.
 #include "interpose/serve/heap/heap.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace stalloc::serve {
 
-// How the heap's physical offsets (physical.h) are divided: the plan's first, the dynamic sub-allocator's behind them.
+// How the heap's physical offsets (physical.h) are divided: first the plan's, then the dynamic sub-allocator's. In
+// bytes.
 struct Heap::Offsets {
   std::uint64_t page = 0;
   std::uint64_t dynamic_page = 0;
@@ -62,21 +66,16 @@ struct Heap::Offsets {
 
 namespace {
 
-std::optional<CUdeviceptr> when_served(CUdeviceptr address) {
+std::optional<CUdeviceptr> none_if_zero(CUdeviceptr address) {
   return address == 0 ? std::nullopt : std::optional(address);
-}
-
-std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) {
-  const auto passed = std::chrono::steady_clock::now() - begin;
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
 }
 
 }  // namespace
 
-// --- the beginning and the end ---
+// --- creation and end ---
 
 std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
-                                   const HeapOptions& options, std::string* why, Notice notice) noexcept {
+                                   const HeapOptions& options, std::string* why, LogFunction log) noexcept {
   try {
     const auto begin = std::chrono::steady_clock::now();
     const bool places_any = plan != nullptr && plan->physical_bytes > 0;
@@ -87,7 +86,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
       *why = "the driver does not describe the device's memory";
       return nullptr;
     }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, notice));
+    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, log));
     if (options.dynamic) {
       heap->dynamic_ =
           Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);
@@ -124,50 +123,49 @@ std::optional<Heap::Offsets> Heap::divide_offsets(Driver& driver, int device, co
 }
 
 Heap::Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
-           const Offsets& offsets, Notice notice)
+           const Offsets& offsets, LogFunction log)
     : driver_(driver),
       device_bytes_(offsets.device_bytes),
       device_(device),
       context_(context),
-      notice_(notice),
+      log_(log),
       planned_(std::move(planned)),
       options_(options),
       fence_(driver, context),
       order_(driver, context, offsets.bytes, offsets.page, options.events),
-      pending_frees_(driver) {}
+      pending_frees_(driver, device, context, options.on_free_complete) {}
 
 Heap::~Heap() {
   if (!close()) close_after_context();
-  dynamic_.reset();  // before order_, which it knows: both are declared in the order that the cache wants
+  dynamic_.reset();  // before order_, which it refers to; the order of the members is chosen for the cache
 }
 
-// A thread that waits without the lock finds the heap closed when it takes the lock again.
-void Heap::end_service() noexcept {
-  const Lock lock(*this);
+// A thread that waits without the lock finds the heap closed when it has the lock again.
+void Heap::stop_serving() noexcept {
+  const CompletingLock lock(*this);
   closed_.store(true, std::memory_order_release);
   live_.clear();
   unplanned_.clear();
-  if (shown_ != nullptr) ShownFigures::set(&shown_->live, 0);
+  if (published_ != nullptr) PublishedFigures::set(&published_->live, 0);
 }
 
 bool Heap::close() noexcept {
-  end_service();
+  stop_serving();
   const ContextScope scope(driver_, context_);
-  if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // unmapping asks for it
-  const Look look(mutex_);
-  give_back_all(true);
+  if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // memory in use cannot be unmapped
+  const PlainLock lock(mutex_);
+  release_all(true);
   return true;
 }
 
 void Heap::close_after_context() noexcept {
-  end_service();
-  const Look look(mutex_);
-  give_back_all(false);
+  stop_serving();
+  const PlainLock lock(mutex_);
+  release_all(false);
 }
 
-void Heap::give_back_all(bool context_lives) noexcept {
-  pending_frees_.each([&](PendingFrees::Free& free) { tell_over(free); });
-  pending_frees_.clear(context_, context_lives);
+void Heap::release_all(bool context_lives) noexcept {
+  pending_frees_.clear(context_lives);
   fence_.close(context_lives);
   if (dynamic_) dynamic_->close();
   planned_.close();
@@ -186,20 +184,20 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   bool capturing = false;
   if (driver_.is_capturing(stream.handle, &capturing) != CUDA_SUCCESS) capturing = true;
   std::unique_lock lock(mutex_);
-  const bool fits = dynamic_ && !capturing && dynamic_->deferred_serves(rounded(bytes), order_.latest(stream));
+  const bool fits = dynamic_ && !capturing && dynamic_->deferred_serves(rounded(bytes), order_.latest_ordinal(stream));
   const PoolIndex index = fits ? figures_.pool_index(pool) : kNoPool;
   if (index == kNoPool) [[unlikely]] {
     return allocate_slow_path(std::move(lock), bytes, &stream, pool, capturing, exhausted);
   }
   const DeviceBackend::Block& block = dynamic_->reuse_deferred();
   live_.insert(
-      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest(stream)});  // it had room before
-  figures_.dynamic(bytes, index);
+      {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest_ordinal(stream)});  // its free left room
+  figures_.add_dynamic(bytes, index);
   return block.address;
 }
 
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
-  // The free of this block will wait as CUDA's own does, which the fence must be prepared for.
+  // The free of this block will wait for the context; the fence must be able to do that on a full device.
   if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
   return allocate_slow_path(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
@@ -209,45 +207,44 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
                                                                       CUmemoryPool pool, bool capturing,
                                                                       bool* exhausted) noexcept {
   try {
-    return when_served(serve(std::move(lock), bytes, stream, pool, capturing, exhausted));
+    return none_if_zero(serve(std::move(lock), bytes, stream, pool, capturing, exhausted));
   } catch (const std::bad_alloc&) {
     return std::nullopt;
   }
 }
 
-// `stream` null: for all streams at once.
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
   complete_deferred_free();
-  look_at_pending_frees();
+  if (const std::size_t streams = pending_frees_.streams_to_query(); streams != 0) collect_pending_frees(streams);
   if (capturing) {
     planned_.pass_through(bytes);
     return 0;
   }
   CUdeviceptr served = 0;
-  Ask ask;
+  Request request;
   bool admitted = false;
   const Cursor::Next next = planned_.next(bytes);
-  if (next.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &ask);
-  if (admitted && next.answer == Cursor::Answer::Serve) served = serve_slot(next.slot, ask);
-  if (admitted && served == 0) served = serve_spare(ask);
+  if (next.answer != Cursor::Answer::Original) admitted = admit(bytes, stream, pool, &request);
+  if (admitted && next.answer == Cursor::Answer::Serve) served = serve_slot(next.slot, request);
+  if (admitted && served == 0) served = serve_spare(request);
   const bool dropped_now = planned_.drop_if_unfit();
   if (dropped_now && options_.plan_is_strict) refuses_.store(true);
-  if (admitted && served == 0 && dynamic_) served = serve_dynamic(ask, false);
+  if (admitted && served == 0 && dynamic_) served = serve_dynamic(request, false);
   lock.unlock();
   if (dropped_now) [[unlikely]]
-    tell_misfit();
+    log_dropped_plan();
   if (served != 0) return served;
   if (!admitted || !dynamic_) return 0;
-  served = serve_under_pressure(stream, pool, ask);
+  served = serve_under_pressure(stream, pool, request);
   if (served == 0 && exhausted != nullptr) *exhausted = true;
   return served;
 }
 
-// Without the lock: a plan that is dropped stays so, and with it the first difference.
-void Heap::tell_misfit() const noexcept {
-  if (notice_ == nullptr) return;
+// Logs that the plan was dropped. Called without the lock: after a plan was dropped, its first difference is constant.
+void Heap::log_dropped_plan() const noexcept {
+  if (log_ == nullptr) return;
   char where[128] = "";
   if (const auto difference = planned_.first_difference()) {
     char planned[48] = "has ended";
@@ -261,108 +258,122 @@ void Heap::tell_misfit() const noexcept {
   char text[256];
   std::snprintf(text, sizeof text,
                 "the plan does not fit this program and is no longer used (was it made from another run?)%s", where);
-  notice_(text);
+  log_(text);
 }
 
-// False when the request cannot be tracked: a stream of another context, too many streams or pools, no host memory.
-bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask) {
-  ask->bytes = bytes;
+// Fills `request`. False if the request cannot be tracked: its stream belongs to another context, there are too many
+// streams or pools, or host memory is missing.
+bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request) {
+  request->bytes = bytes;
   if (!live_.reserve_one()) return false;
   if (stream == nullptr) return true;
-  ask->stream = order_.ordinal(*stream, true);
-  ask->pool = figures_.pool_index(pool);
-  return ask->stream != kNoStream && ask->pool != kNoPool;
+  request->stream = order_.ordinal(*stream, true);
+  request->pool = figures_.pool_index(pool);
+  return request->stream != kNoStream && request->pool != kNoPool;
 }
 
-CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Ask& ask) {
-  CUdeviceptr address = take_slot(slot, ask);
-  if (address == 0 && collect_pending_frees()) address = take_slot(slot, ask);
-  if (address == 0) figures_.slot_refused();
+CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Request& request) {
+  CUdeviceptr address = take_slot(slot, request);
+  if (address == 0 && collect_pending_frees(PendingFrees::kStreamsPerQuery)) address = take_slot(slot, request);
+  if (address == 0) figures_.count_refused_slot();
   return address;
 }
 
-CUdeviceptr Heap::serve_spare(const Ask& ask) {
+CUdeviceptr Heap::serve_spare(const Request& request) {
   CUdeviceptr address = 0;
-  const bool served = planned_.offer_spare(ask.bytes, [&](std::uint32_t slot) {
-    address = take_slot(slot, ask);
+  const bool served = planned_.offer_spare(request.bytes, [&](std::uint32_t slot) {
+    address = take_slot(slot, request);
     return address != 0;
   });
-  if (served) figures_.spare_slot_taken();
+  if (served) figures_.count_spare_slot();
   return address;
 }
 
-// 0: its bytes are taken, or cannot be ordered on the request's stream.
-CUdeviceptr Heap::take_slot(std::uint32_t slot, const Ask& ask) {
+// Returns 0 if some bytes of the slot are taken, or if the request's stream cannot be ordered after their frees.
+CUdeviceptr Heap::take_slot(std::uint32_t slot, const Request& request) {
   const PhysicalRanges wanted = planned_.ranges(slot);
-  if (planned_.kept_bytes() > 0) dynamic_->give(planned_.give_up_kept(wanted), ask.stream);
-  const bool taken = planned_.keeps_free_bytes() ? planned_.take(wanted, order_, ask.stream)
-                                                 : dynamic_->take_exactly(wanted, ask.stream);
+  if (planned_.withheld_bytes() > 0) dynamic_->add_free(planned_.take_withheld(wanted), request.stream);
+  const bool taken = planned_.tracks_free_bytes() ? planned_.take(wanted, order_, request.stream)
+                                                  : dynamic_->take_exactly(wanted, request.stream);
   if (!taken) return 0;
   const CUdeviceptr address = planned_.address(slot);
-  live_.insert({address, ask.bytes, slot, Origin::Plan, ask.pool, ask.stream});
-  figures_.planned(ask.bytes, ask.pool);
-  if (!pending_frees_.empty()) figures_.still_used(pending_frees_.bytes());
+  live_.insert({address, request.bytes, slot, Origin::Plan, request.pool, request.stream});
+  figures_.add_planned(request.bytes, request.pool);
+  if (!pending_frees_.empty()) figures_.count_freed_in_use(pending_frees_.bytes());
   return address;
 }
 
-CUdeviceptr Heap::serve_dynamic(const Ask& ask, bool last_resort) {
-  if (needs_bytes_of_plan(ask)) merge(ask.stream);
-  const bool keeps = planned_.kept_bytes() > 0;
-  if (keeps && (last_resort || planned_.is_dropped() || dynamic_->largest_free() < rounded(ask.bytes))) {
-    dynamic_->give(planned_.give_up_kept(), ask.stream);
+CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
+  if (needs_bytes_of_plan(request)) merge(request.stream);
+  const bool keeps = planned_.withheld_bytes() > 0;
+  if (keeps && (last_resort || planned_.is_dropped() || dynamic_->largest_free() < rounded(request.bytes))) {
+    dynamic_->add_free(planned_.take_withheld(), request.stream);
   }
   std::optional<Place> place;
   if (!pending_frees_.empty()) {
-    place = dynamic_->allocate_mapped(rounded(ask.bytes), ask.stream);
-    if (!place) collect_pending_frees(kAllStreams);
+    place = dynamic_->allocate_mapped(rounded(request.bytes), request.stream);
+    if (!place) collect_pending_frees(PendingFrees::kAllStreams);
   }
-  if (!place) place = dynamic_->allocate(rounded(ask.bytes), ask.stream, last_resort);
+  if (!place) place = dynamic_->allocate(rounded(request.bytes), request.stream, last_resort);
   update_physical();
   if (!place) return 0;
   const CUdeviceptr address = dynamic_->address_of(*place);
-  live_.insert({address, ask.bytes, place->view, Origin::Dynamic, ask.pool, ask.stream});
-  figures_.dynamic(ask.bytes, ask.pool);
-  if (!pending_frees_.empty()) figures_.still_used(pending_frees_.bytes());
-  if (dynamic_->is_of_plan(*place)) figures_.borrowed();
+  live_.insert({address, request.bytes, place->view, Origin::Dynamic, request.pool, request.stream});
+  figures_.add_dynamic(request.bytes, request.pool);
+  if (!pending_frees_.empty()) figures_.count_freed_in_use(pending_frees_.bytes());
+  if (dynamic_->is_of_plan(*place)) figures_.count_borrow();
   return address;
 }
 
-bool Heap::needs_bytes_of_plan(const Ask& ask) const {
-  if (!planned_.keeps_free_bytes() || ask.stream == kNoStream) return false;
-  return planned_.is_dropped() || dynamic_->physical_bytes() + ask.bytes > options_.beside_plan;
+bool Heap::needs_bytes_of_plan(const Request& request) const {
+  if (!planned_.tracks_free_bytes() || request.stream == kNoStream) return false;
+  return planned_.is_dropped() || dynamic_->physical_bytes() + request.bytes > options_.max_bytes_beside_plan;
 }
 
-// From now on the dynamic sub-allocator tracks the plan's free bytes as well. Slots are still served where their bytes
-// are free, but at the cost of dynamic requests, so this is done only when dynamic requests need the bytes. What the
-// plan keeps back then serves them as soon as they find no other room.
+// From now on, the dynamic sub-allocator also tracks the plan's free bytes. Slots are still served if their bytes are
+// free, but a planned request then costs as much as a dynamic one. So this is done only when dynamic requests need the
+// bytes. Withheld bytes are used only when a dynamic request finds no other place.
 void Heap::merge(StreamOrdinal stream) {
   try {
     Planned::FreeBytes free = planned_.hand_over();
     dynamic_->adopt(planned_.arena());
-    dynamic_->give(free.handed_over, stream);
-    planned_.keep_back(std::move(free.kept));
+    dynamic_->add_free(free.handed_over, stream);
+    planned_.withhold(std::move(free.withheld));
   } catch (const std::bad_alloc&) {
-    // Bytes that were not handed over stay unused.
+    // Bytes that were not handed over are not used any more.
   }
 }
 
 // --- frees ---
+
+// Removes a live range from the table and the figures. False: none starts at `address`. Inlined, since every free that
+// is not deferred calls it.
+[[gnu::always_inline]] inline bool Heap::remove_live(CUdeviceptr address, LiveEntry* entry) noexcept {
+  if (!live_.erase(address, entry)) return false;
+  if (entry->origin == Origin::Plan) {
+    figures_.remove_planned(entry->bytes, entry->pool);
+  } else {
+    figures_.remove_dynamic(entry->bytes, entry->pool);
+  }
+  return true;
+}
 
 CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
   bool capturing = false;
   if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(mutex_);
-  // What is asked of the order between streams must not give the ordinal of a deferred free to another stream, and the
-  // event of a free on a thread's own stream is recorded at once.
+  // The free is deferred only if the stream was looked up last: another look-up could assign its ordinal to another
+  // stream before the free is completed. A free on a thread's own stream is not deferred, since its event must be
+  // recorded by this thread.
   const bool known = context_is_current || !stream.is_default();
-  const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest(stream) : kNoStream;
+  const StreamOrdinal ordinal = known && !planned_.exists() ? order_.latest_ordinal(stream) : kNoStream;
   if (ordinal == kNoStream || stream.is_per_thread()) [[unlikely]] {
     return free_slow_path(std::move(lock), address, stream, context_is_current);
   }
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  figures_.dynamic_freed(entry.bytes, entry.pool);
+  figures_.remove_dynamic(entry.bytes, entry.pool);
   try {
     dynamic_->defer_free({entry.address, entry.place}, rounded(entry.bytes), ordinal);
   } catch (const std::bad_alloc&) {
@@ -384,17 +395,14 @@ void Heap::complete_deferred_free_now() noexcept {
   complete_deferred_free();
   if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
     LiveEntry entry;
-    if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-    forget(entry);
-    give_back(entry, ordinal);
+    if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+    make_reusable(entry, ordinal);
     return CUDA_SUCCESS;
   }
-  if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  lock.unlock();
-  return free_behind_event(address, stream, std::nullopt);
+  return free_after_event(std::move(lock), address, stream, std::nullopt);
 }
 
-CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
+CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept {
   bool capturing = false;
   if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
   if (capturing) return CUDA_ERROR_INVALID_VALUE;
@@ -403,193 +411,137 @@ CUresult Heap::free_used(CUdeviceptr address, StreamKey stream, StreamKey user) 
   if (stream == user) return free_slow_path(std::move(lock), address, stream, true);
   const StreamOrdinal user_ordinal = order_.ordinal_of_user(user, true);
   const StreamOrdinal ordinal = order_.ordinal(stream, true);
-  // The second look-up may have given the first one's ordinal away.
+  // The second look-up may have assigned the first one's ordinal to its own stream.
   if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
-  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  forget(entry);
+  if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   try {
     const PhysicalRanges freed = ranges(entry);
-    const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // they outlive the view
-    give_back(entry, ordinal);
-    order_.also_used(used, ordinal, user_ordinal);
+    const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // a copy: the free may remove the view
+    make_reusable(entry, ordinal);
+    order_.mark_also_used(used, ordinal, user_ordinal);
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
   return CUDA_SUCCESS;
 }
 
-CUresult Heap::free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
-  {
-    const Lock lock(*this);
-    if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  }
-  return free_behind_event(address, stream, owner);
+CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
+  std::unique_lock lock(mutex_);
+  return free_after_event(std::move(lock), address, stream, owner);
 }
 
-// For a stream that others cannot be ordered behind (of another context, or one too many), or should not wait for. An
-// event behind the free tells when the bytes can be used again.
-CUresult Heap::free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
+// Frees a block on a stream that other streams cannot be ordered after (it belongs to another context, or there are too
+// many streams) or should not wait for. The bytes can be used again when an event that is recorded now has completed.
+// Releases the lock while it records the event. Without an `owner` the callback is not called.
+CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                                std::optional<StreamKey> owner) noexcept {
+  if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  lock.unlock();
   PendingFrees::Free free;
   free.owner = owner;
   CUcontext context = nullptr;
-  CUresult result = record_behind(stream, &context, &free.event);
+  CUresult result = pending_frees_.record_event(stream, &context, &free.event);
   if (result != CUDA_SUCCESS) return result;
-  {
-    const Lock lock(*this);
-    if (owner) free.preferred = order_.ordinal(*owner);
-    if (live_.erase(address, &free.entry)) {
-      forget(free.entry);
-      try {
-        pending_frees_.add(context, stream, free);
-        return CUDA_SUCCESS;
-      } catch (const std::bad_alloc&) {
-        // The bytes stay taken for good.
-      }
-    } else {
-      result = CUDA_ERROR_INVALID_VALUE;
+  lock.lock();
+  complete_deferred_free();
+  if (owner) free.preferred = order_.ordinal(*owner);
+  if (remove_live(address, &free.entry)) {
+    try {
+      pending_frees_.add(context, stream, free);
+      return CUDA_SUCCESS;
+    } catch (const std::bad_alloc&) {
+      // The bytes are not used any more.
     }
+  } else {
+    result = CUDA_ERROR_INVALID_VALUE;
   }
+  lock.unlock();
   driver_.destroy_event(free.event);
   return result;
 }
 
-// Records an event on `stream`; `context` is the one that the event is of. The streams of a green context accept events
-// of its primary context: these are still there when the green context has been destroyed, while its work may go on. So
-// the heap's context is tried before the stream's own.
-CUresult Heap::record_behind(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
-  CUcontext of_stream = nullptr;
-  CUresult result = driver_.stream_context(stream.handle, &of_stream);
-  if (result != CUDA_SUCCESS) return result;
-  const ContextScope scope(driver_, of_stream);  // by its name, a default stream is the current context's
-  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
-  for (const CUcontext each : {context_, of_stream}) {
-    result = create_event(each, event);
-    if (result == CUDA_SUCCESS) {
-      *context = each;
-      result = driver_.record_event(*event, stream.handle);
-      if (result == CUDA_SUCCESS) return result;
-      driver_.destroy_event(*event);
-    }
-    if (each == of_stream) break;
-  }
-  return result;
-}
-
-CUresult Heap::create_event(CUcontext context, CUevent* event) noexcept {
-  const ContextScope scope(driver_, context);
-  return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-// Collects them at every so many requests, since a query costs as much as a request, and at the first one after the
-// program has synchronised, since it may count on what it knows to be over. A request that would map memory, or that
-// finds its slot taken, collects them in any case.
-void Heap::look_at_pending_frees() {
-  constexpr std::uint32_t kRequestsBetween = 16;
-  if (pending_frees_.empty()) return;
-  const bool synchronized = synchronized_.exchange(false, std::memory_order_relaxed);
-  if (!synchronized && requests_until_collected_-- > 0) return;
-  requests_until_collected_ = kRequestsBetween - 1;
-  collect_pending_frees(synchronized ? kAllStreams : kFewStreams);
-}
-
-// Gives back the blocks whose events have completed; false when there are none.
-bool Heap::collect_pending_frees(std::size_t most) {
-  return pending_frees_.collect(most, [&](PendingFrees::Free& free) {
-    tell_over(free);
-    give_back(free.entry, kNoStream, free.preferred);
-  });
+// Makes the blocks reusable whose events have completed. False if there are none. Not inlined, so that the code of
+// requests without pending frees stays short.
+[[gnu::noinline]] bool Heap::collect_pending_frees(std::size_t max_streams) {
+  return pending_frees_.collect(
+      max_streams, [&](const PendingFrees::Free& free) { make_reusable(free.entry, kNoStream, free.preferred); });
 }
 
 bool Heap::wait_for_pending_frees() noexcept {
-  constexpr std::chrono::microseconds kBetweenQueries(20);  // short beside the work that is waited for
-  std::optional<std::uint64_t> newest;
+  constexpr std::chrono::microseconds kBetweenQueries(20);  // short compared with the work that is waited for
+  std::optional<std::uint64_t> latest_number;
   bool any = false;
   for (;;) {
     {
-      const Lock lock(*this);
-      if (!newest) newest = pending_frees_.newest();
-      any |= collect_pending_frees(kAllStreams);
-      if (!pending_frees_.may_complete(*newest)) return any;
+      const CompletingLock lock(*this);
+      if (!latest_number) latest_number = pending_frees_.latest_number();
+      any |= collect_pending_frees(PendingFrees::kAllStreams);
+      if (!pending_frees_.may_complete(*latest_number)) return any;
     }
     std::this_thread::sleep_for(kBetweenQueries);
   }
 }
 
-void Heap::context_ends(CUcontext context) noexcept {
-  const Look look(mutex_);
-  pending_frees_.context_ends(context);
+void Heap::before_context_end(CUcontext context) noexcept {
+  const PlainLock lock(mutex_);
+  pending_frees_.before_context_end(context);
 }
 
-void Heap::context_ended(CUcontext context, bool ended) noexcept {
-  const Look look(mutex_);
-  pending_frees_.context_ended(context, ended);
+void Heap::after_context_end(CUcontext context, bool ended) noexcept {
+  const PlainLock lock(mutex_);
+  pending_frees_.after_context_end(context, ended);
 }
 
-// Calls the function at most once for each free.
-void Heap::tell_over(PendingFrees::Free& free) const noexcept {
-  if (options_.over != nullptr && free.owner) options_.over(device_, free.entry.address, *free.owner);
-  free.owner.reset();
-}
-
-void Heap::tell_of_frees_under_way() noexcept {
+void Heap::notify_pending_frees_at_exit() noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;
-  pending_frees_.each([&](PendingFrees::Free& free) { tell_over(free); });
+  if (lock.owns_lock()) pending_frees_.notify_all();
 }
 
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   std::uint64_t number = 0;
   bool from_pool = false;
   {
-    const Look look(mutex_);
+    const PlainLock lock(mutex_);
     const LiveEntry* entry = live_.find(address);
     if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
     from_pool = entry->pool != kNoPool;
     if (!from_pool) number = order_.take_number();
   }
   if (!from_pool) {
-    // Without the lock: the work that is waited for may itself wait for another thread's request.
+    // Called without the lock: the work that is waited for may depend on another thread's request.
     if (const CUresult result = fence_.wait(); result != CUDA_SUCCESS) return result;
   }
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   LiveEntry entry;
-  if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  forget(entry);
-  if (!from_pool) order_.synchronized(number);
-  // The program is done with a block of a pool, but who had the bytes before may not be: its stream is behind that.
-  give_back(entry, from_pool ? entry.stream : kNoStream);
-  if (!from_pool) release_freed(entry);
+  if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+  if (!from_pool) order_.mark_all_complete(number);
+  // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
+  // be, but the block's stream is ordered after that.
+  make_reusable(entry, from_pool ? entry.stream : kNoStream);
+  if (!from_pool) release_freed_handles(entry);
   return CUDA_SUCCESS;
 }
 
-// Memory of cudaFree goes back to the device, whatever a pool may keep.
-void Heap::release_freed(const LiveEntry& entry) {
+// Returns memory that cudaFree has freed to the device; if a release threshold is set, only down to that.
+void Heap::release_freed_handles(const LiveEntry& entry) {
   if (entry.origin != Origin::Dynamic) return;
-  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  const std::uint64_t keep = release_threshold_.load(std::memory_order_relaxed);
   try {
     if (keep != ~std::uint64_t{0}) {
-      if (figures_.physical() > keep) give_back_idle(keep);
+      if (figures_.physical() > keep) release_idle(keep);
       return;
     }
     const PhysicalRanges freed = ranges(entry);
-    const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // they outlive the view
+    const std::vector<PhysicalRange> handles(freed.begin(), freed.end());  // a copy: the release may remove the view
     dynamic_->memory().release_handles(handles, entry.place);
     update_physical();
   } catch (const std::bad_alloc&) {
-    // It is kept.
+    // The memory is kept.
   }
 }
 
-void Heap::forget(const LiveEntry& entry) {
-  if (entry.origin == Origin::Plan) {
-    figures_.planned_freed(entry.bytes, entry.pool);
-  } else {
-    figures_.dynamic_freed(entry.bytes, entry.pool);
-  }
-}
-
-// Valid until the next call.
+// The result is valid until the next call.
 PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   switch (entry.origin) {
     case Origin::Plan:
@@ -602,8 +554,9 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
   return {};
 }
 
-// The bytes are free, behind the work of `stream`; kNoStream: the device is done with them.
-void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
+// Makes the bytes of a block reusable, ordered after the work of `stream`; kNoStream: no work uses them any more.
+// Requests on the stream `preferred` get them first.
+void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
   try {
     if (entry.origin == Origin::Dynamic) {
       dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream, preferred);
@@ -611,60 +564,61 @@ void Heap::give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal
     }
     const PhysicalRanges freed = ranges(entry);
     if (stream == kNoStream) {
-      order_.cleared(freed);
+      order_.clear_marks(freed);
     } else {
-      const bool merged = !planned_.keeps_free_bytes();  // then other streams may get the bytes
-      const std::uint64_t number = order_.number_free(stream, merged && options_.cross_stream != CrossStream::Never);
-      order_.freed(freed, stream, number, planned_.event_on_free(entry.place));
+      const bool merged = !planned_.tracks_free_bytes();  // true: other streams may get the bytes
+      const std::uint64_t number =
+          order_.assign_free_number(stream, merged && options_.cross_stream != CrossStream::Never);
+      order_.mark_freed(freed, stream, number, planned_.event_on_free(entry.place));
     }
-    if (planned_.keeps_free_bytes()) {
+    if (planned_.tracks_free_bytes()) {
       planned_.release(freed);
     } else {
-      dynamic_->give(freed, preferred);
+      dynamic_->add_free(freed, preferred);
     }
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
 }
 
-// --- what CUDA served ---
+// --- requests that CUDA served ---
 
 void Heap::note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   note(address, bytes, figures_.pool_index(pool));
 }
 
 void Heap::note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   note(address, bytes, kNoPool);
 }
 
 void Heap::note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept {
-  LiveEntry missed;  // its free was not seen
-  if (unplanned_.erase(address, &missed)) figures_.unplanned_freed(missed.bytes, missed.pool);
+  LiveEntry missed;  // a range at the same address whose free was not observed
+  if (unplanned_.erase(address, &missed)) figures_.remove_unplanned(missed.bytes, missed.pool);
   if (address == 0 || !unplanned_.reserve_one()) return;
   unplanned_.insert({address, bytes, 0, Origin::Original, pool, kNoStream});
-  figures_.unplanned(bytes, pool);
+  figures_.add_unplanned(bytes, pool);
 }
 
 std::uint64_t Heap::find_unplanned(CUdeviceptr address) const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   const LiveEntry* entry = unplanned_.find(address);
   return entry == nullptr ? 0 : entry->number;
 }
 
 void Heap::note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   const LiveEntry* noted = unplanned_.find(address);
   if (noted == nullptr || noted->number != number) return;
   LiveEntry entry;
-  if (unplanned_.erase(address, &entry)) figures_.unplanned_freed(entry.bytes, entry.pool);
+  if (unplanned_.erase(address, &entry)) figures_.remove_unplanned(entry.bytes, entry.pool);
 }
 
-// --- what is live, and the figures ---
+// --- live ranges and figures ---
 
 std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   const LiveEntry* entry = live_.find_holding(address);
   if (entry == nullptr) return std::nullopt;
   const bool from_pool = entry->pool != kNoPool;
@@ -674,22 +628,22 @@ std::optional<LiveRange> Heap::find_live(CUdeviceptr address) noexcept {
 }
 
 void Heap::set_sync_memops(CUdeviceptr address, bool set) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   if (const LiveEntry* entry = live_.find_holding(address)) live_.set_sync_memops(entry->address, set);
 }
 
 void Heap::stream_destroyed(CUstream stream) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   order_.stream_destroyed(stream);
 }
 
 StreamClock* Heap::clock(StreamKey stream) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return is_closed() ? nullptr : order_.clock(stream);
 }
 
 CUresult Heap::grant_access(int peer) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   if (is_closed()) return CUDA_SUCCESS;
   if (const CUresult result = planned_.grant_access(peer); result != CUDA_SUCCESS) return result;
   return dynamic_ ? dynamic_->grant_access(peer) : CUDA_SUCCESS;
@@ -697,7 +651,7 @@ CUresult Heap::grant_access(int peer) noexcept {
 
 void Heap::update_physical() noexcept {
   const std::uint64_t physical = planned_.physical_bytes() + (dynamic_ ? dynamic_->physical_bytes() : 0);
-  if (physical != figures_.physical()) figures_.physical_is(physical);
+  if (physical != figures_.physical()) figures_.set_physical(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
   if (dynamic_) {
     const plan::Range small = dynamic_->offsets_for_small();
@@ -705,49 +659,50 @@ void Heap::update_physical() noexcept {
     small_begin_.store(dynamic_->home(small.begin), std::memory_order_relaxed);
     small_end_.store(dynamic_->home(small.begin) + small.bytes(), std::memory_order_relaxed);
   }
-  if (shown_ != nullptr) {
-    ShownFigures::set(&shown_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
+  if (published_ != nullptr) {
+    PublishedFigures::set(&published_->mapping_calls_after_start, mapping_calls() - mapping_calls_at_start_);
   }
 }
 
-void Heap::show_in(ShownFigures* shown) noexcept {
-  const Lock lock(*this);
-  shown_ = shown;
-  ShownFigures::set(&shown->mapping_calls_at_start, mapping_calls_at_start_);
-  figures_.show_in(shown);
+void Heap::publish_in(PublishedFigures* published) noexcept {
+  const CompletingLock lock(*this);
+  published_ = published;
+  PublishedFigures::set(&published->mapping_calls_at_start, mapping_calls_at_start_);
+  figures_.publish_in(published);
   update_physical();
 }
 
 PoolUse Heap::pool_use(CUmemoryPool pool) const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return figures_.pool_use(pool);
 }
 
 void Heap::reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   figures_.reset_pool_high(pool, used, reserved);
 }
 
 void Heap::pool_destroyed(CUmemoryPool pool) noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   figures_.pool_destroyed(pool);
-  update_keep();
+  update_release_threshold();
 }
 
 void Heap::set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   figures_.set_release_threshold(pool, bytes);
-  update_keep();
+  update_release_threshold();
 }
 
-void Heap::keep_idle() noexcept {
-  const Look look(mutex_);
-  keeps_idle_ = true;
-  update_keep();
+void Heap::keep_idle_memory() noexcept {
+  const PlainLock lock(mutex_);
+  keeps_idle_memory_ = true;
+  update_release_threshold();
 }
 
-void Heap::update_keep() noexcept {
-  keep_bytes_.store(keeps_idle_ ? ~std::uint64_t{0} : figures_.release_threshold(), std::memory_order_relaxed);
+void Heap::update_release_threshold() noexcept {
+  release_threshold_.store(keeps_idle_memory_ ? ~std::uint64_t{0} : figures_.release_threshold(),
+                           std::memory_order_relaxed);
 }
 
 std::uint64_t Heap::mapping_calls() const noexcept {
@@ -755,7 +710,7 @@ std::uint64_t Heap::mapping_calls() const noexcept {
 }
 
 Statistics Heap::statistics() const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return gather_statistics();
 }
 

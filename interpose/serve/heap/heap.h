@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One device's served memory: the plan's slots, the dynamic sub-allocator for what no plan covers, the order between
-// streams, the figures. DESIGN: docs/design.md, "Serving".
+// The heap of one device, which serves its memory: the plan's slots, the dynamic sub-allocator for requests without a
+// slot, the order between streams, and the figures. DESIGN: docs/design.md, "Serving".
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +23,7 @@
 #include "interpose/serve/heap/heap_mutex.h"
 #include "interpose/serve/heap/live_table.h"
 #include "interpose/serve/heap/pending_frees.h"
-#include "interpose/serve/heap/shown_figures.h"
+#include "interpose/serve/heap/published_figures.h"
 #include "interpose/serve/planned/planned.h"
 #include "interpose/serve/streams/free_fence.h"
 #include "interpose/serve/streams/stream_order.h"
@@ -31,139 +31,156 @@
 
 namespace stalloc::serve {
 
-// Receives one line for the user, without a newline. Called without any lock held, on the thread of a request; must not
-// throw.
-using Notice = void (*)(const char* text);
+// Writes one line for the user, without a newline, to the library's log. It is called on the thread of a request,
+// without any lock held, and must not throw.
+using LogFunction = void (*)(const char* text);
 
-// What is live at an address, as the program asked for it.
+// A live range of addresses, as the program asked for it.
 struct LiveRange {
   CUdeviceptr base = 0;
   std::size_t bytes = 0;        // as requested
-  std::uint64_t number = 0;     // no other request that this heap served had it, or will
-  bool from_pool = false;       // stream-ordered; false: of cuMemAlloc
-  CUmemoryPool pool = nullptr;  // that it is from; null: the device's own
-  bool sync_memops = false;     // as `set_sync_memops` left it
+  std::uint64_t number = 0;     // unique among all requests that this heap ever serves
+  bool from_pool = false;       // true: a stream-ordered request; false: a request of cuMemAlloc
+  CUmemoryPool pool = nullptr;  // the pool of a stream-ordered request; null: the device's own
+  bool sync_memops = false;     // the latest value given to `set_sync_memops`
 };
 
-// Thread-safe throughout; nothing but `create` throws or fails for want of host memory: then a request goes unplanned.
-// The calls into the driver that a request needs are made on the requesting thread.
+// Thread-safe: any thread may call any function at any time, except where a precondition says otherwise. Only `create`
+// reports that host memory is missing; every other function then leaves the request unplanned or does nothing. Nothing
+// throws. Driver calls that a request needs are made on the thread of the request. One lock protects a heap
+// (HeapMutex); functions that do not take it are marked as lock-free.
 class Heap {
  public:
-  // Reserves, creates and maps everything that `plan` names, once; null, or a plan that places nothing: everything is
-  // served dynamically.
-  // `context`, of `device`, is the one the heap serves; requests made under any other belong to the original allocator.
-  // It must be current. Pre: `plan` was read by plan::decode_plan and is of the same device; it is not needed
-  // afterwards. On failure everything is given back, and `why` says in one line what did not fit. `driver` must outlive
-  // the heap. Never throws.
+  // Creates the heap of `device`. It reserves, creates and maps everything that `plan` names. Without a plan (null, or
+  // one that places nothing) every request is served dynamically. The plan is not needed after the call.
+  //
+  // `context` is the context that the heap serves; it must be current. Requests made under any other context belong to
+  // the original allocator. `driver` must outlive the heap. `log` may be null.
+  //
+  // On failure everything is released, null is returned, and `why` says in one line what did not fit.
+  // Pre: plan::decode_plan has read the plan, and it is a plan for `device`.
   static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
-                                      const HeapOptions& options, std::string* why, Notice notice = nullptr) noexcept;
-  // Closes it. Not for the end of a process: the driver may be gone by then. Pre: no stream of the context is being
-  // captured, and no other thread is inside.
+                                      const HeapOptions& options, std::string* why, LogFunction log = nullptr) noexcept;
+  // Closes the heap. Do not destroy a heap at the end of the process, when the driver may be unloaded already.
+  // Pre: no stream of the context is being captured, and no other thread uses the heap.
   ~Heap();
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  // Call `close` before the context ends: it waits for the context's work and gives everything back. Other threads may
-  // still call: nothing is live any more, and no request is served. The driver may reuse the addresses. False: the
-  // driver refused to wait (the device has failed, or a stream is being captured), and all is still mapped. Call
-  // `close_after_context` when the context has ended: it gives back what is left. Both are idempotent.
+  // Call `close` before the context ends. It waits for the context's work and releases all memory. Other threads may
+  // still call the heap: it has no live ranges any more and serves no request, and the driver may reuse its addresses.
+  // It returns false when the driver refuses to wait (the device has failed, or a stream is being captured); then
+  // everything is still mapped. Call `close_after_context` when the context has ended; it releases what is left.
+  // Both are idempotent.
   bool close() noexcept;
   void close_after_context() noexcept;
-  // True once either was called: addresses that this heap does not know may belong to the driver.
+  // True once either function was called: addresses that this heap does not know may then belong to the driver.
+  // Lock-free.
   [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
-  // True when the plan was dropped and the options say that requests then fail. Lock-free.
+  // True when the plan was dropped and HeapOptions::plan_is_strict says that all later requests fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
 
-  // Serves `bytes`, ordered on `stream`: at the planned place when the plan foresees the request and the place is free,
-  // else dynamically. Or returns nothing: then the caller asks the original allocator and reports the result by
-  // `note_unplanned`. That happens for a captured stream, for slots that the plan passes through, for more bytes than
-  // the device has, and when memory is exhausted; the last two set `exhausted`, unless it is null. `pool` is the driver
-  // pool the request names (null: the device's own, also when the program names that one by its handle). Never waits
-  // for the device. Pre: `context` is current.
+  // Serves `bytes` bytes, ordered on `stream`: at the planned place if the plan foresees the request and the place is
+  // free, otherwise dynamically. `pool` is the driver's pool that the request names; null means the device's own pool,
+  // also if the program names that pool by its handle. Never waits for the device.
+  //
+  // Returns nothing when the original allocator has to serve the request; the caller then reports the result by
+  // `note_unplanned`. This is so for a captured stream, for slots that the plan leaves to CUDA, for more bytes than the
+  // device has, and when memory is exhausted. The last two cases set `*exhausted`, unless it is null.
+  // Pre: `context` is current.
   std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
                                       bool* exhausted = nullptr) noexcept;
-  // As cuMemAlloc: the bytes may be used on any stream at once. Served only from bytes on which nothing is pending.
+  // The same for cuMemAlloc, whose caller may use the bytes on any stream at once. So only bytes on which no work is
+  // pending are served.
   std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
-  // The original allocator served a request of the program. `note_unplanned_sync`: one that names no pool (cuMemAlloc).
+  // Reports that the original allocator has served a request of the program. `note_unplanned_sync` is for requests that
+  // name no pool (cuMemAlloc).
   void note_unplanned(CUdeviceptr address, std::size_t bytes, CUmemoryPool pool) noexcept;
   void note_unplanned_sync(CUdeviceptr address, std::size_t bytes) noexcept;
 
-  // True for addresses inside the heap's reservations, whatever is live there. Lock-free.
+  // True for addresses inside the heap's reservations, whether or not something is live there. Lock-free.
   [[nodiscard]] bool owns(CUdeviceptr address) const noexcept {
     return planned_.contains(address) || (dynamic_ && dynamic_->contains(address));
   }
 
-  // Gives back what `allocate` served. The bytes are reusable on `stream` at once, on others behind the free.
-  // CUDA_ERROR_INVALID_VALUE when no live range starts at `address`, and when the stream is being captured: as CUDA,
-  // which lets a graph free only what a graph allocated. The bytes then stay live. What is freed on a stream of another
-  // context is reusable when an event behind it has completed. Never waits for the device. `context_is_current`: the
-  // caller knows that `context` is the thread's current one.
+  // Frees a range that `allocate` served, as cuMemFreeAsync. The bytes can be reused on `stream` at once, and on other
+  // streams after the free. If `stream` belongs to another context, they can be reused once an event that is recorded
+  // now has completed. `context_is_current` says that the caller knows `context` to be the thread's current context.
+  // Never waits for the device.
+  //
+  // Returns CUDA_ERROR_INVALID_VALUE, and the range stays live, when no live range starts at `address`, and when the
+  // stream is being captured: a CUDA graph may free only what a graph has allocated.
   CUresult free_async(CUdeviceptr address, StreamKey stream, bool context_is_current = false) noexcept;
-  // As `free_async`, where the thread works on another stream, `user`, which may have been given work on the bytes that
-  // nothing else tells of: they are reusable on `stream` at once, and on others behind the work of both.
-  // CUDA_ERROR_NOT_SUPPORTED when the heap cannot tell the two apart, since one is of another context or there are too
-  // many; the bytes then stay live. Pre: `context` is current.
-  CUresult free_used(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
-  // Gives it back once the work of `stream` so far is complete: no other stream waits for that stream because of these
-  // bytes. Returns as `free_async`, or what the driver says of an event there; the bytes then stay live. `owner`: the
-  // stream that it was served for, which is offered the bytes first then, and which HeapOptions::over is told.
-  CUresult free_when_over(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
-  // Waits on the host until what was freed by `free_when_over`, and on streams of other contexts, until now is over, or
-  // until the device has failed. Returns whether there was any. Other threads can use the heap meanwhile. Pre: no
-  // stream is being captured.
+  // Like `free_async`, for a thread that works on another stream, `user`. That stream may have been given work on the
+  // bytes without any other sign of it. So the bytes can be reused on `stream` at once, and on every other stream after
+  // the work of both. Returns CUDA_ERROR_NOT_SUPPORTED, and the range stays live, when the heap cannot tell the two
+  // streams apart, because one of them belongs to another context or there are too many streams.
+  // Pre: `context` is current.
+  CUresult free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
+  // Frees a range once the work given to `stream` so far is complete. No other stream is made to wait for `stream`
+  // because of these bytes. `owner` is the stream that the range was served for: the bytes are offered to it first, and
+  // HeapOptions::on_free_complete receives it. Returns what `free_async` returns, or the driver's error if no event can
+  // be recorded on `stream`; the range then stays live.
+  CUresult free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
+  // Waits on the host until all frees that are pending now are complete: those of `free_when_complete`, and those on
+  // streams of other contexts. Also returns when the device has failed. Other threads can use the heap meanwhile.
+  // Returns whether any free completed. Pre: no stream is being captured.
   bool wait_for_pending_frees() noexcept;
-  // Any context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and
-  // none of its work is left. Where its work may go on, leave the second call out: what waits for one of its events
-  // then stays unused.
-  void context_ends(CUcontext context) noexcept;
-  void context_ended(CUcontext context, bool ended) noexcept;
-  // Tells HeapOptions::over of all of these that are not over yet, as the program ends. Without waiting: of none when
-  // another thread uses the heap just now.
-  void tell_of_frees_under_way() noexcept;
-  // As cuMemFree: waits for all work of the context, and the bytes are then reusable everywhere; what was allocated
-  // from a pool is not waited for, since CUDA relies on the program that nothing uses it. Returns what CUDA returns:
-  // when it refuses (another thread captures in global mode, the device has failed) the bytes stay live.
+  // Call `before_context_end` before any context of the process ends, and `after_context_end` afterwards. Between the
+  // two, no event of that context is used. `ended` says whether the context did end; then none of its work is left, and
+  // frees that waited for it are complete. If work of the context may go on, omit the second call: frees that wait for
+  // its events then stay pending for good.
+  void before_context_end(CUcontext context) noexcept;
+  void after_context_end(CUcontext context, bool ended) noexcept;
+  // Calls HeapOptions::on_free_complete for every free that is still pending when the program ends. It does not wait
+  // for the heap's lock: if another thread holds it, nothing is called.
+  void notify_pending_frees_at_exit() noexcept;
+  // Frees a range as cuMemFree: waits for all work of the context, and the bytes can then be reused on every stream.
+  // For a range from a pool it does not wait, since CUDA requires that the program no longer uses it. Returns what CUDA
+  // returns. When CUDA refuses (another thread captures in global mode, or the device has failed), the range stays
+  // live.
   CUresult free_sync(CUdeviceptr address) noexcept;
-  // The number of a noted request of CUDA's own memory, or 0; and its free, once CUDA has made it. The address may be
-  // in use again by then: a request of another number is left alone, as is one that was not noted.
+  // `find_unplanned` returns the number of a range that was reported by `note_unplanned`; 0: there is none at
+  // `address`. After CUDA has freed the range, call `note_original_freed` with that number. The address may be in use
+  // again by then: a range with another number is left alone.
   [[nodiscard]] std::uint64_t find_unplanned(CUdeviceptr address) const noexcept;
   void note_original_freed(CUdeviceptr address, std::uint64_t number) noexcept;
 
-  // The live range that holds `address`; nothing when there is none. In constant time for starts, else logarithmic in
-  // what is live, except for the first time.
+  // Returns the live range that contains `address`, if there is one. Takes constant time for the first address of a
+  // range. For other addresses it takes logarithmic time, except that the first call builds an index.
   std::optional<LiveRange> find_live(CUdeviceptr address) noexcept;
-  // Notes what the program set for the live range that holds `address`, if there is one.
+  // Stores CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for the live range that contains `address`, if there is one.
   void set_sync_memops(CUdeviceptr address, bool set) noexcept;
 
-  // Call before the original function destroys the stream: the event behind its frees is recorded now.
+  // Call before the original function destroys the stream: the event after its frees must be recorded now.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // What is known of the order between the context's streams; without a lock.
+  // The order between the context's streams, as far as it is known. Lock-free.
   [[nodiscard]] StreamClocks& clocks() noexcept { return order_.clocks(); }
-  // A stream's clock, made on first sight; null: it has none. Valid until the stream is destroyed. Pre: the stream is
-  // of `context`.
+  // Returns the clock of a stream, which is created at the first call; null: the stream has none. The heap owns it, and
+  // it is valid until the stream is destroyed. Pre: the stream belongs to `context`.
   StreamClock* clock(StreamKey stream) noexcept;
-  // Kernels of `peer` may touch this device's memory from now on.
+  // From now on, kernels of the device `peer` may access this heap's memory. Returns the driver's error.
   CUresult grant_access(int peer) noexcept;
 
-  // Gives idle memory back to the device until at most `keep_bytes` are held: unmaps the views that nothing lives in,
-  // releases the handles that nothing lives on, if the device is done with both. Returns the bytes given back. Never
-  // waits. The plan's memory is kept as long as the plan is served.
+  // Returns idle memory to the device until at most `keep_bytes` bytes are held. It unmaps views without live ranges
+  // and releases handles without live ranges, if no pending work uses them. A plan's memory is kept while the plan is
+  // served. Returns the number of bytes released. Never waits.
   std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
-  // The same for a caller that was refused `bytes` (0: unknown). Gives nothing back when all idle memory would not be
-  // enough; a plan gives up its idle memory last.
+  // The same for a caller whose request for `bytes` bytes was refused (0: the number is unknown). Releases nothing when
+  // all idle memory would not be enough. The idle memory of a plan is released last.
   std::uint64_t make_room(std::uint64_t bytes) noexcept;
 
-  // From now on the heap creates no memory beyond `bytes`. What it holds above that stays until it is idle; a plan's
-  // memory is created before any limit is set. ~0: no limit.
+  // From now on, the heap creates no memory beyond a total of `bytes` bytes; ~0 means no limit. What it holds beyond
+  // that stays until it is idle. A plan's memory is created before any limit is set.
   void set_limit(std::uint64_t bytes) noexcept;
-  // Physical memory that is held, in bytes, and the part of it that is kept for small requests; a plan has no such
-  // part. One load each.
+  // Physical memory that is held, in bytes, and the part of it that only small requests use. A plan has no such part.
+  // Lock-free.
   [[nodiscard]] std::uint64_t held_bytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t held_for_small() const noexcept {
     return held_for_small_.load(std::memory_order_relaxed);
   }
-  // Where that part is mapped; it stays the same, and is empty until there is one. Two loads.
+  // The addresses of that part. They are empty until it exists, and never change afterwards. Lock-free.
   struct Addresses {
     CUdeviceptr begin = 0;
     CUdeviceptr end = 0;
@@ -171,22 +188,22 @@ class Heap {
   [[nodiscard]] Addresses addresses_for_small() const noexcept {
     return {small_begin_.load(std::memory_order_relaxed), small_end_.load(std::memory_order_relaxed)};
   }
-  // The idle part of it, and the largest contiguous part of that.
+  // The idle part of the held memory, and the largest contiguous part of that; in bytes.
   [[nodiscard]] std::uint64_t free_bytes() const noexcept;
   [[nodiscard]] std::uint64_t largest_free() const noexcept;
 
-  // The handles behind a live block, as they are mapped one behind the other: the block begins `offset` bytes behind
-  // the beginning of the first. They stay the heap's, and are held as long as the block is live.
+  // The handles of a live block, in the order of its addresses. The block begins `offset` bytes after the beginning of
+  // the first handle. The heap owns the handles and keeps them as long as the block is live.
   struct Backing {
     std::vector<MappedHandle> handles;
     std::uint64_t offset = 0;
   };
-  // Nothing when no live block starts at `address`, and when the host is out of memory.
+  // Nothing when no live block starts at `address`, or when host memory is missing.
   std::optional<Backing> backing(CUdeviceptr address) noexcept;
 
-  // Calls `visitor` for every mapped home range, in order, then for every live block that is not at home, with the home
-  // ranges whose bytes it uses. The visitor is called under the heap's lock and must not call back; it may throw
-  // std::bad_alloc, which ends the visit.
+  // Describes the heap's memory. Calls the visitor for every mapped range of the home view, in order, and then for
+  // every live block outside the home view, followed by the ranges of the home view whose bytes it uses. The visitor is
+  // called with the heap's lock held, so it must not call the heap. It may throw std::bad_alloc, which ends the visit.
   struct Visitor {
     virtual ~Visitor() = default;
     virtual void home(CUdeviceptr address, std::uint64_t bytes) = 0;
@@ -195,78 +212,80 @@ class Heap {
   };
   void describe(Visitor& visitor) noexcept;
 
-  // The release threshold of a pool (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD): memory held above it, and above that of every
-  // other pool, is given back at the next synchronisation, unless mapping takes more than it may. Until one is set,
-  // everything is kept. Synchronising takes two calls, before the program's own and after it succeeded.
+  // Sets the release threshold of a pool in bytes (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). Memory held beyond the largest
+  // threshold of all pools is released when the program synchronizes next, unless the mapping budget is overdrawn.
+  // Until a threshold is set, everything is kept.
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
-  // From now on synchronising gives nothing back, whatever the thresholds are: the caller uses `trim`.
-  void keep_idle() noexcept;
+  // From now on, synchronizing releases nothing, whatever the thresholds are: the caller uses `trim`.
+  void keep_idle_memory() noexcept;
+  // Call these before the program synchronizes with a stream, an event or the context, and after that has succeeded.
   void before_synchronization() noexcept;
-  // As StreamOrder::blocking_streams_exist.
-  void blocking_streams_exist() noexcept;
   void after_synchronization() noexcept;
-  // Idle bytes of the plan, which would be free memory under CUDA.
+  // See StreamOrder::blocking_streams_exist.
+  void blocking_streams_exist() noexcept;
+  // The idle bytes of the plan, which would be free memory of the device under CUDA.
   [[nodiscard]] std::uint64_t idle_plan_bytes() const noexcept;
 
-  // The figures for a pool; `reset_pool_high` is cuMemPoolSetAttribute(..._HIGH, 0).
+  // The figures of a pool. `reset_pool_high` does what cuMemPoolSetAttribute does for the attributes ..._HIGH.
   [[nodiscard]] PoolUse pool_use(CUmemoryPool pool) const noexcept;
   void reset_pool_high(CUmemoryPool pool, bool used, bool reserved) noexcept;
 
-  // Call when the program destroys a pool: its handle may come back as another one.
+  // Call when the program destroys a pool. CUDA may give its handle to a new pool.
   void pool_destroyed(CUmemoryPool pool) noexcept;
 
   [[nodiscard]] Statistics statistics() const noexcept;
-  // The same without waiting: false when another thread uses the heap just now.
+  // The same without waiting for the heap's lock: false, and nothing is written, when another thread holds it.
   bool try_statistics(Statistics* statistics) const noexcept;
-  // From now on other processes can read figures in `shown`, which must outlive the heap.
-  void show_in(ShownFigures* shown) noexcept;
+  // From now on, the heap also writes its figures to `published`, where other processes can read them. `published` must
+  // outlive the heap.
+  void publish_in(PublishedFigures* published) noexcept;
   [[nodiscard]] CUcontext context() const noexcept { return context_; }
   [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  // Held by everything that needs to know the free bytes: completes a deferred free first. `allocate` and `free_async`
-  // take the mutex itself, and so does, as Look, what looks at nothing but live ranges and figures.
-  class Lock {
+  // Locks the heap and completes the deferred free. Everything that needs to know which bytes are free takes this lock.
+  // `allocate` and `free_async` lock the mutex themselves.
+  class CompletingLock {
    public:
-    explicit Lock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
+    explicit CompletingLock(Heap& heap) : guard_(heap.mutex_) { heap.complete_deferred_free(); }
 
    private:
     std::lock_guard<HeapMutex> guard_;
   };
-  using Look = std::lock_guard<HeapMutex>;
+  // Only locks the heap: for functions that use live ranges and figures, but not the free bytes.
+  using PlainLock = std::lock_guard<HeapMutex>;
   struct Offsets;
 
   // A request whose stream and pool are known to the heap.
-  struct Ask {
+  struct Request {
     std::uint64_t bytes = 0;           // as requested
-    StreamOrdinal stream = kNoStream;  // kNoStream: for all streams at once
+    StreamOrdinal stream = kNoStream;  // kNoStream: the bytes must be usable on every stream
     PoolIndex pool = kNoPool;
   };
-  // Of how many streams whose work is pending the frees are queried at a time: a query costs as much as a request.
-  static constexpr std::size_t kFewStreams = 8;
-  static constexpr std::size_t kAllStreams = ~std::size_t{0};
 
   Heap(Driver& driver, int device, CUcontext context, const HeapOptions& options, Planned planned,
-       const Offsets& offsets, Notice notice);
+       const Offsets& offsets, LogFunction log);
   static std::optional<Offsets> divide_offsets(Driver& driver, int device, const Planned& planned, bool dynamic);
   static std::uint64_t rounded(std::uint64_t bytes) { return plan::round_up(bytes, plan::kUnitBytes); }
 
-  void end_service() noexcept;
-  void give_back_all(bool context_lives) noexcept;
+  void stop_serving() noexcept;
+  void release_all(bool context_lives) noexcept;
 
-  // Allocations: each returns the address, or 0 when it does not serve the request. `stream` null: for all streams.
+  // Allocations. Each function returns an address, or 0 when it does not serve the request. If `stream` is null, the
+  // bytes must be usable on every stream. All functions from here on are called with the lock held, except those that
+  // take it or say so.
   std::optional<CUdeviceptr> allocate_slow_path(std::unique_lock<HeapMutex> lock, std::size_t bytes,
                                                 const StreamKey* stream, CUmemoryPool pool, bool capturing,
                                                 bool* exhausted = nullptr) noexcept;
   CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                     bool capturing, bool* exhausted);
-  bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Ask* ask);
-  CUdeviceptr serve_slot(std::uint32_t slot, const Ask& ask);
-  CUdeviceptr serve_spare(const Ask& ask);
-  CUdeviceptr take_slot(std::uint32_t slot, const Ask& ask);
-  void tell_misfit() const noexcept;
-  CUdeviceptr serve_dynamic(const Ask& ask, bool last_resort);
-  [[nodiscard]] bool needs_bytes_of_plan(const Ask& ask) const;
+  bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request);
+  CUdeviceptr serve_slot(std::uint32_t slot, const Request& request);
+  CUdeviceptr serve_spare(const Request& request);
+  CUdeviceptr take_slot(std::uint32_t slot, const Request& request);
+  void log_dropped_plan() const noexcept;
+  CUdeviceptr serve_dynamic(const Request& request, bool last_resort);
+  [[nodiscard]] bool needs_bytes_of_plan(const Request& request) const;
   void merge(StreamOrdinal stream);
 
   // Frees.
@@ -276,33 +295,31 @@ class Heap {
   void complete_deferred_free_now() noexcept;
   CUresult free_slow_path(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                           bool context_is_current) noexcept;
-  CUresult free_behind_event(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
-  CUresult record_behind(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
-  CUresult create_event(CUcontext context, CUevent* event) noexcept;
-  void tell_over(PendingFrees::Free& free) const noexcept;
-  void look_at_pending_frees();
-  bool collect_pending_frees(std::size_t most = kFewStreams);
-  void forget(const LiveEntry& entry);
-  void give_back(const LiveEntry& entry, StreamOrdinal stream) { give_back(entry, stream, stream); }
-  void give_back(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
-  void release_freed(const LiveEntry& entry);
+  CUresult free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
+                            std::optional<StreamKey> owner) noexcept;
+  bool collect_pending_frees(std::size_t max_streams);
+  bool remove_live(CUdeviceptr address, LiveEntry* entry) noexcept;
+  void make_reusable(const LiveEntry& entry, StreamOrdinal stream) { make_reusable(entry, stream, stream); }
+  void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
+  void release_freed_handles(const LiveEntry& entry);
 
-  // Memory under pressure.
-  CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Ask ask);
-  CUdeviceptr reclaim_and_serve(const Ask& ask);
+  // Memory under pressure. serve_under_pressure and log_exhaustion take the lock.
+  CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request);
+  CUdeviceptr reclaim_and_serve(const Request& request);
   bool trim_cuda_pools();
-  void complain(const Ask& ask);
-  std::uint64_t give_back_idle(std::uint64_t keep_bytes);
-  void update_keep() noexcept;
+  void log_exhaustion(const Request& request);
+  std::uint64_t release_idle(std::uint64_t keep_bytes);
+  void update_release_threshold() noexcept;
   [[nodiscard]] std::uint64_t device_free_bytes() const;
-  [[nodiscard]] std::uint64_t unlocked_free_bytes() const noexcept;
-  [[nodiscard]] std::uint64_t unlocked_available_bytes() const noexcept;
+  // The idle bytes of the heap; with those that the device has free, the bytes available to a request.
+  [[nodiscard]] std::uint64_t free_bytes_locked() const noexcept;
+  [[nodiscard]] std::uint64_t available_bytes_locked() const noexcept;
 
-  // Where bytes lie.
+  // The places of bytes.
   PhysicalRanges ranges(const LiveEntry& entry);
   [[nodiscard]] CUdeviceptr home_address(std::uint64_t at) const;
-  // The handle of a physical byte, and the first physical byte of it.
-  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_holding(std::uint64_t at) const;
+  // The handle that contains a physical offset, and the physical offset at which the handle begins.
+  [[nodiscard]] std::pair<std::uint64_t, MappedHandle> handle_at(std::uint64_t at) const;
 
   // Figures.
   void note(CUdeviceptr address, std::size_t bytes, PoolIndex pool) noexcept;
@@ -311,37 +328,34 @@ class Heap {
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept;
 
   Driver& driver_;
-  const std::uint64_t device_bytes_;  // no request for more is looked at
+  const std::uint64_t device_bytes_;  // larger requests fail at once
   const int device_;
   const CUcontext context_;
-  const Notice notice_;
+  const LogFunction log_;
   Planned planned_;
   const HeapOptions options_;
   std::atomic<bool> refuses_{false};
-  std::atomic<bool> synchronized_{false};  // the program has, since pending frees were looked at
-  std::atomic<std::uint64_t> keep_bytes_{~std::uint64_t{0}};
+  std::atomic<std::uint64_t> release_threshold_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};
   std::atomic<CUdeviceptr> small_begin_{0};
   std::atomic<CUdeviceptr> small_end_{0};
   FreeFence fence_;
 
-  // Covers everything below, and planned_, except for the `contains` of planned_ and dynamic_ and for the clocks of
-  // order_.
+  // Protects all members below and planned_. Exceptions: `contains` of planned_ and dynamic_, and the clocks of order_.
   mutable HeapMutex mutex_;
-  // In one cache line, with the begin of the next what most requests touch.
+  // The members that most requests use come first, in one cache line and the beginning of the next.
   LiveTable live_;
-  std::unique_ptr<Dynamic> dynamic_;  // null: off; knows order_ and planned_'s arena, and is destroyed before them
+  std::unique_ptr<Dynamic> dynamic_;  // null: off; refers to order_ and planned_'s arena, and is destroyed before them
   StreamOrder order_;
   LiveTable unplanned_;
   PendingFrees pending_frees_;
-  std::uint32_t requests_until_collected_ = 0;
   Figures figures_;
-  ShownFigures* shown_ = nullptr;  // null: figures are not shown
+  PublishedFigures* published_ = nullptr;  // null: figures are not published
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_ns_at_start_ = 0;
-  int complaints_ = 0;
-  bool keeps_idle_ = false;
+  int exhaustion_logs_ = 0;
+  bool keeps_idle_memory_ = false;
   std::atomic<bool> closed_{false};  // set under the lock
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A description of a heap's memory, range by range, for snapshots.
+// The description of a heap's memory, range by range, for snapshots.
 #include <iterator>
 #include <mutex>
 #include <new>
@@ -9,14 +9,14 @@
 
 namespace stalloc::serve {
 
-// The home address of a physical byte, where its block is shown.
+// The address of a physical offset in the home view.
 CUdeviceptr Heap::home_address(std::uint64_t at) const {
   return at < planned_.planned_bytes() ? planned_.arena()->address(0, at) : dynamic_->home(at);
 }
 
 void Heap::describe(Visitor& visitor) noexcept {
   try {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     if (is_closed()) return;
     const Arena* arena = planned_.arena();
     for (std::size_t i = 0; arena != nullptr && i < arena->handle_count(); ++i) {
@@ -35,20 +35,20 @@ void Heap::describe(Visitor& visitor) noexcept {
       for (const PhysicalRange& range : used) visitor.used_by_stitched(home_address(range.begin), range.bytes());
     });
   } catch (const std::bad_alloc&) {
-    // The picture stays incomplete.
+    // The description stays incomplete.
   }
 }
 
-// A handle is mapped whole: a block that lies in several has all bytes between its first and its last.
+// Each range of a block may span several handles, which are mapped as a whole.
 std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
   try {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     const LiveEntry* entry = live_.find(address);
     if (is_closed() || entry == nullptr) return std::nullopt;
     Backing backing;
     for (const PhysicalRange& range : ranges(*entry)) {
       for (std::uint64_t at = range.begin; at < range.end;) {
-        const auto [begin, handle] = handle_holding(at);
+        const auto [begin, handle] = handle_at(at);
         if (backing.handles.empty()) backing.offset = at - begin;
         backing.handles.push_back(handle);
         at = begin + handle.bytes;
@@ -60,7 +60,7 @@ std::optional<Heap::Backing> Heap::backing(CUdeviceptr address) noexcept {
   }
 }
 
-std::pair<std::uint64_t, MappedHandle> Heap::handle_holding(std::uint64_t at) const {
+std::pair<std::uint64_t, MappedHandle> Heap::handle_at(std::uint64_t at) const {
   if (at < planned_.planned_bytes()) {
     const Arena& arena = *planned_.arena();
     const std::size_t handle = arena.handle_at(at);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lock of a heap.
+// The mutex of a heap.
 #pragma once
 
 #include <atomic>
@@ -7,26 +7,27 @@
 
 namespace stalloc::serve {
 
-// Lets the processor idle for some tens of cycles.
+// Pauses the processor for some tens of cycles.
 inline void pause_processor() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");  // most of these processors take no time for `yield`
+  asm volatile("isb" ::: "memory");  // `yield` takes no time on most of these processors
 #endif
 }
 
-// Under contention the work under the lock costs less than moving its data from core to core. So waiting threads back
-// off: each pauses twice as long after every look at the lock, up to 2^LongestPause times the processor's pause.
-// Meanwhile the owner takes the lock again and again, with all data in its own cache (Anderson, "The Performance of
-// Spin Lock Alternatives", 1990, test-and-test-and-set with exponential backoff).
+// A mutex for short critical sections. Under contention, moving the protected data from core to core costs more than
+// the work itself. So waiting threads back off: after every attempt, a thread pauses twice as long, up to
+// 2^LongestPause times the processor's pause. Meanwhile one thread can take the mutex repeatedly, with all data in its
+// own cache (test-and-test-and-set with exponential backoff: Anderson, "The Performance of Spin Lock Alternatives",
+// 1990).
 //
-// A thread that found the lock taken at every look sleeps (the three states of Drepper, "Futexes Are Tricky", 2004):
-// when the owner does not run, no thread spins for long. A woken thread looks at the lock without pauses, so that it is
-// not passed over forever.
+// A thread whose attempts have all failed sleeps (the three states of Drepper, "Futexes Are Tricky", 2004), so that no
+// thread spins for long when the owner is not running. A thread that was woken spins with short pauses, so that it does
+// not starve.
 //
-// Meets the standard's Lockable requirements. Alone in its cache line, since others read it while its owner writes the
-// data beside it.
+// Meets the Lockable requirements of the standard. It has a cache line of its own, since other threads read it while
+// its owner writes the data beside it.
 template <unsigned LongestPause>
 class alignas(64) BackoffMutex {
  public:
@@ -48,18 +49,18 @@ class alignas(64) BackoffMutex {
  private:
   static constexpr std::uint32_t kFree = 0;
   static constexpr std::uint32_t kTaken = 1;
-  static constexpr std::uint32_t kWaitedFor = 2;  // taken, and a thread may be asleep
-  static constexpr unsigned kLooks = 3 * LongestPause;
-  static constexpr unsigned kLooksAfterSleep = 256;
+  static constexpr std::uint32_t kWaitedFor = 2;  // taken, and a thread may be sleeping
+  static constexpr unsigned kSpins = 3 * LongestPause;
+  static constexpr unsigned kSpinsAfterSleep = 256;
 
   [[gnu::noinline]] void lock_slowly() noexcept {
-    for (unsigned look = 0; look < kLooks; ++look) {
-      pause(1U << (look < LongestPause ? look : LongestPause));
+    for (unsigned spin = 0; spin < kSpins; ++spin) {
+      pause(1U << (spin < LongestPause ? spin : LongestPause));
       if (state_.load(std::memory_order_relaxed) == kFree && try_lock()) return;
     }
     while (state_.exchange(kWaitedFor, std::memory_order_acquire) != kFree) {
       state_.wait(kWaitedFor, std::memory_order_relaxed);
-      for (unsigned look = 0; look < kLooksAfterSleep && state_.load(std::memory_order_relaxed) != kFree; ++look) {
+      for (unsigned spin = 0; spin < kSpinsAfterSleep && state_.load(std::memory_order_relaxed) != kFree; ++spin) {
         pause(1);
       }
     }

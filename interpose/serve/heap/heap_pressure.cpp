@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory under pressure: what a request tries when the driver gives no more, and giving idle memory back.
+// Memory under pressure: what a request tries when the driver has no more memory, and the release of idle memory.
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
@@ -11,15 +11,15 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr int kMostComplaints = 16;  // lines about exhausted memory: a program may probe for what it can get
+constexpr int kMaxExhaustionLogs = 16;  // lines about exhausted memory; some programs probe how much they can get
 
-// While it lives, streams wait for more than frees rather than for nothing.
-class LateWaits {
+// While this object exists, streams may wait for late events (stream_order.h).
+class LateEventsAllowed {
  public:
-  explicit LateWaits(StreamOrder& order) : order_(order) { order_.set_waits_late(true); }
-  ~LateWaits() { order_.set_waits_late(false); }
-  LateWaits(const LateWaits&) = delete;
-  LateWaits& operator=(const LateWaits&) = delete;
+  explicit LateEventsAllowed(StreamOrder& order) : order_(order) { order_.allow_late_events(true); }
+  ~LateEventsAllowed() { order_.allow_late_events(false); }
+  LateEventsAllowed(const LateEventsAllowed&) = delete;
+  LateEventsAllowed& operator=(const LateEventsAllowed&) = delete;
 
  private:
   StreamOrder& order_;
@@ -29,27 +29,28 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 
 }  // namespace
 
-// What a request tries when the driver gives no more: give up idle handles and views, use free bytes of the plan, have
-// CUDA's pools give up theirs, and at last wait on the device also for what other streams were given behind their
-// frees. Nothing is given up for a request that could not be served anyway.
-CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Ask ask) {
+// Serves a request when the driver has no more memory: releases idle handles and views, uses free bytes of the plan,
+// trims CUDA's own pools, and at last lets the stream wait for late events of other streams. Nothing is released for a
+// request that could not be served even so. Other threads may have had the lock since `request` was filled, so its
+// ordinal is looked up again.
+CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request) {
   {
-    const Lock lock(*this);
-    if (!admit(ask.bytes, stream, pool, &ask)) return 0;  // other threads had the lock: the ordinal may be another's
-    CUdeviceptr served = reclaim_and_serve(ask);
-    if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(ask);
-    if (served == 0 && !is_closed() && ask.bytes <= unlocked_available_bytes()) {
-      const LateWaits late(order_);
-      served = serve_dynamic(ask, true);
+    const CompletingLock lock(*this);
+    if (!admit(request.bytes, stream, pool, &request)) return 0;
+    CUdeviceptr served = reclaim_and_serve(request);
+    if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(request);
+    if (served == 0 && !is_closed() && request.bytes <= available_bytes_locked()) {
+      const LateEventsAllowed allowed(order_);
+      served = serve_dynamic(request, true);
     }
     if (served != 0) return served;
   }
-  complain(ask);
+  log_exhaustion(request);
   return 0;
 }
 
-// Memory that CUDA served may stay in its own pools when it is freed: after a program has probed for all memory, that
-// is all of it, and the heap could not grow. Trims the pools; true when there is more free memory now.
+// Trims CUDA's own pools, which may keep memory that CUDA served and the program has freed. After a program has probed
+// for all memory, that is all of it, and the heap could not grow. True if the device has more free memory now.
 bool Heap::trim_cuda_pools() {
   const ContextScope scope(driver_, context_);
   if (is_closed() || !scope.ok()) return false;
@@ -57,46 +58,46 @@ bool Heap::trim_cuda_pools() {
   return driver_.trim_pools(device_) == CUDA_SUCCESS && device_free_bytes() > before;
 }
 
-CUdeviceptr Heap::reclaim_and_serve(const Ask& ask) {
-  if (is_closed() || ask.bytes > unlocked_available_bytes()) return 0;
-  CUdeviceptr served = serve_dynamic(ask, true);
+CUdeviceptr Heap::reclaim_and_serve(const Request& request) {
+  if (is_closed() || request.bytes > available_bytes_locked()) return 0;
+  CUdeviceptr served = serve_dynamic(request, true);
   if (served != 0) return served;
-  order_.settle();
-  if (dynamic_->memory().reclaim(ask.bytes, planned_.is_dropped()) > 0) served = serve_dynamic(ask, true);
-  if (served != 0 || !planned_.keeps_free_bytes()) return served;
-  merge(ask.stream);
-  return serve_dynamic(ask, true);
+  order_.poll_thoroughly();
+  if (dynamic_->memory().reclaim(request.bytes, planned_.is_dropped()) > 0) served = serve_dynamic(request, true);
+  if (served != 0 || !planned_.tracks_free_bytes()) return served;
+  merge(request.stream);
+  return serve_dynamic(request, true);
 }
 
-// When the driver does not say, assumes the largest number.
+// If the driver fails, returns the largest possible number.
 std::uint64_t Heap::device_free_bytes() const {
   return free_bytes_of_device(driver_, context_).value_or(device_bytes_);
 }
 
-void Heap::complain(const Ask& ask) {
+void Heap::log_exhaustion(const Request& request) {
   char text[256];
   {
-    const Lock lock(*this);
+    const CompletingLock lock(*this);
     if (is_closed()) return;
-    figures_.missed();
+    figures_.count_miss();
     update_physical();
-    if (ask.bytes > dynamic_->below_limit()) return;  // the limit is the user's own wish
-    if (notice_ == nullptr || ++complaints_ > kMostComplaints) return;
+    if (request.bytes > dynamic_->below_limit()) return;  // the user has set the limit that the request exceeds
+    if (log_ == nullptr || ++exhaustion_logs_ > kMaxExhaustionLogs) return;
     std::snprintf(text, sizeof text,
                   "device %d: no memory for a request of %.3f GiB: live %.2f GiB, physical %.2f GiB, free in it %.2f "
                   "GiB, largest hole %.3f GiB",
-                  device_, gibibytes(ask.bytes), gibibytes(figures_.live()), gibibytes(figures_.physical()),
+                  device_, gibibytes(request.bytes), gibibytes(figures_.live()), gibibytes(figures_.physical()),
                   gibibytes(dynamic_->free_bytes()), gibibytes(dynamic_->largest_free()));
   }
-  notice_(text);
+  log_(text);
 }
 
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   try {
-    const Lock lock(*this);
-    collect_pending_frees(kAllStreams);
-    order_.settle();
-    return give_back_idle(keep_bytes);
+    const CompletingLock lock(*this);
+    collect_pending_frees(PendingFrees::kAllStreams);
+    order_.poll_thoroughly();
+    return release_idle(keep_bytes);
   } catch (const std::bad_alloc&) {
     return 0;
   }
@@ -104,84 +105,85 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 
 std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
   try {
-    const Lock lock(*this);
-    collect_pending_frees(kAllStreams);
-    if (bytes > unlocked_available_bytes()) return 0;
-    order_.settle();
-    return give_back_idle(0);
+    const CompletingLock lock(*this);
+    collect_pending_frees(PendingFrees::kAllStreams);
+    if (bytes > available_bytes_locked()) return 0;
+    order_.poll_thoroughly();
+    return release_idle(0);
   } catch (const std::bad_alloc&) {
     return 0;
   }
 }
 
 void Heap::blocking_streams_exist() noexcept {
-  const Lock lock(*this);
+  const CompletingLock lock(*this);
   order_.blocking_streams_exist();
 }
 
 void Heap::before_synchronization() noexcept {
-  const Lock lock(*this);
-  order_.mark_frees();
+  const CompletingLock lock(*this);
+  order_.record_free_events();
 }
 
 void Heap::after_synchronization() noexcept {
-  synchronized_.store(true, std::memory_order_relaxed);
-  const std::uint64_t keep = keep_bytes_.load(std::memory_order_relaxed);
+  pending_frees_.program_synchronized();
+  const std::uint64_t keep = release_threshold_.load(std::memory_order_relaxed);
   if (keep == ~std::uint64_t{0}) return;
   try {
-    const Lock lock(*this);
-    collect_pending_frees(kAllStreams);
+    const CompletingLock lock(*this);
+    collect_pending_frees(PendingFrees::kAllStreams);
     if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
-    order_.settle();
-    give_back_idle(keep);
+    order_.poll_thoroughly();
+    release_idle(keep);
   } catch (const std::bad_alloc&) {
-    // Whatever is held stays.
+    // Everything is kept.
   }
 }
 
 void Heap::set_limit(std::uint64_t bytes) noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, planned_.physical_bytes()));
 }
 
-std::uint64_t Heap::unlocked_available_bytes() const noexcept { return device_free_bytes() + unlocked_free_bytes(); }
+std::uint64_t Heap::available_bytes_locked() const noexcept { return device_free_bytes() + free_bytes_locked(); }
 
-std::uint64_t Heap::unlocked_free_bytes() const noexcept {
+std::uint64_t Heap::free_bytes_locked() const noexcept {
   const std::uint64_t idle = dynamic_ ? dynamic_->free_bytes() + dynamic_->deferred_bytes() : 0;
-  return idle + planned_.kept_bytes() + planned_.unmerged_idle_bytes(figures_.planned_live());
+  return idle + planned_.withheld_bytes() + planned_.unmerged_idle_bytes(figures_.planned_live());
 }
 
 std::uint64_t Heap::free_bytes() const noexcept {
-  const Look look(mutex_);
-  return unlocked_free_bytes();
+  const PlainLock lock(mutex_);
+  return free_bytes_locked();
 }
 
 std::uint64_t Heap::largest_free() const noexcept {
-  const Look look(mutex_);
+  const PlainLock lock(mutex_);
   return dynamic_ ? dynamic_->largest_free() : 0;
 }
 
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
-  const Look look(mutex_);
-  if (planned_.keeps_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
-  return planned_.kept_bytes() + (dynamic_ ? dynamic_->free_plan_bytes() : 0);
+  const PlainLock lock(mutex_);
+  if (planned_.tracks_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
+  return planned_.withheld_bytes() + (dynamic_ ? dynamic_->free_plan_bytes() : 0);
 }
 
-// Only what no pending work uses.
-std::uint64_t Heap::give_back_idle(std::uint64_t keep_bytes) {
+// Releases idle memory that no pending work uses, until at most `keep_bytes` bytes are held. Returns the bytes
+// released.
+std::uint64_t Heap::release_idle(std::uint64_t keep_bytes) {
   if (is_closed()) return 0;
-  std::uint64_t given_back = 0;
+  std::uint64_t released = 0;
   if (!dynamic_) {
-    given_back = planned_.give_back_idle(order_);
+    released = planned_.release_idle_handles(order_);
   } else {
     if (planned_.state() == PlanState::Dropped) merge(kNoStream);
-    if (planned_.is_dropped()) dynamic_->give(planned_.give_up_kept(), kNoStream);
+    if (planned_.is_dropped()) dynamic_->add_free(planned_.take_withheld(), kNoStream);
     const std::uint64_t keep = keep_bytes - std::min(keep_bytes, planned_.unmerged_bytes());
     dynamic_->memory().unmap_idle_views();
-    given_back = dynamic_->memory().release_idle(keep, planned_.is_dropped());
+    released = dynamic_->memory().release_idle(keep, planned_.is_dropped());
   }
   update_physical();
-  return given_back;
+  return released;
 }
 
 }  // namespace stalloc::serve

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::size_t kFirstCapacity = 4096;
 
-// An index that was changed this often since its last use is dropped: building it anew then costs less than keeping it.
-constexpr std::uint64_t kChangesUnasked = 1 << 16;
-constexpr std::uint64_t kChangesUnaskedAnEntry = 16;
+// After so many changes since its last use, the index is dropped: building it again then costs less than updating it.
+constexpr std::uint64_t kMaxUnusedChanges = 1 << 16;
+constexpr std::uint64_t kMaxUnusedChangesPerEntry = 16;
 
 }  // namespace
 
@@ -34,12 +34,12 @@ const LiveEntry* LiveTable::find(CUdeviceptr address) const noexcept {
   return entry.address == address ? &entry : nullptr;
 }
 
-// Moves back what was displaced over the gap (Knuth 6.4, algorithm R), so that no tombstones gather.
-void LiveTable::close(std::size_t gap) noexcept {
+// Moves displaced entries into the gap (Knuth, volume 3, 6.4, algorithm R), so that no tombstones are needed.
+void LiveTable::close_gap(std::size_t gap) noexcept {
   for (std::size_t cell = next(gap); cells_[cell].address != 0; cell = next(cell)) {
     const std::size_t from_home = (cell - home(cells_[cell].address)) & (capacity_ - 1);
     const std::size_t from_gap = (cell - gap) & (capacity_ - 1);
-    if (from_home < from_gap) continue;  // its home lies behind the gap
+    if (from_home < from_gap) continue;  // its home cell is after the gap
     cells_[gap] = cells_[cell];
     cells_[cell].address = 0;
     gap = cell;
@@ -57,7 +57,7 @@ const LiveEntry* LiveTable::find_holding(CUdeviceptr address) noexcept {
   if (const LiveEntry* entry = find(address)) return entry;
   if (size_ == 0) return nullptr;
   if (!index_ && !make_index()) return scan_for(address);
-  unasked_ = 0;
+  changes_since_use_ = 0;
   const auto after = index_->upper_bound(address);
   if (after == index_->begin()) return nullptr;
   const auto& [begin, bytes] = *std::prev(after);
@@ -88,7 +88,7 @@ bool LiveTable::make_index() noexcept {
 void LiveTable::index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept {
   try {
     index_->emplace(address, bytes);
-    index_kept();
+    count_index_change();
   } catch (const std::bad_alloc&) {
     index_.reset();
   }
@@ -96,11 +96,11 @@ void LiveTable::index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept 
 
 void LiveTable::index_erase(CUdeviceptr address) noexcept {
   index_->erase(address);
-  index_kept();
+  count_index_change();
 }
 
-void LiveTable::index_kept() noexcept {
-  if (++unasked_ > kChangesUnasked + kChangesUnaskedAnEntry * size_) index_.reset();
+void LiveTable::count_index_change() noexcept {
+  if (++changes_since_use_ > kMaxUnusedChanges + kMaxUnusedChangesPerEntry * size_) index_.reset();
 }
 
 }  // namespace stalloc::serve

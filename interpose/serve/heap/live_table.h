@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is live, by address.
+// The live ranges, by address.
 #pragma once
 
 #include <cuda.h>
@@ -14,30 +14,31 @@
 
 namespace stalloc::serve {
 
-// Who served a request.
+// Which allocator served a request, and the meaning of LiveEntry::place.
 enum class Origin : std::uint8_t {
-  Plan,      // `place` is the slot
-  Dynamic,   // `place` is the view
-  Original,  // the original allocator
+  Plan,      // the plan; `place` is the slot
+  Dynamic,   // the dynamic sub-allocator; `place` is the view
+  Original,  // the original allocator; `place` is not used
 };
 
 struct LiveEntry {
-  CUdeviceptr address = 0;  // 0: an empty cell of the table
+  CUdeviceptr address = 0;  // 0: an empty cell
   std::uint64_t bytes = 0;  // as requested
   std::uint32_t place = 0;
   Origin origin = Origin::Original;
-  PoolIndex pool = kNoPool;          // kNoPool: of cuMemAlloc
-  StreamOrdinal stream = kNoStream;  // that it was served for; kNoStream: for all
-  bool sync_memops = false;          // as the program set it (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-  std::uint64_t number = 0;          // of the insertion: given by the table, never twice
+  PoolIndex pool = kNoPool;          // kNoPool: a request of cuMemAlloc
+  StreamOrdinal stream = kNoStream;  // the stream of the request; kNoStream: all streams
+  bool sync_memops = false;          // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+  std::uint64_t number = 0;          // assigned by `insert`; unique in the table for all time
 };
 
-// Open addressing with linear probing, at most half full. Not thread-safe. Never throws.
+// A hash table with open addressing and linear probing, at most half full. Not thread-safe: the heap's lock protects
+// it. Nothing throws.
 class LiveTable {
  public:
-  // Makes room for one more entry; false when the host is out of memory. A later insert cannot fail.
+  // Makes room for one more entry, so that the next `insert` cannot fail. False: host memory is missing.
   [[nodiscard]] bool reserve_one() noexcept { return size_ * 2 < capacity_ || grow(); }
-  // Pre: reserve_one said true, and entry.address is neither 0 nor in the table.
+  // Pre: there is room (reserve_one), and entry.address is neither 0 nor in the table.
   void insert(const LiveEntry& entry) noexcept {
     Cell& cell = cells_[locate(entry.address)];
     cell = entry;
@@ -47,11 +48,11 @@ class LiveTable {
       index_insert(entry.address, entry.bytes);
     }
   }
-  // Null when nothing starts at `address`. Valid until the next insert or erase.
+  // The entry that starts at `address`; null: there is none. Valid until the next insert or erase.
   [[nodiscard]] const LiveEntry* find(CUdeviceptr address) const noexcept;
   // Pre: an entry starts at `address`.
   void set_sync_memops(CUdeviceptr address, bool set) noexcept { cells_[locate(address)].sync_memops = set; }
-  // Removes the entry that starts at `address` and copies it to `entry`; false when there is none.
+  // Removes the entry that starts at `address` and copies it to `entry`. False: there is none.
   bool erase(CUdeviceptr address, LiveEntry* entry) noexcept {
     if (size_ == 0 || address == 0) return false;
     const std::size_t cell = locate(address);
@@ -59,24 +60,24 @@ class LiveTable {
     *entry = cells_[cell];
     cells_[cell].address = 0;
     --size_;
-    if (cells_[next(cell)].address != 0) close(cell);
+    if (cells_[next(cell)].address != 0) close_gap(cell);
     if (index_) [[unlikely]] {
       index_erase(address);
     }
     return true;
   }
-  // Calls `visit` with each entry, in no order.
+  // Calls `visit(const LiveEntry&)` for each entry, in no particular order.
   template <class Visit>
   void for_each(Visit visit) const {
     for (std::size_t cell = 0; cell < capacity_; ++cell) {
       if (cells_[cell].address != 0) visit(static_cast<const LiveEntry&>(cells_[cell]));
     }
   }
-  // Removes all of them.
+  // Removes all entries.
   void clear() noexcept;
-  // The entry whose bytes hold `address`; null without one. Pre: no two entries share a byte. A start is found at once.
-  // The first other address makes an index by order, which is then kept up to date until it has not been used for a
-  // long time; without host memory for it, every entry is looked at.
+  // The entry whose bytes include `address`; null: there is none. The start of an entry is found in constant time. The
+  // first other address builds an ordered index, which is updated at each change until it has not been used for a long
+  // time. If host memory for the index is missing, all entries are searched. Pre: no two entries share a byte.
   [[nodiscard]] const LiveEntry* find_holding(CUdeviceptr address) noexcept;
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool has_index() const noexcept { return index_ != nullptr; }
@@ -88,19 +89,19 @@ class LiveTable {
   };
 
   bool grow() noexcept;
-  void close(std::size_t gap) noexcept;
+  void close_gap(std::size_t gap) noexcept;
   const LiveEntry* scan_for(CUdeviceptr address) const noexcept;
   bool make_index() noexcept;
-  // By value: an entry that something points to is written to memory in pieces and copied from there as a whole, which
-  // the processor waits for (4 ns at each insert).
+  // Arguments are passed by value: if `insert` passed a reference to its entry, the compiler would store the entry in
+  // pieces and load it as a whole, which defeats store forwarding (4 ns at each insert).
   void index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept;
   void index_erase(CUdeviceptr address) noexcept;
-  void index_kept() noexcept;
-  // Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the high bits of a product with 2^64 / phi.
+  void count_index_change() noexcept;
+  // Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4): high bits of a product with 2^64 / phi.
   [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept {
     return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);
   }
-  // Its cell, or the empty one for it.
+  // The cell of the entry that starts at `address`, or the empty cell for it.
   [[nodiscard]] std::size_t locate(CUdeviceptr address) const noexcept {
     std::size_t cell = home(address);
     while (cells_[cell].address != 0 && cells_[cell].address != address) cell = next(cell);
@@ -111,8 +112,8 @@ class LiveTable {
   std::unique_ptr<Cell[]> cells_;
   std::size_t capacity_ = 0;  // 0 or a power of two
   std::size_t size_ = 0;
-  std::unique_ptr<Index> index_;  // null until an address inside an entry is looked up
-  std::uint64_t unasked_ = 0;     // changes of the index since its last use
+  std::unique_ptr<Index> index_;         // null: no address inside an entry was looked up lately
+  std::uint64_t changes_since_use_ = 0;  // changes of the index since its last use
   std::uint64_t last_number_ = 0;
 };
 

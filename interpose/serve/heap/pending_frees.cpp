@@ -2,12 +2,40 @@
 #include "interpose/serve/heap/pending_frees.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace stalloc::serve {
 
+// The streams of a green context accept events of its primary context, which still exist when the green context has
+// been destroyed while its work goes on. So the heap's context is tried before the stream's own.
+CUresult PendingFrees::record_event(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
+  CUcontext of_stream = nullptr;
+  CUresult result = driver_.stream_context(stream.handle, &of_stream);
+  if (result != CUDA_SUCCESS) return result;
+  const ContextScope scope(driver_, of_stream);  // a default stream is the one of the current context
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  for (const CUcontext each : {context_, of_stream}) {
+    result = create_event(each, event);
+    if (result == CUDA_SUCCESS) {
+      *context = each;
+      result = driver_.record_event(*event, stream.handle);
+      if (result == CUDA_SUCCESS) return result;
+      driver_.destroy_event(*event);
+    }
+    if (each == of_stream) break;
+  }
+  return result;
+}
+
+CUresult PendingFrees::create_event(CUcontext context, CUevent* event) noexcept {
+  const ContextScope scope(driver_, context);
+  return scope.ok() ? driver_.create_event(event) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const Queue& each) {
-    return each.context == context && each.stream == stream && !each.context_ends;
+    return each.context == context && each.stream == stream && !each.context_ending;
   });
   if (queue == queues_.end()) {
     Queue fresh{context, stream, {free}};
@@ -16,19 +44,31 @@ void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   } else {
     queue->frees.push_back(free);
   }
-  queue->frees.back().number = ++newest_;
+  queue->frees.back().number = ++latest_number_;
   bytes_ += free.entry.bytes;
 }
 
-PendingFrees::State PendingFrees::ask(const Queue& queue) noexcept {
-  if (queue.context_ends) return State::Pending;
-  const CUevent event = queue.frees[queue.lost].event;
-  if (event == nullptr) return State::Done;
+PendingFrees::State PendingFrees::query(const Queue& queue) noexcept {
+  if (queue.context_ending) return State::Pending;
+  const CUevent event = queue.frees[queue.failed].event;
+  if (event == nullptr) return State::Complete;
   const CUresult result = driver_.query_event(event);
   if (result == CUDA_ERROR_NOT_READY) return State::Pending;
-  if (result != CUDA_SUCCESS) return State::Lost;
+  if (result != CUDA_SUCCESS) return State::Failed;
   driver_.destroy_event(event);
-  return State::Done;
+  return State::Complete;
+}
+
+// Calls the callback at most once for each free.
+void PendingFrees::notify(Free& free) const noexcept {
+  if (on_complete_ != nullptr && free.owner) on_complete_(device_, free.entry.address, *free.owner);
+  free.owner.reset();
+}
+
+void PendingFrees::notify_all() noexcept {
+  for (Queue& queue : queues_) {
+    for (Free& free : queue.frees) notify(free);
+  }
 }
 
 void PendingFrees::remove_empty() noexcept {
@@ -37,28 +77,29 @@ void PendingFrees::remove_empty() noexcept {
 
 bool PendingFrees::may_complete(std::uint64_t number) const noexcept {
   return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
-    return !queue.context_ends && queue.lost < queue.frees.size() && queue.frees[queue.lost].number <= number;
+    return !queue.context_ending && queue.failed < queue.frees.size() && queue.frees[queue.failed].number <= number;
   });
 }
 
-void PendingFrees::context_ends(CUcontext context) noexcept {
+void PendingFrees::before_context_end(CUcontext context) noexcept {
   for (Queue& queue : queues_) {
-    if (queue.context == context) queue.context_ends = true;
+    if (queue.context == context) queue.context_ending = true;
   }
 }
 
-void PendingFrees::context_ended(CUcontext context, bool ended) noexcept {
+void PendingFrees::after_context_end(CUcontext context, bool ended) noexcept {
   for (Queue& queue : queues_) {
-    if (queue.context != context || !queue.context_ends) continue;
-    queue.context_ends = false;
+    if (queue.context != context || !queue.context_ending) continue;
+    queue.context_ending = false;
     if (!ended) continue;
     for (Free& free : queue.frees) free.event = nullptr;
   }
 }
 
-void PendingFrees::clear(CUcontext context, bool lives) noexcept {
+void PendingFrees::clear(bool context_lives) noexcept {
+  notify_all();
   for (Queue& queue : queues_) {
-    if (queue.context_ends || (!lives && queue.context == context)) continue;
+    if (queue.context_ending || (!context_lives && queue.context == context_)) continue;
     for (Free& free : queue.frees) {
       if (free.event != nullptr) driver_.destroy_event(free.event);
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees on streams that others cannot be ordered behind, or should not wait for.
+// Frees that wait for an event: on streams that other streams cannot be ordered after, or should not wait for.
 #pragma once
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -12,106 +13,134 @@
 
 #include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
+#include "interpose/serve/dynamic/heap_options.h"
 #include "interpose/serve/heap/live_table.h"
 #include "interpose/serve/streams/stream_order.h"
 
 namespace stalloc::serve {
 
-// Blocks whose bytes are free once an event behind their free has completed. Each stream has a queue of its own, since
-// its events complete in their order: a stream that is slow delays nothing that was freed on others. Not thread-safe.
-// Never throws, except for `add`. Never waits.
+// Blocks that can be reused once an event recorded after their free has completed. Each stream has a queue of its own,
+// since its events complete in order: a slow stream does not delay what was freed on other streams.
+//
+// Not thread-safe: the heap's lock protects it, except for `record_event` and `program_synchronized`, which need no
+// lock. Only `add` throws. Nothing waits.
 class PendingFrees {
  public:
   struct Free {
     LiveEntry entry;
-    CUevent event = nullptr;              // null: its context has ended
-    std::optional<StreamKey> owner;       // the stream that HeapOptions::over is told of
-    StreamOrdinal preferred = kNoStream;  // that the bytes are offered to first: the owner
-    std::uint64_t number = 0;             // given by `add`: later frees have larger ones
+    CUevent event = nullptr;              // null: its context has ended, so the free is complete
+    std::optional<StreamKey> owner;       // the argument of the callback; nothing: the callback is not called
+    StreamOrdinal preferred = kNoStream;  // the ordinal of `owner`, whose requests get the bytes first
+    std::uint64_t number = 0;             // assigned by `add`; grows by one
   };
+  // Numbers of streams for `collect`.
+  static constexpr std::size_t kStreamsPerQuery = 8;
+  static constexpr std::size_t kAllStreams = ~std::size_t{0};
 
-  // `driver` must outlive it.
-  explicit PendingFrees(Driver& driver) noexcept : driver_(driver) {}
+  // The heap of `device` serves `context`. `on_complete` is called once for each free with an owner when it is
+  // complete, or when the frees are given up (`notify_all`, `clear`); it may be null. `driver` must outlive this
+  // object.
+  PendingFrees(Driver& driver, int device, CUcontext context, FreeCompleteCallback on_complete) noexcept
+      : driver_(driver), device_(device), context_(context), on_complete_(on_complete) {}
 
   [[nodiscard]] bool empty() const noexcept { return queues_.empty(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }  // as requested
-  [[nodiscard]] std::uint64_t newest() const noexcept { return newest_; }
+  [[nodiscard]] std::uint64_t latest_number() const noexcept { return latest_number_; }
 
-  // `free` has been recorded on `stream`, which is of `context`; its event is owned from now on. May throw
-  // std::bad_alloc, and owns nothing then.
+  // Creates an event and records it on `stream`. The caller owns the event; `context` receives its context. Returns the
+  // driver's error.
+  CUresult record_event(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
+  // Adds a free whose event `record_event` has recorded, and takes the event. Throws std::bad_alloc; the caller then
+  // still owns the event.
   void add(CUcontext context, StreamKey stream, const Free& free);
 
-  // Calls `over(Free&)` for the frees whose events have completed, and forgets them; true when there were any. Those of
-  // each queue are queried, the oldest first, until one is pending. A free whose event the driver cannot tell of stays.
-  // Of the streams whose work is pending, at most `most` are looked at; the next call goes on with others.
-  template <class Over>
-  bool collect(std::size_t most, Over over) {
+  // Call after the program has synchronized with a stream, an event or the context.
+  void program_synchronized() noexcept { synchronized_.store(true, std::memory_order_relaxed); }
+  // Call at each request. Returns how many streams `collect` should query now; 0: none. A query costs as much as a
+  // request, so a few streams are queried at every sixteenth request. All are queried at the first request after the
+  // program has synchronized, since it may expect to get bytes whose work is complete.
+  [[nodiscard]] std::size_t streams_to_query() noexcept {
+    if (empty()) return 0;
+    const bool synchronized = synchronized_.exchange(false, std::memory_order_relaxed);
+    if (!synchronized && requests_until_query_-- > 0) return 0;
+    requests_until_query_ = kRequestsBetweenQueries - 1;
+    return synchronized ? kAllStreams : kStreamsPerQuery;
+  }
+  // Removes the frees whose events have completed, and calls `reclaim(const Free&)` for each; true if there were any.
+  // The events of each stream are queried from the oldest on, until one is pending. At most `max_streams` streams with
+  // pending work are queried; the next call continues with the others. A free whose event the driver cannot query
+  // stays.
+  template <class Reclaim>
+  bool collect(std::size_t max_streams, Reclaim reclaim) {
     bool any = false;
     const std::size_t count = queues_.size();
     std::size_t pending = 0;
-    std::size_t looked_at = 0;
-    for (; looked_at < count && pending < most; ++looked_at) {
-      Queue& queue = queues_[(next_ + looked_at) % count];
-      queue.lost = 0;
-      while (queue.lost < queue.frees.size()) {
-        const State state = ask(queue);
+    std::size_t visited = 0;
+    for (; visited < count && pending < max_streams; ++visited) {
+      Queue& queue = queues_[(next_ + visited) % count];
+      queue.failed = 0;
+      while (queue.failed < queue.frees.size()) {
+        const State state = query(queue);
         if (state == State::Pending) {
           ++pending;
           break;
         }
-        if (state == State::Lost) {
-          ++queue.lost;
+        if (state == State::Failed) {
+          ++queue.failed;
           continue;
         }
-        Free free = queue.frees[queue.lost];
-        queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.lost));
+        Free free = queue.frees[queue.failed];
+        queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.failed));
         bytes_ -= free.entry.bytes;
-        over(free);
+        notify(free);
+        reclaim(free);
         any = true;
       }
     }
-    next_ = count == 0 ? 0 : (next_ + looked_at) % count;
+    next_ = count == 0 ? 0 : (next_ + visited) % count;
     if (any) remove_empty();
     return any;
   }
-  // True while a free up to that number may still complete, as far as the driver told when it was last asked.
+  // True if a free up to that number may still complete, as far as the latest queries showed.
   [[nodiscard]] bool may_complete(std::uint64_t number) const noexcept;
 
-  // Calls `action(Free&)` for every one.
-  template <class Action>
-  void each(Action action) {
-    for (Queue& queue : queues_) {
-      for (Free& free : queue.frees) action(free);
-    }
-  }
-
-  // A context is about to end, and then it has, or not (`ended`): CUDA lets nobody touch its events any more, and none
-  // of its work is left.
-  void context_ends(CUcontext context) noexcept;
-  void context_ended(CUcontext context, bool ended) noexcept;
-  // Forgets all of them. Destroys the events, except those of contexts that end and, unless `lives`, those of
-  // `context`.
-  void clear(CUcontext context, bool lives) noexcept;
+  // Calls the callback for all frees, and not again later.
+  void notify_all() noexcept;
+  // Between the two calls, no event of the context is used. `ended`: the context has ended, and none of its work is
+  // left, so its frees are complete.
+  void before_context_end(CUcontext context) noexcept;
+  void after_context_end(CUcontext context, bool ended) noexcept;
+  // Calls the callback for all frees and removes them without reclaiming. Destroys their events, except those of
+  // contexts that are ending and, unless `context_lives`, those of the heap's context.
+  void clear(bool context_lives) noexcept;
 
  private:
   struct Queue {
     CUcontext context = nullptr;
     StreamKey stream;
     std::deque<Free> frees;
-    bool context_ends = false;
-    std::size_t lost = 0;  // of the oldest frees, so many whose events the driver could not tell of when it was asked
+    bool context_ending = false;
+    std::size_t failed = 0;  // the events of so many of the oldest frees could not be queried last time
   };
-  enum class State { Done, Pending, Lost };
+  enum class State { Complete, Pending, Failed };
+  static constexpr std::uint32_t kRequestsBetweenQueries = 16;
 
-  // Asks for the oldest free of the queue that is not lost; destroys its event if it is over. Pre: there is one.
-  State ask(const Queue& queue) noexcept;
+  CUresult create_event(CUcontext context, CUevent* event) noexcept;
+  // Queries the free at index `failed`; destroys its event if it is complete. Pre: there is such a free.
+  State query(const Queue& queue) noexcept;
+  void notify(Free& free) const noexcept;
   void remove_empty() noexcept;
 
   Driver& driver_;
+  const int device_;
+  const CUcontext context_;
+  const FreeCompleteCallback on_complete_;
   std::vector<Queue> queues_;  // none is empty between calls
-  std::size_t next_ = 0;       // that `collect` begins with
+  std::size_t next_ = 0;       // the queue with which `collect` begins
   std::uint64_t bytes_ = 0;
-  std::uint64_t newest_ = 0;
+  std::uint64_t latest_number_ = 0;
+  std::uint32_t requests_until_query_ = 0;
+  std::atomic<bool> synchronized_{false};  // the program has synchronized since the latest queries
 };
 
 }  // namespace stalloc::serve

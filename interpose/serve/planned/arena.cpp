@@ -24,7 +24,7 @@ std::unique_ptr<Arena> Arena::create(Driver& driver, const plan::DevicePlan& pla
   std::size_t granularity = 0;
   if (const CUresult result = driver.granularity(static_cast<int>(plan.device), &granularity);
       result != CUDA_SUCCESS || granularity == 0) {
-    *why = refused("tell its granularity", result);
+    *why = refused("report its granularity", result);
     return nullptr;
   }
   if (plan.granularity % granularity != 0 || plan.granularity < plan::kUnitBytes ||
@@ -41,7 +41,7 @@ std::unique_ptr<Arena> Arena::create(Driver& driver, const plan::DevicePlan& pla
 
 void Arena::lay_out(const plan::DevicePlan& plan) {
   device_ = static_cast<int>(plan.device);
-  granted_ = {device_};
+  devices_with_access_ = {device_};
   std::uint64_t physical = 0;
   for (const std::uint64_t bytes : plan.handles) {
     handles_.push_back({0, {physical, physical + bytes}, false});
@@ -79,7 +79,7 @@ bool Arena::acquire(std::string* why) {
 
 bool Arena::create_handles(std::string* why) {
   for (Handle& handle : handles_) {
-    const std::uint64_t bytes = handle.range.end - handle.range.begin;
+    const std::uint64_t bytes = handle.range.bytes();
     ++mapping_calls_;
     const CUresult result = driver_.create(&handle.id, bytes, device_);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -117,7 +117,7 @@ bool Arena::map_views(std::string* why) {
   return true;
 }
 
-// One call for each run of mapped neighbours: for the whole reservation, until handles are given back.
+// Makes one call for each run of adjacent mapped handles. Until handles are released, that is the whole reservation.
 CUresult Arena::set_access() noexcept {
   for (std::size_t i = 0; i < mappings_.size();) {
     if (!mappings_[i].mapped) {
@@ -128,7 +128,7 @@ CUresult Arena::set_access() noexcept {
     CUdeviceptr end = begin;
     for (; i < mappings_.size() && mappings_[i].mapped; ++i) end = mappings_[i].at + size_of(mappings_[i].handle);
     ++mapping_calls_;
-    const CUresult result = driver_.set_access(begin, end - begin, granted_);
+    const CUresult result = driver_.set_access(begin, end - begin, devices_with_access_);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -139,7 +139,7 @@ Arena::~Arena() { close(); }
 void Arena::close() noexcept {
   if (closed_) return;
   closed_ = true;
-  for (std::size_t handle = 0; handle < handles_.size(); ++handle) give_back(handle);
+  for (std::size_t handle = 0; handle < handles_.size(); ++handle) release_handle(handle);
   const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
   if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);
 }
@@ -155,7 +155,7 @@ void Arena::append_ranges(std::uint32_t view_index, std::uint64_t offset, std::u
   for (; offset < end; ++piece) {
     const PhysicalRange handle = handles_[view.handles[piece]].range;
     const std::uint64_t start = view.starts[piece];
-    const std::uint64_t stop = std::min(end, start + (handle.end - handle.begin));
+    const std::uint64_t stop = std::min(end, start + handle.bytes());
     const PhysicalRange range{handle.begin + (offset - start), handle.begin + (stop - start)};
     if (out->size() > first_out && out->back().end == range.begin) {
       out->back().end = range.end;
@@ -173,20 +173,21 @@ std::size_t Arena::handle_at(std::uint64_t byte) const noexcept {
 }
 
 CUresult Arena::grant_access(int device) noexcept {
-  if (std::find(granted_.begin(), granted_.end(), device) != granted_.end()) return CUDA_SUCCESS;
+  if (std::find(devices_with_access_.begin(), devices_with_access_.end(), device) != devices_with_access_.end())
+    return CUDA_SUCCESS;
   try {
-    granted_.push_back(device);
+    devices_with_access_.push_back(device);
   } catch (...) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   const CUresult result = set_access();
-  if (result != CUDA_SUCCESS) granted_.pop_back();
+  if (result != CUDA_SUCCESS) devices_with_access_.pop_back();
   return result;
 }
 
-std::uint64_t Arena::give_back(std::size_t handle) noexcept {
-  Handle& given = handles_[handle];
-  if (!given.held) return 0;
+std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
+  Handle& released = handles_[handle];
+  if (!released.held) return 0;
   bool mapped = false;
   for (Mapping& mapping : mappings_) {
     if (mapping.handle != handle) continue;
@@ -194,8 +195,8 @@ std::uint64_t Arena::give_back(std::size_t handle) noexcept {
     mapped |= mapping.mapped;
   }
   if (mapped) return 0;
-  release(given);
-  return given.held ? 0 : given.range.end - given.range.begin;
+  release(released);
+  return released.held ? 0 : released.range.bytes();
 }
 
 void Arena::unmap(Mapping& mapping) noexcept {
@@ -207,7 +208,7 @@ void Arena::unmap(Mapping& mapping) noexcept {
 void Arena::release(Handle& handle) noexcept {
   if (!handle.held) return;
   handle.held = driver_.release(handle.id) != CUDA_SUCCESS;
-  if (!handle.held) physical_bytes_ -= handle.range.end - handle.range.begin;
+  if (!handle.held) physical_bytes_ -= handle.range.bytes();
 }
 
 }  // namespace stalloc::serve

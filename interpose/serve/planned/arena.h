@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory a plan asks for: one reservation, its handles, its views.
+// The memory of a plan: one reservation, its handles, and its views.
 #pragma once
 
 #include <cuda.h>
@@ -15,52 +15,54 @@
 
 namespace stalloc::serve {
 
-// Views lie one behind the other in the reservation, the home view first; each is a whole number of pages.
+// The views lie one after another in the reservation, the home view first. Each is a whole number of pages.
 //
 //     reservation | home view: h0 h1 h2 h3 | stitched view 1: h3 h1 | stitched view 2: h0 h2 |
 //     physical    | h0 h1 h2 h3 |            (see physical.h)
 //
-// Everything is created and mapped by `create`. Not thread-safe except for `contains`.
+// `create` creates and maps everything. Not thread-safe, except for `contains`: the heap's lock protects it.
 class Arena {
  public:
-  // Pre: plan::find_defect finds nothing in `plan`, and a context of its device is current. On failure everything is
-  // given back, nothing is returned, and `why` says in one line what was refused. Throws std::bad_alloc only.
+  // Creates the memory of a plan, which is not needed afterwards. `driver` must outlive the arena. On failure
+  // everything is released, null is returned, and `why` says in one line what was refused. Throws std::bad_alloc. Pre:
+  // plan::find_defect finds nothing in `plan`, and a context of its device is current.
   static std::unique_ptr<Arena> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
-  // As `close`.
-  ~Arena();
+  ~Arena();  // calls `close`
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Unmaps and gives back all of it. Idempotent; `contains` answers as before. Pre: no work is pending that may touch
-  // it, and the driver is still there.
+  // Unmaps and releases everything. Idempotent; `contains` still returns the same. Pre: no pending work uses the
+  // memory, and the driver is still loaded.
   void close() noexcept;
 
   [[nodiscard]] CUdeviceptr address(std::uint32_t view, std::uint64_t offset) const noexcept {
     return views_[view].base + offset;
   }
-  // Appends the physical ranges behind bytes [offset, offset + bytes) of a view to `out`, neighbours joined.
+  // Appends the physical ranges of the bytes [offset, offset + bytes) of a view to `out`, and joins adjacent ones.
   void append_ranges(std::uint32_t view, std::uint64_t offset, std::uint64_t bytes,
                      std::vector<PhysicalRange>* out) const;
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return address - base_ < reserved_; }
 
-  // Lets kernels of `device` use every view from now on.
+  // From now on, kernels of `device` may access every view. Returns the driver's error.
   CUresult grant_access(int device) noexcept;
 
-  // Unmaps one handle everywhere and releases it; 0 when the driver refuses or it is gone, else the bytes given back.
-  // Pre: nothing lives on it and no work is pending that may touch it. The handle's addresses must not be served again.
-  std::uint64_t give_back(std::size_t handle) noexcept;
+  // Unmaps one handle from all views and releases it. Returns its bytes; 0: the driver refused, or the handle is not
+  // held. Its addresses must not be served again. Pre: nothing live is on the handle, and no pending work uses it.
+  std::uint64_t release_handle(std::size_t handle) noexcept;
   [[nodiscard]] std::size_t handle_count() const noexcept { return handles_.size(); }
   [[nodiscard]] PhysicalRange handle_range(std::size_t handle) const noexcept { return handles_[handle].range; }
-  [[nodiscard]] bool is_held(std::size_t handle) const noexcept { return handles_[handle].held; }  // not given back
+  [[nodiscard]] bool is_held(std::size_t handle) const noexcept { return handles_[handle].held; }  // not released
   [[nodiscard]] CUmemGenericAllocationHandle handle_id(std::size_t handle) const noexcept {
     return handles_[handle].id;
   }
-  // The handle that holds a physical byte.
+  // The handle that contains a physical offset.
   [[nodiscard]] std::size_t handle_at(std::uint64_t byte) const noexcept;
 
-  [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return handles_.back().range.end; }  // as the plan says
-  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return physical_bytes_; }           // held now
-  [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return mapping_calls_; }             // create to unmap
+  // The bytes of all handles in the plan, and of those that are held now.
+  [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return handles_.back().range.end; }
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return physical_bytes_; }
+  // How many driver calls created, mapped or unmapped memory.
+  [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return mapping_calls_; }
 
  private:
   struct Handle {
@@ -85,9 +87,7 @@ class Arena {
   bool create_handles(std::string* why);
   bool map_views(std::string* why);
   CUresult set_access() noexcept;
-  [[nodiscard]] std::uint64_t size_of(std::uint32_t handle) const noexcept {
-    return handles_[handle].range.end - handles_[handle].range.begin;
-  }
+  [[nodiscard]] std::uint64_t size_of(std::uint32_t handle) const noexcept { return handles_[handle].range.bytes(); }
   void unmap(Mapping& mapping) noexcept;
   void release(Handle& handle) noexcept;
 
@@ -101,7 +101,7 @@ class Arena {
   std::vector<Handle> handles_;
   std::vector<MappedView> views_;  // bases relative to the reservation until there is one
   std::vector<Mapping> mappings_;  // by address, without gaps
-  std::vector<int> granted_;
+  std::vector<int> devices_with_access_;
   bool closed_ = false;
 };
 

@@ -11,10 +11,10 @@ namespace {
 
 using plan::SlotKind;
 
-constexpr int kLookAround = 64;             // slots searched ahead and behind for the end of a deviation
-constexpr std::size_t kLeastAgreement = 2;  // requests that must agree before the cursor jumps
-constexpr int kManyRecentMisses = 8;        // of the latest 16: the place is lost
-constexpr int kCandidates = 64;             // places compared when it is
+constexpr int kSearchDistance = 64;         // slots searched in each direction for the end of a deviation
+constexpr std::size_t kLeastAgreement = 2;  // requests that must match before the cursor moves
+constexpr int kManyRecentMisses = 8;        // of the latest 16 requests: the position is lost
+constexpr int kCandidates = 64;             // places that are compared to find it again
 
 std::uint32_t to_units(std::uint64_t bytes) noexcept {
   const std::uint64_t units = bytes / plan::kUnitBytes + (bytes % plan::kUnitBytes != 0);
@@ -43,15 +43,17 @@ Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
   count(found != kNowhere);
   if (found == kNowhere) return {};
   at_ = successor(found);
-  const Wanted& slot = slots_[found];
-  if (slot.kind == SlotKind::PassThrough) {  // a slot that varies has no place; the request may be served dynamically
+  const ExpectedSlot& slot = slots_[found];
+  // A slot of varying size has no place if it passes through; its request is served dynamically.
+  if (slot.kind == SlotKind::PassThrough) {
     return {slot.varies ? Answer::Unplanned : Answer::Original, found};
   }
-  if (units > slot.units) return {};  // larger than was ever seen of this slot
+  if (units > slot.units) return {};  // larger than any recorded request of this slot
   return {Answer::Serve, found};
 }
 
-// Not inlined, to keep the code of requests that are as planned short.
+// Handles a deviation: returns the slot that the request takes after all, or kNowhere. Not inlined, so that the code
+// for matching requests stays short.
 [[gnu::noinline]] Cursor::Position Cursor::deviate(std::uint64_t bytes) noexcept {
   if (!first_difference_) {
     const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
@@ -92,7 +94,7 @@ Cursor::Position Cursor::predecessor(Position at) const noexcept {
 
 bool Cursor::matches(Position at, std::uint32_t units) const noexcept {
   if (at >= slots_.size()) return false;
-  const Wanted& wanted = slots_[at];
+  const ExpectedSlot& wanted = slots_[at];
   return wanted.varies ? units <= wanted.units : units == wanted.units;
 }
 
@@ -107,53 +109,55 @@ void Cursor::count(bool matched) noexcept {
   match_.count(matched);
 }
 
-// The slot expected now: the next one; a later one when only requests that go to the original allocator lie between
-// (they may never come here); the epilogue's first when the body may be over.
+// Finds the slot of a request without a deviation: the next slot; a later one, if only slots for the original allocator
+// lie between, since their requests may not reach this library; or the first slot of the epilogue, if a repetition of
+// the body has just ended.
 Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   Position at = at_;
-  for (int i = 0; i < kLookAround && at < slots_.size(); ++i, at = successor(at)) {
+  for (int i = 0; i < kSearchDistance && at < slots_.size(); ++i, at = successor(at)) {
     if (slots_[at].varies || matches(at, units)) return at;
     if (slots_[at].kind != SlotKind::PassThrough) break;
   }
-  const bool body_may_be_over = body_begin_ < body_end_ && at_ == body_begin_ && seen_ > 1;
-  return body_may_be_over && matches(body_end_, units) ? body_end_ : kNowhere;
+  const bool body_may_have_ended = body_begin_ < body_end_ && at_ == body_begin_ && seen_ > 1;
+  return body_may_have_ended && matches(body_end_, units) ? body_end_ : kNowhere;
 }
 
 Cursor::Position Cursor::find_after_deviation(bool stays) const noexcept {
-  // One mismatch proves nothing yet: after an extra request, a jump would lose the place.
+  // One deviation alone does not move the cursor: after an extra request, that would lose the position.
   const Position near = misses_ != 0 ? find_near() : kNowhere;
   if (near != kNowhere || stays) return near;
   return misses_ + 1 >= kGram ? find_anywhere() : kNowhere;
 }
 
-// The slot a little ahead or behind that the requests since the deviation agree with best; the nearest of equals.
-// Earlier requests found their slots, so they do not tell how many are missing now. All of them must agree, or many: a
-// microbatch more begins with a request that no place near has, and goes on with some that many have.
+// Finds the slot near the position that best matches the requests since the deviation, and the nearest of equals.
+// Earlier requests found their slots, so they do not show how many are missing now. Either all of these requests must
+// match, or kGram of them: an additional micro-batch begins with a request that no slot nearby matches, and goes on
+// with requests that many slots match.
 Cursor::Position Cursor::find_near() const noexcept {
   Position best = kNowhere;
   std::size_t best_agreement = kLeastAgreement - 1;
-  const auto look = [&](Position at) {
+  const auto consider = [&](Position at) {
     const std::size_t agreed = std::min<std::size_t>(agreement(at), misses_ + 1);
     if (agreed <= best_agreement || (agreed <= misses_ && agreed < kGram)) return;
     best = at;
     best_agreement = agreed;
   };
-  Position ahead = at_;
-  Position behind = predecessor(at_);
-  for (int i = 0; i < kLookAround; ++i) {
-    if (ahead < slots_.size()) {
-      look(ahead);
-      ahead = successor(ahead);
+  Position later = at_;
+  Position earlier = predecessor(at_);
+  for (int i = 0; i < kSearchDistance; ++i) {
+    if (later < slots_.size()) {
+      consider(later);
+      later = successor(later);
     }
-    if (behind != kNowhere) {
-      look(behind);
-      behind = predecessor(behind);
+    if (earlier != kNowhere) {
+      consider(earlier);
+      earlier = predecessor(earlier);
     }
   }
   return best;
 }
 
-// The place in the whole plan that the latest requests agree with best; of equals the next one after the cursor.
+// Finds the slot in the whole plan that best matches the latest requests; of equals, the next one after the position.
 Cursor::Position Cursor::find_anywhere() const noexcept {
   if (seen_ < kGram || grams_.empty()) return kNowhere;
   std::uint64_t hash = kSeed;
@@ -176,8 +180,8 @@ Cursor::Position Cursor::find_anywhere() const noexcept {
   return best;
 }
 
-// How many of the latest requests, newest first, match the slots that end at `at`. Those of slots that take many sizes
-// do not count; but none may be more than twice as large as was seen.
+// Returns how many of the latest requests, from the newest on, match the slots that end at `at`. Requests of slots with
+// varying size do not count, but must not be more than twice as large as the largest recorded one.
 std::size_t Cursor::agreement(Position at) const noexcept {
   const std::size_t known = std::min<std::uint64_t>(seen_, kHistory);
   std::size_t agreed = 0;
@@ -195,7 +199,7 @@ void Cursor::index_grams() {
     std::array<Position, kGram> gram{};
     Position at = end;
     for (std::size_t i = kGram; i-- > 0 && at != kNowhere; at = predecessor(at)) gram[i] = at;
-    if (at == kNowhere && end + 1 < kGram) continue;  // too near the plan's start
+    if (at == kNowhere && end + 1 < kGram) continue;  // fewer than kGram slots precede it
     std::uint64_t hash = kSeed;
     for (const Position position : gram) hash = mix(hash, slots_[position].units);
     grams_.push_back({hash, end});

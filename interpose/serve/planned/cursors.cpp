@@ -7,7 +7,7 @@
 namespace stalloc::serve {
 namespace {
 
-// The plan of one lane's slots; `slots` are their numbers in the whole plan.
+// Returns a plan of the slots of one lane. `slots` receives their indices in the whole plan.
 plan::DevicePlan plan_of_lane(const plan::DevicePlan& plan, std::size_t lane, std::vector<std::uint32_t>* slots) {
   plan::DevicePlan own;
   for (std::uint32_t slot = 0; slot < plan.slots.size(); ++slot) {
@@ -28,8 +28,8 @@ plan::DevicePlan plan_of_lane(const plan::DevicePlan& plan, std::size_t lane, st
 
 }  // namespace
 
-Cursors::Cursors(const plan::DevicePlan& plan, Gone is_gone)
-    : all_(plan.lanes.empty() ? plan : plan::DevicePlan()), is_gone_(is_gone) {
+Cursors::Cursors(const plan::DevicePlan& plan, HasEnded has_ended)
+    : all_(plan.lanes.empty() ? plan : plan::DevicePlan()), has_ended_(has_ended) {
   if (plan.lanes.empty()) return;
   const std::size_t lanes = *std::max_element(plan.lanes.begin(), plan.lanes.end()) + std::size_t{1};
   for (std::size_t lane = 0; lane < lanes; ++lane) {
@@ -81,13 +81,13 @@ Cursors::LaneCursor* Cursors::lane_of(ThreadId thread) noexcept {
   return at == lanes_.end() ? nullptr : &*at;
 }
 
-// Another lane than `own` that can be taken and awaits the request.
+// Returns a lane other than `own` that can be taken and matches the request; null: there is none.
 Cursors::LaneCursor* Cursors::find_lane(std::uint64_t bytes, const LaneCursor* own) noexcept {
   for (LaneCursor& lane : lanes_) {
     if (&lane == own) continue;
     const bool next = lane.cursor.awaits(bytes);
     if (!next && !lane.cursor.body_begins_with(bytes)) continue;
-    if (lane.thread != 0 && !lane.cursor.lost() && !is_gone_(lane.thread)) continue;
+    if (lane.thread != 0 && !lane.cursor.lost() && !has_ended_(lane.thread)) continue;
     if (!next) lane.cursor.begin_body();
     return &lane;
   }

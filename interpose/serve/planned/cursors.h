@@ -12,38 +12,40 @@
 
 namespace stalloc::serve {
 
-// One cursor for all requests, or where the plan has lanes one for each, moved by the requests of one thread.
+// One cursor for all requests. If the plan has lanes, one cursor for each lane, which the requests of one thread move.
 //
-// A thread takes the lane that awaits its request: at the next slot, or at the body's first. A lane can be taken that
-// no thread has, or one that is gone or has lost its place. Requests of a thread without a lane go unplanned and move
-// no cursor. A wrong guess costs unplanned requests, never more. Not thread-safe.
+// A thread takes a lane whose next slot, or the first slot of whose body, matches its request. A lane can be taken if
+// no thread has it, or if its thread has ended or its cursor has lost its position. Requests of a thread without a lane
+// are unplanned and move no cursor. A wrong choice only costs unplanned requests. Not thread-safe: the heap's lock
+// protects it. Only the constructor throws.
 class Cursors {
  public:
-  using Gone = bool (*)(ThreadId) noexcept;
+  using HasEnded = bool (*)(ThreadId) noexcept;
 
-  // Throws std::bad_alloc.
-  explicit Cursors(const plan::DevicePlan& plan, Gone is_gone = serve::is_gone);
+  // `has_ended` is replaced by tests. Throws std::bad_alloc.
+  explicit Cursors(const plan::DevicePlan& plan, HasEnded has_ended = serve::has_ended);
 
-  // As of Cursor, for a request of the calling thread.
+  // As for Cursor, for a request of the calling thread.
   Cursor::Next next(std::uint64_t bytes) noexcept {
     return lanes_.empty() ? all_.next(bytes) : next_of(this_thread(), bytes);
   }
   void pass_through(std::uint64_t bytes) noexcept;
-  // As of Cursor. Where there are lanes the first does nothing, and the second is false.
+  // As for Cursor. If the plan has lanes, `keep_place` has no effect and `is_before_body` returns false.
   void keep_place() noexcept { all_.keep_place(); }
   [[nodiscard]] bool is_before_body() const noexcept { return lanes_.empty() && all_.is_before_body(); }
   [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : match_.fits(); }
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept;
-  // As of Cursor; where there are lanes of the first that has one, which counts its own requests only.
+  // As for Cursor. If the plan has lanes, returns the difference of the first lane that has one; its request number
+  // counts the requests of that lane.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept;
 
-  // Where there are lanes.
+  // `next` for a plan with lanes and a given thread.
   Cursor::Next next_of(ThreadId thread, std::uint64_t bytes) noexcept;
 
  private:
   struct LaneCursor {
     Cursor cursor;
-    std::vector<std::uint32_t> slots;  // of the plan, by the cursor's
+    std::vector<std::uint32_t> slots;  // the plan's index of each slot of the cursor
     ThreadId thread = 0;               // the thread that has the lane; 0: none
   };
 
@@ -53,7 +55,7 @@ class Cursors {
   Cursor all_;
   std::vector<LaneCursor> lanes_;
   PlanMatch match_;
-  Gone is_gone_;
+  HasEnded has_ended_;
 };
 
 }  // namespace stalloc::serve

@@ -11,9 +11,9 @@ namespace {
 
 constexpr unsigned kUnitShift = std::countr_zero(plan::kUnitBytes);
 
-constexpr unsigned kWordShift = kUnitShift + 6;  // a word of bits stands for so many bytes
+constexpr unsigned kWordShift = kUnitShift + 6;  // log2 of the bytes for which one word has the bits
 
-// The bits of a word for bytes [begin, end) of the block it stands for, which are not all of them.
+// The bits for the bytes [begin, end) of the block of one word. Pre: these are not all bytes of the block.
 std::uint64_t bits_of(std::uint64_t begin, std::uint64_t end) noexcept {
   return ((std::uint64_t{1} << ((end - begin) >> kUnitShift)) - 1) << (begin >> kUnitShift);
 }
@@ -59,19 +59,12 @@ bool Occupancy::is_free(PhysicalRange range) const noexcept {
 }
 
 void Occupancy::append_free(std::vector<PhysicalRange>* out) const {
-  const auto append = [out](PhysicalRange range) {
-    if (!out->empty() && out->back().end == range.begin) {
-      out->back().end = range.end;
-    } else {
-      out->push_back(range);
-    }
-  };
   for (std::uint64_t page = 0; page < pages_; ++page) {
     const PhysicalRange whole{page << shift_, (page + 1) << shift_};
-    if (used_[page] == 0) append(whole);
+    if (used_[page] == 0) plan::append(*out, whole);
     if (used_[page] == 0 || used_[page] == units_per_page_) continue;
     for (std::uint64_t at = whole.begin; at < whole.end; at += plan::kUnitBytes) {
-      if (bits_are_clear({at, at + plan::kUnitBytes})) append({at, at + plan::kUnitBytes});
+      if (bits_are_clear({at, at + plan::kUnitBytes})) plan::append(*out, {at, at + plan::kUnitBytes});
     }
   }
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a plan is of the program that it is served to.
+// Whether a plan belongs to the program that is served from it.
 #pragma once
 
 #include <cstdint>
 
 namespace stalloc::serve {
 
-// False once fewer than a tenth of the first thousand requests, or of any later hundred thousand, found a slot.
+// `fits` becomes false for good when fewer than a tenth of the first thousand requests, or of any later hundred
+// thousand, found a slot. Not thread-safe.
 class PlanMatch {
  public:
   void count(bool matched) noexcept {
@@ -19,8 +20,8 @@ class PlanMatch {
   [[nodiscard]] bool fits() const noexcept { return fits_; }
 
  private:
-  static constexpr std::uint64_t kFirstWindow = 1000;     // requests after which the plan is judged for the first time
-  static constexpr std::uint64_t kLaterWindow = 100'000;  // long enough for an evaluation that the plan does not know
+  static constexpr std::uint64_t kFirstWindow = 1000;     // requests before the first decision
+  static constexpr std::uint64_t kLaterWindow = 100'000;  // longer than an evaluation that the plan does not contain
   static constexpr std::uint64_t kLeastShare = 10;        // one request in so many must match
 
   std::uint64_t left_ = kFirstWindow;

@@ -60,7 +60,7 @@ Planned::FreeBytes Planned::hand_over() {
     }
     for (const PhysicalRange& range : through_body) {
       free.subtract(range);
-      result.kept.add(range);
+      result.withheld.add(range);
     }
   }
   result.handed_over = listed(free);
@@ -68,26 +68,26 @@ Planned::FreeBytes Planned::hand_over() {
   return result;
 }
 
-std::vector<PhysicalRange> Planned::give_up_kept(PhysicalRanges slot) {
-  std::vector<PhysicalRange> given;
-  for (const PhysicalRange& range : slot) kept_.intersect(range, given);
-  for (const PhysicalRange& range : given) kept_.subtract(range);
-  return given;
+std::vector<PhysicalRange> Planned::take_withheld(PhysicalRanges slot) {
+  std::vector<PhysicalRange> taken;
+  for (const PhysicalRange& range : slot) withheld_.intersect(range, taken);
+  for (const PhysicalRange& range : taken) withheld_.subtract(range);
+  return taken;
 }
 
-std::vector<PhysicalRange> Planned::give_up_kept() {
-  std::vector<PhysicalRange> given = listed(kept_);
-  kept_.clear();
-  return given;
+std::vector<PhysicalRange> Planned::take_withheld() {
+  std::vector<PhysicalRange> taken = listed(withheld_);
+  withheld_.clear();
+  return taken;
 }
 
-std::uint64_t Planned::give_back_idle(StreamOrder& order) noexcept {
+std::uint64_t Planned::release_idle_handles(StreamOrder& order) noexcept {
   if (!is_dropped()) return 0;
   std::uint64_t given_back = 0;
   for (std::size_t handle = 0; handle < arena_->handle_count(); ++handle) {
     const PhysicalRange range = arena_->handle_range(handle);
     if (!occupancy_->is_free(range) || !order.is_complete({&range, 1})) continue;
-    given_back += arena_->give_back(handle);
+    given_back += arena_->release_handle(handle);
   }
   return given_back;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan's memory: its slots, which of them comes next, and who tracks its free bytes.
+// The state of serving from a plan: its slots, the next slot, and which component tracks the free bytes.
 #pragma once
 
 #include <cuda.h>
@@ -22,7 +22,7 @@
 
 namespace stalloc::serve {
 
-// Whether requests take a plan's slots, and who knows which of its bytes are free.
+// Whether requests take the slots of a plan, and which component tracks its free bytes.
 //
 //     None        Served ── hand_over ──► Merged
 //                   │                       │
@@ -37,67 +37,68 @@ enum class PlanState : std::uint8_t {
   Merged,         // requests take slots; the dynamic sub-allocator tracks the free bytes and serves from them, too
 };
 
-// Not thread-safe: the heap's lock covers it, except for `contains`. Only `create` and `hand_over` throw. Slots are
-// named by their index in the plan, bytes by their physical offsets (physical.h).
+// The plan of one device while it is served. A slot is given by its index in the plan, and bytes by their physical
+// offsets (physical.h). Not thread-safe, except for `contains`: the heap's lock protects it. Only functions that say so
+// throw.
 class Planned {
  public:
-  // No plan: it holds nothing, and no function may be asked for a slot.
+  // No plan. No function that takes a slot may be called.
   Planned() = default;
-  // As Arena::create: all that the plan asks for is created and mapped, or nothing is. Throws std::bad_alloc.
+  // Creates and maps the plan's memory; see Arena::create. Throws std::bad_alloc.
   static std::optional<Planned> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
-  // Unmaps and gives back everything; idempotent. Pre: as Arena::close.
+  // Unmaps and releases everything. Idempotent. Pre: as for Arena::close.
   void close() noexcept;
 
   [[nodiscard]] PlanState state() const noexcept { return state_; }
   [[nodiscard]] bool exists() const noexcept { return state_ != PlanState::None; }
-  // Requests take its slots. Asked twice at each request.
+  // True if requests take its slots. Called twice at each request.
   [[nodiscard]] bool is_followed() const noexcept { return state_ >= PlanState::Served; }
-  // There is a plan, and no request takes a slot any more.
+  // True if there is a plan, but no request takes a slot any more.
   [[nodiscard]] bool is_dropped() const noexcept {
     return state_ == PlanState::Dropped || state_ == PlanState::DroppedMerged;
   }
-  // There is a plan, and its free bytes are tracked here alone.
-  [[nodiscard]] bool keeps_free_bytes() const noexcept {
+  // True if there is a plan whose free bytes are tracked here; false once `hand_over` was called.
+  [[nodiscard]] bool tracks_free_bytes() const noexcept {
     return state_ == PlanState::Served || state_ == PlanState::Dropped;
   }
 
-  // As of Cursors; a plan that is not followed answers Unplanned.
+  // As for Cursors. Without a plan that is followed, every request is Unplanned.
   Cursor::Next next(std::uint64_t bytes) noexcept { return is_followed() ? cursors_->next(bytes) : Cursor::Next(); }
   void pass_through(std::uint64_t bytes) noexcept {
     if (is_followed()) cursors_->pass_through(bytes);
   }
-  // For a request that has no slot, or whose slot is taken: calls take(slot) with spare slots of its size (SpareSlots)
-  // until it returns true. False: it never did, or the body of the plan has begun.
+  // For a request that has no slot, or whose slot is taken. Calls take(slot) with spare slots of its size (SpareSlots)
+  // until it returns true. Returns false if it never did, or if the body of the plan has begun.
   template <class Take>
   bool offer_spare(std::uint64_t bytes, Take take) {
     if (!is_followed() || !cursors_->is_before_body() || !spare_slots_->offer(bytes, take)) return false;
     cursors_->keep_place();
     return true;
   }
-  // Drops the plan if the requests so far show that it is of another program. True when it was dropped just now.
+  // Drops the plan if the requests so far show that it belongs to another program. True if this call dropped it.
   bool drop_if_unfit() noexcept {
     if (!is_followed() || cursors_->fits()) return false;
     state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged;
     return true;
   }
-  // As of Cursors. Pre: there is a plan.
+  // As for Cursors. Pre: there is a plan.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept {
     return cursors_->first_difference();
   }
-  // Jumps of the cursors since start.
+  // How often a cursor has found its position again.
   [[nodiscard]] std::uint64_t resynchronisations() const noexcept {
     return exists() ? cursors_->resynchronisations() : 0;
   }
 
-  // Of a slot.
+  // The address of a slot, whether an event is recorded at its free, and its physical ranges, which stay valid.
   [[nodiscard]] CUdeviceptr address(std::uint32_t slot) const noexcept { return places_[slot].address; }
   [[nodiscard]] bool event_on_free(std::uint32_t slot) const noexcept { return places_[slot].event_on_free; }
   [[nodiscard]] PhysicalRanges ranges(std::uint32_t slot) const noexcept {
     return {&ranges_[places_[slot].first_range], places_[slot].range_count};
   }
 
-  // Takes the bytes of a slot, ordered on `stream`; false, and nothing is taken: some are not free, or cannot be
-  // ordered. `release` is the way back. Pre of both: keeps_free_bytes().
+  // `take` takes the bytes of a slot, ordered on `stream`. False, and nothing is taken, if some are not free, or if the
+  // stream cannot be ordered after their frees. `release` makes them free again. Pre of both: tracks_free_bytes().
   [[nodiscard]] bool take(PhysicalRanges slot, StreamOrder& order, StreamOrdinal stream) noexcept {
     if (!occupancy_->try_take(slot)) return false;
     if (order.make_ready(slot, stream)) return true;
@@ -105,48 +106,48 @@ class Planned {
     return false;
   }
   void release(PhysicalRanges slot) noexcept { occupancy_->release(slot); }
-  // Returns the free bytes; from now on the caller tracks them. Those of slots that live through the body should be
-  // kept back as long as others serve, unless the plan was dropped: what lay there would be in the way of such a slot's
-  // own request, and that one of others, for good. Throws std::bad_alloc, and then nothing has changed. Pre:
-  // keeps_free_bytes().
+  // Returns the free bytes; from now on the caller tracks them. `withheld` are free bytes of slots that live through
+  // the body; the caller should pass them to `withhold` and use other bytes first. A request served there would block
+  // the slot's own request, which would then block others, permanently. If the plan was dropped, nothing is withheld.
+  // Throws std::bad_alloc, and then nothing has changed. Pre: tracks_free_bytes().
   struct FreeBytes {
     std::vector<PhysicalRange> handed_over;
-    plan::FreeSpace kept;
+    plan::FreeSpace withheld;
   };
   FreeBytes hand_over();
-  void keep_back(plan::FreeSpace kept) noexcept { kept_ = std::move(kept); }
-  // How many bytes are kept back, all of them free.
-  [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_.bytes(); }
-  // Gives up those of them that lie in a slot, or all; the caller tracks from now on what is returned. Throws
-  // std::bad_alloc; they may then stay unused.
-  std::vector<PhysicalRange> give_up_kept(PhysicalRanges slot);
-  std::vector<PhysicalRange> give_up_kept();
+  void withhold(plan::FreeSpace withheld) noexcept { withheld_ = std::move(withheld); }
+  // The number of withheld bytes, all of which are free.
+  [[nodiscard]] std::uint64_t withheld_bytes() const noexcept { return withheld_.bytes(); }
+  // Returns the withheld bytes of a slot, or all of them; from now on the caller tracks them. Throws std::bad_alloc;
+  // the bytes may then stay unused.
+  std::vector<PhysicalRange> take_withheld(PhysicalRanges slot);
+  std::vector<PhysicalRange> take_withheld();
 
-  // Physical memory held now, in bytes; and the part of it that the dynamic sub-allocator does not count.
+  // The physical memory that is held, in bytes, and the part of it that the dynamic sub-allocator does not count.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return arena_ ? arena_->physical_bytes() : 0; }
-  [[nodiscard]] std::uint64_t unmerged_bytes() const noexcept { return keeps_free_bytes() ? physical_bytes() : 0; }
-  // The idle part of that, when `live` bytes live in slots.
+  [[nodiscard]] std::uint64_t unmerged_bytes() const noexcept { return tracks_free_bytes() ? physical_bytes() : 0; }
+  // The idle part of that, if `live` bytes are live in slots.
   [[nodiscard]] std::uint64_t unmerged_idle_bytes(std::uint64_t live) const noexcept {
     return unmerged_bytes() - std::min(unmerged_bytes(), live);
   }
-  // Gives the handles of a dropped plan back to the driver that nothing lives on and the device is done with. Returns
-  // the bytes given back. Pre: keeps_free_bytes() if the plan is dropped.
-  std::uint64_t give_back_idle(StreamOrder& order) noexcept;
+  // Releases the handles of a dropped plan that have no live bytes and are not used by pending work. Returns the number
+  // of bytes released; 0 if the plan was not dropped. Pre: tracks_free_bytes() if the plan was dropped.
+  std::uint64_t release_idle_handles(StreamOrder& order) noexcept;
 
-  // The memory of all slots; null: there is no plan.
+  // The memory of all slots, owned by this object; null: there is no plan.
   [[nodiscard]] Arena* arena() noexcept { return arena_.get(); }
   [[nodiscard]] const Arena* arena() const noexcept { return arena_.get(); }
   // Its physical offsets are [0, planned_bytes()), in pages of page() bytes; both are 0 without a plan.
   [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return arena_ ? arena_->planned_bytes() : 0; }
   [[nodiscard]] std::uint64_t page() const noexcept { return page_; }
-  // An address of the plan's reservation, whatever lives there. From any thread.
+  // True for addresses of the plan's reservation, whether or not something is live there. Lock-free.
   [[nodiscard]] bool contains(CUdeviceptr address) const noexcept { return arena_ && arena_->contains(address); }
-  // As Arena; without a plan there is nothing to do and nothing to count.
+  // As for Arena. Without a plan, nothing is done and 0 is returned.
   CUresult grant_access(int peer) noexcept { return arena_ ? arena_->grant_access(peer) : CUDA_SUCCESS; }
   [[nodiscard]] std::uint64_t mapping_calls() const noexcept { return arena_ ? arena_->mapping_calls() : 0; }
 
  private:
-  // Where a slot is.
+  // The place of a slot.
   struct SlotPlace {
     CUdeviceptr address = 0;
     std::uint32_t first_range = 0;
@@ -158,14 +159,14 @@ class Planned {
 
   PlanState state_ = PlanState::None;
   std::uint64_t page_ = 0;
-  std::unique_ptr<Arena> arena_;  // this and the two optional ones: none without a plan
+  std::unique_ptr<Arena> arena_;  // null without a plan, like the optional members below
   std::vector<SlotPlace> places_;
   std::vector<PhysicalRange> ranges_;
   std::optional<Cursors> cursors_;
   std::optional<SpareSlots> spare_slots_;
-  std::vector<std::uint32_t> through_body_;  // slots
+  std::vector<std::uint32_t> through_body_;  // slots that live through the body
   std::optional<Occupancy> occupancy_;
-  plan::FreeSpace kept_;  // free, and tracked by nobody else
+  plan::FreeSpace withheld_;  // free bytes that no other component tracks
 };
 
 }  // namespace stalloc::serve

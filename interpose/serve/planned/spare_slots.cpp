@@ -7,12 +7,13 @@
 namespace stalloc::serve {
 namespace {
 
-// Three weights under Adam are the fewest; a few workspaces with a counter or two beside them are not so many.
+// Three weights with Adam's two states each make six slots or more. A few workspaces with a counter or two are fewer.
 constexpr std::size_t kMany = 6;
 
 std::uint64_t bytes_of(const plan::Slot& slot) { return plan::round_up(slot.size, plan::kUnitBytes); }
 
-// It is among so many of `slots` that at most as many others lie between the first and the last of them.
+// True if slots[i] is one of kMany consecutive elements of `slots` with at most kMany other slots of the plan between
+// the first and the last of them.
 bool is_one_of_many(const std::vector<std::uint32_t>& slots, std::size_t i) {
   const std::size_t first = i + 1 - std::min(i + 1, kMany);
   for (std::size_t begin = first; begin <= i && begin + kMany <= slots.size(); ++begin) {

@@ -8,28 +8,28 @@
 namespace stalloc::serve {
 
 EventOrder::EventOrder() {
-  void* places =
-      mmap(nullptr, kPlacesBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (places == MAP_FAILED) throw std::bad_alloc();
-  places_ = static_cast<Place*>(places);
+  void* entries =
+      mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (entries == MAP_FAILED) throw std::bad_alloc();
+  entries_ = static_cast<Entry*>(entries);
 }
 
-EventOrder::~EventOrder() { munmap(places_, kPlacesBytes); }
+EventOrder::~EventOrder() { munmap(entries_, kTableBytes); }
 
-// Later forms of functions that record events, make or end them, or put a record into a graph.
+// Recognises versions of functions, by name, that record, create or destroy events, or put a record into a graph.
 void EventOrder::looked_up(std::string_view symbol) noexcept {
   const bool of_driver =
       symbol.size() > 2 && symbol[0] == 'c' && symbol[1] == 'u' && symbol[2] >= 'A' && symbol[2] <= 'Z';
   if (!of_driver) return;
   const bool records =
       symbol.find("EventRecord") != std::string_view::npos || symbol.find("RecordEvent") != std::string_view::npos;
-  const bool asks_only = symbol.find("GetEvent") != std::string_view::npos;
+  const bool only_reads = symbol.find("GetEvent") != std::string_view::npos;
   constexpr std::array<std::string_view, 8> kOthers{
       "cuEventCreate",  "cuEventDestroy",       "cuIpcOpenEvent",           "cuIpcGetEvent",
       "cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams", "cuLaunchKernelEx"};
   bool other = false;
   for (const std::string_view name : kOthers) other = other || symbol.starts_with(name);
-  if (other || (records && !asks_only)) distrust_all();
+  if (other || (records && !only_reads)) distrust_all();
 }
 
 }  // namespace stalloc::serve

@@ -2,48 +2,51 @@
 // The order that a program makes between its streams by its events.
 //
 //     stream T   --- work --- free #7 --- record(e) --- more work --->
-//                                            \_ the program's wait: S is behind T's frees up to #7
-//     stream S   ------------------------------ wait(e) --- allocation of T's bytes, without any wait of ours --->
+//                                            \_ the program's wait: S is ordered after T's frees up to #7
+//     stream S   ------------------------------ wait(e) --- allocation of T's bytes, without a wait by stalloc --->
 //
-// An event carries the clock that its stream had when it was recorded (stream_clocks.h). A stream that waits for the
-// event is from then on behind all that the clock says, and a program that finds the event to be over knows that all of
-// it is. Streams that free nothing pass on what they learnt, as the streams of a communication library do.
+// An event carries the clock that its stream had when the event was recorded (stream_clocks.h). A stream that waits for
+// the event is from then on ordered after everything in that clock. When the program finds the event complete,
+// everything in the clock is complete. A stream that frees nothing passes on what it was ordered after, as the streams
+// of a communication library do.
 //
-// Relying on an order that does not exist would overwrite live data. So an order counts only when the functions below
-// saw everything that makes it. Why that is safe:
+// Relying on an order that does not exist would overwrite live data. So an order counts only if every operation that
+// creates it was observed by the functions below. This is safe for these reasons:
 //
-// 1. A record's clock is taken before CUDA is called. What is in it lies before the event on the stream: the frees
-//    had been made and the waits given to the stream when the clock was taken. A free that another thread makes while
-//    CUDA records is not in it.
-// 2. A wait counts after CUDA has accepted it, and only if the event was not recorded, destroyed or made anew from
-//    before the wait until after it. So CUDA waited for the very record whose clock is used. Each event has a number
-//    that grows whenever one of these begins, and a clock belongs to one value of it. When one begins and the one
-//    before is not known to be over, nobody knows which is the last: such an event is distrusted for good.
-// 3. A record that fails leaves no clock. Neither does one that may have been captured, and no wait counts that may
-//    have been: none counts where a capture was under way anywhere in the process at the beginning or at the end of
-//    the call, or began in between (CaptureGate::quiet). An event that was recorded in a capture has no clock until
-//    its next record.
-// 4. An event that may be recorded unseen is distrusted for good: one that other processes share, one that a graph
-//    records when it is launched, one that a kernel's launch records, one that came from another interface than
-//    CUDA's. A record of a whole context is seen and leaves no clock.
-// 5. A clock is of one context. A stream of another one learns nothing from it.
-// 6. Events are found by their handles in a table of fixed size. Two whose handles fall on one place share the
-//    number: a record of one takes the other's clock away, and distrust of one is distrust of both. Nothing is ever
-//    evicted that would have to be remembered. An event that gets a distrusted one's handle is distrusted, too.
-// 7. Records are counted from the process's beginning, before there is anything to order: a record that is under way
-//    when the first clock is taken is known of.
-// 8. What a legacy or blocking stream is behind without any event, the work of the others, is not in its clock. But
-//    it is behind that when an event comes: a record is work of the stream. The library gives a stream no work at a
-//    free, so that a program that waits for a blocking stream itself, and not for an event on it, learns nothing of
-//    what the stream freed (StreamClock::know).
+// 1. The clock of a record is read before CUDA is called. Everything in it precedes the event on the stream: when the
+//    clock was read, the frees had been made and the waits had been given to the stream. A free that another thread
+//    makes while CUDA records the event is not in the clock.
+// 2. A wait counts only after CUDA has accepted it, and only if the event was not recorded, destroyed or created again
+//    between a moment before the wait and a moment after it. So CUDA waited for exactly the record whose clock is used.
+//    Each event has a version number that grows whenever such an operation begins, and a clock belongs to one version.
+//    If an operation begins while the previous one is still under way, it is unknown which of them is the last; such an
+//    event is distrusted for good.
+// 3. A record that fails leaves no clock. A record that may have been captured leaves no clock either, and a wait that
+//    may have been captured does not count. An operation may have been captured if a capture was under way anywhere in
+//    the process when the call began or ended, or began during the call (CaptureGate::quiet_epoch). An event that was
+//    recorded in a capture has no clock until its next record.
+// 4. An event that may be recorded without being observed is distrusted for good: an event shared with other processes,
+//    one that a graph records when it is launched, one that a kernel launch records, and one from another interface
+//    than CUDA's. A record of a whole context is observed and leaves no clock.
+// 5. A clock belongs to one context. It tells nothing about a stream of another context.
+// 6. Events are found by their handles in a hash table of fixed size. Two events whose handles have the same entry
+//    share its version number: a record of one removes the other's clock, and distrust of one is distrust of both. So
+//    nothing that must be remembered is ever evicted. An event that receives the handle of a distrusted event is
+//    distrusted, too.
+// 7. Versions are counted from the beginning of the process, before there is anything to order. So a record that is
+//    under way when the first clock is read is known.
+// 8. A legacy or blocking stream is ordered after the work of other streams without any event. That is not in its
+//    clock. A record is work of the stream, so an event on it is ordered after that work. But the library gives a
+//    stream no work at a free. So a program that waits for a blocking stream itself, and not for an event on it, learns
+//    nothing about what the stream freed (StreamClock::snapshot).
 //
-// A function that the host runs in a stream's order (cuLaunchHostFunc) is not watched: it can order work only by other
-// calls, or by means that only the program sees.
+// A host function in a stream (cuLaunchHostFunc) is not observed: it can order work only by other calls, or by means
+// that only the program knows.
 //
-// What cannot be excluded: that a program records an event by public functions, and the same event again by functions
-// that are not public (tables of cuGetExportTable), before it waits for it. No library is known to do that. A
-// function that records events, that is found by its name and that is none of those hooked ends the belief in all
-// events (`looked_up`); one that is newer than this library and that the program is linked with would not be noticed.
+// One case cannot be excluded: a program records an event by public functions and then, before it waits for the event,
+// records it again by functions that are not public (tables of cuGetExportTable). No library is known to do that. When
+// the program looks up a function that records events and is not hooked, all events are distrusted (`looked_up`). If
+// the program is linked with such a function, which is newer than this library, that is not noticed.
 #pragma once
 
 #include <cuda.h>
@@ -58,8 +61,8 @@
 
 namespace stalloc::serve {
 
-// The events of a process. Thread-safe and lock-free; nothing but the constructor throws or allocates. Memory is taken
-// as events are used, 4 MiB at most. The functions that call CUDA return what it returned.
+// The events of a process. Thread-safe and lock-free. Only the constructor throws or allocates. Physical memory is used
+// as events are used, at most 4 MiB. The functions that call CUDA return CUDA's result.
 class EventOrder {
  public:
   // Throws std::bad_alloc.
@@ -68,41 +71,42 @@ class EventOrder {
   EventOrder(const EventOrder&) = delete;
   EventOrder& operator=(const EventOrder&) = delete;
 
-  // Around the program's record of `event`. `record` calls CUDA. `find` returns the clock of the stream (StreamClock*),
-  // null: there is none; it is asked before CUDA is, and only if its answer is of use.
+  // Performs the program's record of `event`: `record()` calls CUDA. `find()` returns the clock of the stream
+  // (StreamClock*), or null if it has none; it is called before `record`, and only if its result is needed.
   template <class Find, class Record>
   CUresult record(CUevent event, const CaptureGate& gate, Find find, Record record) noexcept {
-    Place& place = place_of(event);
-    const Turn turn = begin(place);
-    const std::uint64_t quiet = gate.quiet();
-    const StreamClock* clock = turn.alone && quiet != 0 && is_needed() ? find() : nullptr;
-    if (clock != nullptr) write(place, event, *clock);
+    Entry& entry = entry_of(event);
+    const Update update = begin(entry);
+    const std::uint64_t quiet = gate.quiet_epoch();
+    const StreamClock* clock = update.alone && quiet != 0 && is_tracking() ? find() : nullptr;
+    if (clock != nullptr) write(entry, event, *clock);
     const CUresult result = record();
-    end(place, turn, clock != nullptr && result == CUDA_SUCCESS && gate.quiet() == quiet);
+    end(entry, update, clock != nullptr && result == CUDA_SUCCESS && gate.quiet_epoch() == quiet);
     return result;
   }
-  // Around a record that leaves no clock.
+  // Performs a record that leaves no clock.
   template <class Record>
-  CUresult record_blindly(CUevent event, Record record) noexcept {
-    Place& place = place_of(event);
-    const Turn turn = begin(place);
+  CUresult record_untracked(CUevent event, Record record) noexcept {
+    Entry& entry = entry_of(event);
+    const Update update = begin(entry);
     const CUresult result = record();
-    end(place, turn, false);
+    end(entry, update, false);
     return result;
   }
 
-  // Around the program's wait of a stream for `event`. `find` is asked for the stream's clock after CUDA was.
+  // Performs the program's wait of a stream for `event`: `wait()` calls CUDA. `find()` returns the stream's clock, or
+  // null; it is called after `wait`.
   template <class Find, class Wait>
   CUresult wait(CUevent event, const CaptureGate& gate, Find find, Wait wait) noexcept {
-    const Place& place = place_of(event);
-    const std::uint64_t word = look(place, event);
+    const Entry& entry = entry_of(event);
+    const std::uint64_t word = tracked_word(entry, event);
     if (word == 0) return wait();
-    const std::uint64_t quiet = gate.quiet();
+    const std::uint64_t quiet = gate.quiet_epoch();
     const CUresult result = wait();
-    if (result != CUDA_SUCCESS || quiet == 0 || gate.quiet() != quiet) return result;
+    if (result != CUDA_SUCCESS || quiet == 0 || gate.quiet_epoch() != quiet) return result;
     Copy copy;
     StreamClock* clock = nullptr;
-    if (read(place, word, &copy) && (clock = find()) != nullptr && clock->all().id() == copy.of) {
+    if (read(entry, word, &copy) && (clock = find()) != nullptr && clock->all().id() == copy.clocks_id) {
       for (std::size_t i = 0; i < copy.count; ++i) {
         if (copy.numbers[i] != 0) clock->raise(i + 1, copy.numbers[i]);
       }
@@ -110,114 +114,117 @@ class EventOrder {
     return result;
   }
 
-  // Around a call that succeeds only if `event` is over. `find(id)` returns the clocks with that id (StreamClocks*), or
-  // null.
-  template <class Find, class Ask>
-  CUresult see_over(CUevent event, Find find, Ask ask) noexcept {
-    const Place& place = place_of(event);
-    const std::uint64_t word = look(place, event);
-    const CUresult result = ask();
+  // Performs a call of CUDA, `query()`, that succeeds only if `event` is complete. `find(id)` returns the clocks with
+  // that id (StreamClocks*), or null.
+  template <class Find, class Query>
+  CUresult observe_completion(CUevent event, Find find, Query query) noexcept {
+    const Entry& entry = entry_of(event);
+    const std::uint64_t word = tracked_word(entry, event);
+    const CUresult result = query();
     if (word == 0 || result != CUDA_SUCCESS) return result;
     Copy copy;
     StreamClocks* clocks = nullptr;
-    if (read(place, word, &copy) && (clocks = find(copy.of)) != nullptr) {
+    if (read(entry, word, &copy) && (clocks = find(copy.clocks_id)) != nullptr) {
       for (std::size_t i = 0; i < copy.count; ++i) {
-        if (copy.numbers[i] != 0) clocks->completed(static_cast<StreamOrdinal>(i + 1), copy.numbers[i]);
+        if (copy.numbers[i] != 0) clocks->mark_complete(static_cast<StreamOrdinal>(i + 1), copy.numbers[i]);
       }
     }
     return result;
   }
 
-  // The event is about to be destroyed, or has just been made: it has no clock.
+  // Call before the event is destroyed, and after it was created: it has no clock.
   void forget(CUevent event) noexcept {
-    Place& place = place_of(event);
-    end(place, begin(place), false);
+    Entry& entry = entry_of(event);
+    end(entry, begin(entry), false);
   }
-  // It may be recorded unseen from now on.
-  void distrust(CUevent event) noexcept { place_of(event).word.fetch_or(kDistrusted, std::memory_order_acq_rel); }
+  // Call when the event, or any event, may be recorded without being observed from now on.
+  void distrust(CUevent event) noexcept { entry_of(event).word.fetch_or(kDistrusted, std::memory_order_acq_rel); }
   void distrust_all() noexcept { distrusted_.store(true, std::memory_order_release); }
-  // The program looked up a function of the driver that is not hooked.
+  // Call when the program looks up a function of the driver that is not hooked.
   void looked_up(std::string_view symbol) noexcept;
 
-  // Two streams of a context use memory: from now on records leave clocks.
-  void need() noexcept { needed_.store(true, std::memory_order_relaxed); }
-  [[nodiscard]] bool is_needed() const noexcept { return needed_.load(std::memory_order_relaxed); }
+  // From now on, records leave clocks. Call when a second stream of a context uses memory.
+  void start_tracking() noexcept { tracking_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool is_tracking() const noexcept { return tracking_.load(std::memory_order_relaxed); }
 
  private:
-  // Of a place's word: the number of what happened to the event, shifted by one, and whether it is distrusted.
+  // The word of an entry: in its lowest bit whether the event is distrusted, above that the version number, which
+  // counts the operations on the event.
   static constexpr std::uint64_t kDistrusted = 1;
   static constexpr std::uint64_t kNext = 2;
-  static constexpr unsigned kPlaceBits = 14;
+  static constexpr unsigned kEntryBits = 14;
 
   using Number = std::atomic<std::uint64_t>;
-  // Written only by who is alone between the beginning and the end of a turn. Others believe what they read if the word
-  // was the same before and after, and `ended` belongs to it.
-  struct alignas(64) Place {
+  // A thread writes the rest of an entry only while its update is the only one that has begun and not ended. Readers
+  // use what they read only if the word is the same before and after, and `ended` belongs to that word (a sequence
+  // lock, as in Boehm, "Can Seqlocks Get Along With Programming Language Memory Models?", 2012).
+  struct alignas(64) Entry {
     Number word;
-    Number ended;  // the latest turn that ended, as in a word, and in its lowest bit whether it left a clock
+    Number ended;  // the word of the latest update that has ended; the lowest bit says whether it left a clock
     std::atomic<CUevent> event;
-    Number of;  // the clocks' id, and behind it in 8 bits how many numbers there are
+    Number clocks_id;  // StreamClocks::id() << 8 | how many of `numbers` are valid
     std::array<Number, StreamClock::kStreams> numbers;
   };
-  static_assert(sizeof(Place) == 256);
+  static_assert(sizeof(Entry) == 256);
 
-  struct Turn {
+  struct Update {
     std::uint64_t word = 0;
     bool alone = false;
   };
-  static Turn begin(Place& place) noexcept {
-    const std::uint64_t before = place.word.fetch_add(kNext, std::memory_order_acq_rel);
-    const bool over = (place.ended.load(std::memory_order_acquire) | 1) == (before | 1);
-    if (!over) place.word.fetch_or(kDistrusted, std::memory_order_acq_rel);
-    return {(before + kNext) & ~kDistrusted, over && (before & kDistrusted) == 0};
+  static Update begin(Entry& entry) noexcept {
+    const std::uint64_t before = entry.word.fetch_add(kNext, std::memory_order_acq_rel);
+    const bool alone = (entry.ended.load(std::memory_order_acquire) | 1) == (before | 1);
+    if (!alone) entry.word.fetch_or(kDistrusted, std::memory_order_acq_rel);
+    return {(before + kNext) & ~kDistrusted, alone && (before & kDistrusted) == 0};
   }
-  static void end(Place& place, Turn turn, bool leaves_clock) noexcept {
-    place.ended.store(turn.word | static_cast<std::uint64_t>(leaves_clock), std::memory_order_release);
+  static void end(Entry& entry, Update update, bool leaves_clock) noexcept {
+    entry.ended.store(update.word | static_cast<std::uint64_t>(leaves_clock), std::memory_order_release);
   }
 
   struct Copy {
-    std::uint64_t of = 0;
+    std::uint64_t clocks_id = 0;
     std::size_t count = 0;
     std::array<std::uint64_t, StreamClock::kStreams> numbers;
   };
 
-  static constexpr std::size_t kPlacesBytes = sizeof(Place) << kPlaceBits;
+  static constexpr std::size_t kTableBytes = sizeof(Entry) << kEntryBits;
 
-  Place& place_of(CUevent event) const noexcept {
+  Entry& entry_of(CUevent event) const noexcept {
     // Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).
     const auto key = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(event));
-    return places_[(key * 0x9e3779b97f4a7c15ULL) >> (64 - kPlaceBits)];
+    return entries_[(key * 0x9e3779b97f4a7c15ULL) >> (64 - kEntryBits)];
   }
 
-  // Release: whoever reads one of these values knows of the record that is under way.
-  static void write(Place& place, CUevent event, const StreamClock& clock) noexcept {
+  // Uses release order: a thread that reads one of these values also sees the word of the update that is under way.
+  static void write(Entry& entry, CUevent event, const StreamClock& clock) noexcept {
     const std::size_t count = clock.all().count();
-    place.event.store(event, std::memory_order_release);
-    place.of.store(clock.all().id() << 8 | count, std::memory_order_release);
-    for (std::size_t i = 0; i < count; ++i) place.numbers[i].store(clock.behind(i + 1), std::memory_order_release);
-    place.numbers[clock.ordinal() - 1U].store(clock.latest_free(), std::memory_order_release);
+    entry.event.store(event, std::memory_order_release);
+    entry.clocks_id.store(clock.all().id() << 8 | count, std::memory_order_release);
+    for (std::size_t i = 0; i < count; ++i)
+      entry.numbers[i].store(clock.ordered_after(i + 1), std::memory_order_release);
+    entry.numbers[clock.ordinal() - 1U].store(clock.latest_free(), std::memory_order_release);
   }
 
-  // The word, if the event has a clock now; else 0.
-  [[nodiscard]] std::uint64_t look(const Place& place, CUevent event) const noexcept {
-    const std::uint64_t word = place.word.load(std::memory_order_acquire);
-    const bool has_clock = (word & kDistrusted) == 0 && place.ended.load(std::memory_order_acquire) == (word | 1) &&
-                           place.event.load(std::memory_order_acquire) == event;
+  // The entry's word if the event has a clock now; otherwise 0.
+  [[nodiscard]] std::uint64_t tracked_word(const Entry& entry, CUevent event) const noexcept {
+    const std::uint64_t word = entry.word.load(std::memory_order_acquire);
+    const bool has_clock = (word & kDistrusted) == 0 && entry.ended.load(std::memory_order_acquire) == (word | 1) &&
+                           entry.event.load(std::memory_order_acquire) == event;
     return has_clock && !distrusted_.load(std::memory_order_acquire) ? word : 0;
   }
 
-  // False when it is not the clock that `look` saw.
-  [[nodiscard]] static bool read(const Place& place, std::uint64_t word, Copy* copy) noexcept {
-    const std::uint64_t of = place.of.load(std::memory_order_acquire);
-    copy->of = of >> 8;
-    copy->count = of & 0xff;
-    for (std::size_t i = 0; i < copy->count; ++i) copy->numbers[i] = place.numbers[i].load(std::memory_order_acquire);
-    return place.word.load(std::memory_order_acquire) == word;
+  // Copies the clock. False if the entry has changed since `tracked_word` returned `word`.
+  [[nodiscard]] static bool read(const Entry& entry, std::uint64_t word, Copy* copy) noexcept {
+    const std::uint64_t packed = entry.clocks_id.load(std::memory_order_acquire);
+    copy->clocks_id = packed >> 8;
+    copy->count = packed & 0xff;
+    for (std::size_t i = 0; i < copy->count; ++i) copy->numbers[i] = entry.numbers[i].load(std::memory_order_acquire);
+    return entry.word.load(std::memory_order_acquire) == word;
   }
 
-  std::atomic<bool> needed_{false};
+  std::atomic<bool> tracking_{false};
   std::atomic<bool> distrusted_{false};
-  Place* places_;  // 2^kPlaceBits, zero at first
+  Entry* entries_;  // 2^kEntryBits, zero at first
 };
 
 }  // namespace stalloc::serve

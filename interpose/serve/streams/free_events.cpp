@@ -6,7 +6,7 @@
 
 namespace stalloc::serve {
 
-const FreeEvent* FreeEvents::behind(std::uint64_t number) const noexcept {
+const FreeEvent* FreeEvents::first_covering(std::uint64_t number) const noexcept {
   std::size_t first = 0;
   std::size_t last = count_;
   while (first < last) {
@@ -20,7 +20,7 @@ const FreeEvent* FreeEvents::behind(std::uint64_t number) const noexcept {
   return first == count_ ? nullptr : &at(first);
 }
 
-// Pre: all places are in use.
+// False: the limit is reached, or host memory is missing. Pre: all places are in use.
 bool FreeEvents::grow() noexcept {
   constexpr std::size_t kFirst = 8;
   if (capacity_ == kMost) return false;

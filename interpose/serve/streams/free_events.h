@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The events that stand behind a stream's frees.
+// The events recorded after a stream's frees.
 #pragma once
 
 #include <cuda.h>
@@ -10,40 +10,44 @@
 
 namespace stalloc::serve {
 
-// An event behind the stream's frees up to a number.
+// An event recorded after the stream's frees up to the number `covers`.
 struct FreeEvent {
   CUevent event = nullptr;
   std::uint64_t covers = 0;
-  // It was recorded when the program made that free, so that no work stands before it that the stream was given later.
+  // True: recorded when the program made that free, so no later work of the stream precedes the event.
   bool at_free = false;
 
-  [[nodiscard]] bool is_of(std::uint64_t free) const noexcept { return at_free && covers == free; }
+  [[nodiscard]] bool is_exactly_after(std::uint64_t free) const noexcept { return at_free && covers == free; }
 };
 
-// Those of one stream, in the order of their numbers. Not thread-safe: the heap's lock covers it.
+// The events of one stream, in the order of their numbers. It owns no event: StreamOrder creates and destroys them. Not
+// thread-safe: the heap's lock protects it. Nothing throws.
 class FreeEvents {
  public:
-  // More than a program frees in a few training steps, which is how far its host may run ahead of the device.
+  // Most events that are kept. This is more than a program frees in a few training steps, which is how far the host may
+  // run ahead of the device.
   static constexpr std::size_t kMost = 4096;
 
-  // The earliest one behind the free with that number; null: there is none. Valid until the next call that records.
-  [[nodiscard]] const FreeEvent* behind(std::uint64_t number) const noexcept;
+  // The earliest event recorded after the free with that number; null: there is none. Valid until the next call of
+  // `next` or `recorded`.
+  [[nodiscard]] const FreeEvent* first_covering(std::uint64_t number) const noexcept;
   [[nodiscard]] const FreeEvent* latest() const noexcept { return count_ == 0 ? nullptr : &at(count_ - 1); }
   template <class Visit>
   void for_each(Visit visit) const {
     for (std::size_t i = 0; i < count_; ++i) visit(at(i));
   }
 
-  // The event to record next, null if it has yet to be created; nothing is returned for want of host memory. Where all
-  // places are in use, `is_over(event)` is asked about one or two of them, those that are over make room, and if none
-  // is, there are more places; when there are kMost, the earliest one makes room.
-  template <class IsOver>
-  CUevent* next(IsOver is_over) noexcept {
+  // Returns a place for the event to record next; the event is null if the caller has to create it. Returns null when
+  // host memory is missing. If all places are in use, `is_complete(event)` is called for one or two events, and events
+  // that are complete are dropped. If none is complete, the number of places grows; beyond kMost, the earliest event is
+  // dropped.
+  template <class IsComplete>
+  CUevent* next(IsComplete is_complete) noexcept {
     if (count_ == capacity_ && count_ > 0) {
       const std::size_t half = count_ / 2;
-      if (is_over(at(half - 1))) {
+      if (is_complete(at(half - 1))) {
         drop(half);
-      } else if (is_over(at(0))) {
+      } else if (is_complete(at(0))) {
         drop(1);
       }
     }
@@ -53,7 +57,7 @@ class FreeEvents {
     }
     return &at(count_).event;
   }
-  // The event that `next` returned was recorded. Pre: `covers` is greater than before.
+  // Call when the event that `next` returned was recorded. Pre: `covers` is greater than at the previous call.
   const FreeEvent& recorded(std::uint64_t covers, bool at_free) noexcept {
     FreeEvent& event = at(count_++);
     event.covers = covers;
@@ -61,7 +65,7 @@ class FreeEvents {
     return event;
   }
 
-  // Every event that was created, recorded or not.
+  // Visits every event that was created, including those that can be recorded again.
   template <class Visit>
   void for_each_created(Visit visit) const {
     for (std::size_t i = 0; i < capacity_; ++i) {
@@ -70,7 +74,7 @@ class FreeEvents {
   }
 
  private:
-  // A ring: behind those that are in use lie events that can be recorded anew.
+  // A ring buffer. The events that are not in use, after those in use, can be recorded again.
   [[nodiscard]] FreeEvent& at(std::size_t index) const noexcept { return ring_[(first_ + index) & (capacity_ - 1)]; }
   void drop(std::size_t earliest) noexcept {
     first_ = (first_ + earliest) & (capacity_ - 1);

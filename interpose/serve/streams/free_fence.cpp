@@ -6,7 +6,7 @@
 namespace stalloc::serve {
 namespace {
 
-constexpr std::size_t kBlockBytes = 512;  // the driver cuts them from one page of its own
+constexpr std::size_t kBlockBytes = 512;  // the driver takes such blocks from one page
 
 }  // namespace
 
@@ -39,23 +39,23 @@ CUresult FreeFence::wait() {
   CUdeviceptr block = 0;
   bool spare = false;
   if (const CUresult result = take(&block, &spare); result != CUDA_SUCCESS) return result;
-  // On a full device whose last spare block is lost, this comes next to it.
+  // The device is full and there is no spare block any more: this is the most similar function.
   if (block == 0) return driver_.synchronize_context();
   const CUresult result = driver_.free_plain(block);
   const bool has_another =
       result == CUDA_SUCCESS && spare && driver_.allocate_plain(&block, kBlockBytes) == CUDA_SUCCESS;
   if (result != CUDA_SUCCESS || has_another) keep(block);
-  if (spare) give_back_spare();
+  if (spare) return_spare();
   return result;
 }
 
-// A new block, so that the one that was prepared keeps the driver's page alive, or else that one, when it is there
-// again. 0: there is none any more.
+// Allocates a new block, so that the spare block keeps the driver's page allocated. If the device has no memory, takes
+// the spare block, and waits until another thread has returned it. `*block` is 0 if there is no spare block any more.
 CUresult FreeFence::take(CUdeviceptr* block, bool* spare) {
   const CUresult result = driver_.allocate_plain(block, kBlockBytes);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   std::unique_lock lock(mutex_);
-  given_back_.wait(lock, [this] { return !blocks_.empty() || in_use_ == 0; });
+  returned_.wait(lock, [this] { return !blocks_.empty() || in_use_ == 0; });
   *block = 0;
   if (blocks_.empty()) return CUDA_SUCCESS;
   *block = blocks_.back();
@@ -65,12 +65,12 @@ CUresult FreeFence::take(CUdeviceptr* block, bool* spare) {
   return CUDA_SUCCESS;
 }
 
-void FreeFence::give_back_spare() {
+void FreeFence::return_spare() {
   {
     const std::lock_guard lock(mutex_);
     --in_use_;
   }
-  given_back_.notify_all();
+  returned_.notify_all();
 }
 
 void FreeFence::keep(CUdeviceptr block) {
@@ -79,7 +79,7 @@ void FreeFence::keep(CUdeviceptr block) {
     try {
       if (!closed_) return blocks_.push_back(block);
     } catch (const std::bad_alloc&) {
-      return;  // the block is lost; CUDA has it back when the context ends
+      return;  // The block is leaked until the context ends.
     }
   }
   driver_.free_plain(block);

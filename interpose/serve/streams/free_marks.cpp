@@ -109,7 +109,7 @@ FreeMarks::Latest FreeMarks::latest_free(std::uint64_t page, std::uint64_t begin
   return parts.others;
 }
 
-void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact) noexcept {
+void FreeMarks::mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
@@ -119,7 +119,7 @@ void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequen
           std::fill(&parts_known_[first], &parts_known_[last], PartsKnown::None);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
-          // A page that nobody claims becomes the stream's as a whole: programs with one stream never mark units.
+          // A page without a mark gets the mark as a whole, so programs with one stream never mark units.
           if (marks_[page] == kNoStream) marks_[page] = mark;
           mark_part(page, begin, end, mark);
           if (exact) return note_part(page, begin, end, sequence);
@@ -129,7 +129,7 @@ void FreeMarks::freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequen
   }
 }
 
-void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
+void FreeMarks::clear(PhysicalRanges ranges) noexcept {
   for (const PhysicalRange& range : ranges) {
     for_each_block(
         range, shift_,
@@ -142,7 +142,7 @@ void FreeMarks::cleared(PhysicalRanges ranges) noexcept {
   }
 }
 
-bool FreeMarks::only(PhysicalRanges ranges, FreeMark mark) const noexcept {
+bool FreeMarks::has_only(PhysicalRanges ranges, FreeMark mark) const noexcept {
   bool only = true;
   for (const PhysicalRange& range : ranges) {
     for_each_block(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who last freed which bytes.
+// Which stream freed which bytes last.
 #pragma once
 
 #include <algorithm>
@@ -13,43 +13,47 @@
 
 namespace stalloc::serve {
 
-// A stream's number in one heap. 0: no stream has a claim on the bytes.
+// The number of a stream in one heap, from 1 to kMaxStreams. Where bytes are marked, kNoStream means that no stream may
+// still use them; where bytes are requested, that every stream may use them at once (plan::kAnyStream).
 using StreamOrdinal = std::uint8_t;
 inline constexpr StreamOrdinal kNoStream = 0;
 inline constexpr StreamOrdinal kMaxStreams = 200;
-// Who freed bytes: a stream's ordinal, or one of the numbers that shared_frees.h gives a meaning.
+// Which stream freed bytes: an ordinal, or one of the larger numbers that shared_frees.h defines.
 using FreeMark = StreamOrdinal;
 inline constexpr FreeMark kLastMark = 254;
 
-// For each page the mark of those who freed bytes of it, or "mixed": then a mark for each unit says who. Units are
-// marked only in pages that bear two marks, so that a large range costs a byte for each page. A mark may claim a byte
-// that its stream did not free last, when no other stream did.
+// Each page has the mark of the stream that freed its bytes last, or the mark "mixed"; then each unit of the page has a
+// mark of its own. Units are marked only in pages with several marks, so a large range costs one byte for each page. A
+// byte that no stream has freed may bear the mark of a stream that freed other bytes of the same page.
 //
-// A page also keeps the sequence number of its latest free and, since neighbours share a page at their ends, the latest
-// few frees of parts of it. So the number of the free whose bytes are asked for is known exactly, unless more parts of
-// that page have been freed since; then a larger number is told, as a bound. Not thread-safe: the heap's lock covers
-// it.
+// A page also has the sequence number of its latest free. Since neighbouring blocks share a page at their ends, the
+// latest few frees of parts of a page are kept too. So the number of the free of given bytes is known exactly, unless
+// many parts of the page have been freed since; then a larger number is returned, as an upper bound.
+//
+// Not thread-safe: the heap's lock protects it. Only the constructor throws.
 class FreeMarks {
  public:
-  // As for Occupancy. Throws std::bad_alloc.
+  // Marks for physical offsets [0, bytes), in pages of `page_bytes` bytes, which is a power of two and at least
+  // plan::kUnitBytes. Throws std::bad_alloc.
   FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes);
 
-  // The ranges were freed by those that `mark` stands for; the free has number `sequence`, not smaller than any before.
-  // `exact`: its number must be told exactly, which costs a little where pages are freed in part.
-  void freed(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact = true) noexcept;
-  // The ranges were freed and no work on the device touches them any more.
-  void cleared(PhysicalRanges ranges) noexcept;
+  // The ranges were freed by the streams that `mark` stands for, with the number `sequence`, which is not smaller than
+  // any number before. `exact`: the number must be known exactly later, which costs a little for partly freed pages.
+  void mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact = true) noexcept;
+  // The ranges were freed, and no work on the device uses them any more.
+  void clear(PhysicalRanges ranges) noexcept;
 
-  // True when the ranges bear no mark but `mark`. The common case, and fast.
-  [[nodiscard]] bool only(PhysicalRanges ranges, FreeMark mark) const noexcept;
+  // True if the ranges bear no other mark than `mark`. This is the common case, and it is fast.
+  [[nodiscard]] bool has_only(PhysicalRanges ranges, FreeMark mark) const noexcept;
 
-  // A free: the greatest number that one of some bytes may have, and whether one of them has it.
+  // The latest free of some bytes: no free of theirs has a greater number than `sequence`. `exact`: one of them has
+  // exactly this number.
   struct Latest {
-    std::uint64_t sequence = 0;  // 0: none was freed
+    std::uint64_t sequence = 0;  // 0: they were never freed
     bool exact = true;
   };
-  // Calls `claim(mark, latest)` for the marks other than `own`, mostly once for each of them, with their latest free on
-  // these bytes.
+  // Calls `claim(mark, latest)` for the marks other than `own` on these ranges, with the latest free by each mark. It
+  // is called once for each mark, except when the ranges bear many marks.
   template <class Claim>
   void for_each_claim(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     LatestClaims latest;
@@ -60,13 +64,13 @@ class FreeMarks {
   }
 
  private:
-  // Those of a few marks: bytes hardly ever bear more.
+  // The latest free by each of a few marks. A range hardly ever bears more.
   struct LatestClaims {
     struct Claim {
       FreeMark mark;
       Latest free;
     };
-    // False: it has no place.
+    // False: there is no place for another mark.
     bool note(FreeMark mark, Latest free) noexcept {
       if (claims[latest].mark != mark) {
         for (latest = 0; latest < count && claims[latest].mark != mark;) ++latest;
@@ -86,11 +90,11 @@ class FreeMarks {
     }
     static constexpr std::size_t kMost = 8;
     std::size_t count = 0;
-    std::size_t latest = 0;             // the claim that was noted last
-    std::array<Claim, kMost> claims{};  // [0, count); the others bear no mark
+    std::size_t latest = 0;             // index of the claim that was noted last
+    std::array<Claim, kMost> claims{};  // [0, count) are valid; the others have no mark
   };
 
-  // Calls `claim` for each run of pages or units with one mark.
+  // Calls `claim(mark, latest)` for each run of pages or units with the same mark, other than `own`.
   template <class Claim>
   void visit_claims(PhysicalRanges ranges, FreeMark own, Claim claim) const {
     for (const PhysicalRange& range : ranges) {
@@ -141,15 +145,15 @@ class FreeMarks {
   static_assert(kLastMark < kMixed);
 
   [[nodiscard]] std::uint64_t first_unit(std::uint64_t page, std::uint64_t offset) const noexcept;
-  // The first place behind `at` that bears another mark; `last` when none does.
+  // The first index after `at` that bears another mark; `last` if none does.
   [[nodiscard]] static std::uint64_t end_of_run(const SparseArray<FreeMark>& marks, std::uint64_t at,
                                                 std::uint64_t last) noexcept;
   void mark_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark) noexcept;
 
-  // The latest frees of parts of a page, the earliest first; none of them lies within a later one.
+  // The latest frees of parts of a page, the earliest first. No part lies within a later one.
   struct Parts {
-    // Neighbours of a large block share its first and last page. In pages of small blocks more parts are freed: with
-    // seven, a plan of small blocks on several streams had 20 of 966 slots refused.
+    // The neighbours of a large block share its first and last page. In pages of small blocks, more parts are freed:
+    // with only seven, 20 of 966 slots were refused in a plan of small blocks on several streams.
     static constexpr std::size_t kMost = 15;
     struct Part {
       std::uint64_t sequence;
@@ -157,24 +161,24 @@ class FreeMarks {
     };
     void add(Part part) noexcept;
 
-    Latest others;  // of the bytes that lie in none of the parts
+    Latest others;  // the latest free of the bytes outside the parts
     std::uint32_t count = 0;
     std::array<Part, kMost> parts;
   };
-  // What is known of the parts of a page: there are none, or their latest frees are in `parts_`, or it is only known
-  // that the page's latest free is a bound for all of them.
+  // What is known about the parts of a page. None: it has no parts. Latest: their latest frees are in `parts_`. Bound:
+  // the number of the page's latest free is an upper bound for all of them.
   enum class PartsKnown : std::uint8_t { None, Latest, Bound };
   void note_part(std::uint64_t page, std::uint64_t begin, std::uint64_t end, std::uint64_t sequence) noexcept;
-  // Of some units of a page, all of which were freed last with the same mark.
+  // The latest free of units [begin, end) of a page. Pre: they bear the same mark.
   [[nodiscard]] Latest latest_free(std::uint64_t page, std::uint64_t begin, std::uint64_t end) const noexcept;
 
   unsigned shift_;
   SparseArray<FreeMark> marks_;           // by page
-  SparseArray<std::uint64_t> sequences_;  // by page: of the latest free
-  SparseArray<PartsKnown> parts_known_;   // by page: of the parts that have been freed since all of it was
-  SparseArray<std::uint32_t> parts_of_;   // by page: the number of its parts in `parts_`, from 1 on; 0: it has none yet
-  std::vector<Parts> parts_;              // few pages are ever freed in part
-  SparseArray<FreeMark> unit_marks_;      // by unit, in mixed pages
+  SparseArray<std::uint64_t> sequences_;  // by page: the number of its latest free
+  SparseArray<PartsKnown> parts_known_;   // by page: about the parts freed since the whole page was freed
+  SparseArray<std::uint32_t> parts_of_;   // by page: 1 + the index of its parts in `parts_`; 0: it has none yet
+  std::vector<Parts> parts_;              // only few pages are ever freed in part
+  SparseArray<FreeMark> unit_marks_;      // by unit; valid in mixed pages only
 };
 
 }  // namespace stalloc::serve

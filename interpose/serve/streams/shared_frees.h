@@ -9,20 +9,23 @@
 
 namespace stalloc::serve {
 
-// A tensor is freed on the stream that it was made for, its owner, while the thread works on another stream, its user:
-// most likely the user was given work on the tensor, of which nothing else tells. PyTorch's native allocator gives the
-// bytes to their owner only, at once. Here the owner may have them at once too, and every other stream when it is
-// ordered behind the owner and behind the user.
+// A tensor is freed on the stream that it was allocated for, its owner, while the thread works on another stream, its
+// user. Most likely the user was given work on the tensor, and nothing else shows that. PyTorch's native allocator
+// gives the bytes back to their owner only, at once. Here the owner gets them at once, too, and another stream gets
+// them when it is ordered after both the owner and the user.
 //
-// A mark above kMaxStreams stands for such a pair. When none is left, a mark stands for all streams at once: the bytes
-// are then ordered behind each of them. Not thread-safe: the heap's lock covers it.
+// A mark above kMaxStreams stands for such a pair. When all of these marks are in use, the mark kEveryStream stands for
+// all streams: a request for the bytes is then ordered after each of them. Not thread-safe: the heap's lock protects
+// it. Nothing throws.
 class SharedFrees {
  public:
   static constexpr FreeMark kEveryStream = kLastMark;
 
-  // Pre: two streams. Bytes with a mark that is used again are claimed by the new pair as well: a wait too many, but
-  // only their owner may have them without one, so a pair that has an owner keeps it.
-  FreeMark mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept {
+  // Returns the mark of a pair, which is assigned at the first call, or kEveryStream. A mark whose user is gone is
+  // assigned again. Bytes that still bear it then count as freed by the new pair, which may cost a wait that is not
+  // needed. Only the owner of a pair may use the bytes without a wait, so a pair that has an owner keeps it.
+  // Pre: `owner` and `user` are two streams.
+  FreeMark mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept {
     Pair* free = nullptr;
     for (Pair& pair : pairs_) {
       if (pair.owner == owner && pair.user == user) return mark(pair);
@@ -33,17 +36,17 @@ class SharedFrees {
     has_pairs_ = true;
     return mark(*free);
   }
-  // Whether a mark has ever stood for a pair.
+  // True once any mark has been assigned.
   [[nodiscard]] bool has_pairs() const noexcept { return has_pairs_; }
-  // The user of the pair that the mark stands for, if it is one of that owner's; else kNoStream.
+  // The user of the pair that `mark` stands for, if `owner` is its owner; otherwise kNoStream.
   [[nodiscard]] StreamOrdinal user_of(FreeMark mark, StreamOrdinal owner) const noexcept {
     if (mark <= kMaxStreams || mark == kEveryStream) return kNoStream;
     const Pair& pair = pairs_[mark - kMaxStreams - 1U];
     return pair.owner == owner ? pair.user : kNoStream;
   }
 
-  // Calls `visit(each)` for the streams that `stream` must be ordered behind to use bytes with that mark; kNoStream:
-  // all of those that the mark stands for. `count`: the greatest ordinal.
+  // Calls `visit(each)` for the streams that `stream` must be ordered after before it uses bytes with that mark. If
+  // `stream` is kNoStream, these are all streams that the mark stands for. `count` is the largest ordinal.
   template <class Visit>
   void for_each_stream(FreeMark mark, StreamOrdinal stream, std::size_t count, Visit visit) const {
     if (mark <= kMaxStreams) {
@@ -61,7 +64,8 @@ class SharedFrees {
     }
   }
 
-  // The stream is gone, or is about to be another: all of its frees are complete.
+  // Removes a stream from its pairs. Call when the stream has been destroyed, or its ordinal is about to be assigned to
+  // another stream. Pre: all of its frees are complete.
   void forget(StreamOrdinal stream) noexcept {
     for (Pair& pair : pairs_) {
       if (pair.owner == stream) pair.owner = kNoStream;
@@ -71,7 +75,7 @@ class SharedFrees {
 
  private:
   struct Pair {
-    StreamOrdinal owner = kNoStream;  // this, or the other: its frees are complete
+    StreamOrdinal owner = kNoStream;  // kNoStream here or below: the frees of that stream are complete
     StreamOrdinal user = kNoStream;
   };
 

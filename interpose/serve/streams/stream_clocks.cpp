@@ -5,15 +5,15 @@
 
 namespace stalloc::serve {
 
-// What a blocking stream freed is left out: such a free is ordered behind the legacy stream's work, and one on the
-// legacy stream behind that of all blocking ones, as if it were work of the stream. The library gives the stream no
-// work at a free, so that who waits for the stream alone need not have waited for what the free is behind. What the
-// stream itself was made to wait for is work of its own.
-void StreamClock::know(Known* known) const noexcept {
-  known->fill(0);
+// The frees of a blocking stream are omitted. Such a free is ordered after the work of the legacy stream, and a free on
+// the legacy stream after the work of all blocking streams. Since the library gives the stream no work at a free, a
+// program that waits for this stream alone need not have waited for that other work. The waits that the stream itself
+// was given are work of its own, so they count.
+void StreamClock::snapshot(Snapshot* snapshot) const noexcept {
+  snapshot->fill(0);
   const std::size_t count = all_->count();
-  for (std::size_t owner = 1; owner <= count; ++owner) (*known)[owner - 1] = behind(owner);
-  if (non_blocking_.load(std::memory_order_relaxed)) (*known)[ordinal_ - 1U] = latest_free();
+  for (std::size_t owner = 1; owner <= count; ++owner) (*snapshot)[owner - 1] = ordered_after(owner);
+  if (non_blocking_.load(std::memory_order_relaxed)) (*snapshot)[ordinal_ - 1U] = latest_free();
 }
 
 namespace {
@@ -32,10 +32,10 @@ StreamClocks::StreamClocks(CUcontext context) noexcept : id_(next_id()), context
   }
 }
 
-void StreamClocks::name(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept {
+void StreamClocks::assign(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept {
   StreamClock* clock = of(stream);
   if (clock == nullptr) return;
-  for (StreamClock::Number& number : clock->behind_) number.store(0, std::memory_order_relaxed);
+  for (StreamClock::Number& number : clock->ordered_after_) number.store(0, std::memory_order_relaxed);
   clock->non_blocking_.store(non_blocking, std::memory_order_relaxed);
   clock->thread_.store(key.thread, std::memory_order_relaxed);
   clock->handle_.store(key.handle, std::memory_order_release);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of the order between the streams of one context: vector clocks (Lamport 1978; Fidge 1988, Mattern
+// The order between the streams of one context, as far as it is known: vector clocks (Lamport 1978; Fidge 1988; Mattern
 // 1989).
 //
-// Each free of memory gets a number, and each stream that is known has an ordinal. The clock of a stream S says for
-// each stream T: all work that S is given from now on starts behind T's frees up to this number. Each number in it is a
-// fact about S of its own, and stays true for as long as S lives: no other number makes it wrong, and time does not.
-// That is why clocks are read and written here without a lock, one number after the other. Of two threads that raise
-// the same number at once, one may undo what the other wrote: the lower number is true as well, and says less.
+// Each free of memory gets a number, and each known stream has an ordinal. The clock of a stream S has a number for
+// each stream T: all work that S is given from now on is ordered after T's frees up to that number. Each number in a
+// clock is true by itself and stays true as long as S exists, whatever the other numbers are. So clocks are read and
+// written without a lock, one number at a time. If two threads raise the same number at once, the lower value may
+// remain; it is true as well, and only less precise.
 //
-// A number must never pass from one stream to another. So the ordinals that have a clock name a stream until that
-// stream is destroyed (StreamOrder::reclaim leaves them alone), and the next stream begins with an empty clock. The
-// numbers of frees never repeat, so that what others know of the old stream's frees says nothing of the new one's.
+// A number must never pass from one stream to another. So an ordinal with a clock belongs to one stream until that
+// stream is destroyed (StreamOrder::reclaim does not use it), and the next stream begins with an empty clock. The
+// numbers of frees never repeat, so what other clocks say about the old stream's frees says nothing about the new
+// stream's.
 #pragma once
 
 #include <cuda.h>
@@ -26,104 +27,108 @@ namespace stalloc::serve {
 
 class StreamClocks;
 
-// One stream's clock. Thread-safe, lock-free.
+// The clock of one stream. Thread-safe and lock-free; nothing throws.
 class StreamClock {
  public:
-  // How many streams of a context have one: those with the ordinals [1, kStreams].
+  // How many streams of a context have a clock: those with the ordinals [1, kStreams].
   static constexpr std::size_t kStreams = 28;
   using Number = std::atomic<std::uint64_t>;
 
-  // Whether it is that stream's. False once the stream is destroyed.
-  [[nodiscard]] bool names(const StreamKey& key) const noexcept {
+  // True if this is the clock of that stream. False once the stream is destroyed.
+  [[nodiscard]] bool is_for(const StreamKey& key) const noexcept {
     return handle_.load(std::memory_order_acquire) == key.handle &&
            thread_.load(std::memory_order_relaxed) == key.thread;
   }
   [[nodiscard]] StreamClocks& all() const noexcept { return *all_; }
   [[nodiscard]] StreamOrdinal ordinal() const noexcept { return ordinal_; }
 
-  // The number up to which the stream is behind the frees of the stream with that ordinal, in [1, kStreams].
-  [[nodiscard]] std::uint64_t behind(std::size_t owner) const noexcept {
-    return behind_[owner - 1].load(std::memory_order_acquire);
+  // The number up to which the stream is ordered after the frees of the stream with that ordinal, in [1, kStreams].
+  [[nodiscard]] std::uint64_t ordered_after(std::size_t owner) const noexcept {
+    return ordered_after_[owner - 1].load(std::memory_order_acquire);
   }
-  // Pre: the wait that makes it so has been given to the stream.
+  // Raises that number. Pre: the stream has been given the wait that creates this order.
   void raise(std::size_t owner, std::uint64_t number) noexcept {
-    Number& known = behind_[owner - 1];
+    Number& known = ordered_after_[owner - 1];
     if (known.load(std::memory_order_relaxed) < number) known.store(number, std::memory_order_release);
   }
-  // The same, for the stream itself: the number of its latest free.
+  // The number of the stream's own latest free.
   [[nodiscard]] inline std::uint64_t latest_free() const noexcept;
 
-  // The program found all work of the stream to be over that had been given to it when `known` was taken.
-  using Known = std::array<std::uint64_t, kStreams>;
-  void know(Known* known) const noexcept;
+  // `snapshot` writes the numbers up to which frees are complete once all work is complete that the stream has been
+  // given so far. Take a snapshot, synchronize with the stream, and pass the snapshot to StreamClocks::mark_complete.
+  using Snapshot = std::array<std::uint64_t, kStreams>;
+  void snapshot(Snapshot* snapshot) const noexcept;
 
  private:
   friend class StreamClocks;
 
-  std::atomic<CUstream> handle_{nullptr};  // null: names no stream
+  std::atomic<CUstream> handle_{nullptr};  // null: the clock belongs to no stream
   std::atomic<std::uint64_t> thread_{0};
-  // Its work waits for no other stream's but by events: not created so, a stream and the legacy one wait for each
-  // other.
+  // The stream was created with CU_STREAM_NON_BLOCKING, so its work waits for other streams only by events. Any other
+  // stream and the legacy stream wait for each other.
   std::atomic<bool> non_blocking_{false};
   StreamClocks* all_ = nullptr;
   StreamOrdinal ordinal_ = kNoStream;
-  std::array<Number, kStreams> behind_{};
+  std::array<Number, kStreams> ordered_after_{};
 };
 
-// Of one heap. What changes names is covered by the heap's lock; everything else is thread-safe and lock-free.
+// The clocks of one heap, and the numbers of its frees. The heap's lock must be held for `assign`, `forget`,
+// `take_number` and `set_latest_free`; everything else is thread-safe and lock-free. Nothing throws.
 class StreamClocks {
  public:
   explicit StreamClocks(CUcontext context) noexcept;
   StreamClocks(const StreamClocks&) = delete;
   StreamClocks& operator=(const StreamClocks&) = delete;
 
-  // Never 0, and never given to the clocks of another heap.
+  // Identifies these clocks in the process: never 0, and different for every heap.
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
   [[nodiscard]] CUcontext context() const noexcept { return context_; }
 
-  // Null for ordinals that have no clock.
+  // The clock of an ordinal; null: it has none.
   [[nodiscard]] StreamClock* of(StreamOrdinal stream) noexcept {
     return stream == kNoStream || stream > StreamClock::kStreams ? nullptr : &clocks_[stream - 1U];
   }
-  // How many ordinals with a clock were given out: no clock says anything about higher ones.
+  // The largest ordinal with a clock that has been assigned: no clock says anything about larger ones.
   [[nodiscard]] std::size_t count() const noexcept { return count_.load(std::memory_order_acquire); }
 
-  // The ordinal names another stream, which is ordered behind nothing yet; no stream.
-  void name(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept;
+  // `assign` gives the ordinal to another stream, which is not yet ordered after anything. `forget` leaves the ordinal
+  // without a stream.
+  void assign(StreamOrdinal stream, StreamKey key, bool non_blocking) noexcept;
   void forget(StreamOrdinal stream) noexcept;
 
-  // Frees. A number is given to each, greater than all before.
+  // Returns the next number; numbers grow by one and are common to all streams of the heap.
   std::uint64_t take_number() noexcept {
     const std::uint64_t number = sequence_.load(std::memory_order_relaxed) + 1;
     sequence_.store(number, std::memory_order_release);
     return number;
   }
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return sequence_.load(std::memory_order_acquire); }
-  void freed(StreamOrdinal stream, std::uint64_t number) noexcept {
+  void set_latest_free(StreamOrdinal stream, std::uint64_t number) noexcept {
     latest_free_[stream].store(number, std::memory_order_release);
   }
-  // The number of the stream's latest free; 0: it never freed anything.
+  // The number of the stream's latest free; 0: it has never freed anything.
   [[nodiscard]] std::uint64_t latest_free(StreamOrdinal stream) const noexcept {
     return latest_free_[stream].load(std::memory_order_acquire);
   }
 
-  // The number up to which the stream's frees, and all work before them, are known to be over.
-  [[nodiscard]] std::uint64_t complete(StreamOrdinal stream) const noexcept {
+  // The number up to which the stream's frees, and all its work before them, are known to be complete.
+  [[nodiscard]] std::uint64_t complete_up_to(StreamOrdinal stream) const noexcept {
     return complete_[stream].load(std::memory_order_acquire);
   }
-  void completed(StreamOrdinal stream, std::uint64_t number) noexcept {
+  void mark_complete(StreamOrdinal stream, std::uint64_t number) noexcept {
     StreamClock::Number& known = complete_[stream];
     if (known.load(std::memory_order_relaxed) < number) known.store(number, std::memory_order_release);
   }
-  // What StreamClock::know took is over.
-  void completed(const StreamClock::Known& known) noexcept {
+  // Everything in a snapshot of StreamClock is complete.
+  void mark_complete(const StreamClock::Snapshot& known) noexcept {
     for (std::size_t i = 0; i < known.size(); ++i) {
-      if (known[i] != 0) completed(static_cast<StreamOrdinal>(i + 1), known[i]);
+      if (known[i] != 0) mark_complete(static_cast<StreamOrdinal>(i + 1), known[i]);
     }
   }
-  // All work of the context is over that had been given to it when `number` was the latest.
-  void synchronized(std::uint64_t number) noexcept {
-    for (std::size_t stream = 1; stream <= kMaxStreams; ++stream) completed(static_cast<StreamOrdinal>(stream), number);
+  // All work is complete that had been given to the context when `number` was the latest number.
+  void mark_all_complete(std::uint64_t number) noexcept {
+    for (std::size_t stream = 1; stream <= kMaxStreams; ++stream)
+      mark_complete(static_cast<StreamOrdinal>(stream), number);
   }
 
  private:

@@ -7,9 +7,9 @@ namespace stalloc::serve {
 namespace {
 
 // An event recorded on an idle stream completes within microseconds; each query takes a tenth of one.
-constexpr int kMostQuestions = 256;
-// Where no event is recorded later, one of so many frees has its own.
-constexpr std::uint64_t kFreesAnEvent = 64;
+constexpr int kMaxQueryRounds = 256;
+// On the legacy stream, where late events are hardly ever recorded, one of so many frees has an event of its own.
+constexpr std::uint64_t kFreesPerEvent = 64;
 
 }  // namespace
 
@@ -48,23 +48,22 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
   const StreamOrdinal stream = ordinal_of_user(key, context_is_current);
   if (stream != kNoStream && !streams_[stream].uses_memory) {
     streams_[stream].uses_memory = true;
-    if (++users_ > 1 && events_ != nullptr) events_->need();
+    if (++users_ > 1 && events_ != nullptr) events_->start_tracking();
   }
   return stream;
 }
 
 StreamOrdinal StreamOrder::ordinal_of_user(StreamKey key, bool context_is_current) noexcept {
-  StreamOrdinal stream = latest(key);
+  StreamOrdinal stream = latest_ordinal(key);
   if (stream == kNoStream) stream = find(key);
-  // A default stream's handle names another stream under another context; any other keeps the context it was admitted
-  // with for as long as it lives.
-  const bool asks = key.is_default() ? !context_is_current : stream == kNoStream;
-  if (asks) {
+  // The handle of a default stream means another stream in each context. Any other stream keeps its context.
+  const bool may_be_foreign = key.is_default() ? !context_is_current : stream == kNoStream;
+  if (may_be_foreign) {
     CUcontext context = nullptr;
     if (driver_.stream_context(key.handle, &context) != CUDA_SUCCESS || context != context_) return kNoStream;
   }
   if (stream == kNoStream) {
-    StreamOrdinal fresh = unused();
+    StreamOrdinal fresh = find_unused();
     if (fresh == kNoStream) fresh = stream_count_ < kMaxStreams ? ++stream_count_ : reclaim();
     stream = admit(key, fresh);
   }
@@ -78,7 +77,7 @@ StreamClock* StreamOrder::clock(StreamKey key) noexcept {
   StreamOrdinal stream = find(key);
   if (stream == kNoStream) {
     // A stream that uses no memory does not take another stream's ordinal.
-    StreamOrdinal fresh = unused();
+    StreamOrdinal fresh = find_unused();
     if (fresh == kNoStream && stream_count_ < StreamClock::kStreams) fresh = ++stream_count_;
     stream = admit(key, fresh);
   }
@@ -92,7 +91,7 @@ StreamOrdinal StreamOrder::find(StreamKey key) const noexcept {
   return kNoStream;
 }
 
-// `stream`, or all streams if it is kNoStream.
+// Assigns the ordinal `stream` and returns it. If it is kNoStream, there is none to assign.
 StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   if (stream == kNoStream) return kNoStream;
   Stream& admitted = streams_[stream];
@@ -107,33 +106,34 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
     program_orders_[pair(stream, other)] = program_orders_[pair(other, stream)] = false;
   }
   unsigned flags = CU_STREAM_DEFAULT;
-  const bool asked = !key.is_default() && clocks_.of(stream) != nullptr;
+  const bool has_flags = !key.is_default() && clocks_.of(stream) != nullptr;
   const bool non_blocking =
-      asked && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
-  clocks_.name(stream, key, non_blocking);
+      has_flags && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
+  clocks_.assign(stream, key, non_blocking);
   shared_.forget(stream);
   if (key.is_per_thread()) blocking_streams_exist();
   return stream;
 }
 
-// A destroyed stream's ordinal, of those with a clock, that can name another stream: all of its frees are known to be
-// complete. No driver is asked.
-StreamOrdinal StreamOrder::unused() const noexcept {
+// Returns the ordinal of a destroyed stream that has a clock and can be assigned again, because all frees of the stream
+// are known to be complete; kNoStream: there is none. Makes no driver call.
+StreamOrdinal StreamOrder::find_unused() const noexcept {
   const std::size_t last = std::min<std::size_t>(stream_count_, StreamClock::kStreams);
   for (std::size_t i = 1; i <= last; ++i) {
     const auto stream = static_cast<StreamOrdinal>(i);
-    if (!streams_[i].alive && clocks_.complete(stream) >= last_free(stream)) return stream;
+    if (!streams_[i].alive && clocks_.complete_up_to(stream) >= last_free(stream)) return stream;
   }
   return kNoStream;
 }
 
-// The idlest stream whose frees are all complete: no other stream has to wait for it, so its ordinal can name another
-// stream. Numbers never repeat, hence what others know about the old frees stays true. A living stream that has a clock
-// keeps its ordinal: its clock is written without the heap's lock (stream_clocks.h).
+// Returns the ordinal of the least recently used stream whose frees are all complete; kNoStream: there is none. No
+// other stream has to wait for that stream, so its ordinal can be assigned again. Since numbers never repeat, what
+// other clocks say about its frees stays true. A stream that exists and has a clock keeps its ordinal, since its clock
+// is written without the heap's lock (stream_clocks.h).
 StreamOrdinal StreamOrder::reclaim() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return kNoStream;
-  for (const bool alive : {false, true}) {  // destroyed streams first: asking after live ones records events on them
+  for (const bool alive : {false, true}) {  // destroyed streams first: queries of existing ones record events on them
     StreamOrdinal best = kNoStream;
     for (std::size_t i = 1; i <= stream_count_; ++i) {
       const auto stream = static_cast<StreamOrdinal>(i);
@@ -146,26 +146,26 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
   return kNoStream;
 }
 
-// A living stream may still do work on bytes that are live again since a free of its own which was never numbered (a
-// deferred one), so it must have no work at all.
+// True if all frees of the stream are complete and it has no work. It may have work on bytes of a deferred free, which
+// got no number because the same bytes are live again.
 bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
-  const Stream& asked = streams_[stream];
-  const bool busy = asked.alive && !asked.key.is_per_thread() && driver_.query_stream(asked.key.handle) != CUDA_SUCCESS;
-  return !busy && (clocks_.complete(stream) >= last_free(stream) || completed(stream, last_free(stream)));
+  const Stream& known = streams_[stream];
+  const bool busy = known.alive && !known.key.is_per_thread() && driver_.query_stream(known.key.handle) != CUDA_SUCCESS;
+  return !busy && (clocks_.complete_up_to(stream) >= last_free(stream) || query_complete(stream, last_free(stream)));
 }
 
 bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
-  return marks_.only(ranges, stream) || order_slowly(ranges, stream);
+  return marks_.has_only(ranges, stream) || order_slowly(ranges, stream);
 }
 
-bool StreamOrder::order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
-  if (marks_.only(ranges, stream)) return true;
-  if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders nothing
+bool StreamOrder::order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  if (marks_.has_only(ranges, stream)) return true;
+  if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders no streams
   bool known = true;
   bool soon = false;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
     if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
-    if (clocks_.complete(owner) >= free.number) return;
+    if (clocks_.complete_up_to(owner) >= free.number) return;
     known = false;
     soon = soon || program_orders_[pair(stream, owner)];
   });
@@ -179,28 +179,28 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
   bool waits = false;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
     if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
-    if (!possible || clocks_.complete(owner) >= free.number || completed(owner, free.number)) return;
+    if (!possible || clocks_.complete_up_to(owner) >= free.number || query_complete(owner, free.number)) return;
     waits = true;
     possible = event_to_wait_for(owner, free) != nullptr;
   });
   if (!possible || !waits) return possible;
-  // No wait is made before all of them are known to be possible: the program might never make the order of a wait that
-  // turned out to be in vain.
+  // Waits are made only if all of them are possible: otherwise the bytes are not used, and a wait would only impose an
+  // order that the program may never create itself.
   bool all = true;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
-    const bool known = ordered(stream, owner) >= free.number || clocks_.complete(owner) >= free.number;
+    const bool known = ordered(stream, owner) >= free.number || clocks_.complete_up_to(owner) >= free.number;
     all = all && (known || wait_for(stream, owner, free));
   });
   return all;
 }
 
 bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
-  if (marks_.only(ranges, kNoStream)) return true;
+  if (marks_.has_only(ranges, kNoStream)) return true;
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;
   bool all = true;
   for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, Free free) {
-    all = all && (clocks_.complete(owner) >= free.number || completed(owner, free.number));
+    all = all && (clocks_.complete_up_to(owner) >= free.number || query_complete(owner, free.number));
   });
   return all;
 }
@@ -212,7 +212,7 @@ bool StreamOrder::is_complete(std::uint64_t number) noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto owner = static_cast<StreamOrdinal>(i);
     const std::uint64_t last = std::min(number, last_free(owner));
-    all = all && (clocks_.complete(owner) >= last || completed(owner, last));
+    all = all && (clocks_.complete_up_to(owner) >= last || query_complete(owner, last));
   }
   return all;
 }
@@ -220,24 +220,25 @@ bool StreamOrder::is_complete(std::uint64_t number) noexcept {
 bool StreamOrder::is_known_complete(std::uint64_t number) const noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto owner = static_cast<StreamOrdinal>(i);
-    if (clocks_.complete(owner) < std::min(number, last_free(owner))) return false;
+    if (clocks_.complete_up_to(owner) < std::min(number, last_free(owner))) return false;
   }
   return true;
 }
 
-// The event of that very free; null: there is none. A wait for a later one would also be for what the other stream was
-// given in between, which may itself wait for the stream that waits, by means that only the program knows.
+// Returns the event of exactly this free; null: there is none. A wait for a late event would include the work that the
+// other stream was given in between, and that work may depend on the waiting stream by means that only the program
+// knows.
 const FreeEvent* StreamOrder::event_to_wait_for(StreamOrdinal owner, Free free) const noexcept {
-  const FreeEvent* event = streams_[owner].events.behind(free.number);
-  const bool strict = event != nullptr && free.exact && event->is_of(free.number);
-  return strict || waits_late_ ? event : nullptr;
+  const FreeEvent* event = streams_[owner].events.first_covering(free.number);
+  const bool strict = event != nullptr && free.exact && event->is_exactly_after(free.number);
+  return strict || late_events_allowed_ ? event : nullptr;
 }
 
 bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept {
   const FreeEvent* event = event_to_wait_for(owner, free);
   if (event == nullptr) return false;
   if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
-  order_behind(waiter, owner, event->covers);
+  set_ordered(waiter, owner, event->covers);
   std::uint64_t& waited = waited_[pair(waiter, owner)];
   waited = std::max(waited, event->covers);
   ++waits_;
@@ -246,17 +247,17 @@ bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free)
 
 std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
   const StreamClock* clock = clocks_.of(waiter);
-  return clock != nullptr && clocks_.of(owner) != nullptr ? clock->behind(owner) : ordered_[pair(waiter, owner)];
+  return clock != nullptr && clocks_.of(owner) != nullptr ? clock->ordered_after(owner) : ordered_[pair(waiter, owner)];
 }
 
-void StreamOrder::order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
+void StreamOrder::set_ordered(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   StreamClock* clock = clocks_.of(waiter);
   if (clock != nullptr && clocks_.of(owner) != nullptr) return clock->raise(owner, number);
   std::uint64_t& known = ordered_[pair(waiter, owner)];
   known = std::max(known, number);
 }
 
-// A wait of ours would have been for all that had been freed by now.
+// A wait by stalloc would have covered all frees of the owner so far.
 void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept {
   std::uint64_t& waited = waited_[pair(waiter, owner)];
   if (waited >= number) return;
@@ -265,28 +266,28 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
   ++spared_waits_;
 }
 
-// Asks the device. Records the event that the next asking needs when there is none.
-bool StreamOrder::completed(StreamOrdinal owner, std::uint64_t number) noexcept {
-  const FreeEvent* event = streams_[owner].events.behind(number);
-  if (event == nullptr) event = record_late(owner);
-  return event != nullptr && is_over(owner, *event);
+// Queries whether the frees up to `number` are complete. If there is no event to query, records a late event.
+bool StreamOrder::query_complete(StreamOrdinal owner, std::uint64_t number) noexcept {
+  const FreeEvent* event = streams_[owner].events.first_covering(number);
+  if (event == nullptr) event = record_late_event(owner);
+  return event != nullptr && query_event(owner, *event);
 }
 
-bool StreamOrder::is_over(StreamOrdinal owner, const FreeEvent& event) noexcept {
+bool StreamOrder::query_event(StreamOrdinal owner, const FreeEvent& event) noexcept {
   if (driver_.query_event(event.event) != CUDA_SUCCESS) return false;
-  clocks_.completed(owner, event.covers);
+  clocks_.mark_complete(owner, event.covers);
   return true;
 }
 
-// Records an event behind all of the stream's frees; null when that is not possible now. Pre: context_ is current, and
-// the stream has freed since its latest event.
+// Records an event after all frees of the stream; null: that is not possible now. Pre: context_ is current, and the
+// stream has freed since its latest event.
 const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexcept {
   Stream& stream = streams_[ordinal];
   const bool reachable =
       !closed_ && stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
   if (!reachable) return nullptr;
   CUevent* event = stream.events.next([&](const FreeEvent& earlier) {
-    return earlier.covers <= clocks_.complete(ordinal) || is_over(ordinal, earlier);
+    return earlier.covers <= clocks_.complete_up_to(ordinal) || query_event(ordinal, earlier);
   });
   if (event == nullptr) return nullptr;
   if (*event == nullptr && driver_.create_event(event) != CUDA_SUCCESS) {
@@ -297,111 +298,113 @@ const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexce
   return &stream.events.recorded(last_free(ordinal), at_free);
 }
 
-// The same after the free, perhaps behind later work of the stream.
-const FreeEvent* StreamOrder::record_late(StreamOrdinal ordinal) noexcept {
+// The same for a late event, which may follow later work of the stream.
+const FreeEvent* StreamOrder::record_late_event(StreamOrdinal ordinal) noexcept {
   if (is_barrier(streams_[ordinal]) && driver_.query_stream(CU_STREAM_LEGACY) != CUDA_SUCCESS) return nullptr;
   return record(ordinal, false);
 }
 
 void StreamOrder::blocking_streams_exist() noexcept {
   if (has_blocking_streams_) return;
-  mark_frees();
+  record_free_events();
   has_blocking_streams_ = true;
 }
 
-std::uint64_t StreamOrder::number_free(StreamOrdinal stream, bool for_others) noexcept {
+std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_others) noexcept {
   const std::uint64_t number = clocks_.take_number();
-  clocks_.freed(stream, number);
+  clocks_.set_latest_free(stream, number);
   bool wanted = for_others && has_several_users();
   if (!wanted && is_barrier(streams_[stream])) [[unlikely]] {
     const FreeEvent* latest = streams_[stream].events.latest();
-    wanted = number >= kFreesAnEvent + (latest == nullptr ? 0 : latest->covers);
+    wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);
   }
-  if (wanted) mark_free(stream);
+  if (wanted) record_free_event(stream);
   return number;
 }
 
-void StreamOrder::freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept {
+void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number,
+                             bool event_now) noexcept {
   const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
   const bool has_event = event_now || has_several_users() || streams_[stream].key.is_per_thread();
-  marks_.freed(ranges, mark, number, has_event);  // nobody can wait for another one
-  if (event_now || streams_[stream].key.is_per_thread()) mark_free(stream);
+  marks_.mark(ranges, mark, number, has_event);  // without an event, no stream needs the exact number
+  if (event_now || streams_[stream].key.is_per_thread()) record_free_event(stream);
 }
 
-void StreamOrder::mark_free(StreamOrdinal stream) noexcept {
+void StreamOrder::record_free_event(StreamOrdinal stream) noexcept {
   const FreeEvent* latest = streams_[stream].events.latest();
   if (latest != nullptr && latest->covers == last_free(stream)) return;
   const ContextScope scope(driver_, context_);
   if (scope.ok()) record(stream, true);
 }
 
-// Streams that are gone give up their pairs when there are no others left.
-FreeMark StreamOrder::mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept {
-  const FreeMark mark = shared_.mark_of(owner, user);
+// When all pairs are in use, those of destroyed streams whose frees are complete are released.
+FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept {
+  const FreeMark mark = shared_.mark_for_pair(owner, user);
   if (mark != SharedFrees::kEveryStream) return mark;
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto stream = static_cast<StreamOrdinal>(i);
-    if (!streams_[i].alive && clocks_.complete(stream) >= last_free(stream)) shared_.forget(stream);
+    if (!streams_[i].alive && clocks_.complete_up_to(stream) >= last_free(stream)) shared_.forget(stream);
   }
-  return shared_.mark_of(owner, user);
+  return shared_.mark_for_pair(owner, user);
 }
 
-// The mark of bytes that `stream` frees. It may have had them at once although another stream, the user in a pair,
-// still worked on them: that one's work is still to be waited for, which the pair's mark says.
+// Returns the mark for bytes that `stream` frees. The stream may have got them at once as the owner in a pair, although
+// the user in that pair still worked on them. That work must still be waited for, so the mark of the pair is kept.
 FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   FreeMark all = stream;
   marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
     const StreamOrdinal user = shared_.user_of(mark, stream);
     if (user == kNoStream) return;
     const std::uint64_t number = std::min(latest.sequence, last_free(user));
-    if (clocks_.complete(user) >= number || ordered(stream, user) >= number) return;
+    if (clocks_.complete_up_to(user) >= number || ordered(stream, user) >= number) return;
     all = all == stream || all == mark ? mark : SharedFrees::kEveryStream;
   });
   return all;
 }
 
-void StreamOrder::also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept {
+void StreamOrder::mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept {
   const std::uint64_t number = last_free(stream);
   const FreeMark earlier = mark_with_users(ranges, stream);
-  FreeMark mark = mark_of(stream, user);
+  FreeMark mark = mark_for_pair(stream, user);
   if (earlier != stream && earlier != mark) mark = SharedFrees::kEveryStream;
-  marks_.freed(ranges, mark, number);
-  // From now on it is a free of the user's too: whoever is behind that is behind the user's work so far. A mark that
-  // stands for every stream names the others' latest frees besides.
-  clocks_.freed(user, number);
-  const bool event_now = streams_[stream].events.behind(number) != nullptr;
-  if (event_now || streams_[user].key.is_per_thread()) mark_free(user);
+  marks_.mark(ranges, mark, number);
+  // This is a free of the user, too: a stream that is ordered after it is ordered after the user's work so far. The
+  // mark kEveryStream stands for the latest frees of all other streams as well.
+  clocks_.set_latest_free(user, number);
+  const bool event_now = streams_[stream].events.first_covering(number) != nullptr;
+  if (event_now || streams_[user].key.is_per_thread()) record_free_event(user);
 }
 
-void StreamOrder::mark_frees() noexcept {
+void StreamOrder::record_free_events() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return;
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto stream = static_cast<StreamOrdinal>(i);
     const std::uint64_t last = last_free(stream);
-    if (clocks_.complete(stream) < last && streams_[i].events.behind(last) == nullptr) record_late(stream);
+    if (clocks_.complete_up_to(stream) < last && streams_[i].events.first_covering(last) == nullptr)
+      record_late_event(stream);
   }
 }
 
-void StreamOrder::settle() noexcept {
-  mark_frees();
+void StreamOrder::poll_thoroughly() noexcept {
+  record_free_events();
   const std::uint64_t all = latest_number();
-  for (int asked = 0; asked < kMostQuestions && !is_complete(all); ++asked) {
+  for (int round = 0; round < kMaxQueryRounds && !is_complete(all); ++round) {
   }
 }
 
-void StreamOrder::look() noexcept {
+void StreamOrder::poll() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return;
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto owner = static_cast<StreamOrdinal>(i);
-    if (clocks_.complete(owner) >= last_free(owner)) continue;
+    if (clocks_.complete_up_to(owner) >= last_free(owner)) continue;
     bool is_pending = false;
     streams_[i].events.for_each([&](const FreeEvent& event) {
-      if (is_pending || event.covers <= clocks_.complete(owner)) return;
-      is_pending = !is_over(owner, event);
+      if (is_pending || event.covers <= clocks_.complete_up_to(owner)) return;
+      is_pending = !query_event(owner, event);
     });
-    if (!is_pending && clocks_.complete(owner) < last_free(owner)) (void)completed(owner, last_free(owner));
+    if (!is_pending && clocks_.complete_up_to(owner) < last_free(owner)) (void)query_complete(owner, last_free(owner));
   }
 }
 
@@ -409,13 +412,14 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   const StreamOrdinal ordinal = find({stream, 0});
   if (ordinal == kNoStream) return;
   Stream& gone = streams_[ordinal];
-  const bool has_freed = !closed_ && (gone.uses_memory || clocks_.complete(ordinal) < last_free(ordinal));
+  const bool has_freed = !closed_ && (gone.uses_memory || clocks_.complete_up_to(ordinal) < last_free(ordinal));
   if (has_freed && driver_.query_stream(stream) == CUDA_SUCCESS) {
-    clocks_.completed(ordinal, last_free(ordinal));
+    clocks_.mark_complete(ordinal, last_free(ordinal));
   } else if (has_freed) {
-    // Behind all of its work: also that on bytes which are live again since a free that was never numbered.
-    clocks_.freed(ordinal, clocks_.take_number());
-    // Refused: its last frees stay unordered, and their bytes unserved, until the context is synchronised.
+    // The event must follow all work of the stream, including work on bytes of a deferred free without a number.
+    clocks_.set_latest_free(ordinal, clocks_.take_number());
+    // If the driver refuses, the last frees stay unordered, and their bytes are not served until the program
+    // synchronizes with the context.
     const ContextScope scope(driver_, context_);
     if (scope.ok()) record(ordinal, false);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order between streams: invariant 2, bytes freed on one stream are used on another only behind an event that the
-// driver orders, or when the work before the free is known to be complete.
+// The order between streams, which keeps invariant 2: bytes freed on one stream are used on another only after an event
+// that the driver orders, or when the work before the free is known to be complete.
 #pragma once
 
 #include <cuda.h>
@@ -19,146 +19,160 @@
 
 namespace stalloc::serve {
 
-// Every free gets a sequence number. ordered(S, T) is the number up to which stream S is ordered behind T's frees (a
-// vector clock, stream_clocks.h), complete(T) the number up to which T's frees are known to be complete. Both grow by
-// what is done here, and by what the program itself does with its events and by synchronising (event_order.h).
+// Every free gets a sequence number. ordered(S, T) is the number up to which stream S is ordered after T's frees (a
+// vector clock, stream_clocks.h). complete_up_to(T) is the number up to which T's frees are known to be complete. Both
+// grow by the functions of this class, and when the program itself uses its events or synchronizes (event_order.h).
 //
 //     stream T   --- work --- free #7 --- event --- more work --->
 //                                            \_ wait: ordered_[S][T] = 7
 //     stream S   ------------------------------ allocation of T's bytes --- work --->
 //
-// The event is recorded when the program frees: where several streams use memory, if the bytes may serve large
-// requests; where the plan knows that another stream will want them; where T is a thread's own default stream, which no
-// other thread can name. Every other free costs no driver call. Of such a free another stream may use the bytes when it
-// is known to be complete, which an event tells that is recorded when somebody asks. No stream waits for that one, for
-// it also stands behind what T was given since the free, and that may wait for S: by a host function, by a kernel that
-// waits for a value in memory, by other processes. Only when the device has no more memory is such a wait better than
-// none (`set_waits_late`). Whatever the driver refuses leaves the bytes unordered, and the caller must not serve them.
+// An event is recorded at the free itself in three cases: several streams use memory, and the bytes may serve large
+// requests; the plan says that another stream will use the bytes; T is a thread's own default stream, which no other
+// thread can name. Every other free makes no driver call.
 //
-// In a program with streams that synchronise with the legacy stream an event on that is work which those wait for, and
-// which waits for theirs. Memory that is freed there alone makes the same order, but no other moment does. So no event
-// is recorded there when somebody asks, unless all these streams are idle; instead one free of many has its event at
-// once. Not thread-safe: the heap's lock covers it.
+// After a free without an event of its own, another stream may use the bytes once the free is known to be complete. To
+// find that out, a late event is recorded when the bytes are first wanted. No stream waits for a late event, since it
+// also follows work that T was given after the free, and that work may depend on S: by a host function, by a kernel
+// that polls memory, or by another process. Only when the device has no more memory may a stream wait for a late event
+// (`allow_late_events`). If the driver refuses a call, the bytes stay unordered and must not be served.
+//
+// The legacy stream is special in a program with blocking streams, which synchronize with it: an event on the legacy
+// stream waits for the work of those streams, and their later work waits for the event. CUDA's own free on that stream
+// creates the same order, but at the moment of the free only. So a late event is recorded there only while all these
+// streams are idle; in addition, one free of many has an event of its own.
+//
+// Not thread-safe: the heap's lock protects it, except for `clocks`. Only the constructor throws. No function waits for
+// work on the host.
 class StreamOrder {
  public:
-  // `context` is the one all streams belong to. `events` is told when a second stream uses memory; may be null. Throws
-  // std::bad_alloc.
+  // `context` is the context of all streams; `driver` and `events` must outlive this object. `physical_bytes` and
+  // `page_bytes` are as for FreeMarks. When a second stream uses memory, `events` starts tracking; it may be null.
+  // Throws std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
               EventOrder* events = nullptr);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Forgets every stream, and records no event from now on. `destroy_events`: the context lives and is current; its end
-  // destroys its events itself.
+  // Forgets every stream, and records no event from now on. `destroy_events`: destroys the events; the context must
+  // exist and be current. The end of a context destroys its events.
   void close(bool destroy_events) noexcept;
 
   [[nodiscard]] CUcontext context() const noexcept { return context_; }
 
-  // The stream's ordinal, given on first sight. kNoStream when it belongs to another context, or when too many streams
-  // have work pending to tell them apart. `context_is_current`: the calling thread's context is known to be ours, so
-  // that a default stream need not be asked for its own.
+  // Returns the ordinal of a stream that uses memory; it is assigned at the first call. Returns kNoStream if the stream
+  // belongs to another context, or if too many other streams have pending work. `context_is_current`: the calling
+  // thread's context is known to be `context`, so the driver need not be asked for the context of a default stream.
   StreamOrdinal ordinal(StreamKey key, bool context_is_current = false) noexcept;
-  // The same for a stream that is not known to use memory of ours.
+  // The same for a stream that may not use memory of this heap itself.
   StreamOrdinal ordinal_of_user(StreamKey key, bool context_is_current = false) noexcept;
-  // The same if this was the stream looked up last, else kNoStream; changes nothing. Pre, for a default stream: the
-  // calling thread's context is ours.
-  [[nodiscard]] StreamOrdinal latest(StreamKey key) const noexcept { return key == latest_key_ ? latest_ : kNoStream; }
+  // The same if this is the stream that was looked up last; otherwise kNoStream. Changes nothing. Pre, for a default
+  // stream: the calling thread's context is `context`.
+  [[nodiscard]] StreamOrdinal latest_ordinal(StreamKey key) const noexcept {
+    return key == latest_key_ ? latest_ : kNoStream;
+  }
 
-  // Orders the use of free bytes on `stream` behind every free of them. False: refused, the bytes may still be in use.
+  // Orders the work that `stream` is given from now on after every free of these bytes. False: that was not possible,
+  // and the bytes may still be in use.
   [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
-  // For bytes that any stream may use at once (cudaMalloc): true only when every free of them is complete.
+  // True if every free of these bytes is complete, so that any stream may use them at once (cudaMalloc). Queries the
+  // device.
   [[nodiscard]] bool is_complete(PhysicalRanges ranges) noexcept;
-  // True only when every free up to the number is complete.
+  // True if every free up to the number is complete. Queries the device.
   [[nodiscard]] bool is_complete(std::uint64_t number) noexcept;
-  // The same as far as it is known, without asking the device.
+  // True if every free up to the number is known to be complete, without a query.
   [[nodiscard]] bool is_known_complete(std::uint64_t number) const noexcept;
-  // `order`, or for all streams at once, which kNoStream stands for, `is_complete`.
+  // Like `order`. If `stream` is kNoStream, which stands for all streams at once, like `is_complete`.
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
   }
-  // `order`, but false, with no wait made, where the stream would wait for another one behind which the program has
-  // ordered it before: it will do so for these frees, too, and the stream could use the bytes a little later without
-  // that wait.
-  [[nodiscard]] bool order_unless_soon(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
+  // Like `order`, but returns false, without making any wait, if the stream would have to wait for a stream after which
+  // the program has ordered it before. The program will probably do so again for these frees, and the bytes can then be
+  // used a little later without a wait by stalloc.
+  [[nodiscard]] bool order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
 
-  // True when another stream freed some of them last.
+  // True if another stream was the last to free some of these bytes.
   [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
     bool foreign = false;
-    if (!marks_.only(ranges, stream)) {
+    if (!marks_.has_only(ranges, stream)) {
       for_each_claim(ranges, stream, [&](StreamOrdinal, Free) { foreign = true; });
     }
     return foreign;
   }
 
-  // Whether a stream may also wait for an event that was recorded after the free.
-  void set_waits_late(bool may) noexcept { waits_late_ = may; }
+  // Whether a stream may wait for late events, which follow later work of the freeing stream.
+  void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
-  // The program makes streams that synchronise with the legacy stream. Call it before they have work.
+  // The program creates blocking streams, which synchronize with the legacy stream. Call before they are given work.
   void blocking_streams_exist() noexcept;
 
-  // Numbers a free on `stream`. Call it when the program frees, and `freed` with the ranges before the next free is
-  // numbered. `for_others`: other streams may want to wait for it; where several use memory, it has its event at once.
-  std::uint64_t number_free(StreamOrdinal stream, bool for_others) noexcept;
-  // The bytes were freed on `stream`, by the free with that number. `event_now`: another stream will want them.
-  void freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
-  void freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
-    freed(ranges, stream, number_free(stream, false), event_now);
+  // Returns the number of a new free on `stream`. Call when the program frees, and call `mark_freed` with the ranges
+  // before the next free gets its number. `for_others`: other streams may wait for this free; if several streams use
+  // memory, its event is recorded at once.
+  std::uint64_t assign_free_number(StreamOrdinal stream, bool for_others) noexcept;
+  // Marks bytes as freed on `stream`, by the free with that number. `event_now`: another stream will want them, so the
+  // event of the free is recorded at once.
+  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
+  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
+    mark_freed(ranges, stream, assign_free_number(stream, false), event_now);
   }
-  // The latest free was of these bytes, on `stream`, and work of `user`, another stream, may still use them
+  // The latest free was of these bytes, on `stream`, and work of another stream, `user`, may still use them
   // (shared_frees.h).
-  void also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
-  // The bytes were freed and the device is done with them.
-  void cleared(PhysicalRanges ranges) noexcept { marks_.cleared(ranges); }
+  void mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
+  // The bytes were freed, and no work on the device uses them any more.
+  void clear_marks(PhysicalRanges ranges) noexcept { marks_.clear(ranges); }
 
-  // Waiting for the whole context takes three steps, the middle one without the heap's lock: take a number, wait
-  // (free_fence.h), say that every free up to the number is complete.
+  // To wait for the whole context: take a number, wait without the heap's lock (free_fence.h), and mark every free up
+  // to the number as complete.
   std::uint64_t take_number() noexcept { return clocks_.take_number(); }
-  // The number of the latest free, if none was taken since.
+  // The latest number that was taken.
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return clocks_.latest_number(); }
-  void synchronized(std::uint64_t number) noexcept { clocks_.synchronized(number); }
+  void mark_all_complete(std::uint64_t number) noexcept { clocks_.mark_all_complete(number); }
 
-  // Records an event behind the frees of each stream that has none there yet: once the program has synchronised with
-  // the stream, asking says that they are complete.
-  void mark_frees() noexcept;
-  // Finds out which frees are complete, with a limited number of queries to the device. It never waits for work.
-  void settle() noexcept;
-  // The same, for who asks often: it asks once for each event that is pending, and records one only on a stream that
-  // has none such. What completes a little later is known at the next call.
-  void look() noexcept;
+  // Records an event after the latest free of each stream that has none there yet. Once the program has synchronized
+  // with the stream, a query of the event shows that these frees are complete.
+  void record_free_events() noexcept;
+  // Finds out which frees are complete: records the events that are missing, and queries repeatedly, with a limited
+  // number of rounds.
+  void poll_thoroughly() noexcept;
+  // The same for frequent calls: queries each pending event once, and records an event only on a stream without a
+  // pending one. Frees that complete a little later are known at the next call.
+  void poll() noexcept;
 
-  // Pre: the stream is still alive. Its handle may name another stream afterwards.
+  // Call before the program destroys a stream. CUDA may give its handle to another stream afterwards.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // What is known of the order; usable without the heap's lock.
+  // The order as far as it is known. Needs no lock.
   [[nodiscard]] StreamClocks& clocks() noexcept { return clocks_; }
-  // The stream's clock, made on first sight; null: it has none, since there are too many streams. Valid until the
-  // stream is destroyed. Pre: the stream is of our context.
+  // Returns the clock of a stream, which is assigned at the first call; null: there are too many streams. Valid until
+  // the stream is destroyed. Pre: the stream belongs to `context`.
   StreamClock* clock(StreamKey key) noexcept;
 
-  // More than one stream has used memory.
+  // True if more than one stream has used memory.
   [[nodiscard]] bool has_several_users() const noexcept { return users_ > 1; }
 
+  // `waits` counts the waits that were made, and `spared_waits` those that were not needed because the program had
+  // created the order itself.
   [[nodiscard]] std::uint64_t waits() const noexcept { return waits_; }
-  // Waits that were spared because the program had made the order itself.
   [[nodiscard]] std::uint64_t spared_waits() const noexcept { return spared_waits_; }
 
  private:
   struct Stream {
     StreamKey key;
-    bool alive = false;         // names a stream of the program
-    bool uses_memory = false;   // else it is known for its events only
-    std::uint64_t used_at = 0;  // number when it was last looked up, for choosing the idlest
+    bool alive = false;         // the stream has not been destroyed
+    bool uses_memory = false;   // false: known for its events only
+    std::uint64_t used_at = 0;  // latest free number when it was last looked up, to find the least recently used
     FreeEvents events;
   };
 
-  // A free of a stream's, up to which it must be over, or `exact`ly which.
+  // The stream's frees up to `number` must be complete. `exact`: the free with this number is the last of the bytes.
   struct Free {
     std::uint64_t number = 0;
     bool exact = false;
   };
-  // Calls `claim(owner, free)` for the streams that `stream` must be ordered behind to use the bytes; kNoStream: all
-  // that have a claim on them.
+  // Calls `claim(owner, free)` for the streams that `stream` must be ordered after before it uses the bytes. If
+  // `stream` is kNoStream, these are all streams that may still use them.
   template <class Claim>
   void for_each_claim(PhysicalRanges ranges, StreamOrdinal stream, Claim claim) const {
     marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
@@ -168,35 +182,35 @@ class StreamOrder {
       });
     });
   }
-  FreeMark mark_of(StreamOrdinal owner, StreamOrdinal user) noexcept;
+  FreeMark mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept;
   FreeMark mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   StreamOrdinal find(StreamKey key) const noexcept;
   StreamOrdinal admit(StreamKey key, StreamOrdinal stream) noexcept;
-  StreamOrdinal unused() const noexcept;
+  StreamOrdinal find_unused() const noexcept;
   StreamOrdinal reclaim() noexcept;
   bool is_idle(StreamOrdinal stream) noexcept;
 
-  void mark_free(StreamOrdinal stream) noexcept;
+  void record_free_event(StreamOrdinal stream) noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
   bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;
-  bool completed(StreamOrdinal owner, std::uint64_t number) noexcept;
+  bool query_complete(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   const FreeEvent* record(StreamOrdinal ordinal, bool at_free) noexcept;
-  const FreeEvent* record_late(StreamOrdinal ordinal) noexcept;
+  const FreeEvent* record_late_event(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] bool is_barrier(const Stream& stream) const noexcept {
     return has_blocking_streams_ && stream.key.handle == CU_STREAM_LEGACY;
   }
-  bool is_over(StreamOrdinal owner, const FreeEvent& event) noexcept;
+  bool query_event(StreamOrdinal owner, const FreeEvent& event) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
   [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
-  void order_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
+  void set_ordered(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
     return std::uint64_t{waiter} * (kMaxStreams + 1) + owner;
   }
 
-  StreamKey latest_key_;              // looked up last,
-  StreamOrdinal latest_ = kNoStream;  // and its ordinal; kNoStream: the stream is gone
+  StreamKey latest_key_;              // the stream that was looked up last
+  StreamOrdinal latest_ = kNoStream;  // its ordinal; kNoStream: the stream has been destroyed
   Driver& driver_;
   CUcontext context_;
   EventOrder* events_;
@@ -204,14 +218,14 @@ class StreamOrder {
   SharedFrees shared_;
   std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
   StreamClocks clocks_;
-  SparseArray<std::uint64_t> ordered_;  // by pair, as far as one of the two has no clock
-  SparseArray<std::uint64_t> waited_;   // by pair: what ordered_ would say if the program had made no order itself
-  SparseArray<bool> program_orders_;    // by pair: it has spared us a wait
+  SparseArray<std::uint64_t> ordered_;  // by pair: `ordered`, where one of the two streams has no clock
+  SparseArray<std::uint64_t> waited_;   // by pair: the value of `ordered` if the program had created no order itself
+  SparseArray<bool> program_orders_;    // by pair: the program's own order has spared a wait
   StreamOrdinal stream_count_ = 0;
-  bool closed_ = false;  // no event is recorded any more
+  bool closed_ = false;
   bool has_blocking_streams_ = false;
-  bool waits_late_ = false;
-  unsigned users_ = 0;  // how often an ordinal was first used for memory
+  bool late_events_allowed_ = false;
+  unsigned users_ = 0;  // number of streams that have ever used memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;
 };

@@ -13,7 +13,7 @@ ThreadId this_thread() noexcept {
   return id;
 }
 
-bool is_gone(ThreadId thread) noexcept {
+bool has_ended(ThreadId thread) noexcept {
   const int before = errno;
   const bool gone = ::syscall(SYS_tgkill, ::getpid(), thread, 0) != 0 && errno == ESRCH;
   errno = before;

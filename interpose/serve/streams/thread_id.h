@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads as the system names them.
+// The system's numbers of threads.
 #pragma once
 
 namespace stalloc::serve {
 
-using ThreadId = int;  // never 0
+using ThreadId = int;  // as gettid returns it: never 0; reused after the thread has ended
 
+// The number of the calling thread. Makes a system call only once in each thread.
 ThreadId this_thread() noexcept;
-// True when no thread of this process has the name any more. A system call.
-bool is_gone(ThreadId thread) noexcept;
+// True if no thread of this process has that number. Makes a system call; keeps errno.
+bool has_ended(ThreadId thread) noexcept;
 
 }  // namespace stalloc::serve

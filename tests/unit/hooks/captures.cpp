@@ -48,7 +48,7 @@ TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks]
         return CUDA_SUCCESS;
       });
   Machine machine;
-  machine.captures.gate().began();
+  machine.captures.gate().capture_began();
   Behind end(
       Hook::cuStreamEndCapture, +[](CUstream, CUgraph*) { return CUDA_ERROR_ILLEGAL_STATE; });
   CUgraph graph = nullptr;
@@ -95,7 +95,7 @@ TEST_CASE("in a forked child the hooks of captures wait for nobody", "[hooks][ca
   CUevent event = nullptr;
   REQUIRE(cuEventCreate(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS);
   REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-  const serve::CaptureGate::Change held(machine.captures.gate());  // by another thread when the parent forked
+  const serve::CaptureGate::CaptureLock held(machine.captures.gate());  // by another thread when the parent forked
   machine.session->cuda_is_used();
   machine.session->stop_in_child();
   end_capture(stream);

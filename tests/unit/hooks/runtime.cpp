@@ -102,9 +102,9 @@ TEST_CASE("what the runtime would not just pass on is asked of it", "[hooks][run
   }
   SECTION("a free of what no heap owns") { CHECK(runtime.free(reinterpret_cast<void*>(0x2000)) == 0); }
   SECTION("a capture") {
-    Session::captures().gate().began();
+    Session::captures().gate().capture_began();
     CHECK(runtime.alloc(&at) == 0);
-    Session::captures().gate().ended();
+    Session::captures().gate().capture_ended();
   }
   CHECK(asked == 1);
 }

@@ -62,7 +62,7 @@ CUresult FakeDriver::reserve(CUdeviceptr* base, std::size_t bytes) {
   require(bytes > 0 && bytes % page_bytes_ == 0, "reserve whole pages");
   if (fails()) return error_;
   *base = next_address_;
-  next_address_ += bytes + page_bytes_;  // a hole behind each, to notice overruns
+  next_address_ += bytes + page_bytes_;  // a gap after each reservation, to detect overruns
   reservations_[*base] = bytes;
   return CUDA_SUCCESS;
 }
@@ -198,7 +198,7 @@ CUresult FakeDriver::push_context(CUcontext context) {
 
 CUresult FakeDriver::pop_context() {
   require(context_stack.size() > 1, "pop what was pushed");
-  ++calls_;  // undoing cannot fail
+  ++calls_;  // pop_context never fails
   context_stack.pop_back();
   return CUDA_SUCCESS;
 }
@@ -250,7 +250,7 @@ CUstream FakeDriver::new_stream(CUcontext owner, unsigned flags) {
   auto handle = reinterpret_cast<CUstream>(next_object_);
   if (free_handles_.empty()) {
     next_object_ += 16;
-  } else {  // as CUDA may well do
+  } else {  // as CUDA may do
     handle = free_handles_.back();
     free_handles_.pop_back();
   }
@@ -328,7 +328,7 @@ bool FakeDriver::is_ordered(StreamKey key, Moment moment) {
   return moment.stream < clock.size() && clock[moment.stream] >= moment.step;
 }
 
-// A capture of a blocking stream, as all of the fake's are, bars the legacy stream.
+// A capture of a blocking stream blocks the legacy stream. All streams of the fake driver are blocking.
 bool FakeDriver::blocked_by_capture(const Stream& stream) const {
   if (stream.key.handle != CU_STREAM_LEGACY) return false;
   return std::any_of(streams_.begin(), streams_.end(), [&](const Stream& other) {
@@ -379,7 +379,7 @@ CUresult FakeDriver::record_event(CUevent event, CUstream stream) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   recorded.recorded = true;
-  recorded.clock = streams_[recorder].clock;  // complete as soon as what was there before it is
+  recorded.clock = streams_[recorder].clock;  // complete as soon as all work before it is
   return CUDA_SUCCESS;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fake CUDA driver that only keeps account, for tests of the serving half. It holds callers to the contract of
-// interpose/serve/driver/driver.h (a breach throws FakeDriver::Misuse, which ends the test program), knows which
-// physical bytes an address means, orders streams in simulated time, and fails where a test says.
+// A fake CUDA driver for tests of serving. It has no memory and only does the accounting: it checks that callers keep
+// the contract of interpose/serve/driver/driver.h (otherwise it throws FakeDriver::Misuse, which ends the test
+// program), knows the physical bytes of each address, orders streams in simulated time, and fails where a test says.
 #pragma once
 
 #include <cuda.h>
@@ -22,7 +22,7 @@
 
 namespace stalloc::test {
 
-// A point in a stream's work: everything it did up to `step`.
+// A point in the work of a stream: all its work up to `step`.
 struct Moment {
   std::size_t stream = 0;
   std::uint64_t step = 0;
@@ -36,49 +36,50 @@ class FakeDriver final : public serve::Driver {
 
   explicit FakeDriver(std::size_t page_bytes = 64 << 10, std::uint64_t memory_bytes = std::uint64_t{1} << 34);
 
-  // The context every thread starts with; another one for streams that belong elsewhere.
+  // The current context of every thread at first, and another context, for foreign streams.
   static CUcontext context() { return reinterpret_cast<CUcontext>(0x1000); }
   static CUcontext other_context() { return reinterpret_cast<CUcontext>(0x2000); }
-  // A green context under the first: its streams accept events of both.
+  // A green context of the first one: its streams accept events of both.
   static CUcontext green_context() { return reinterpret_cast<CUcontext>(0x3000); }
 
   CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
-  // The context ends: nobody may touch its events any more.
+  // The context ends: none of its events may be used any more.
   void end_events_of(CUcontext context);
-  // The driver tells nothing any more of those that there are now.
+  // From now on, queries of the events that exist now fail.
   void lose_events_of(CUcontext context);
   void destroy_stream(CUstream stream);
   void set_capturing(CUstream stream, bool capturing);
 
-  // Work of the program on a stream; the moment it ends.
+  // Gives the stream work of the program. Returns the moment at which it ends.
   Moment work(StreamKey stream);
-  // All work up to now of every stream is complete from now on.
+  // Completes all work that every stream has been given so far.
   void finish_all_work();
-  // The same of what the stream, or the event, is behind.
+  // The same for the work that the stream, or the event, is ordered after.
   void finish_work_of(StreamKey stream);
   void finish_work_before(CUevent event);
-  // True when work given to `stream` from now on starts only after `moment`, whatever the device does.
+  // True if work that `stream` is given from now on starts only after `moment`, whatever the device does.
   bool is_ordered(StreamKey stream, Moment moment);
 
-  // Physical bytes behind an address, as handle number << 40 | offset; each must be mapped and accessible.
+  // The physical byte of an address, as handle number << 40 | offset; it must be mapped and accessible.
   std::uint64_t physical(CUdeviceptr address, int device = 0);
 
-  // Idle bytes that CUDA's default pool keeps until it is trimmed.
+  // The idle bytes that CUDA's default pool keeps until it is trimmed.
   void keep_in_pool(std::uint64_t bytes);
 
-  // The call that makes the counter `calls` reach `count` fails with `error`; 0: none does.
+  // The call that makes the counter `calls` reach `count` fails with `error`; 0: no call fails.
   void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY);
   std::uint64_t calls() const { return calls_; }
-  std::uint64_t order_calls() const { return order_calls_; }  // events recorded, waited for, queried, synchronised
-  std::function<void()> while_synchronizing;  // called inside a wait for the context, if set, when it has begun
-  // As long as it is set, another thread captures in global mode: frees that wait are refused.
+  // Counts the calls that record, wait for or query events, or synchronize.
+  std::uint64_t order_calls() const { return order_calls_; }
+  std::function<void()> while_synchronizing;  // called during each wait for the context; may be empty
+  // While it is set, another thread captures in global mode: frees that wait fail.
   std::atomic<bool> captures_globally{false};
-  std::size_t most_plain_blocks = ~std::size_t{0};  // that there is memory for
-  // Called when `bytes` at an address are about to be unmapped, if set.
+  std::size_t most_plain_blocks = ~std::size_t{0};  // that can be allocated
+  // Called before `bytes` bytes at an address are unmapped; may be empty.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;
-  bool is_over(Moment moment);  // true when the work up to then is complete
-  bool holds_nothing();         // nothing reserved, created, mapped
-  bool is_clean();              // and no event left
+  bool is_over(Moment moment);  // true if the work up to then is complete
+  bool holds_nothing();         // nothing is reserved, created or mapped
+  bool is_clean();              // and no event exists
 
   CUresult granularity(int device, std::size_t* bytes) override;
   CUresult reserve(CUdeviceptr* base, std::size_t bytes) override;
@@ -109,7 +110,7 @@ class FakeDriver final : public serve::Driver {
   CUresult synchronize_context() override;
 
  private:
-  // steps[T]: ordered behind T's work up to that step.
+  // steps[T]: it is ordered after T's work up to that step.
   using Clock = std::vector<std::uint64_t>;
   struct Stream {
     StreamKey key;
@@ -159,7 +160,7 @@ class FakeDriver final : public serve::Driver {
   CUmemGenericAllocationHandle next_handle_ = 1;
 
   std::vector<Stream> streams_;
-  std::vector<CUstream> free_handles_;  // of destroyed streams, given to the next ones
+  std::vector<CUstream> free_handles_;  // handles of destroyed streams, which the next ones get
   std::unordered_map<CUevent, Event> events_;
   std::vector<CUevent> free_events_;  // likewise
   std::uintptr_t next_object_ = 0x10000;

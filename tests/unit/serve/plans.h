@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans for tests of the serving half, made by hand or by a very simple placer.
+// Plans for tests of serving, written by hand or made by a very simple placement.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace stalloc::test {
 
 inline constexpr std::uint64_t kPage = 64 << 10;
 
-// A plan without slots: handles of so many pages each, and the home view over them.
+// A plan without slots, with handles of so many pages each and the home view of them.
 inline plan::DevicePlan plan_of_handles(const std::vector<std::uint64_t>& pages) {
   plan::DevicePlan plan;
   plan.granularity = kPage;
@@ -47,7 +47,7 @@ inline plan::Slot& add_slot(plan::DevicePlan* plan, std::uint64_t size, std::uin
   return plan->slots.back();
 }
 
-// Slots of these sizes one behind the other in one big handle, so that any may be live together.
+// A plan of slots of these sizes, one after another in one large handle, so that any of them can be live at once.
 inline plan::DevicePlan plan_of_sizes(const std::vector<std::uint64_t>& sizes) {
   std::uint64_t offset = 0;
   plan::DevicePlan plan;
@@ -60,8 +60,8 @@ inline plan::DevicePlan plan_of_sizes(const std::vector<std::uint64_t>& sizes) {
   return home;
 }
 
-// Each request takes the lowest free bytes of the home view; when none are contiguous, a view is stitched from the
-// handles that are free; when those do not suffice either, it goes anywhere. Lifetimes are ordinals of the requests.
+// Each request takes the lowest free bytes of the home view. If no free bytes are contiguous, a view is stitched from
+// free handles; if these are not enough either, the request gets any place. Lifetimes are ordinals of requests.
 class NaivePlacer {
  public:
   explicit NaivePlacer(plan::DevicePlan* plan) : plan_(plan) {}
@@ -86,7 +86,7 @@ class NaivePlacer {
     std::uint32_t upper;
   };
 
-  // The end of a live range that overlaps `ranges`; 0 when none does.
+  // The end of a live range that overlaps `ranges`; 0: there is none.
   std::uint64_t blocked_until(const Ranges& ranges) const {
     for (const Placed& placed : live_) {
       for (const auto& [begin, end] : placed.ranges) {
@@ -106,7 +106,7 @@ class NaivePlacer {
     for (std::uint32_t handle = 0; handle < plan_->handles.size() && found < bytes; ++handle) {
       const std::uint64_t end = start + plan_->handles[handle];
       if (blocked_until({{start, end}}) == 0) {
-        handles.insert(handles.begin(), handle);  // downwards, unlike the home view
+        handles.insert(handles.begin(), handle);  // in descending order, unlike the home view
         found += end - start;
       }
       start = end;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs: requests, work on several streams, frees, with deviations from a plan; every byte that they are
-// served is checked against what they know themselves (serve_shadow.h).
+// Random programs of requests, work on several streams, and frees, which deviate from a plan. Every byte that they are
+// served is checked against a record of their own (shadow.h).
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,8 @@ inline plan::DevicePlan plan_for(const std::vector<ProgramRequest>& requests, Ra
   }
   plan.prologue = static_cast<std::uint32_t>(random() % (requests.size() / 3));
   plan.body = static_cast<std::uint32_t>(requests.size() / 2);
-  for (std::uint32_t i = 0; i < plan.prologue; ++i) {  // some are said to live through the body, whatever they do
+  // Some slots are marked as living through the body, whether or not they do.
+  for (std::uint32_t i = 0; i < plan.prologue; ++i) {
     if (random() % 4 == 0) plan.slots[i].upper = requests.size();
   }
   return plan;
@@ -59,10 +60,10 @@ struct Live {
   std::uint64_t bytes = 0;
   StreamKey stream;
   std::uint64_t until = 0;
-  bool for_all = false;  // cuMemAlloc
+  bool for_all = false;  // served by cuMemAlloc, for all streams
 };
 
-// One thread's part of a program: requests, work, frees on its streams.
+// The part of a program on one thread: requests, work and frees on its streams.
 class Program {
  public:
   Program(FakeDriver* driver, Heap* heap, Shadow* shadow, std::vector<StreamKey> streams, std::uint64_t seed)
@@ -71,7 +72,7 @@ class Program {
   void request(const ProgramRequest& wanted) {
     ++now_;
     give_back_the_dead();
-    if (random_() % 20 == 0) return;  // a planned request that is not made
+    if (random_() % 20 == 0) return;  // the planned request is not made
     if (random_() % 20 == 0) serve({random_() % kPage + 1, 3, random_()});
     serve(wanted);
     if (random_() % 4 == 0) driver_->work(any_stream());
@@ -88,7 +89,7 @@ class Program {
   std::size_t served() const { return served_; }
   std::size_t refused() const { return refused_; }
   void allow_synchronous(bool allowed) { synchronous_ = allowed; }
-  // From now on some requests are given back at once, and made again.
+  // From now on, some requests are freed at once and made again.
   void drop_some() { drops_ = true; }
 
  private:
@@ -132,17 +133,17 @@ class Program {
     moments_.back().push_back(driver_->work(stream));
     shadow_->give(live.address, live.bytes, &moments_.back());
     if (heap_->free_async(live.address, stream) == CUDA_SUCCESS) return true;
-    shadow_->take(live.address, live.bytes, {});  // refused: it is still live
+    shadow_->take(live.address, live.bytes, {});  // the free was refused, so the range is still live
     return false;
   }
 
-  // Another stream works on it, which is not ordered behind the first or the other way round.
+  // Another stream works on the range; neither stream is ordered after the other.
   bool give_back_while_used(const Live& live) {
     const auto owner = std::find(streams_.begin(), streams_.end(), live.stream);
     const StreamKey user = any_stream();
     moments_.push_back({driver_->work(live.stream), driver_->work(user)});
     shadow_->give(live.address, live.bytes, &moments_.back(), user == live.stream ? nullptr : &*owner);
-    if (heap_->free_used(live.address, live.stream, user) == CUDA_SUCCESS) return true;
+    if (heap_->free_with_user(live.address, live.stream, user) == CUDA_SUCCESS) return true;
     shadow_->take(live.address, live.bytes, {});
     return false;
   }
@@ -150,13 +151,13 @@ class Program {
   bool give_back_synchronously(const Live& live) {
     moments_.emplace_back();
     for (const StreamKey& stream : streams_) moments_.back().push_back(driver_->work(stream));
-    if (!live.for_all) driver_->finish_all_work();  // CUDA relies on the program that nothing uses a pool's memory
+    if (!live.for_all) driver_->finish_all_work();  // CUDA requires that no work uses the memory of a pool
     shadow_->give(live.address, live.bytes, &moments_.back());
     heap_->free_sync(live.address);
     return true;
   }
 
-  // The program orders another stream of its own behind `stream`, as CUDA asks before memory is freed there.
+  // Orders another stream of the program after `stream`, as CUDA requires before memory is freed there.
   StreamKey hand_over(const StreamKey& stream) {
     const StreamKey other = any_stream();
     CUevent event = nullptr;
@@ -187,7 +188,7 @@ inline std::vector<StreamKey> new_streams(FakeDriver& driver, std::size_t count)
   return streams;
 }
 
-// Runs the plan's own requests with small deviations, the body several times.
+// Makes the requests of the plan with small deviations, and repeats the body several times.
 template <class EachStep>
 void run(Program& program, const std::vector<ProgramRequest>& requests, const plan::DevicePlan& plan, int repetitions,
          EachStep each_step) {

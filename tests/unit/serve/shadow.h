@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program knows of the memory it was served, kept apart from the library: which bytes it holds, and behind what
-// work the bytes it gave back may be used again. Checks invariants 1 and 2 of docs/design.md at every allocation, and
-// at every unmapping that nothing lives there and no work is pending.
+// A record of the memory that a program was served, independent of the library: which bytes are live, and after which
+// work the freed bytes may be used again. It checks invariants 1 and 2 of docs/design.md at every allocation. When
+// memory is unmapped, it checks that nothing is live there and no work is pending.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace stalloc::test {
 
 using Moments = std::vector<Moment>;
 
-// Usable from several threads at once: what a thread may touch of it follows from what it was served.
+// Several threads can use it at once, since each thread uses only the cells of the memory that it was served.
 class Shadow {
  public:
   struct Broken : std::logic_error {
@@ -33,7 +33,7 @@ class Shadow {
   Shadow(const Shadow&) = delete;
   Shadow& operator=(const Shadow&) = delete;
 
-  // The program was served `bytes` at `address`, for use on each of `streams`.
+  // The program was served `bytes` bytes at `address`, for use on each of `streams`.
   void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<StreamKey>& streams) {
     add_use({address, address + bytes, nullptr});
     for_each_cell(address, bytes, [&](Cell& cell) {
@@ -52,8 +52,8 @@ class Shadow {
     });
   }
 
-  // The program is about to give the bytes back, behind `moments`, which must outlive the shadow; `owner`, if there is
-  // one, may have them behind the first of these.
+  // The program is about to free the bytes, which may be used again after all of `moments`; these must outlive the
+  // shadow. The stream `owner`, if there is one, may use them after the first moment.
   void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments, const StreamKey* owner = nullptr) {
     add_use({address, address + bytes, moments});
     for_each_cell(address, bytes, [&](Cell& cell) {
@@ -66,18 +66,18 @@ class Shadow {
  private:
   struct Cell {
     std::atomic<bool> live{false};
-    const Moments* freed_behind = nullptr;  // this and the next: written by the thread that holds the byte
+    const Moments* freed_behind = nullptr;  // this and the next: written by the thread that was served the byte
     const StreamKey* owner = nullptr;
   };
 
-  // Of addresses.
+  // A use of a range of addresses.
   struct Use {
     CUdeviceptr begin = 0;
     CUdeviceptr end = 0;
-    const Moments* until = nullptr;  // null: it lives
+    const Moments* until = nullptr;  // null: it is live
   };
 
-  // A range that lives is one use; those that were given back stay until their moments are over.
+  // Live ranges, and freed ranges until their moments are complete.
   void add_use(const Use& use) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(uses_,
@@ -112,7 +112,8 @@ class Shadow {
   FakeDriver* driver_;
   std::mutex mutex_;
   std::vector<Use> uses_;
-  std::unordered_map<std::uint64_t, Cell> cells_;  // by physical byte; the fake never gives a handle's number again
+  // By physical byte. The fake driver never reuses the number of a handle.
+  std::unordered_map<std::uint64_t, Cell> cells_;
 };
 
 }  // namespace stalloc::test

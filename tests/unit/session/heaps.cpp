@@ -205,14 +205,14 @@ TEST_CASE("a stream's clock is found by its name, for as long as the stream live
   SECTION("a handle that comes back is another stream") {
     clock->raise(5, 77);
     machine.heaps->stream_destroyed(stream);
-    REQUIRE_FALSE(clock->names(key(stream)));
+    REQUIRE_FALSE(clock->is_for(key(stream)));
     REQUIRE(cuStreamDestroy(stream) == CUDA_SUCCESS);
     CUstream next = nullptr;
     REQUIRE(cuStreamCreate(&next, CU_STREAM_DEFAULT) == CUDA_SUCCESS);
     REQUIRE(next == stream);
     serve::StreamClock* fresh = machine.heaps->stream_clock(key(next));
     REQUIRE(fresh != nullptr);
-    REQUIRE(fresh->behind(5) == 0);
+    REQUIRE(fresh->ordered_after(5) == 0);
   }
   SECTION("the end of the context is the end of its streams") {
     machine.heaps->resetting(0);

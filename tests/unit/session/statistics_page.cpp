@@ -20,7 +20,7 @@
 
 using stalloc::StatisticsHeader;
 using stalloc::StatisticsPage;
-using stalloc::serve::ShownFigures;
+using stalloc::serve::PublishedFigures;
 namespace fs = std::filesystem;
 
 namespace {
@@ -93,7 +93,7 @@ TEST_CASE("a page says whose it is, and shows what is set", "[page]") {
   CHECK(std::string(header.command).find("test_session") != std::string::npos);
   CHECK(header.ended == 0);
 
-  ShownFigures::set(&page->device(3)->live, 4711);
+  PublishedFigures::set(&page->device(3)->live, 4711);
   std::string content = content_of(folder.pages()[0]);
   CHECK(number_of(content, header, 3, 1) == 4711);
   CHECK(number_of(content, header, 2, 1) == 0);

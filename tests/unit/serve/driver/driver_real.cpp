@@ -12,7 +12,7 @@ using stalloc::serve::RealDriver;
 
 namespace {
 
-// What the stand-ins for libcuda's functions saw, and what they return.
+// The arguments and results of the replacements of libcuda's functions.
 struct Seen {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   CUstreamCaptureMode mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -23,7 +23,7 @@ struct Seen {
   CUresult capture_result = CUDA_SUCCESS;
   CUstreamCaptureStatus capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
   std::vector<CUcontext> contexts{nullptr};
-  CUresult result = CUDA_SUCCESS;  // of the calls noted below
+  CUresult result = CUDA_SUCCESS;  // the result of the calls that are recorded below
 };
 Seen seen;
 
@@ -108,7 +108,7 @@ DriverFunctions stand_ins() {
 
 }  // namespace
 
-TEST_CASE("calls into the driver leave the program's capture mode as it was", "[serve][driver]") {
+TEST_CASE("driver calls do not change the program's capture mode", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   seen.result = GENERATE(CUDA_SUCCESS, CUDA_ERROR_UNKNOWN);
@@ -146,8 +146,7 @@ TEST_CASE("calls into the driver leave the program's capture mode as it was", "[
   check(driver.trim_pools(0));
 }
 
-TEST_CASE("memory is asked for as CUDA's own, for RDMA and sharing where they are wanted and the device can",
-          "[serve][driver]") {
+TEST_CASE("memory is pinned, and created for RDMA and sharing if they are wanted and supported", "[serve][driver]") {
   const bool wanted = GENERATE(false, true);
   const bool shared = GENERATE(false, true);
   CaptureGate gate;
@@ -159,12 +158,12 @@ TEST_CASE("memory is asked for as CUDA's own, for RDMA and sharing where they ar
   REQUIRE(seen.prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
   REQUIRE(seen.prop.location.id == 3);
   REQUIRE(static_cast<int>(seen.prop.allocFlags.gpuDirectRDMACapable) == (wanted ? seen.rdma : 0));
-  const bool can_be_shared = shared && seen.rdma != 0;  // the stand-in has all abilities or none
+  const bool can_be_shared = shared && seen.rdma != 0;  // the replaced device supports all features or none
   REQUIRE(seen.prop.requestedHandleTypes ==
           (can_be_shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE));
 }
 
-TEST_CASE("access is given for reading and writing to every device named", "[serve][driver]") {
+TEST_CASE("every given device gets read and write access", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   const std::vector<int> devices{0, 5};
@@ -175,7 +174,7 @@ TEST_CASE("access is given for reading and writing to every device named", "[ser
   REQUIRE(driver.set_access(0, 2 << 20, std::vector<int>(1000)) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("events carry no timing", "[serve][driver]") {
+TEST_CASE("events have no timing", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   CUevent event = nullptr;
@@ -186,7 +185,7 @@ TEST_CASE("events carry no timing", "[serve][driver]") {
 TEST_CASE("a stream counts as captured even when its capture has failed", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
-  gate.began();
+  gate.capture_began();
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
@@ -197,17 +196,17 @@ TEST_CASE("a stream counts as captured even when its capture has failed", "[serv
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 }
 
-TEST_CASE("the driver is asked about captures only while there may be one", "[serve][driver]") {
+TEST_CASE("the driver is queried for captures only while there may be one", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   bool capturing = true;
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
-  gate.began();
+  gate.capture_began();
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE(capturing);
-  gate.ended();
+  gate.capture_ended();
   REQUIRE(driver.is_capturing(nullptr, &capturing) == CUDA_SUCCESS);
   REQUIRE_FALSE(capturing);
 }
@@ -215,13 +214,13 @@ TEST_CASE("the driver is asked about captures only while there may be one", "[se
 TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
-  gate.began();
+  gate.capture_began();
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_SUCCESS);
   seen.mode_in_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
   seen.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   REQUIRE(driver.wait_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  seen.capture_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;  // the legacy stream beside a captured blocking one
+  seen.capture_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;  // the legacy stream while a blocking stream is captured
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   REQUIRE(seen.mode_in_call == CU_STREAM_CAPTURE_MODE_GLOBAL);  // none of them was called
 }
@@ -246,7 +245,7 @@ TEST_CASE("default streams belong to the current context", "[serve][driver]") {
   REQUIRE(found == reinterpret_cast<CUcontext>(0x77));
 }
 
-TEST_CASE("a context scope changes the context only when it has to, and back", "[serve][driver]") {
+TEST_CASE("a context scope changes the context only if necessary, and restores it", "[serve][driver]") {
   CaptureGate gate;
   RealDriver driver(stand_ins(), gate, {});
   const auto one = reinterpret_cast<CUcontext>(0x10);

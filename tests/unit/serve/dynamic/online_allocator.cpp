@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One policy, two backends: the library's allocator on the fake driver and the simulation of it place every block of a
-// random program of several streams equally.
+// One policy with two backends: the library's allocator on the fake driver, and its simulation, give every block of a
+// random program with several streams the same place.
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -26,20 +26,20 @@ namespace {
 constexpr std::uint64_t kMemory = std::uint64_t{1} << 32;
 constexpr std::size_t kStreams = 3;
 
-// Asks the library's streams. They are asked behind the same request to the library, which has waited then if it had no
-// place without.
+// A simulation backend that uses the order of the library's streams. The same request to the library comes first, which
+// has then made a wait if it had no place without one.
 class KnowsOrder : public plan::NullBackend {
  public:
   explicit KnowsOrder(StreamOrder* order) : order_(order) {}
-  bool make_ready_unless_soon(std::span<const plan::Range> ranges, plan::StreamIndex stream) noexcept {
-    return order_->order_unless_soon(ranges, static_cast<serve::StreamOrdinal>(stream));
+  bool make_ready_without_avoidable_wait(std::span<const plan::Range> ranges, plan::StreamIndex stream) noexcept {
+    return order_->order_without_avoidable_wait(ranges, static_cast<serve::StreamOrdinal>(stream));
   }
 
  protected:
   StreamOrder* order_;
 };
 
-// Bytes that nothing was freed in yet are known to be ready, too, as far as the run time knows that (free_marks.h).
+// Bytes that were never freed are ready, too, as far as the library knows that (free_marks.h).
 class KnowsUnused : public KnowsOrder {
  public:
   using KnowsOrder::KnowsOrder;
@@ -51,7 +51,7 @@ struct Live {
   std::uint64_t bytes;
 };
 
-// Whole pages, as many as a few blocks or one; or any sizes.
+// Sizes of a few pages, of one page or less, or any sizes.
 std::uint64_t random_bytes(std::mt19937& random, bool whole_pages) {
   if (whole_pages) return (1 + random() % (random() % 3 == 0 ? 40 : 4)) * kPage;
   return (1 + random() % (random() % 3 == 0 ? 40 * kPage : kPage) / plan::kUnitBytes) * plan::kUnitBytes;
@@ -61,7 +61,7 @@ serve::HeapOptions options_for(unsigned seed, CrossStream cross_stream) {
   serve::HeapOptions options = small_options();
   options.cross_stream = cross_stream;
   if (seed % 3 == 0) options.policy.kept_views = 12;
-  // Off, since a simulated device is done with what is idle, and this one never is.
+  // Off: in a simulation, idle memory is not in use by the device; here, it always is.
   options.policy.handles_per_repaired = 1 << 20;
   options.policy.held_per_small = 0;
   return options;
@@ -77,13 +77,13 @@ void require_equal(const auto& counts, const auto& simulated) {
   REQUIRE(counts.grows == simulated.grows);
 }
 
-// All frees are late: the device never finishes what a stream was given.
+// The device never completes the work of a stream.
 template <class Backend>
 void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   const serve::HeapOptions options = options_for(seed, cross_stream);
   FakeDriver driver(kPage, kMemory);
   StreamOrder order(driver, FakeDriver::context(), Dynamic::offset_bytes(kMemory, kPage), kPage);
-  order.set_waits_late(true);  // streams can wait for each other at any time, as in simulations
+  order.allow_late_events(true);  // streams can wait for each other at any time, as in simulations
   std::string why;
   const auto dynamic = Dynamic::create(driver, 0, options, 0, kPage, &order, &why);
   REQUIRE(dynamic);
@@ -131,7 +131,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
 
 }  // namespace
 
-TEST_CASE("the library and a simulation of it place blocks of several streams equally", "[serve][online]") {
+TEST_CASE("the library and its simulation give blocks of several streams the same places", "[serve][online]") {
   const auto seed = GENERATE(range(1U, 7U));
   const auto cross_stream =
       GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never, CrossStream::Share);

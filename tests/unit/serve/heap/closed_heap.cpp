@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a context beside threads that go on: the heap gives everything back and serves nothing more.
+// The end of a context while other threads continue: the heap releases everything and serves no request.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -20,21 +20,19 @@ using stalloc::StreamKey;
 
 namespace {
 
-struct Fixture {
-  FakeDriver driver{kPage};
-  StreamKey stream{driver.new_stream(), 0};
-  StreamKey other{driver.new_stream(), 0};
-  plan::DevicePlan plan = plan_of_sizes({1000, 70'000, 512});
-  std::string why;
-  std::unique_ptr<Heap> heap;
+const plan::DevicePlan& small_plan() {
+  static const plan::DevicePlan plan = [] {
+    plan::DevicePlan made = plan_of_sizes({1000, 70'000, 512});
+    made.body = static_cast<std::uint32_t>(made.slots.size());
+    return made;
+  }();
+  return plan;
+}
 
-  explicit Fixture(bool planned = false) {
-    plan.body = static_cast<std::uint32_t>(plan.slots.size());
-    heap = Heap::create(driver, 0, planned ? &plan : nullptr, FakeDriver::context(), small_options(), &why);
-    REQUIRE(heap);
-  }
+struct Fixture : HeapFixture {
+  explicit Fixture(bool planned = false) : HeapFixture(small_options(), planned ? &small_plan() : nullptr) {}
 
-  // Requests of every kind, some of them freed, some on another stream, some of these while another stream uses them.
+  // Makes requests of every kind and frees some of them, also on another stream and while another stream uses them.
   std::vector<CUdeviceptr> live_tensors() {
     std::vector<CUdeviceptr> live;
     for (int i = 0; i < 20; ++i) {
@@ -46,7 +44,7 @@ struct Fixture {
       live.push_back(*heap->allocate(4 * kPage, other, nullptr));
       const auto used = heap->allocate(2 * kPage, stream, nullptr);
       driver.work(other);
-      REQUIRE(heap->free_when_over(*used, other, stream) == CUDA_SUCCESS);
+      REQUIRE(heap->free_when_complete(*used, other, stream) == CUDA_SUCCESS);
     }
     return live;
   }
@@ -70,7 +68,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("a closed heap has given everything back and serves nothing", "[serve][closed]") {
+TEST_CASE("a closed heap has released everything and serves nothing", "[serve][closed]") {
   for (const bool planned : {false, true}) {
     Fixture f(planned);
     const std::vector<CUdeviceptr> live = f.live_tensors();
@@ -96,10 +94,10 @@ TEST_CASE("after the end of its context a heap leaves events and streams alone",
   REQUIRE(f.driver.order_calls() == before);
 }
 
-TEST_CASE("what cannot be given back before the end of the context is given back after it", "[serve][closed]") {
+TEST_CASE("memory that cannot be released before the end of the context is released after it", "[serve][closed]") {
   Fixture f;
   const std::vector<CUdeviceptr> live = f.live_tensors();
-  f.driver.fail_at(2, CUDA_ERROR_ILLEGAL_ADDRESS);  // to wait for the context
+  f.driver.fail_at(2, CUDA_ERROR_ILLEGAL_ADDRESS);  // the call that waits for the context
   REQUIRE_FALSE(f.heap->close());
   REQUIRE(f.heap->is_closed());
   REQUIRE_FALSE(f.heap->find_live(live.front()));
@@ -109,7 +107,7 @@ TEST_CASE("what cannot be given back before the end of the context is given back
   f.expect_nothing_served(live);
 }
 
-TEST_CASE("threads go on while their heap is closed", "[serve][closed]") {
+TEST_CASE("threads continue while their heap is closed", "[serve][closed]") {
   for (const bool planned : {false, true}) {
     Fixture f(planned);
     std::atomic<int> rounds{0};

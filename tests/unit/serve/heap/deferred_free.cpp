@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The free of the block freed last is deferred: the block serves the next request of its size on its stream.
+// The latest free is deferred: its block serves the next request of its size on its stream.
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,31 +20,19 @@ using stalloc::StreamKey;
 
 namespace {
 
-constexpr std::uint64_t kSize = 1000;  // taken as 1024 bytes
+constexpr std::uint64_t kSize = 1000;  // rounded up to 1024 bytes
 
-struct Fixture {
-  FakeDriver driver{kPage};
-  StreamKey stream{driver.new_stream(), 0};
-  StreamKey other{driver.new_stream(), 0};
-  std::string why;
-  std::unique_ptr<Heap> heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
-
-  CUdeviceptr take(std::uint64_t bytes, StreamKey key) {
-    const auto address = heap->allocate(bytes, key, nullptr);
-    REQUIRE(address);
-    return *address;
-  }
-  void give(CUdeviceptr address, StreamKey key) { REQUIRE(heap->free_async(address, key) == CUDA_SUCCESS); }
-
-  // Of three blocks in a row the first is freed, then the last: best fit would choose the first again.
+struct Fixture : HeapFixture {
+  // Allocates three adjacent blocks, frees the first and then the last, and returns the last. Best fit would choose the
+  // first again.
   CUdeviceptr free_last_of_three(StreamKey key) {
-    const CUdeviceptr first = take(kSize, key);
-    take(kSize, key);
-    const CUdeviceptr last = take(kSize, key);
+    const CUdeviceptr first = allocate(kSize, key);
+    allocate(kSize, key);
+    const CUdeviceptr last = allocate(kSize, key);
     REQUIRE(first < last);
-    take(kSize, key);
-    give(first, key);
-    give(last, key);
+    allocate(kSize, key);
+    free(first, key);
+    free(last, key);
     return last;
   }
 };
@@ -56,7 +44,7 @@ TEST_CASE("the block freed last serves the next request of its size on its strea
   const CUdeviceptr last = f.free_last_of_three(f.stream);
   REQUIRE(f.heap->statistics().dynamic_live == 2 * kSize);
   const auto counted = f.heap->statistics().dynamic_requests;
-  REQUIRE(f.take(kSize + 20, f.stream) == last);
+  REQUIRE(f.allocate(kSize + 20, f.stream) == last);
   REQUIRE(f.heap->statistics().dynamic_live == 3 * kSize + 20);
   REQUIRE(f.heap->statistics().dynamic_requests == counted + 1);
   REQUIRE(f.heap->pool_use(nullptr).used == 3 * kSize + 20);
@@ -76,92 +64,93 @@ TEST_CASE("the block freed last cannot be freed or found", "[serve][deferred_fre
   REQUIRE(f.heap->free_sync(last) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("any other request may have the bytes of the block freed last", "[serve][deferred_free]") {
+TEST_CASE("any other request can get the bytes of the block freed last", "[serve][deferred_free]") {
   Fixture f;
-  const CUdeviceptr all = f.take(kPage, f.stream);
+  const CUdeviceptr all = f.allocate(kPage, f.stream);
   const auto ordered_calls = f.driver.order_calls();
-  f.give(all, f.stream);
-  REQUIRE(f.take(kPage / 2, f.stream) == all);
+  f.free(all, f.stream);
+  REQUIRE(f.allocate(kPage / 2, f.stream) == all);
   REQUIRE(f.heap->statistics().physical == kPage);
   REQUIRE(f.driver.order_calls() == ordered_calls);
 }
 
-TEST_CASE("another stream has the block freed last only behind the free", "[serve][deferred_free]") {
+TEST_CASE("another stream gets the block freed last only after the free", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey user = GENERATE(0, 1) == 0 ? f.other : make_stream_key(nullptr, false);
-  f.take(kPage, user);
-  const CUdeviceptr block = f.take(32 * kPage, f.stream);
+  f.allocate(kPage, user);
+  const CUdeviceptr block = f.allocate(32 * kPage, f.stream);
   const Moment use = f.driver.work(f.stream);
-  f.give(block, f.stream);
-  REQUIRE(f.take(32 * kPage, user) == block);
+  f.free(block, f.stream);
+  REQUIRE(f.allocate(32 * kPage, user) == block);
   REQUIRE(f.driver.is_ordered(user, use));
 }
 
-TEST_CASE("a destroyed stream's handle has the block freed last only behind the free", "[serve][deferred_free]") {
+TEST_CASE("a stream with a destroyed stream's handle gets the block freed last only after the free",
+          "[serve][deferred_free]") {
   Fixture f;
-  f.take(kPage, f.other);
-  const CUdeviceptr block = f.take(32 * kPage, f.stream);
+  f.allocate(kPage, f.other);
+  const CUdeviceptr block = f.allocate(32 * kPage, f.stream);
   const Moment use = f.driver.work(f.stream);
-  f.give(block, f.stream);
+  f.free(block, f.stream);
   f.heap->stream_destroyed(f.stream.handle);
   f.driver.destroy_stream(f.stream.handle);
   const StreamKey reused{f.driver.new_stream(), 0};
   REQUIRE(reused == f.stream);
-  REQUIRE(f.take(32 * kPage, reused) == block);
+  REQUIRE(f.allocate(32 * kPage, reused) == block);
   REQUIRE(f.driver.is_ordered(reused, use));
 }
 
-TEST_CASE("a stream's number is not given to another while its last free is pending", "[serve][deferred_free]") {
+TEST_CASE("a stream's ordinal is not assigned to another while its last free is pending", "[serve][deferred_free]") {
   Fixture f;
   const bool by_free = GENERATE(false, true);
-  const CUdeviceptr later = f.take(kSize, f.stream);
-  f.give(f.take(kSize, f.stream), f.stream);
+  const CUdeviceptr later = f.allocate(kSize, f.stream);
+  f.free(f.allocate(kSize, f.stream), f.stream);
   f.driver.finish_all_work();
-  REQUIRE(f.heap->free_sync(f.take(kSize, f.stream)) == CUDA_SUCCESS);  // nothing is pending on any stream
+  REQUIRE(f.heap->free_sync(f.allocate(kSize, f.stream)) == CUDA_SUCCESS);  // nothing is pending on any stream
   for (int i = 1; i < kMaxStreams; ++i) {
     const StreamKey busy{f.driver.new_stream(), 0};
-    const CUdeviceptr block = f.take(kSize, busy);
+    const CUdeviceptr block = f.allocate(kSize, busy);
     f.driver.work(busy);
-    f.give(block, busy);
+    f.free(block, busy);
   }
-  const CUdeviceptr block = f.take(32 * kPage, f.stream);
+  const CUdeviceptr block = f.allocate(32 * kPage, f.stream);
   const Moment use = f.driver.work(f.stream);
-  f.give(block, f.stream);
+  f.free(block, f.stream);
   const StreamKey newcomer{f.driver.new_stream(), 0};
-  if (by_free) f.give(later, newcomer);
+  if (by_free) f.free(later, newcomer);
   const auto address = f.heap->allocate(32 * kPage, newcomer, nullptr);
   REQUIRE((address != block || f.driver.is_ordered(newcomer, use)));
 }
 
-TEST_CASE("what is trimmed includes the block freed last", "[serve][deferred_free]") {
+TEST_CASE("a trim includes the block freed last", "[serve][deferred_free]") {
   Fixture f;
-  f.give(f.take(kSize, f.stream), f.stream);
+  f.free(f.allocate(kSize, f.stream), f.stream);
   f.driver.finish_all_work();
   REQUIRE(f.heap->trim() == kPage);
   REQUIRE(f.heap->statistics().physical == 0);
 }
 
-TEST_CASE("a thread's own stream has its event at each free, also the last", "[serve][deferred_free]") {
+TEST_CASE("on a thread's own stream an event is recorded at each free, also the last", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey own = make_stream_key(nullptr, true);
-  const CUdeviceptr block = f.take(32 * kPage, own);
+  const CUdeviceptr block = f.allocate(32 * kPage, own);
   const auto before = f.driver.order_calls();
   REQUIRE(f.heap->free_async(block, own, /*context_is_current=*/true) == CUDA_SUCCESS);
   REQUIRE(f.driver.order_calls() == before + 1);
 }
 
-TEST_CASE("a free on another context's default stream waits for that", "[serve][deferred_free]") {
+TEST_CASE("a free on another context's default stream waits for an event", "[serve][deferred_free]") {
   Fixture f;
   const StreamKey legacy = make_stream_key(nullptr, false);
-  const CUdeviceptr block = f.take(kSize, legacy);
+  const CUdeviceptr block = f.allocate(kSize, legacy);
   f.driver.push_context(FakeDriver::other_context());
   const auto before = f.driver.order_calls();
-  f.give(block, legacy);
+  f.free(block, legacy);
   REQUIRE(f.driver.order_calls() == before + 1);
   f.driver.pop_context();
 }
 
-TEST_CASE("under capture the block freed last is not served", "[serve][deferred_free]") {
+TEST_CASE("under capture, the block freed last is not served", "[serve][deferred_free]") {
   Fixture f;
   f.free_last_of_three(f.stream);
   f.driver.set_capturing(f.stream.handle, true);
@@ -169,7 +158,7 @@ TEST_CASE("under capture the block freed last is not served", "[serve][deferred_
   f.driver.set_capturing(f.stream.handle, false);
 }
 
-TEST_CASE("large blocks are placed anew each time", "[serve][deferred_free]") {
+TEST_CASE("large blocks are placed again each time", "[serve][deferred_free]") {
   FakeDriver driver(std::size_t{2} << 20, std::size_t{4} << 30);
   const StreamKey stream{driver.new_stream(), 0};
   std::string why;

@@ -24,37 +24,25 @@ using stalloc::StreamKey;
 
 namespace {
 
-std::string last_notice;  // a notice has no other way out
-void keep_notice(const char* text) { last_notice = text; }
+std::string last_log;  // the log function has no context
+void keep_log(const char* text) { last_log = text; }
 
-struct Fixture {
-  FakeDriver driver;
-  StreamKey stream;
-  StreamKey other;
-  std::unique_ptr<Heap> heap;
-
-  explicit Fixture(const HeapOptions& options = small_options(), std::uint64_t memory = std::uint64_t{1} << 30,
+struct Fixture : HeapFixture {
+  explicit Fixture(const HeapOptions& options = small_options(), std::uint64_t device_bytes = std::uint64_t{1} << 30,
                    const plan::DevicePlan* plan = nullptr)
-      : driver(kPage, memory), stream{driver.new_stream(), 0}, other{driver.new_stream(), 0} {
-    last_notice.clear();
-    std::string why;
-    heap = Heap::create(driver, 0, plan, FakeDriver::context(), options, &why, &keep_notice);
-    REQUIRE(heap);
+      : HeapFixture(options, plan, device_bytes, &keep_log) {
+    last_log.clear();
   }
 
-  CUdeviceptr take(std::uint64_t pages) { return take_on(stream, pages); }
-  CUdeviceptr take_on(StreamKey key, std::uint64_t pages) {
-    const auto address = heap->allocate(pages * kPage, key, nullptr);
-    REQUIRE(address);
-    REQUIRE(heap->owns(*address));
-    return *address;
-  }
-  void give(CUdeviceptr address) { REQUIRE(heap->free_async(address, stream) == CUDA_SUCCESS); }
-  // Takes blocks of two pages and gives back every other one, from the first on. Returns all of them.
+  CUdeviceptr allocate_pages(std::uint64_t pages) { return allocate(pages * kPage, stream); }
+  CUdeviceptr allocate_pages_on(StreamKey key, std::uint64_t pages) { return allocate(pages * kPage, key); }
+  using HeapFixture::free;
+  void free(CUdeviceptr address) { free(address, stream); }
+  // Allocates blocks of two pages and frees every other one, from the first on. Returns all of them.
   std::vector<CUdeviceptr> scatter(std::size_t count) {
     std::vector<CUdeviceptr> blocks;
-    for (std::size_t i = 0; i < count; ++i) blocks.push_back(take(2));
-    for (std::size_t i = 0; i < count; i += 2) give(blocks[i]);
+    for (std::size_t i = 0; i < count; ++i) blocks.push_back(allocate_pages(2));
+    for (std::size_t i = 0; i < count; i += 2) free(blocks[i]);
     return blocks;
   }
   serve::Statistics statistics() const { return heap->statistics(); }
@@ -63,7 +51,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("memory grows by what is asked for, rounded to a page", "[serve][dynamic]") {
+TEST_CASE("memory grows by the requested bytes, rounded to a page", "[serve][dynamic]") {
   Fixture fixture;
   REQUIRE(fixture.physical() == 0);
   REQUIRE(fixture.heap->allocate(3 * kPage + 1, fixture.stream, nullptr));
@@ -75,22 +63,21 @@ TEST_CASE("memory grows by what is asked for, rounded to a page", "[serve][dynam
 
 TEST_CASE("freed bytes are used again before memory grows", "[serve][dynamic]") {
   Fixture fixture;
-  const CUdeviceptr first = fixture.take(4);
-  fixture.give(first);
-  REQUIRE(fixture.take(4) == first);
+  const CUdeviceptr first = fixture.allocate_pages(4);
+  fixture.free(first);
+  REQUIRE(fixture.allocate_pages(4) == first);
   REQUIRE(fixture.physical() == 4 * kPage);
   REQUIRE(fixture.statistics().grows == 1);
 }
 
-TEST_CASE("small requests and others have no handle in common, until the device has no more memory",
-          "[serve][dynamic]") {
+TEST_CASE("small and other requests share no handle until the device has no more memory", "[serve][dynamic]") {
   constexpr std::uint64_t kBytes = kPage / 4 * 3;
   const std::uint64_t free_pages = GENERATE(0, 1);
   Fixture fixture(small_options(), (6 + free_pages) * kPage);
   std::vector<CUdeviceptr> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(*fixture.heap->allocate(kBytes, fixture.stream, nullptr));
   REQUIRE(fixture.physical() == 6 * kPage);
-  for (const std::size_t i : {1, 3, 5}) fixture.give(blocks[i]);  // no page is wholly free
+  for (const std::size_t i : {1, 3, 5}) fixture.free(blocks[i]);  // no page is entirely free
   fixture.driver.finish_all_work();
   const auto small = fixture.heap->allocate(kPage / 8, fixture.stream, nullptr);
   REQUIRE(small);
@@ -102,125 +89,126 @@ TEST_CASE("small requests and others have no handle in common, until the device 
 TEST_CASE("scattered handles are stitched before memory grows, and the view is used again", "[serve][dynamic]") {
   Fixture fixture;
   const std::vector<CUdeviceptr> blocks = fixture.scatter(6);
-  const CUdeviceptr stitched = fixture.take(6);
+  const CUdeviceptr stitched = fixture.allocate_pages(6);
   REQUIRE(fixture.physical() == 12 * kPage);
   REQUIRE(fixture.statistics().stitches == 1);
   REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(blocks[0]));
-  fixture.give(stitched);
-  REQUIRE(fixture.take(6) == stitched);
+  fixture.free(stitched);
+  REQUIRE(fixture.allocate_pages(6) == stitched);
   REQUIRE(fixture.statistics().stitches == 1);
   REQUIRE(fixture.statistics().view_hits == 1);
 }
 
-TEST_CASE("a stitched view grows by what is missing only", "[serve][dynamic]") {
+TEST_CASE("a stitched view grows only by the missing bytes", "[serve][dynamic]") {
   Fixture fixture;
-  const CUdeviceptr first = fixture.take(2);
-  fixture.take(2);
-  fixture.give(first);
-  fixture.take(5);
+  const CUdeviceptr first = fixture.allocate_pages(2);
+  fixture.allocate_pages(2);
+  fixture.free(first);
+  fixture.allocate_pages(5);
   REQUIRE(fixture.physical() == 7 * kPage);
   REQUIRE(fixture.statistics().stitches == 1);
 }
 
-TEST_CASE("the new handles of a view are mapped once, right behind the old ones", "[serve][dynamic]") {
+TEST_CASE("the new handles of a view are mapped once, right after the old ones", "[serve][dynamic]") {
   Fixture fixture;
-  const CUdeviceptr first = fixture.take(2);
-  fixture.take(2);
-  fixture.give(first);
+  const CUdeviceptr first = fixture.allocate_pages(2);
+  fixture.allocate_pages(2);
+  fixture.free(first);
   const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
-  const CUdeviceptr stitched = fixture.take(4);
-  // Two new handles are created, mapped and given access to, the two old ones are mapped and given access to.
+  const CUdeviceptr stitched = fixture.allocate_pages(4);
+  // Two new handles are created and mapped, with access; the two old ones are mapped, with access.
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 5 + 3);
   REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(first));
-  fixture.give(stitched);
-  REQUIRE(fixture.take(2) == first);
-  REQUIRE(fixture.take(2) == stitched + 2 * kPage);  // at home, at the address where the view shows it
+  fixture.free(stitched);
+  REQUIRE(fixture.allocate_pages(2) == first);
+  REQUIRE(fixture.allocate_pages(2) == stitched + 2 * kPage);  // in the home view, at the address of the stitched view
   fixture.driver.finish_all_work();
   fixture.heap->trim(0);
-  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all that the view shows is in use beside it
+  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all bytes of the view are in use at other addresses
   REQUIRE(fixture.statistics().views == 0);
   REQUIRE_THROWS_AS(fixture.driver.physical(stitched), FakeDriver::Misuse);
   REQUIRE(fixture.driver.physical(stitched + 2 * kPage) != 0);
 }
 
-TEST_CASE("addresses that such a view had are offered again", "[serve][dynamic]") {
+TEST_CASE("addresses of such a view are used again", "[serve][dynamic]") {
   Fixture fixture;
   const std::vector<CUdeviceptr> blocks = fixture.scatter(4);
-  const CUdeviceptr view = fixture.take(6);
+  const CUdeviceptr view = fixture.allocate_pages(6);
   const CUdeviceptr end = view + 6 * kPage;
-  fixture.give(view);
-  for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.give(blocks[i]);
+  fixture.free(view);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.free(blocks[i]);
   fixture.driver.finish_all_work();
   fixture.heap->trim(0);
   REQUIRE(fixture.physical() == 0);
-  REQUIRE(fixture.take((end - blocks[0]) / kPage) == blocks[0]);  // there is no hole where the view lay
+  REQUIRE(fixture.allocate_pages((end - blocks[0]) / kPage) == blocks[0]);  // the addresses of the view are free again
 }
 
 namespace {
 
-// A view of six pages whose first two are in use at home. Four pages are free at its end, and two beside it.
+// Returns a view of six pages whose first two are in use in the home view. Four pages are free at its end, and two
+// elsewhere.
 CUdeviceptr view_with_free_end(Fixture* fixture) {
   std::vector<CUdeviceptr> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
-  for (std::size_t i = 0; i < 6; i += 2) fixture->give(blocks[i]);
-  const CUdeviceptr view = fixture->take(6);
-  fixture->give(view);
-  REQUIRE(fixture->take(2) == blocks[0]);
+  for (int i = 0; i < 8; ++i) blocks.push_back(fixture->allocate_pages(2));
+  for (std::size_t i = 0; i < 6; i += 2) fixture->free(blocks[i]);
+  const CUdeviceptr view = fixture->allocate_pages(6);
+  fixture->free(view);
+  REQUIRE(fixture->allocate_pages(2) == blocks[0]);
   REQUIRE(fixture->driver.physical(view) == fixture->driver.physical(blocks[0]));
-  fixture->give(blocks[6]);
+  fixture->free(blocks[6]);
   return view;
 }
 
 }  // namespace
 
-TEST_CASE("a view whose end is free is lengthened by the rest of a request", "[serve][dynamic]") {
+TEST_CASE("a view with a free end is lengthened by the rest of a request", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr view = view_with_free_end(&fixture);
   const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
-  REQUIRE(fixture.take(6) == view + 2 * kPage);
+  REQUIRE(fixture.allocate_pages(6) == view + 2 * kPage);
   REQUIRE(fixture.physical() == 16 * kPage);
   REQUIRE(fixture.statistics().views == 1);
   REQUIRE(fixture.statistics().stitches == 2);
-  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 3);  // two handles, and access
+  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 3);  // two handles are mapped, with access
 }
 
-TEST_CASE("a view that could not be lengthened is as it was, and the request is served elsewhere", "[serve][dynamic]") {
+TEST_CASE("a view that could not be lengthened is unchanged, and the request is served elsewhere", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr view = view_with_free_end(&fixture);
-  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3));  // the first one asks whether the stream is captured
+  const auto call = static_cast<std::uint64_t>(GENERATE(2, 3));  // the first call checks for a capture
   CAPTURE(call);
   fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
-  const CUdeviceptr elsewhere = fixture.take(6);
+  const CUdeviceptr elsewhere = fixture.allocate_pages(6);
   REQUIRE((elsewhere + 6 * kPage <= view || elsewhere >= view + 6 * kPage));
   REQUIRE(fixture.physical() == 16 * kPage);
-  fixture.give(elsewhere);
-  REQUIRE(fixture.take(4) == view + 2 * kPage);
+  fixture.free(elsewhere);
+  REQUIRE(fixture.allocate_pages(4) == view + 2 * kPage);
 }
 
 namespace {
 
-// A view of six pages that nothing lives in, whose fifth is in use at home. Two pages are free beside it.
+// A view of six pages without live blocks, whose fifth page is in use in the home view. Two pages are free elsewhere.
 struct UsedView {
   explicit UsedView(Fixture* fixture, bool with_work = false) {
-    for (int i = 0; i < 8; ++i) blocks.push_back(fixture->take(2));
-    for (std::size_t i = 0; i < 6; i += 2) fixture->give(blocks[i]);
-    view = fixture->take(6);
+    for (int i = 0; i < 8; ++i) blocks.push_back(fixture->allocate_pages(2));
+    for (std::size_t i = 0; i < 6; i += 2) fixture->free(blocks[i]);
+    view = fixture->allocate_pages(6);
     if (with_work) fixture->driver.work(fixture->stream);
-    fixture->give(view);
+    fixture->free(view);
     std::vector<CUdeviceptr> pages;
-    for (int i = 0; i < 5; ++i) pages.push_back(fixture->take(1));
-    for (int i = 0; i < 4; ++i) fixture->give(pages[i]);
+    for (int i = 0; i < 5; ++i) pages.push_back(fixture->allocate_pages(1));
+    for (int i = 0; i < 4; ++i) fixture->free(pages[i]);
     used = pages[4];
     REQUIRE(used == blocks[4]);
     REQUIRE(fixture->driver.physical(view + 4 * kPage) == fixture->driver.physical(used));
-    fixture->give(blocks[6]);
+    fixture->free(blocks[6]);
   }
   std::vector<CUdeviceptr> blocks;
   CUdeviceptr view = 0;
   CUdeviceptr used = 0;
 };
 
-// The physical memory behind each of so many pages.
+// The physical memory of each of so many pages.
 std::vector<std::uint64_t> physical_of(Fixture* fixture, CUdeviceptr address, std::uint64_t pages) {
   std::vector<std::uint64_t> behind;
   for (std::uint64_t i = 0; i < pages; ++i) behind.push_back(fixture->driver.physical(address + i * kPage));
@@ -229,88 +217,89 @@ std::vector<std::uint64_t> physical_of(Fixture* fixture, CUdeviceptr address, st
 
 }  // namespace
 
-TEST_CASE("of an idle view only the handles that others use are exchanged", "[serve][dynamic]") {
+TEST_CASE("in an idle view, only the handles that others use are exchanged", "[serve][dynamic]") {
   Fixture fixture;
   const UsedView made(&fixture);
   std::vector<std::uint64_t> shown = physical_of(&fixture, made.view, 6);
   const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
-  REQUIRE(fixture.take(6) == made.view);
-  REQUIRE(fixture.statistics().mapping_calls_after_start == calls + 3);  // one unmapped, one mapped and given access to
+  REQUIRE(fixture.allocate_pages(6) == made.view);
+  // One handle is unmapped, and one is mapped, with access.
+  REQUIRE(fixture.statistics().mapping_calls_after_start == calls + 3);
   shown[4] = fixture.driver.physical(made.blocks[6] + kPage);
   REQUIRE(physical_of(&fixture, made.view, 6) == shown);
   REQUIRE(fixture.physical() == 16 * kPage);
   REQUIRE(fixture.statistics().views == 1);
   REQUIRE(fixture.statistics().stitches == 2);
-  fixture.give(made.view);
-  REQUIRE(fixture.take(6) == made.view);  // and is a view like any other
+  fixture.free(made.view);
+  REQUIRE(fixture.allocate_pages(6) == made.view);  // it can be used again like any view
 }
 
 TEST_CASE("a view that the device may still use is not repaired", "[serve][dynamic]") {
   Fixture fixture;
   const UsedView made(&fixture, true);
-  const CUdeviceptr address = fixture.take(6);
+  const CUdeviceptr address = fixture.allocate_pages(6);
   REQUIRE((address + 6 * kPage <= made.view || address >= made.view + 6 * kPage));
   REQUIRE(fixture.driver.physical(made.view + 4 * kPage) == fixture.driver.physical(made.used));
 }
 
-TEST_CASE("nor is one whose repair would take more than half of the calls of a new view", "[serve][dynamic]") {
+TEST_CASE("a view is not repaired if that takes more than half of the calls of a new view", "[serve][dynamic]") {
   HeapOptions options = small_options();
-  options.policy.handles_per_repaired = GENERATE(3, 4);  // handles of six; two would be exchanged
+  options.policy.handles_per_repaired = GENERATE(3, 4);  // of six handles, two would be exchanged
   const bool repairs = options.policy.handles_per_repaired == 3;
   Fixture fixture(options);
   const UsedView made(&fixture);
-  REQUIRE((fixture.take(6) == made.view) == repairs);
+  REQUIRE((fixture.allocate_pages(6) == made.view) == repairs);
 }
 
-TEST_CASE("a view that could not be repaired is gone, and the request is served elsewhere", "[serve][dynamic]") {
+TEST_CASE("a view that could not be repaired is removed, and the request is served elsewhere", "[serve][dynamic]") {
   Fixture fixture;
   const UsedView made(&fixture);
-  // The first calls ask whether the device is done with the view. Then one handle is unmapped, and another is mapped
-  // and given access to.
+  // The first calls query whether work still uses the view. Then one handle is unmapped, and another is mapped, with
+  // access.
   const auto call = static_cast<std::uint64_t>(GENERATE(range(2, 12)));
   CAPTURE(call);
   const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
   fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
-  const CUdeviceptr address = fixture.take(6);
+  const CUdeviceptr address = fixture.allocate_pages(6);
   fixture.driver.fail_at(0);
   const bool is_repaired = fixture.statistics().mapping_calls_after_start == calls + 3;
   REQUIRE(is_repaired == (call > 8));
-  REQUIRE(fixture.statistics().views == (call < 6 ? 2 : 1));  // the old one stays when nobody knows whether it is idle
+  REQUIRE(fixture.statistics().views == (call < 6 ? 2 : 1));  // the old view stays if it may not be idle
   std::vector<std::uint64_t> shown = physical_of(&fixture, address, 6);
   shown.push_back(fixture.driver.physical(made.used));
   for (std::size_t i = 1; i < made.blocks.size(); i += 2) shown.push_back(fixture.driver.physical(made.blocks[i]));
   std::sort(shown.begin(), shown.end());
   REQUIRE(std::adjacent_find(shown.begin(), shown.end()) == shown.end());
-  fixture.give(address);
-  fixture.give(made.used);
-  for (std::size_t i = 1; i < made.blocks.size(); i += 2) fixture.give(made.blocks[i]);
+  fixture.free(address);
+  fixture.free(made.used);
+  for (std::size_t i = 1; i < made.blocks.size(); i += 2) fixture.free(made.blocks[i]);
   fixture.driver.finish_all_work();
   fixture.heap->trim(0);
   REQUIRE(fixture.physical() == 0);
 }
 
-TEST_CASE("when addresses for views run out, requests are served all the same", "[serve][dynamic]") {
+TEST_CASE("when addresses for views run out, requests are still served", "[serve][dynamic]") {
   constexpr std::uint64_t kBlocks = 20;
   Fixture fixture(small_options(), 3 * kBlocks * kPage);
   std::mt19937 random(1);
   std::vector<CUdeviceptr> blocks;
-  for (std::uint64_t i = 0; i < kBlocks; ++i) blocks.push_back(fixture.take(2));
+  for (std::uint64_t i = 0; i < kBlocks; ++i) blocks.push_back(fixture.allocate_pages(2));
   for (int round = 0; round < 500; ++round) {
     std::shuffle(blocks.begin(), blocks.end(), random);
     const std::uint64_t count = 2 + random() % (kBlocks - 2);
-    for (std::uint64_t i = 0; i < count; ++i) fixture.give(blocks[i]);
-    fixture.give(fixture.take(2 * count));
-    for (std::uint64_t i = 0; i < count; ++i) blocks[i] = fixture.take(2);
+    for (std::uint64_t i = 0; i < count; ++i) fixture.free(blocks[i]);
+    fixture.free(fixture.allocate_pages(2 * count));
+    for (std::uint64_t i = 0; i < count; ++i) blocks[i] = fixture.allocate_pages(2);
     fixture.driver.finish_all_work();
   }
 }
 
-TEST_CASE("an idle end of a view that is in use is given back", "[serve][dynamic]") {
+TEST_CASE("the idle end of a view in use is released", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr view = view_with_free_end(&fixture);
-  const CUdeviceptr lengthened = fixture.take(6);
-  fixture.give(lengthened);
-  REQUIRE(fixture.take(4) == view + 2 * kPage);
+  const CUdeviceptr lengthened = fixture.allocate_pages(6);
+  fixture.free(lengthened);
+  REQUIRE(fixture.allocate_pages(4) == view + 2 * kPage);
   fixture.driver.finish_all_work();
   fixture.heap->trim(0);
   REQUIRE(fixture.physical() == 14 * kPage);
@@ -318,14 +307,14 @@ TEST_CASE("an idle end of a view that is in use is given back", "[serve][dynamic
   REQUIRE_THROWS_AS(fixture.driver.physical(view + 6 * kPage), FakeDriver::Misuse);
 }
 
-TEST_CASE("without stitching memory grows", "[serve][dynamic]") {
+TEST_CASE("without stitching, memory grows", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
   Fixture fixture(options);
-  const CUdeviceptr first = fixture.take(2);
-  fixture.take(2);
-  fixture.give(first);
-  fixture.take(4);
+  const CUdeviceptr first = fixture.allocate_pages(2);
+  fixture.allocate_pages(2);
+  fixture.free(first);
+  fixture.allocate_pages(4);
   REQUIRE(fixture.physical() == 8 * kPage);
   REQUIRE(fixture.statistics().stitches == 0);
 }
@@ -336,233 +325,233 @@ TEST_CASE("the view cache keeps to its limit", "[serve][dynamic]") {
   Fixture fixture(options);
   fixture.scatter(12);
   for (const std::uint64_t pages : {4, 6, 8, 10, 12}) {
-    fixture.give(fixture.take(pages));
+    fixture.free(fixture.allocate_pages(pages));
     fixture.driver.finish_all_work();
     REQUIRE(fixture.statistics().views <= 2);
   }
   REQUIRE(fixture.statistics().stitches > 2);
 }
 
-TEST_CASE("a view makes room for another when its own work is over, whatever else uses its bytes", "[serve][dynamic]") {
+TEST_CASE("a view can be replaced when its own work is complete, whatever else uses its bytes", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.kept_views = 1;
   Fixture fixture(options);
   fixture.scatter(8);
-  const CUdeviceptr stitched = fixture.take(4);
+  const CUdeviceptr stitched = fixture.allocate_pages(4);
   fixture.driver.work(fixture.stream);
-  fixture.give(stitched);
-  fixture.take(6);  // grows; the view's event is recorded when it is first asked after
+  fixture.free(stitched);
+  fixture.allocate_pages(6);  // memory grows; the event of the view is recorded at the first query
   REQUIRE(fixture.statistics().stitches == 1);
   REQUIRE(fixture.driver.physical(stitched) != 0);  // still mapped
   fixture.driver.finish_all_work();
-  const CUdeviceptr at_home = fixture.take(2);
+  const CUdeviceptr at_home = fixture.allocate_pages(2);
   fixture.driver.work(fixture.stream);
-  fixture.give(at_home);
-  fixture.take(6);
+  fixture.free(at_home);
+  fixture.allocate_pages(6);
   REQUIRE(fixture.statistics().stitches == 2);
   REQUIRE(fixture.statistics().views == 1);
 }
 
-TEST_CASE("bytes of another stream are used when their last use is over", "[serve][dynamic]") {
+TEST_CASE("bytes of another stream are used when their last use is complete", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.cross_stream = CrossStream::Never;
   Fixture fixture(options);
-  const CUdeviceptr first = fixture.take(4);
+  const CUdeviceptr first = fixture.allocate_pages(4);
   fixture.driver.work(fixture.stream);
-  fixture.give(first);
-  REQUIRE(fixture.take_on(fixture.other, 4) != first);  // its event is recorded when it is first asked after
+  fixture.free(first);
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 4) != first);  // its event is recorded at the first query
   fixture.driver.finish_all_work();
-  REQUIRE(fixture.take_on(fixture.other, 4) == first);
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 4) == first);
   REQUIRE(fixture.statistics().waits == 0);
   REQUIRE(fixture.statistics().borrows == 1);
 }
 
-TEST_CASE("what pending bytes of another stream cost is an option", "[serve][dynamic]") {
+TEST_CASE("the treatment of another stream's pending bytes is an option", "[serve][dynamic]") {
   const auto choice =
       GENERATE(CrossStream::OrderThenGrow, CrossStream::GrowThenOrder, CrossStream::Never, CrossStream::Share);
   const bool waits = choice == CrossStream::OrderThenGrow || choice == CrossStream::Share;
   HeapOptions options = small_options();
   options.cross_stream = choice;
   Fixture fixture(options);
-  const CUdeviceptr first = fixture.take(4);
+  const CUdeviceptr first = fixture.allocate_pages(4);
   fixture.driver.work(fixture.stream);
-  fixture.give(first);
-  fixture.take_on(fixture.other, 1);  // known from now on
+  fixture.free(first);
+  fixture.allocate_pages_on(fixture.other, 1);  // the stream is known from now on
   fixture.driver.work(fixture.stream);
-  const CUdeviceptr second = fixture.take(4);
+  const CUdeviceptr second = fixture.allocate_pages(4);
   fixture.driver.work(fixture.stream);
-  fixture.give(second);
+  fixture.free(second);
   fixture.driver.work(fixture.stream);
   const std::uint64_t before = fixture.physical();
-  fixture.take_on(fixture.other, 3);
+  fixture.allocate_pages_on(fixture.other, 3);
   const bool grew = fixture.physical() > before;
   REQUIRE(grew == !waits);
   REQUIRE((fixture.statistics().waits > 0) == waits);
   REQUIRE((fixture.statistics().borrows > 0) == waits);
 }
 
-TEST_CASE("shared memory: the best place is taken, though another stream freed it", "[serve][dynamic]") {
+TEST_CASE("shared memory: the best place is taken, although another stream freed it", "[serve][dynamic]") {
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
   options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
-  const CUdeviceptr best = fixture.take(4);
-  fixture.take(1);  // keeps the two apart
-  const CUdeviceptr own = fixture.take_on(fixture.other, 6);
+  const CUdeviceptr best = fixture.allocate_pages(4);
+  fixture.allocate_pages(1);  // keeps the two blocks apart
+  const CUdeviceptr own = fixture.allocate_pages_on(fixture.other, 6);
   fixture.driver.work(fixture.stream);
-  fixture.give(best);
+  fixture.free(best);
   fixture.driver.work(fixture.other);
   REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
-  REQUIRE(fixture.take_on(fixture.other, 4) == (shared ? best : own));
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 4) == (shared ? best : own));
   REQUIRE(fixture.statistics().waits == (shared ? 1 : 0));
   REQUIRE(fixture.statistics().borrows == (shared ? 1 : 0));
 }
 
 namespace {
 
-// The program makes a stream wait for what another one had been given at the free with that number.
+// The program makes a stream wait for the work that another stream had been given at the free with that number.
 void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner, std::uint64_t number) {
   serve::StreamClock* clock = fixture->heap->clock(waiter);
   REQUIRE(clock != nullptr);
   clock->raise(fixture->heap->clock(owner)->ordinal(), number);
 }
-// The same for all that it was given so far.
+// The same for all work that the other stream has been given so far.
 void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
   order_behind(fixture, waiter, owner, fixture->heap->clocks().latest_number());
 }
 
 }  // namespace
 
-TEST_CASE("shared memory: what the program orders a little later is left to it where there is another place",
+TEST_CASE("shared memory: a wait that the program will make itself is avoided if there is another place",
           "[serve][dynamic]") {
   const bool program_orders = GENERATE(false, true);
   HeapOptions options = small_options();
   options.cross_stream = CrossStream::Share;
   Fixture fixture(options);
-  const CUdeviceptr first = fixture.take(2);
-  fixture.take(1);  // keeps them apart
-  const CUdeviceptr best = fixture.take(4);
-  fixture.take(1);
-  const CUdeviceptr own = fixture.take_on(fixture.other, 6);
+  const CUdeviceptr first = fixture.allocate_pages(2);
+  fixture.allocate_pages(1);  // keeps the two blocks apart
+  const CUdeviceptr best = fixture.allocate_pages(4);
+  fixture.allocate_pages(1);
+  const CUdeviceptr own = fixture.allocate_pages_on(fixture.other, 6);
   fixture.driver.work(fixture.stream);
-  fixture.give(first);
+  fixture.free(first);
   if (program_orders) order_behind(&fixture, fixture.other, fixture.stream);
-  REQUIRE(fixture.take_on(fixture.other, 2) == first);
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 2) == first);
   REQUIRE(fixture.statistics().waits == (program_orders ? 0 : 1));
   fixture.driver.work(fixture.stream);
-  fixture.give(best);
+  fixture.free(best);
   fixture.driver.work(fixture.other);
   REQUIRE(fixture.heap->free_async(own, fixture.other) == CUDA_SUCCESS);
-  REQUIRE(fixture.take_on(fixture.other, 4) == (program_orders ? own : best));
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 4) == (program_orders ? own : best));
   REQUIRE(fixture.statistics().waits == (program_orders ? 0 : 2));
   if (!program_orders) return;
-  fixture.take_on(fixture.other, 2);
-  REQUIRE(fixture.take_on(fixture.other, 3) == best);  // there is no other place
+  fixture.allocate_pages_on(fixture.other, 2);
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 3) == best);  // no other place is free
   REQUIRE(fixture.statistics().waits == 1);
 }
 
-TEST_CASE("shared memory: nor is a slot of a plan taken for that", "[serve][dynamic]") {
+TEST_CASE("shared memory: a slot of a plan is not taken to avoid a wait", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.cross_stream = CrossStream::Share;
-  options.beside_plan = 0;
+  options.max_bytes_beside_plan = 0;
   options.policy.stitch = false;
   const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
-  const CUdeviceptr of_plan = fixture.take_on(fixture.other, plan.physical_bytes / kPage);
-  const CUdeviceptr larger = fixture.take(10);
-  fixture.give(larger);
+  const CUdeviceptr of_plan = fixture.allocate_pages_on(fixture.other, plan.physical_bytes / kPage);
+  const CUdeviceptr larger = fixture.allocate_pages(10);
+  fixture.free(larger);
   order_behind(&fixture, fixture.other, fixture.stream);
-  const CUdeviceptr again = fixture.take_on(fixture.other, 10);
-  REQUIRE(again == larger);  // so the program is known to make this order
+  const CUdeviceptr again = fixture.allocate_pages_on(fixture.other, 10);
+  REQUIRE(again == larger);  // so it is known that the program orders these streams
   REQUIRE(fixture.heap->free_async(of_plan, fixture.other) == CUDA_SUCCESS);
   fixture.driver.work(fixture.stream);
   REQUIRE(fixture.heap->free_async(again, fixture.stream) == CUDA_SUCCESS);
   REQUIRE(fixture.heap->idle_plan_bytes() == plan.physical_bytes);
-  fixture.take_on(fixture.other, 4);
+  fixture.allocate_pages_on(fixture.other, 4);
   REQUIRE(fixture.statistics().waits == 1);
   REQUIRE(fixture.heap->idle_plan_bytes() == plan.physical_bytes);
 }
 
-TEST_CASE("shared memory: who waits for a large free waits for nothing behind it", "[serve][dynamic]") {
+TEST_CASE("shared memory: a stream that waits for a large free does not wait for work after it", "[serve][dynamic]") {
   const bool shared = GENERATE(false, true);
   HeapOptions options = small_options();
   if (GENERATE(false, true)) options.policy.deferred_free_bytes = 0;
   options.cross_stream = shared ? CrossStream::Share : CrossStream::OrderThenGrow;
   Fixture fixture(options);
-  fixture.take_on(fixture.other, 1);
-  const CUdeviceptr first = fixture.take(4);
+  fixture.allocate_pages_on(fixture.other, 1);
+  const CUdeviceptr first = fixture.allocate_pages(4);
   const Moment before = fixture.driver.work(fixture.stream);
-  fixture.give(first);
+  fixture.free(first);
   const Moment behind = fixture.driver.work(fixture.stream);
-  REQUIRE(fixture.take_on(fixture.other, 4) == first);
+  REQUIRE(fixture.allocate_pages_on(fixture.other, 4) == first);
   REQUIRE(fixture.driver.is_ordered(fixture.other, before));
   REQUIRE_FALSE(fixture.driver.is_ordered(fixture.other, behind));
 }
 
-TEST_CASE("trim gives idle memory back and keeps what lives", "[serve][dynamic]") {
+TEST_CASE("trim releases idle memory and keeps live memory", "[serve][dynamic]") {
   Fixture fixture;
-  const CUdeviceptr kept = fixture.take(2);
-  const CUdeviceptr given = fixture.take(6);
+  const CUdeviceptr kept = fixture.allocate_pages(2);
+  const CUdeviceptr given = fixture.allocate_pages(6);
   fixture.driver.work(fixture.stream);
-  fixture.give(given);
-  REQUIRE(fixture.heap->trim(0) == 0);  // its work is pending, and nothing waits for it
+  fixture.free(given);
+  REQUIRE(fixture.heap->trim(0) == 0);  // its work is pending, and the heap does not wait for it
   fixture.driver.finish_all_work();
   REQUIRE(fixture.heap->trim(0) == 6 * kPage);
   REQUIRE(fixture.physical() == 2 * kPage);
   REQUIRE(fixture.driver.physical(kept) != 0);
-  fixture.give(fixture.take(6));
+  fixture.free(fixture.allocate_pages(6));
   REQUIRE(fixture.heap->trim(4 * kPage) == 4 * kPage);
 }
 
 TEST_CASE("pressure: other streams' bytes, then the plan's idle bytes, then nothing and one line", "[serve][dynamic]") {
   const plan::DevicePlan plan = plan_of_sizes({4 * kPage - 512});
   Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
-  const CUdeviceptr all = fixture.take(4);
-  fixture.take(2);  // no memory left: from the plan
+  const CUdeviceptr all = fixture.allocate_pages(4);
+  fixture.allocate_pages(2);  // no other memory is left, so it is served from the plan
   REQUIRE(fixture.statistics().borrows == 1);
-  REQUIRE(last_notice.empty());
+  REQUIRE(last_log.empty());
   const serve::Statistics before = fixture.statistics();
   REQUIRE_FALSE(fixture.heap->allocate(4 * kPage, fixture.stream, nullptr));
-  REQUIRE(last_notice.find("no memory for a request") != std::string::npos);
+  REQUIRE(last_log.find("no memory for a request") != std::string::npos);
   const serve::Statistics after = fixture.statistics();
   REQUIRE(after.misses == 1);
   REQUIRE(after.physical == before.physical);
   REQUIRE(after.dynamic_live == before.dynamic_live);
-  fixture.give(all);
-  fixture.take(4);
+  fixture.free(all);
+  fixture.allocate_pages(4);
 }
 
-TEST_CASE("a planned slot that is borrowed is served dynamically", "[serve][dynamic]") {
+TEST_CASE("a request whose slot's bytes are borrowed is served dynamically", "[serve][dynamic]") {
   const plan::DevicePlan plan = plan_of_sizes({3 * kPage});
   Fixture fixture(small_options(), plan.physical_bytes + 4 * kPage, &plan);
-  const CUdeviceptr all = fixture.take(4);
-  const CUdeviceptr borrowed = fixture.take(2);
-  fixture.give(all);
+  const CUdeviceptr all = fixture.allocate_pages(4);
+  const CUdeviceptr borrowed = fixture.allocate_pages(2);
+  fixture.free(all);
   const auto wanted = fixture.heap->allocate(3 * kPage, fixture.stream, nullptr);
   REQUIRE(wanted);
-  fixture.give(borrowed);
+  fixture.free(borrowed);
 }
 
-TEST_CASE("free bytes of the plan are used before memory grows, its slots are served where free", "[serve][dynamic]") {
+TEST_CASE("free bytes of the plan are used before memory grows, and free slots are still served", "[serve][dynamic]") {
   const plan::DevicePlan plan = plan_of_sizes({3 * kPage, 3 * kPage});
   HeapOptions options = small_options();
-  options.beside_plan = 0;
+  options.max_bytes_beside_plan = 0;
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
-  const CUdeviceptr unforeseen = fixture.take(2);
-  const CUdeviceptr refused = fixture.take(3);  // its slot is taken, others of the plan's bytes are not
+  const CUdeviceptr unforeseen = fixture.allocate_pages(2);
+  const CUdeviceptr refused = fixture.allocate_pages(3);  // its slot is taken, but other bytes of the plan are free
   REQUIRE(fixture.statistics().planned_requests == 0);
   REQUIRE(fixture.statistics().borrows == 2);
-  fixture.give(unforeseen);
-  fixture.give(refused);
-  const CUdeviceptr slot = fixture.take(3);
+  fixture.free(unforeseen);
+  fixture.free(refused);
+  const CUdeviceptr slot = fixture.allocate_pages(3);
   REQUIRE(fixture.statistics().planned_requests == 1);
   REQUIRE(fixture.statistics().physical == plan.physical_bytes);
-  fixture.give(slot);
+  fixture.free(slot);
   REQUIRE(fixture.statistics().planned_live == 0);
   REQUIRE(fixture.statistics().dynamic_live == 0);
 }
 
-TEST_CASE("the place of what lives through the body serves others only where there is no other room",
+TEST_CASE("places of slots that live through the body serve other requests only if there is no other place",
           "[serve][dynamic]") {
   plan::DevicePlan plan = plan_of_sizes({2 * kPage, 5 * kPage, 7 * kPage});
   plan.prologue = 2;
@@ -570,22 +559,22 @@ TEST_CASE("the place of what lives through the body serves others only where the
   plan.slots[0].upper = 3;
   plan.slots[1].upper = 2;
   HeapOptions options = small_options();
-  options.beside_plan = 0;
+  options.max_bytes_beside_plan = 0;
   Fixture fixture(options, std::uint64_t{1} << 30, &plan);
   const bool little = GENERATE(true, false);
-  const CUdeviceptr unforeseen = fixture.take(little ? 1 : 13);
+  const CUdeviceptr unforeseen = fixture.allocate_pages(little ? 1 : 13);
   REQUIRE(fixture.statistics().borrows == 1);
   REQUIRE(fixture.physical() == plan.physical_bytes);
   REQUIRE(fixture.heap->free_bytes() == plan.physical_bytes - (little ? 1 : 13) * kPage);
   REQUIRE(fixture.heap->idle_plan_bytes() == fixture.heap->free_bytes());
   if (little) {
-    fixture.take(2);
+    fixture.allocate_pages(2);
     REQUIRE(fixture.statistics().planned_requests == 1);
   }
-  fixture.give(unforeseen);
+  fixture.free(unforeseen);
 }
 
-TEST_CASE("a request that fails at any call leaves the figures and the memory as they were", "[serve][dynamic]") {
+TEST_CASE("a request that fails at any call changes neither the figures nor the memory", "[serve][dynamic]") {
   for (std::uint64_t call = 1; call < 40; ++call) {
     CAPTURE(call);
     Fixture fixture;
@@ -601,27 +590,27 @@ TEST_CASE("a request that fails at any call leaves the figures and the memory as
     }
     REQUIRE(after.dynamic_live == before.dynamic_live);
     REQUIRE(after.physical <= before.physical);
-    fixture.take(9);
+    fixture.allocate_pages(9);
     fixture.heap.reset();
   }
 }
 
-TEST_CASE("memory for every stream at once has nothing pending", "[serve][dynamic]") {
+TEST_CASE("memory for every stream at once has no pending work", "[serve][dynamic]") {
   Fixture fixture;
-  const CUdeviceptr first = fixture.take(4);
+  const CUdeviceptr first = fixture.allocate_pages(4);
   fixture.driver.work(fixture.stream);
-  fixture.give(first);
+  fixture.free(first);
   const auto pending = fixture.heap->allocate_sync(4 * kPage);
   REQUIRE(pending);
   REQUIRE(*pending != first);
   REQUIRE(fixture.physical() == 8 * kPage);
   REQUIRE(fixture.heap->free_sync(*pending) == CUDA_SUCCESS);
-  REQUIRE(fixture.physical() == 4 * kPage);  // what cuMemFree gives back is free for everybody
+  REQUIRE(fixture.physical() == 4 * kPage);  // memory that cuMemFree frees can be used on every stream
   REQUIRE(fixture.heap->allocate_sync(4 * kPage) == first);
   REQUIRE(fixture.physical() == 4 * kPage);
 }
 
-TEST_CASE("a request for every stream grows beside the free bytes of a page that work is pending in",
+TEST_CASE("for a request for every stream, memory grows although a page with pending work has free bytes",
           "[serve][dynamic]") {
   Fixture fixture;
   const auto part = fixture.heap->allocate(kPage / 2, fixture.stream, nullptr);
@@ -630,28 +619,28 @@ TEST_CASE("a request for every stream grows beside the free bytes of a page that
   const std::uint64_t calls = fixture.driver.order_calls();
   REQUIRE(fixture.heap->allocate_sync(8 * kPage));
   REQUIRE(fixture.statistics().misses == 0);
-  REQUIRE(fixture.driver.order_calls() <= calls + 4);  // asked, never waited
+  REQUIRE(fixture.driver.order_calls() <= calls + 4);  // queries, and no wait
 }
 
-TEST_CASE("memory above the release threshold goes back at a synchronisation", "[serve][dynamic]") {
+TEST_CASE("memory above the release threshold is released when the program synchronizes", "[serve][dynamic]") {
   Fixture fixture;
   fixture.heap->set_release_threshold(nullptr, 4 * kPage);
-  const CUdeviceptr first = fixture.take(4);
-  const CUdeviceptr second = fixture.take(4);
+  const CUdeviceptr first = fixture.allocate_pages(4);
+  const CUdeviceptr second = fixture.allocate_pages(4);
   fixture.driver.work(fixture.stream);
-  fixture.give(first);
-  fixture.give(second);
+  fixture.free(first);
+  fixture.free(second);
   REQUIRE(fixture.physical() == 8 * kPage);
   fixture.heap->before_synchronization();
   fixture.heap->after_synchronization();
-  REQUIRE(fixture.physical() == 8 * kPage);  // of another stream: the work is still pending
+  REQUIRE(fixture.physical() == 8 * kPage);  // the work of the other stream is still pending
   fixture.heap->before_synchronization();
   fixture.driver.finish_all_work();
   fixture.heap->after_synchronization();
   REQUIRE(fixture.physical() == 4 * kPage);
 }
 
-TEST_CASE("a program that synchronises all the time keeps its memory once mapping has taken more than it may",
+TEST_CASE("a program that synchronizes all the time keeps its memory once the mapping budget is overdrawn",
           "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.mapping_allowance = 1;
@@ -660,7 +649,7 @@ TEST_CASE("a program that synchronises all the time keeps its memory once mappin
   fixture.heap->set_release_threshold(nullptr, 0);
   int rounds = 0;
   do {
-    fixture.give(fixture.take(64));
+    fixture.free(fixture.allocate_pages(64));
     fixture.driver.finish_all_work();
     fixture.heap->before_synchronization();
     fixture.heap->after_synchronization();
@@ -668,19 +657,19 @@ TEST_CASE("a program that synchronises all the time keeps its memory once mappin
   REQUIRE(fixture.physical() >= 64 * kPage);
   REQUIRE(rounds > 0);
   const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
-  fixture.give(fixture.take(64));
+  fixture.free(fixture.allocate_pages(64));
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
   fixture.driver.finish_all_work();
-  REQUIRE(fixture.heap->trim(0) >= 64 * kPage);  // who asks for it gets it
+  REQUIRE(fixture.heap->trim(0) >= 64 * kPage);  // an explicit trim is always made
   REQUIRE(fixture.physical() == 0);
 }
 
-TEST_CASE("the most generous pool says what is kept", "[serve][dynamic]") {
+TEST_CASE("the largest release threshold of all pools counts", "[serve][dynamic]") {
   Fixture fixture;
   const auto pool = reinterpret_cast<CUmemoryPool>(0x10);
   fixture.heap->set_release_threshold(nullptr, 0);
   fixture.heap->set_release_threshold(pool, ~std::uint64_t{0});
-  fixture.give(fixture.take(4));
+  fixture.free(fixture.allocate_pages(4));
   fixture.driver.finish_all_work();
   fixture.heap->after_synchronization();
   REQUIRE(fixture.physical() == 4 * kPage);
@@ -689,22 +678,22 @@ TEST_CASE("the most generous pool says what is kept", "[serve][dynamic]") {
   REQUIRE(fixture.physical() == 0);
 }
 
-TEST_CASE("a request for a large part of the device comes in few handles", "[serve][dynamic]") {
+TEST_CASE("a request for a large part of the device is made of few handles", "[serve][dynamic]") {
   constexpr std::uint64_t kMemory = 65536 * kPage;
   Fixture fixture(small_options(), kMemory);
-  fixture.take(kMemory / kPage / 2);
+  fixture.allocate_pages(kMemory / kPage / 2);
   const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
   REQUIRE(calls <= 2 * 256 + 1);
 }
 
-TEST_CASE("where the device, or a limit, has little left, handles are small", "[serve][dynamic]") {
+TEST_CASE("if the device or a limit has little memory left, handles are small", "[serve][dynamic]") {
   constexpr std::uint64_t kHeld = 60'000;
   const auto calls_for_more = [](std::uint64_t memory_pages, std::uint64_t limit_pages) {
     Fixture fixture(small_options(), memory_pages * kPage);
     fixture.heap->set_limit(limit_pages * kPage);
-    for (std::uint64_t held = 0; held < kHeld; held += 500) fixture.take(500);
+    for (std::uint64_t held = 0; held < kHeld; held += 500) fixture.allocate_pages(500);
     const std::uint64_t calls = fixture.statistics().mapping_calls_after_start;
-    fixture.take(140);  // 1/4096 of what is held is 14 pages
+    fixture.allocate_pages(140);  // 1/4096 of what is held is 14 pages
     return fixture.statistics().mapping_calls_after_start - calls;
   };
   const std::uint64_t roomy = calls_for_more(1'000'000, 1'000'000);
@@ -713,18 +702,18 @@ TEST_CASE("where the device, or a limit, has little left, handles are small", "[
   REQUIRE(calls_for_more(1'000'000, kHeld + 4000) >= 2 * 140);
 }
 
-TEST_CASE("a thread that works on another device gets memory of the stream's", "[serve][dynamic]") {
+TEST_CASE("a thread that works on another device gets memory of the stream's device", "[serve][dynamic]") {
   Fixture fixture;
   REQUIRE(fixture.driver.push_context(FakeDriver::other_context()) == CUDA_SUCCESS);
-  fixture.take(64);  // so much that the device is asked whether it has it
+  fixture.allocate_pages(64);  // so large that the device's free memory is queried
   REQUIRE(fixture.driver.pop_context() == CUDA_SUCCESS);
 }
 
-TEST_CASE("what cannot be had costs a question and leaves views and handles alone", "[serve][dynamic]") {
+TEST_CASE("a request that cannot be served costs one query and changes no view or handle", "[serve][dynamic]") {
   constexpr std::uint64_t kMemory = 64;
   Fixture fixture(small_options(), kMemory * kPage);
   fixture.scatter(12);
-  fixture.give(fixture.take(8));
+  fixture.free(fixture.allocate_pages(8));
   fixture.driver.finish_all_work();
   const serve::Statistics before = fixture.statistics();
   REQUIRE_FALSE(fixture.heap->allocate(kMemory * kPage, fixture.stream, nullptr));
@@ -737,53 +726,53 @@ TEST_CASE("what cannot be had costs a question and leaves views and handles alon
 
 TEST_CASE("memory that CUDA's own pool keeps idle serves requests here", "[serve][dynamic]") {
   Fixture f(small_options(), 128 * kPage);
-  f.take(2);
+  f.allocate_pages(2);
   f.driver.keep_in_pool(120 * kPage);
-  f.take(16);
-  REQUIRE(last_notice.empty());
-  REQUIRE_FALSE(f.heap->allocate(128 * kPage, f.stream, nullptr));  // what is not there is not had by it
-  REQUIRE_FALSE(last_notice.empty());
+  f.allocate_pages(16);
+  REQUIRE(last_log.empty());
+  REQUIRE_FALSE(f.heap->allocate(128 * kPage, f.stream, nullptr));  // there is not enough memory even so
+  REQUIRE_FALSE(last_log.empty());
 }
 
 TEST_CASE("a dropped plan's memory serves dynamic requests", "[serve][dynamic]") {
   const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
   Fixture fixture(small_options(), std::uint64_t{1} << 30, &plan);
   const std::uint64_t planned = fixture.physical();
-  for (int i = 0; i < 1100; ++i) fixture.give(fixture.take(1));
-  REQUIRE(last_notice.find("does not fit") != std::string::npos);
+  for (int i = 0; i < 1100; ++i) fixture.free(fixture.allocate_pages(1));
+  REQUIRE(last_log.find("does not fit") != std::string::npos);
   const std::uint64_t before = fixture.physical();
-  const CUdeviceptr large = fixture.take(8);
+  const CUdeviceptr large = fixture.allocate_pages(8);
   REQUIRE(fixture.physical() == before);
-  fixture.give(large);
+  fixture.free(large);
   fixture.driver.finish_all_work();
   REQUIRE(fixture.heap->trim(0) >= planned);
   REQUIRE(fixture.physical() == 0);
 }
 
-TEST_CASE("a peer may use what is mapped before and after it is named", "[serve][dynamic]") {
+TEST_CASE("a peer can use memory that was mapped before and after its access was granted", "[serve][dynamic]") {
   Fixture fixture;
-  const CUdeviceptr before = fixture.take(2);
+  const CUdeviceptr before = fixture.allocate_pages(2);
   REQUIRE(fixture.heap->grant_access(3) == CUDA_SUCCESS);
-  const CUdeviceptr after = fixture.take(2);
+  const CUdeviceptr after = fixture.allocate_pages(2);
   REQUIRE(fixture.driver.physical(before, 3) != 0);
   REQUIRE(fixture.driver.physical(after, 3) != 0);
 }
 
-TEST_CASE("a pool's handle that comes back begins anew", "[serve][dynamic]") {
+TEST_CASE("a new pool with the handle of a destroyed one starts from zero", "[serve][dynamic]") {
   Fixture fixture;
   const auto pool = reinterpret_cast<CUmemoryPool>(0x10);
   const auto address = fixture.heap->allocate(kPage, fixture.stream, pool);
   REQUIRE(address);
   REQUIRE(fixture.heap->pool_use(pool).used == kPage);
   REQUIRE(fixture.statistics().pool_live_peak == kPage);
-  fixture.give(*address);
+  fixture.free(*address);
   fixture.heap->pool_destroyed(pool);
   REQUIRE_FALSE(fixture.heap->pool_use(pool).known);
-  fixture.give(*fixture.heap->allocate(512, fixture.stream, pool));
+  fixture.free(*fixture.heap->allocate(512, fixture.stream, pool));
   REQUIRE(fixture.heap->pool_use(pool).used_high == 512);
 }
 
-TEST_CASE("a simulation without a device holds what the run time holds", "[serve][dynamic]") {
+TEST_CASE("a simulation without a device holds as much as the heap", "[serve][dynamic]") {
   const auto seed = GENERATE(range(1U, 6U));
   CAPTURE(seed);
   std::mt19937 random(seed);
@@ -799,7 +788,7 @@ TEST_CASE("a simulation without a device holds what the run time holds", "[serve
   for (int step = 0; step < 3000; ++step) {
     if (!live.empty() && (live.size() > 60 || random() % 2 == 0)) {
       std::swap(live[random() % live.size()], live.back());
-      fixture.give(live.back().address);
+      fixture.free(live.back().address);
       simulated.defer_free(live.back().place, live.back().bytes, 1);
       live.pop_back();
       continue;
@@ -824,22 +813,22 @@ TEST_CASE("a program that repeats its steps maps nothing after the first few", "
   for (int step = 0; step < 8; ++step) {
     if (step == 4) mapped = fixture.statistics().mapping_calls_after_start;
     std::vector<CUdeviceptr> blocks;
-    for (const std::uint64_t pages : {3, 7, 2, 5, 9, 4}) blocks.push_back(fixture.take(pages));
-    for (std::size_t i = 0; i < blocks.size(); i += 2) fixture.give(blocks[i]);
-    const CUdeviceptr stitched = fixture.take(13);
-    for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.give(blocks[i]);
-    fixture.give(stitched);
+    for (const std::uint64_t pages : {3, 7, 2, 5, 9, 4}) blocks.push_back(fixture.allocate_pages(pages));
+    for (std::size_t i = 0; i < blocks.size(); i += 2) fixture.free(blocks[i]);
+    const CUdeviceptr stitched = fixture.allocate_pages(13);
+    for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.free(blocks[i]);
+    fixture.free(stitched);
   }
   REQUIRE(mapped > 0);
   REQUIRE(fixture.statistics().mapping_calls_after_start == mapped);
 }
 
-TEST_CASE("what one stream takes and another frees, again and again, is mapped once", "[serve][dynamic]") {
+TEST_CASE("memory that one stream allocates and another frees, repeatedly, is mapped once", "[serve][dynamic]") {
   Fixture fixture;
   std::uint64_t mapped = 0;
   for (int step = 0; step < 40; ++step) {
     if (step == 5) mapped = fixture.statistics().mapping_calls_after_start;
-    const CUdeviceptr block = fixture.take(5);
+    const CUdeviceptr block = fixture.allocate_pages(5);
     fixture.driver.work(fixture.stream);
     REQUIRE(fixture.heap->free_async(block, fixture.other) == CUDA_SUCCESS);
     fixture.driver.work(fixture.other);
@@ -849,9 +838,10 @@ TEST_CASE("what one stream takes and another frees, again and again, is mapped o
 
 namespace {
 
-// Fully sharded training: a second stream gathers each layer's weights, the first one computes and frees them, and in
-// the backward pass the second one reduces gradients that the first one made. All frees are late. `program_orders`: as
-// a program does, each stream waits for what the other was given before the last layer began.
+// Fully sharded training: a second stream gathers each layer's weights, the first one computes and frees them. In the
+// backward pass, the second one reduces gradients that the first one has made. The device never completes any work.
+// `program_orders`: like a real program, each stream waits for the work that the other was given before the previous
+// layer began.
 struct ShardedTraining {
   explicit ShardedTraining(bool orders) : fixture(options()), program_orders(orders) {}
 
@@ -874,21 +864,21 @@ struct ShardedTraining {
   }
   void step() {
     std::vector<CUdeviceptr> activations;
-    CUdeviceptr gathered = fixture.take_on(fixture.other, 9);
+    CUdeviceptr gathered = fixture.allocate_pages_on(fixture.other, 9);
     for (int layer = 0; layer < kLayers; ++layer) {
       begin_layer();
-      const CUdeviceptr next = fixture.take_on(fixture.other, layer % 3 == 0 ? 11 : 9);
-      activations.push_back(fixture.take(static_cast<std::uint64_t>(4 + layer % 4)));
-      const CUdeviceptr scratch = fixture.take(7);
+      const CUdeviceptr next = fixture.allocate_pages_on(fixture.other, layer % 3 == 0 ? 11 : 9);
+      activations.push_back(fixture.allocate_pages(static_cast<std::uint64_t>(4 + layer % 4)));
+      const CUdeviceptr scratch = fixture.allocate_pages(7);
       give_on(scratch, fixture.stream);
       give_on(gathered, fixture.stream);
       gathered = next;
     }
     for (int layer = kLayers; layer-- > 0;) {
       begin_layer();
-      const CUdeviceptr next = fixture.take_on(fixture.other, 9);
-      const CUdeviceptr gradient = fixture.take(10);
-      const CUdeviceptr reduced = fixture.take_on(fixture.other, 3);
+      const CUdeviceptr next = fixture.allocate_pages_on(fixture.other, 9);
+      const CUdeviceptr gradient = fixture.allocate_pages(10);
+      const CUdeviceptr reduced = fixture.allocate_pages_on(fixture.other, 3);
       give_on(activations[static_cast<std::size_t>(layer)], fixture.stream);
       give_on(gradient, fixture.other);
       give_on(reduced, fixture.stream);
@@ -926,22 +916,22 @@ TEST_CASE("streams that take turns map nothing from the fourth step on, and wait
   REQUIRE(waits[1] < waits[0]);
 }
 
-TEST_CASE("pressure: a stream waits for more than a free where nothing else is left", "[serve][dynamic]") {
+TEST_CASE("pressure: a stream waits for a late event if no other memory is left", "[serve][dynamic]") {
   const bool full = GENERATE(true, false);
   Fixture fixture(small_options(), (full ? 4 : 8) * kPage);
-  const CUdeviceptr first = fixture.take(4);
-  fixture.give(first);  // the only stream so far: no event stands behind this free
+  const CUdeviceptr first = fixture.allocate_pages(4);
+  fixture.free(first);  // the only stream so far: no event is recorded at this free
   const Moment later = fixture.driver.work(fixture.stream);
-  REQUIRE((fixture.take_on(fixture.other, 4) == first) == full);
+  REQUIRE((fixture.allocate_pages_on(fixture.other, 4) == first) == full);
   REQUIRE(fixture.driver.is_ordered(fixture.other, later) == full);
   REQUIRE(fixture.statistics().waits == (full ? 1 : 0));
 }
 
-TEST_CASE("pressure gives back no more than a request needs", "[serve][dynamic]") {
+TEST_CASE("pressure releases no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
   Fixture fixture(options, 24 * kPage);
   fixture.scatter(12);
-  fixture.take(4);
+  fixture.allocate_pages(4);
   REQUIRE(fixture.physical() == 24 * kPage);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs served dynamically, with and without a plan: whatever the program and the driver do, no byte is
-// served twice, none before its last use is over, and every request that fits the device is served.
+// Random programs served dynamically, with and without a plan. Whatever the program and the driver do, no byte is
+// served twice, none before its latest use is complete, and every request that fits the device is served.
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -24,10 +24,10 @@ using stalloc::make_stream_key;
 
 namespace {
 
-// Dynamic requests come to the plan's free bytes early.
+// Options with which dynamic requests use the plan's free bytes early.
 HeapOptions sharing_options() {
   HeapOptions options = small_options();
-  options.beside_plan = 2 * kPage;
+  options.max_bytes_beside_plan = 2 * kPage;
   return options;
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   REQUIRE(set.driver.is_clean());
 }
 
-TEST_CASE("random programs served dynamically while calls into the driver fail", "[serve][random][dynamic]") {
+TEST_CASE("random programs served dynamically while driver calls fail", "[serve][random][dynamic]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
@@ -150,7 +150,7 @@ TEST_CASE("random programs served dynamically on several threads", "[serve][rand
   CAPTURE(seed, with_plan);
   Setting set(seed, with_plan, sharing_options(), 120);
   Shadow shadow(&set.driver);
-  std::deque<Program> programs;  // outlive the threads: the shadow keeps their moments
+  std::deque<Program> programs;  // they outlive the threads, since the shadow refers to their moments
   std::mutex mutex;
   std::vector<std::string> broken;
   std::vector<std::thread> threads;

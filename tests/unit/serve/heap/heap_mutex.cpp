@@ -11,7 +11,7 @@ using stalloc::serve::BackoffMutex;
 
 namespace {
 
-// The sum that several threads count to. Each step is a read and a write that only the lock makes one.
+// Returns the sum to which several threads count. Each step is a read and a write, which only the lock makes atomic.
 template <class Mutex>
 int count_together(int threads, int steps) {
   Mutex mutex;
@@ -33,15 +33,15 @@ int count_together(int threads, int steps) {
 
 }  // namespace
 
-TEST_CASE("one thread at a time has the heap's lock", "[serve][mutex][threads]") {
+TEST_CASE("one thread at a time holds the heap's lock", "[serve][mutex][threads]") {
   REQUIRE(count_together<stalloc::serve::HeapMutex>(4, 20'000) == 80'000);
 }
 
 TEST_CASE("threads that sleep for the lock are woken, each of them", "[serve][mutex][threads]") {
-  REQUIRE(count_together<BackoffMutex<0>>(8, 5'000) == 40'000);  // sleeps without a look
+  REQUIRE(count_together<BackoffMutex<0>>(8, 5'000) == 40'000);  // sleeps without spinning
 }
 
-TEST_CASE("a lock that is taken is not taken again", "[serve][mutex]") {
+TEST_CASE("a lock that is held cannot be taken", "[serve][mutex]") {
   BackoffMutex<0> mutex;
   REQUIRE(mutex.try_lock());
   REQUIRE_FALSE(mutex.try_lock());

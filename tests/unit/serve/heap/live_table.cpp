@@ -9,7 +9,7 @@
 using stalloc::serve::LiveEntry;
 using stalloc::serve::LiveTable;
 
-TEST_CASE("an empty table knows nothing", "[serve][live]") {
+TEST_CASE("an empty table has no entries", "[serve][live]") {
   LiveTable table;
   LiveEntry entry;
   REQUIRE(table.find(0) == nullptr);
@@ -18,7 +18,7 @@ TEST_CASE("an empty table knows nothing", "[serve][live]") {
   REQUIRE_FALSE(table.erase(512, &entry));
 }
 
-TEST_CASE("interior addresses are found, the end is outside", "[serve][live]") {
+TEST_CASE("interior addresses are found, and the end is outside", "[serve][live]") {
   LiveTable table;
   REQUIRE(table.reserve_one());
   table.insert({4096, 1000, 7, stalloc::serve::Origin::Plan, 0});
@@ -53,7 +53,7 @@ TEST_CASE("the live table agrees with std::map", "[serve][live]") {
   for (const auto& [address, slot] : model) REQUIRE(table.find(address)->place == slot);
 }
 
-TEST_CASE("addresses inside of entries are found by order, however they come and go", "[serve][live]") {
+TEST_CASE("addresses inside entries are found, whatever is inserted and erased", "[serve][live]") {
   std::mt19937_64 random(11);
   LiveTable table;
   std::map<CUdeviceptr, std::uint64_t> model;
@@ -68,7 +68,7 @@ TEST_CASE("addresses inside of entries are found by order, however they come and
       table.insert({address, bytes, 0, stalloc::serve::Origin::Dynamic, 0});
       model[address] = bytes;
     }
-    if (step < 50'000) continue;  // nobody asks at first
+    if (step < 50'000) continue;  // no look-ups at first
     const CUdeviceptr asked = random() % (5'002 * 4096);
     const auto after = model.upper_bound(asked);
     const bool inside = after != model.begin() && asked - std::prev(after)->first < std::prev(after)->second;
@@ -81,7 +81,7 @@ TEST_CASE("addresses inside of entries are found by order, however they come and
   REQUIRE(table.find_holding(4097) == nullptr);
 }
 
-TEST_CASE("the order is kept only where somebody asks for it", "[serve][live]") {
+TEST_CASE("the index is kept only while it is used", "[serve][live]") {
   LiveTable table;
   LiveEntry entry;
   REQUIRE(table.reserve_one());
@@ -99,7 +99,7 @@ TEST_CASE("the order is kept only where somebody asks for it", "[serve][live]") 
   REQUIRE(table.find_holding(4097)->address == 4096);
 }
 
-TEST_CASE("no two insertions have one number", "[serve][live]") {
+TEST_CASE("no two insertions get the same number", "[serve][live]") {
   LiveTable table;
   LiveEntry entry;
   std::uint64_t last = 0;

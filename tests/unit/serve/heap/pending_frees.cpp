@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees that wait for an event: of blocks that other streams used, and of streams of other contexts.
+// Frees that wait for an event: of blocks that other streams use, and on streams of other contexts.
 #include "interpose/serve/heap/pending_frees.h"
 
 #include <memory>
@@ -20,91 +20,81 @@ using stalloc::StreamKey;
 
 namespace {
 
-struct Told {
+struct Completion {
   int device;
   CUdeviceptr address;
   StreamKey owner;
 };
-std::vector<Told> told;
+std::vector<Completion> completions;
 
 }  // namespace
 
-TEST_CASE("who records is told of a free when it is over, once", "[serve][pending_frees]") {
-  FakeDriver driver;
+TEST_CASE("the callback is called once when a free is complete", "[serve][pending_frees]") {
   serve::HeapOptions options = small_options();
-  options.over = [](int device, CUdeviceptr address, StreamKey owner) { told.push_back({device, address, owner}); };
-  told.clear();
-  std::string why;
-  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
-  REQUIRE(heap != nullptr);
-  const StreamKey owner{driver.new_stream(), 0};
-  const StreamKey user{driver.new_stream(), 0};
+  options.on_free_complete = [](int device, CUdeviceptr address, StreamKey owner) {
+    completions.push_back({device, address, owner});
+  };
+  completions.clear();
+  HeapFixture f(options);
+  auto& [driver, owner, user, heap] = f;
   const CUdeviceptr first = *heap->allocate(3 * kPage, owner, nullptr);
   const CUdeviceptr second = *heap->allocate(3 * kPage, owner, nullptr);
   const CUdeviceptr third = *heap->allocate(kPage, owner, nullptr);
   driver.work(user);
-  REQUIRE(heap->free_when_over(first, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(first, user, owner) == CUDA_SUCCESS);
   REQUIRE(heap->allocate(2 * kPage, owner, nullptr));
-  CHECK(told.empty());
+  CHECK(completions.empty());
   CHECK(heap->statistics().served_live_peak == 7 * kPage);
   CHECK(heap->statistics().served_in_use_peak == 9 * kPage);
   driver.finish_all_work();
   REQUIRE(heap->allocate(kPage, owner, nullptr));
-  REQUIRE(told.size() == 1);
-  CHECK(told[0].device == 0);
-  CHECK(told[0].address == first);
-  CHECK(told[0].owner == owner);
+  REQUIRE(completions.size() == 1);
+  CHECK(completions[0].device == 0);
+  CHECK(completions[0].address == first);
+  CHECK(completions[0].owner == owner);
 
-  // The program ends while the work goes on.
+  // The program ends while work is pending.
   driver.work(user);
-  REQUIRE(heap->free_when_over(second, user, owner) == CUDA_SUCCESS);
-  heap->tell_of_frees_under_way();
-  REQUIRE(told.size() == 2);
-  CHECK(told[1].address == second);
+  REQUIRE(heap->free_when_complete(second, user, owner) == CUDA_SUCCESS);
+  heap->notify_pending_frees_at_exit();
+  REQUIRE(completions.size() == 2);
+  CHECK(completions[1].address == second);
   driver.finish_all_work();
   REQUIRE(heap->allocate(kPage, owner, nullptr));
-  CHECK(told.size() == 2);
+  CHECK(completions.size() == 2);
 
   // Or the context ends.
   driver.work(user);
-  REQUIRE(heap->free_when_over(third, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(third, user, owner) == CUDA_SUCCESS);
   heap->close();
-  REQUIRE(told.size() == 3);
-  CHECK(told[2].address == third);
+  REQUIRE(completions.size() == 3);
+  CHECK(completions[2].address == third);
 }
 
-TEST_CASE("what other streams used is its own stream's again when they are done", "[serve][pending_frees]") {
-  FakeDriver driver;
+TEST_CASE("bytes that other streams used are offered to their own stream when that work is complete",
+          "[serve][pending_frees]") {
   serve::HeapOptions options = small_options();
   options.policy.small_bytes = kPage;
-  std::string why;
-  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
-  REQUIRE(heap != nullptr);
-  const StreamKey owner{driver.new_stream(), 0};
-  const StreamKey user{driver.new_stream(), 0};
+  HeapFixture f(options);
+  auto& [driver, owner, user, heap] = f;
   const CUdeviceptr used = *heap->allocate(512, owner, nullptr);
   REQUIRE(heap->allocate(2 * kPage, user, nullptr));
   driver.work(user);
-  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(used, user, owner) == CUDA_SUCCESS);
   REQUIRE(heap->allocate(512, owner, nullptr) != used);
   driver.finish_all_work();
   heap->after_synchronization();
   REQUIRE(heap->allocate(512, owner, nullptr) == used);
 }
 
-TEST_CASE("whether other streams are done is asked now and then, and before memory is mapped",
-          "[serve][pending_frees]") {
-  FakeDriver driver;
-  std::string why;
-  const auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
-  REQUIRE(heap != nullptr);
-  const StreamKey owner{driver.new_stream(), 0};
-  const StreamKey user{driver.new_stream(), 0};
+TEST_CASE("pending frees are queried at some requests, and before memory is mapped", "[serve][pending_frees]") {
+  HeapFixture f(small_options());
+  auto& [driver, owner, user, heap] = f;
   const CUdeviceptr used = *heap->allocate(4 * kPage, owner, nullptr);
   const CUdeviceptr room = *heap->allocate(16 * kPage, owner, nullptr);
   REQUIRE(heap->free_async(room, owner) == CUDA_SUCCESS);
   driver.work(user);
-  REQUIRE(heap->free_when_over(used, user, owner) == CUDA_SUCCESS);
+  REQUIRE(heap->free_when_complete(used, user, owner) == CUDA_SUCCESS);
 
   constexpr std::uint64_t kRequests = 320;
   const std::uint64_t queries = driver.order_calls();
@@ -114,7 +104,7 @@ TEST_CASE("whether other streams are done is asked now and then, and before memo
   }
   CHECK(driver.order_calls() - queries == kRequests / 16);
 
-  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // asks, so that the next request would not
+  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);  // queries now, so the next request would not
   CHECK(heap->free_async(block, owner) == CUDA_SUCCESS);
   driver.finish_all_work();
   REQUIRE(heap->allocate(20 * kPage, owner, nullptr) == used);
@@ -123,20 +113,17 @@ TEST_CASE("whether other streams are done is asked now and then, and before memo
 
 namespace {
 
-struct Fixture {
-  FakeDriver driver{kPage};
-  StreamKey owner{driver.new_stream(), 0};
-  StreamKey slow{driver.new_stream(), 0};
+struct Fixture : HeapFixture {
+  const StreamKey& owner = stream;
+  const StreamKey& slow = other;
   StreamKey fast{driver.new_stream(), 0};
-  std::string why;
-  std::unique_ptr<Heap> heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
 
-  // A block that `user` still works on when it is freed.
+  // Allocates a block and frees it while `user` still works on it.
   CUdeviceptr free_under_work(std::uint64_t bytes, StreamKey user) {
     const auto address = heap->allocate(bytes, owner, nullptr);
     REQUIRE(address);
     driver.work(user);
-    REQUIRE(heap->free_when_over(*address, user, owner) == CUDA_SUCCESS);
+    REQUIRE(heap->free_when_complete(*address, user, owner) == CUDA_SUCCESS);
     return *address;
   }
   std::uint64_t held() const { return heap->statistics().physical; }
@@ -144,7 +131,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("a slow stream does not delay what was freed on others", "[serve][pending_frees]") {
+TEST_CASE("a slow stream does not delay frees on others", "[serve][pending_frees]") {
   Fixture f;
   for (int i = 0; i < 20; ++i) f.free_under_work(kPage, f.slow);
   f.free_under_work(8 * kPage, f.fast);
@@ -154,7 +141,7 @@ TEST_CASE("a slow stream does not delay what was freed on others", "[serve][pend
   REQUIRE(f.held() == held);
 }
 
-TEST_CASE("many slow streams do not hide one that is done", "[serve][pending_frees]") {
+TEST_CASE("many slow streams do not hide a completed free", "[serve][pending_frees]") {
   Fixture f;
   std::vector<StreamKey> streams;
   for (int i = 0; i < 20; ++i) streams.push_back({f.driver.new_stream(), 0});
@@ -167,7 +154,7 @@ TEST_CASE("many slow streams do not hide one that is done", "[serve][pending_fre
   REQUIRE(f.held() == held);
 }
 
-TEST_CASE("what other streams use can be waited for", "[serve][pending_frees]") {
+TEST_CASE("the host can wait for pending frees", "[serve][pending_frees]") {
   Fixture f;
   f.free_under_work(8 * kPage, f.slow);
   const std::uint64_t held = f.held();
@@ -176,19 +163,19 @@ TEST_CASE("what other streams use can be waited for", "[serve][pending_frees]") 
   device.join();
   REQUIRE(f.heap->allocate(8 * kPage, f.owner, nullptr));
   REQUIRE(f.held() == held);
-  REQUIRE_FALSE(f.heap->wait_for_pending_frees());  // there is none any more
+  REQUIRE_FALSE(f.heap->wait_for_pending_frees());  // no free is pending any more
 }
 
-TEST_CASE("nothing is waited for on a device that has failed", "[serve][pending_frees]") {
+TEST_CASE("the host does not wait on a device that has failed", "[serve][pending_frees]") {
   Fixture f;
   f.free_under_work(kPage, f.slow);
   f.driver.fail_at(1, CUDA_ERROR_ILLEGAL_ADDRESS);
   REQUIRE_FALSE(f.heap->wait_for_pending_frees());
 }
 
-TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pending_frees]") {
+TEST_CASE("contexts that end are kept apart from other contexts", "[serve][pending_frees]") {
   FakeDriver driver{kPage};
-  serve::PendingFrees frees(driver);
+  serve::PendingFrees frees(driver, 0, FakeDriver::context(), nullptr);
   const StreamKey stream{driver.new_stream(), 0};
   const auto add = [&](CUcontext context, std::uint64_t bytes) {
     serve::PendingFrees::Free free;
@@ -203,40 +190,40 @@ TEST_CASE("contexts that end and frees of a stream are told apart", "[serve][pen
   add(FakeDriver::context(), 2);
   add(FakeDriver::other_context(), 4);
   REQUIRE(frees.bytes() == 7);
-  std::vector<std::uint64_t> over;
+  std::vector<std::uint64_t> completed;
   const auto collect = [&] {
-    return frees.collect(8, [&](serve::PendingFrees::Free& free) { over.push_back(free.entry.bytes); });
+    return frees.collect(8, [&](const serve::PendingFrees::Free& free) { completed.push_back(free.entry.bytes); });
   };
   REQUIRE_FALSE(collect());
   REQUIRE(frees.may_complete(1));
 
-  frees.context_ends(FakeDriver::other_context());
+  frees.before_context_end(FakeDriver::other_context());
   driver.finish_all_work();
   REQUIRE(collect());
-  REQUIRE(over == std::vector<std::uint64_t>{1, 2});
-  REQUIRE_FALSE(frees.may_complete(frees.newest()));  // nobody may ask about the third
+  REQUIRE(completed == std::vector<std::uint64_t>{1, 2});
+  REQUIRE_FALSE(frees.may_complete(frees.latest_number()));  // the third event must not be queried
 
   driver.end_events_of(FakeDriver::other_context());
-  frees.context_ended(FakeDriver::other_context(), true);
+  frees.after_context_end(FakeDriver::other_context(), true);
   REQUIRE(collect());
-  REQUIRE(over == std::vector<std::uint64_t>{1, 2, 4});
+  REQUIRE(completed == std::vector<std::uint64_t>{1, 2, 4});
   REQUIRE(frees.empty());
   REQUIRE(frees.bytes() == 0);
 }
 
-TEST_CASE("streams that cannot be told apart are said to be so", "[serve][pending_frees]") {
+TEST_CASE("a free with a user of another context is refused", "[serve][pending_frees]") {
   Fixture f;
   const auto block = f.heap->allocate(kPage, f.owner, nullptr);
   REQUIRE(block);
   const StreamKey foreign{f.driver.new_stream(FakeDriver::other_context()), 0};
-  REQUIRE(f.heap->free_used(*block, f.owner, foreign) == CUDA_ERROR_NOT_SUPPORTED);
+  REQUIRE(f.heap->free_with_user(*block, f.owner, foreign) == CUDA_ERROR_NOT_SUPPORTED);
   REQUIRE(f.heap->find_live(*block));
-  REQUIRE(f.heap->free_used(*block, f.owner, f.owner) == CUDA_SUCCESS);
+  REQUIRE(f.heap->free_with_user(*block, f.owner, f.owner) == CUDA_SUCCESS);
 }
 
-TEST_CASE("bytes of more pairs than have a mark are free when all work is over", "[serve][pending_frees]") {
+TEST_CASE("bytes of more pairs than there are marks are free when all work is complete", "[serve][pending_frees]") {
   Fixture f;
-  std::thread([&] {  // leaves a stream that nobody can record an event on
+  std::thread([&] {  // its stream is one on which no other thread can record an event
     const StreamKey own = make_stream_key(nullptr, true);
     const auto block = f.heap->allocate(kPage, own, nullptr);
     f.driver.work(own);
@@ -252,15 +239,14 @@ TEST_CASE("bytes of more pairs than have a mark are free when all work is over",
   }
   for (std::size_t i = 0; i < kPairs; ++i) {
     f.driver.work(users[i]);
-    REQUIRE(f.heap->free_used(blocks[i], f.owner, users[i]) == CUDA_SUCCESS);
+    REQUIRE(f.heap->free_with_user(blocks[i], f.owner, users[i]) == CUDA_SUCCESS);
   }
   f.driver.finish_all_work();
   REQUIRE(f.heap->trim() > 0);
   REQUIRE(f.held() == 0);
 }
 
-TEST_CASE("a stream waits for what another was given behind a free only where there is no memory",
-          "[serve][pending_frees]") {
+TEST_CASE("a stream waits for work after a free only if there is no more memory", "[serve][pending_frees]") {
   constexpr std::uint64_t kDevice = 32 * kPage;
   FakeDriver driver(kPage, kDevice);
   std::string why;
@@ -269,7 +255,7 @@ TEST_CASE("a stream waits for what another was given behind a free only where th
   const StreamKey s{driver.new_stream(), 0};
   const auto freed = heap->allocate(12 * kPage, t, nullptr);
   REQUIRE(freed);
-  REQUIRE(heap->free_async(*freed, t) == CUDA_SUCCESS);  // one stream uses memory: there is no event
+  REQUIRE(heap->free_async(*freed, t) == CUDA_SUCCESS);  // only one stream uses memory, so no event is recorded
   const Moment later = driver.work(t);
   REQUIRE(heap->allocate(12 * kPage, s, nullptr));
   REQUIRE_FALSE(driver.is_ordered(s, later));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs on random plans: whatever the plan, the program and the driver do, no byte is served twice, and none
-// before its last use is over.
+// Random programs with random plans. Whatever the program and the driver do, no byte is served twice, and none before
+// its latest use is complete.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -22,7 +22,7 @@ using stalloc::make_stream_key;
 
 namespace {
 
-// Random requests, a plan for them, and a heap that serves by it only.
+// Random requests, a plan for them, and a heap that serves from the plan only.
 struct Setting {
   Random random;
   std::vector<ProgramRequest> requests;
@@ -55,10 +55,10 @@ TEST_CASE("random programs on several streams", "[serve][random]") {
   program.finish();
   REQUIRE(set.heap->statistics().planned_live == 0);
   REQUIRE(set.heap->statistics().waits > 0);
-  REQUIRE(program.served() > 250);  // of about 1000: the plan and the program do fit
+  REQUIRE(program.served() > 250);  // of about 1000 requests: most of them match the plan
 }
 
-TEST_CASE("random programs whose first requests come out of order", "[serve][random]") {
+TEST_CASE("random programs whose first requests are out of order", "[serve][random]") {
   std::uint64_t spare_slots = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CAPTURE(seed);
@@ -75,7 +75,7 @@ TEST_CASE("random programs whose first requests come out of order", "[serve][ran
   REQUIRE(spare_slots > 20);
 }
 
-TEST_CASE("random programs while calls into the driver fail", "[serve][random]") {
+TEST_CASE("random programs while driver calls fail", "[serve][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 31)));
   CAPTURE(seed);
   Setting set(seed, 100);
@@ -125,7 +125,7 @@ TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   CAPTURE(seed);
   Setting set(seed, 120);
-  std::deque<Program> programs;  // outlive the threads: the shadow keeps their moments
+  std::deque<Program> programs;  // they outlive the threads, since the shadow refers to their moments
   std::mutex mutex;
   std::vector<std::string> broken;
   std::vector<std::thread> threads;
@@ -152,7 +152,7 @@ TEST_CASE("random programs on several threads", "[serve][random][threads]") {
   REQUIRE(set.heap->statistics().planned_live == 0);
   std::size_t served = 0;
   for (const Program& program : programs) served += program.served();
-  // How many depends on how the threads take turns: a plan that few of the requests fit is dropped.
+  // The number depends on the order of the threads: the plan is dropped if too few requests match it.
   REQUIRE(served > 0);
 }
 

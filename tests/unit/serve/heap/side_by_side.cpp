@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two trainings side by side, each on a stream of its own, as tests/gpu/bench_programs.py has them: each step has
-// another length, and nothing orders the streams. Small tensors lie among large ones, for which memory is stitched.
+// Two trainings side by side, each on its own stream, as in tests/gpu/bench_programs.py. Each step has another length,
+// and the streams are not ordered. Small tensors lie among large ones, for which memory is stitched.
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -20,12 +20,12 @@ namespace {
 
 constexpr std::uint64_t kPage = 2 << 20;
 constexpr std::uint64_t kHidden = 2048;
-constexpr std::uint64_t kWeights = 4 * kHidden * kHidden * 2;  // bytes, as everything here, of two bytes a number
+constexpr std::uint64_t kWeights = 4 * kHidden * kHidden * 2;  // in bytes, like all sizes here; numbers have two bytes
 constexpr int kLayers = 8;
 
 class Model {
  public:
-  // The weights are made on `before`.
+  // The weights are allocated on `before`.
   Model(FakeDriver& driver, Heap& heap, StreamKey before) : driver_(driver), heap_(heap), stream_(before) {
     for (int layer = 0; layer < kLayers; ++layer) {
       for (const std::uint64_t bytes : {kWeights, 4 * kHidden * 2, kWeights, kHidden * 2}) take(bytes);
@@ -43,7 +43,7 @@ class Model {
     const CUdeviceptr squared = take(narrow);
     const CUdeviceptr loss = take(2);
     const CUdeviceptr one = take(2);
-    std::vector<CUdeviceptr> gradients;  // of the weights
+    std::vector<CUdeviceptr> gradients;  // gradients of the weights
     CUdeviceptr gradient = take(narrow);
     give(squared);
     give(one);
@@ -82,8 +82,8 @@ class Model {
 
 }  // namespace
 
-TEST_CASE("two streams side by side share memory: little more is held than lives", "[serve][dynamic]") {
-  const int steps_ahead = GENERATE(0, 1, 4);  // of the device; 0: it never ends anything
+TEST_CASE("two streams side by side share memory: little more is held than is live", "[serve][dynamic]") {
+  const int steps_ahead = GENERATE(0, 1, 4);  // how far the host runs ahead; 0: the device never completes any work
   FakeDriver driver(kPage);
   HeapOptions options;
   std::string why;

@@ -15,7 +15,7 @@ using serve::PhysicalRange;
 
 namespace {
 
-// Handles of 1, 2 and 3 pages; a view of the last and the first.
+// Handles of 1, 2 and 3 pages, and a view of the last and the first.
 plan::DevicePlan stitched_plan() {
   plan::DevicePlan plan = plan_of_handles({1, 2, 3});
   add_view(&plan, {2, 0});
@@ -32,7 +32,7 @@ std::vector<PhysicalRange> ranges_of(const Arena& arena, std::uint32_t view, std
 
 }  // namespace
 
-TEST_CASE("views lie behind each other and show the handles the plan names", "[serve][arena]") {
+TEST_CASE("views lie one after another and show the handles of the plan", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   const auto arena = Arena::create(driver, stitched_plan(), &why);
@@ -51,7 +51,7 @@ TEST_CASE("views lie behind each other and show the handles the plan names", "[s
   REQUIRE(arena->mapping_calls() == 3 + 6 + 1);
 }
 
-TEST_CASE("ranges of a view name the physical bytes behind it", "[serve][arena]") {
+TEST_CASE("ranges of a view are the physical ranges of its bytes", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   const auto arena = Arena::create(driver, stitched_plan(), &why);
@@ -63,14 +63,14 @@ TEST_CASE("ranges of a view name the physical bytes behind it", "[serve][arena]"
           std::vector<PhysicalRange>{{6 * kPage - 512, 6 * kPage}, {0, 512}});
 }
 
-TEST_CASE("an arena gives everything back", "[serve][arena]") {
+TEST_CASE("an arena releases everything", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   { REQUIRE(Arena::create(driver, stitched_plan(), &why)); }
   REQUIRE(driver.is_clean());
 }
 
-TEST_CASE("whichever call fails, nothing is left behind and the reason is told", "[serve][arena]") {
+TEST_CASE("whichever call fails, everything is released and the reason is given", "[serve][arena]") {
   FakeDriver counting(kPage);
   std::string why;
   Arena::create(counting, stitched_plan(), &why);
@@ -98,7 +98,7 @@ TEST_CASE("a plan larger than the device is refused with both sizes", "[serve][a
   REQUIRE(driver.is_clean());
 }
 
-TEST_CASE("a plan of other pages than the device's is refused", "[serve][arena]") {
+TEST_CASE("a plan whose pages differ from the device's is refused", "[serve][arena]") {
   FakeDriver driver(4 * kPage);
   std::string why;
   REQUIRE_FALSE(Arena::create(driver, stitched_plan(), &why));
@@ -122,21 +122,21 @@ TEST_CASE("peers get access to every view", "[serve][arena]") {
   REQUIRE(arena->grant_access(4) == CUDA_SUCCESS);
 }
 
-TEST_CASE("a handle given back is unmapped everywhere and its memory freed", "[serve][arena]") {
+TEST_CASE("a released handle is unmapped everywhere and its memory is freed", "[serve][arena]") {
   FakeDriver driver(kPage);
   std::string why;
   {
     const auto arena = Arena::create(driver, stitched_plan(), &why);
     REQUIRE(arena);
-    REQUIRE(arena->give_back(2) == 3 * kPage);
-    REQUIRE(arena->give_back(2) == 0);
+    REQUIRE(arena->release_handle(2) == 3 * kPage);
+    REQUIRE(arena->release_handle(2) == 0);
     REQUIRE(arena->physical_bytes() == 3 * kPage);
     REQUIRE_THROWS_AS(driver.physical(arena->address(0, 3 * kPage)), FakeDriver::Misuse);
     REQUIRE_THROWS_AS(driver.physical(arena->address(1, 0)), FakeDriver::Misuse);
     REQUIRE_NOTHROW(driver.physical(arena->address(1, 3 * kPage)));
     REQUIRE(arena->grant_access(1) == CUDA_SUCCESS);
-    driver.fail_at(2);  // unmapped here, not there: kept, and not unmapped twice
-    REQUIRE(arena->give_back(1) == 0);
+    driver.fail_at(2);  // one mapping is removed and the other stays: the handle is kept, and nothing is unmapped twice
+    REQUIRE(arena->release_handle(1) == 0);
   }
   REQUIRE(driver.is_clean());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads find their lanes of a plan, and keep them.
+// Threads find the lanes of a plan and keep them.
 #include "interpose/serve/planned/cursors.h"
 
 #include <random>
@@ -37,10 +37,10 @@ plan::DevicePlan plan_of(const std::vector<LaneSlot>& slots, std::uint32_t prolo
   return plan;
 }
 
-std::set<ThreadId> gone;
-bool is_gone(ThreadId thread) noexcept { return gone.count(thread) != 0; }
+std::set<ThreadId> ended;
+bool has_ended(ThreadId thread) noexcept { return ended.count(thread) != 0; }
 
-int ask(Cursors& cursors, ThreadId thread, std::uint64_t units) {
+int request(Cursors& cursors, ThreadId thread, std::uint64_t units) {
   const Cursor::Next step = cursors.next_of(thread, units * plan::kUnitBytes);
   return step.answer == Answer::Serve ? static_cast<int>(step.slot) : kNone;
 }
@@ -61,7 +61,7 @@ plan::DevicePlan random_lanes(std::size_t count, std::uint64_t kinds, std::uint6
   return plan_of(slots, 0, static_cast<std::uint32_t>(count));
 }
 
-// The requests of one thread that goes through its lane over and over.
+// The requests of one thread, which repeats its lane.
 class Walker {
  public:
   Walker(const plan::DevicePlan& plan, std::uint8_t lane, ThreadId thread) : plan_(plan), thread_(thread) {
@@ -69,10 +69,10 @@ class Walker {
       if (plan.lanes[slot] == lane) slots_.push_back(slot);
     }
   }
-  // False when it was not served at its slot.
+  // False if the request was not served at its slot.
   bool step(Cursors& cursors) {
     const std::size_t slot = slots_[at_++ % slots_.size()];
-    return ask(cursors, thread_, plan_.slots[slot].size / plan::kUnitBytes) == static_cast<int>(slot);
+    return request(cursors, thread_, plan_.slots[slot].size / plan::kUnitBytes) == static_cast<int>(slot);
   }
   [[nodiscard]] std::size_t length() const { return slots_.size(); }
   void become(ThreadId thread) { thread_ = thread; }
@@ -86,27 +86,27 @@ class Walker {
 
 }  // namespace
 
-TEST_CASE("each thread goes through its own lane, whoever comes first", "[serve][cursors]") {
-  Cursors cursors(two_lanes(), is_gone);
-  CHECK(ask(cursors, 5, 10) == 0);
+TEST_CASE("each thread follows its own lane, whichever comes first", "[serve][cursors]") {
+  Cursors cursors(two_lanes(), has_ended);
+  CHECK(request(cursors, 5, 10) == 0);
   for (int repetition = 0; repetition < 3; ++repetition) {
-    if (repetition == 1) CHECK(ask(cursors, 6, 7) == 2);
-    CHECK(ask(cursors, 5, 1) == 1);
-    if (repetition != 1) CHECK(ask(cursors, 6, 7) == 2);
-    CHECK(ask(cursors, 5, 2) == 3);
-    if (repetition == 2) CHECK(ask(cursors, 6, 8) == 4);
-    CHECK(ask(cursors, 5, 3) == 5);
-    if (repetition != 2) CHECK(ask(cursors, 6, 8) == 4);
+    if (repetition == 1) CHECK(request(cursors, 6, 7) == 2);
+    CHECK(request(cursors, 5, 1) == 1);
+    if (repetition != 1) CHECK(request(cursors, 6, 7) == 2);
+    CHECK(request(cursors, 5, 2) == 3);
+    if (repetition == 2) CHECK(request(cursors, 6, 8) == 4);
+    CHECK(request(cursors, 5, 3) == 5);
+    if (repetition != 2) CHECK(request(cursors, 6, 8) == 4);
   }
-  CHECK(ask(cursors, 6, 9) == 7);
-  CHECK(ask(cursors, 5, 4) == 6);
+  CHECK(request(cursors, 6, 9) == 7);
+  CHECK(request(cursors, 5, 4) == 6);
   CHECK(cursors.resynchronisations() == 0);
 }
 
 TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 21)));
   const plan::DevicePlan plan = random_lanes(60, 10, seed);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(seed);
@@ -117,32 +117,32 @@ TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {
   CHECK(cursors.fits());
 }
 
-TEST_CASE("a thread that no lane knows disturbs nobody", "[serve][cursors]") {
+TEST_CASE("a thread without a lane does not disturb others", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 7);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(7);
   REQUIRE(first.step(cursors));
   REQUIRE(second.step(cursors));
   for (int i = 0; i < 5000; ++i) {
-    if (ask(cursors, 3, 1 + random() % 110) != kNone) FAIL("a stranger was served");
+    if (request(cursors, 3, 1 + random() % 110) != kNone) FAIL("a stranger was served");
     if (!(random() % 2 == 0 ? first : second).step(cursors)) FAIL("request " << i << " found another slot");
   }
 }
 
-TEST_CASE("threads that took each other's lanes find their own", "[serve][cursors]") {
+TEST_CASE("threads that have taken each other's lanes find their own", "[serve][cursors]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 11)));
   plan::DevicePlan plan = random_lanes(60, 10, seed);
   std::size_t begin = 0;
   while (plan.lanes[begin] != 1) ++begin;
-  // Both lanes begin alike, and the second one's thread comes first.
+  // Both lanes begin with the same sizes, and the thread of the second lane comes first.
   for (std::size_t slot = 0;; ++slot) {
     if (plan.lanes[slot] != 0) continue;
     plan.slots[slot].size = plan.slots[begin].size;
     break;
   }
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(seed);
@@ -153,38 +153,38 @@ TEST_CASE("threads that took each other's lanes find their own", "[serve][cursor
   }
 }
 
-TEST_CASE("a new thread takes the lane of one that is gone", "[serve][cursors]") {
+TEST_CASE("a new thread takes the lane of a thread that has ended", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 3);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   for (int step = 0; step < 20; ++step) {
     for (std::size_t i = 0; i < first.length(); ++i) CHECK(first.step(cursors));
     for (std::size_t i = 0; i < second.length(); ++i) CHECK(second.step(cursors));
-    gone.insert(2 + step);
+    ended.insert(2 + step);
     second.become(3 + step);
   }
-  gone.clear();
-  CHECK_FALSE(second.step(cursors));  // the one before lives
+  ended.clear();
+  CHECK_FALSE(second.step(cursors));  // the thread before it still exists
 }
 
 TEST_CASE("a thread that comes late finds the body", "[serve][cursors]") {
   const plan::DevicePlan plan = two_lanes();
-  Cursors cursors(plan, is_gone);
-  for (int i = 0; i < 2; ++i) CHECK(ask(cursors, 1, 2) == kNone);
-  CHECK(ask(cursors, 1, 3) == kNone);
-  CHECK(ask(cursors, 1, 1) == 1);
-  CHECK(ask(cursors, 1, 2) == 3);
+  Cursors cursors(plan, has_ended);
+  for (int i = 0; i < 2; ++i) CHECK(request(cursors, 1, 2) == kNone);
+  CHECK(request(cursors, 1, 3) == kNone);
+  CHECK(request(cursors, 1, 1) == 1);
+  CHECK(request(cursors, 1, 2) == 3);
 }
 
-TEST_CASE("a thread that deviates for long comes back to its lane", "[serve][cursors]") {
+TEST_CASE("a thread that deviates for long returns to its lane", "[serve][cursors]") {
   const plan::DevicePlan plan = random_lanes(60, 10, 4);
-  Cursors cursors(plan, is_gone);
+  Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
   Walker second(plan, 1, 2);
   std::mt19937_64 random(4);
   for (int round = 0; round < 5; ++round) {
-    for (int i = 0; i < 500; ++i) ask(cursors, 1, 1 + random() % 210);  // an evaluation
+    for (int i = 0; i < 500; ++i) request(cursors, 1, 1 + random() % 210);  // an evaluation
     for (int i = 0; i < 500; ++i) (random() % 3 == 0 ? second : first).step(cursors);
     for (int i = 0; i < 500; ++i) {
       if (!(random() % 3 == 0 ? second : first).step(cursors)) FAIL("request " << i << " found another slot");
@@ -192,29 +192,29 @@ TEST_CASE("a thread that deviates for long comes back to its lane", "[serve][cur
   }
 }
 
-TEST_CASE("what a lane passes through, and what varies in it", "[serve][cursors]") {
+TEST_CASE("a lane with pass-through slots and slots of varying size", "[serve][cursors]") {
   plan::DevicePlan plan = two_lanes();
   plan.slots[3].kind = plan.slots[4].kind = plan::SlotKind::PassThrough;
   plan.varying = {4};
-  Cursors cursors(plan, is_gone);
-  CHECK(ask(cursors, 1, 10) == 0);
-  CHECK(ask(cursors, 1, 1) == 1);
-  CHECK(ask(cursors, 2, 7) == 2);
+  Cursors cursors(plan, has_ended);
+  CHECK(request(cursors, 1, 10) == 0);
+  CHECK(request(cursors, 1, 1) == 1);
+  CHECK(request(cursors, 2, 7) == 2);
   CHECK(cursors.next_of(1, 2 * plan::kUnitBytes).answer == Answer::Original);
   CHECK(cursors.next_of(2, 3 * plan::kUnitBytes).answer == Answer::Unplanned);
-  CHECK(ask(cursors, 1, 3) == 5);
-  CHECK(ask(cursors, 2, 7) == 2);
+  CHECK(request(cursors, 1, 3) == 5);
+  CHECK(request(cursors, 2, 7) == 2);
 }
 
-TEST_CASE("a plan of another program is noticed though no thread finds a lane", "[serve][cursors]") {
-  Cursors cursors(two_lanes(), is_gone);
-  for (int i = 0; i < 999; ++i) ask(cursors, 1 + i % 2, 50);
+TEST_CASE("a plan of another program is detected although no thread finds a lane", "[serve][cursors]") {
+  Cursors cursors(two_lanes(), has_ended);
+  for (int i = 0; i < 999; ++i) request(cursors, 1 + i % 2, 50);
   CHECK(cursors.fits());
-  ask(cursors, 1, 50);
+  request(cursors, 1, 50);
   CHECK_FALSE(cursors.fits());
 }
 
-TEST_CASE("without lanes all threads move one cursor", "[serve][cursors]") {
+TEST_CASE("without lanes, all threads move one cursor", "[serve][cursors]") {
   plan::DevicePlan plan = two_lanes();
   plan.lanes.clear();
   Cursors cursors(plan);
@@ -228,16 +228,16 @@ TEST_CASE("without lanes all threads move one cursor", "[serve][cursors]") {
   CHECK(slots == std::vector<int>{0, 1, 2});
 }
 
-TEST_CASE("threads are told apart, and gone when they have ended", "[serve][cursors]") {
+TEST_CASE("threads have different ids, and it is known when they have ended", "[serve][cursors]") {
   const ThreadId own = serve::this_thread();
   ThreadId other = 0;
   bool was_gone = true;
   std::thread([&] {
     other = serve::this_thread();
-    was_gone = serve::is_gone(other) || serve::is_gone(own);
+    was_gone = serve::has_ended(other) || serve::has_ended(own);
   }).join();
   CHECK(other != own);
   CHECK(serve::this_thread() == own);
   CHECK_FALSE(was_gone);
-  CHECK_FALSE(serve::is_gone(own));
+  CHECK_FALSE(serve::has_ended(own));
 }

@@ -19,7 +19,7 @@ using Ranges = std::vector<PhysicalRange>;
 
 }  // namespace
 
-TEST_CASE("a range taken cannot be taken again, not by a byte", "[serve][occupancy]") {
+TEST_CASE("no byte of a taken range can be taken again", "[serve][occupancy]") {
   Occupancy occupancy(16 * kPage, kPage);
   const auto begin = GENERATE(as<std::uint64_t>{}, 0, kUnitBytes, kPage - kUnitBytes, kPage, kPage + 3 * kUnitBytes);
   const auto size = GENERATE(as<std::uint64_t>{}, kUnitBytes, 64 * kUnitBytes, kPage, kPage + kUnitBytes, 3 * kPage);
@@ -48,7 +48,7 @@ TEST_CASE("several ranges are taken together or not at all", "[serve][occupancy]
   REQUIRE(occupancy.is_free({0, 5 * kPage}));
 }
 
-TEST_CASE("a page filled by small ranges is full, and empty when they are gone", "[serve][occupancy]") {
+TEST_CASE("a page filled by small ranges is full, and empty when they are released", "[serve][occupancy]") {
   Occupancy occupancy(2 * kPage, kPage);
   for (std::uint64_t at = 0; at < kPage; at += kUnitBytes) {
     REQUIRE(occupancy.try_take(Ranges{{at, at + kUnitBytes}}));

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t kPages = 4;
 
-// A plan of one slot a page, four handles of a page each.
+// A plan of four handles of a page each, with a slot on each page.
 struct Fixture {
   FakeDriver driver{kPage};
   std::string why;
@@ -35,7 +35,7 @@ struct Fixture {
     return plan;
   }
   bool take(std::uint32_t slot) { return planned.take(planned.ranges(slot), order, serve::kNoStream); }
-  // Requests that the plan does not have.
+  // Makes requests that the plan does not have.
   void let_it_not_fit() {
     for (int i = 0; i < 1000; ++i) planned.next(kPage / 2);
     REQUIRE(planned.drop_if_unfit());
@@ -49,14 +49,14 @@ std::uint64_t bytes_of(const std::vector<PhysicalRange>& ranges) {
 
 }  // namespace
 
-TEST_CASE("without a plan nothing is held, foreseen or kept", "[serve][planned]") {
+TEST_CASE("without a plan nothing is held, served or withheld", "[serve][planned]") {
   FakeDriver driver(kPage);
   Planned none;
   REQUIRE(none.state() == PlanState::None);
   REQUIRE_FALSE(none.exists());
   REQUIRE_FALSE(none.is_followed());
   REQUIRE_FALSE(none.is_dropped());
-  REQUIRE_FALSE(none.keeps_free_bytes());
+  REQUIRE_FALSE(none.tracks_free_bytes());
   for (int i = 0; i < 2000; ++i) REQUIRE(none.next(kPage).answer == Cursor::Answer::Unplanned);
   none.pass_through(kPage);
   REQUIRE_FALSE(none.drop_if_unfit());
@@ -70,7 +70,7 @@ TEST_CASE("without a plan nothing is held, foreseen or kept", "[serve][planned]"
   none.close();
 }
 
-TEST_CASE("a plan that is followed keeps its own free bytes", "[serve][planned]") {
+TEST_CASE("a plan that is followed tracks its own free bytes", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.planned.state() == PlanState::Served);
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Serve);
@@ -80,7 +80,7 @@ TEST_CASE("a plan that is followed keeps its own free bytes", "[serve][planned]"
   REQUIRE(f.take(1));
   REQUIRE(f.planned.unmerged_bytes() == kPages * kPage);
   REQUIRE(f.planned.unmerged_idle_bytes(kPage) == (kPages - 1) * kPage);
-  REQUIRE(f.planned.give_back_idle(f.order) == 0);
+  REQUIRE(f.planned.release_idle_handles(f.order) == 0);
   REQUIRE_FALSE(f.planned.drop_if_unfit());
 }
 
@@ -90,18 +90,18 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
   const serve::StreamOrdinal ordinal = f.order.ordinal(stream);
   REQUIRE(f.take(0));
   f.driver.work(stream);
-  f.order.freed(f.planned.ranges(0), ordinal, false);
+  f.order.mark_freed(f.planned.ranges(0), ordinal, false);
   f.planned.release(f.planned.ranges(0));
   REQUIRE_FALSE(f.take(0));
-  REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // the refusal left it free
+  REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // its bytes are still free after the refusal
 }
 
-TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[serve][planned]") {
+TEST_CASE("free bytes are handed over once, and requests still find their slots", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.take(2));
   REQUIRE(bytes_of(f.planned.hand_over().handed_over) == (kPages - 1) * kPage);
   REQUIRE(f.planned.state() == PlanState::Merged);
-  REQUIRE_FALSE(f.planned.keeps_free_bytes());
+  REQUIRE_FALSE(f.planned.tracks_free_bytes());
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Serve);
   REQUIRE(f.planned.unmerged_bytes() == 0);
   REQUIRE(f.planned.physical_bytes() == kPages * kPage);
@@ -109,7 +109,7 @@ TEST_CASE("free bytes are handed over once, and slots are still foreseen", "[ser
   REQUIRE(f.planned.state() == PlanState::DroppedMerged);
 }
 
-TEST_CASE("the places of what lives through the body are kept back until they are needed", "[serve][planned]") {
+TEST_CASE("places of slots that live through the body are withheld until they are needed", "[serve][planned]") {
   const bool dropped = GENERATE(false, true);
   Fixture f;
   plan::DevicePlan plan = Fixture::plan();
@@ -117,31 +117,31 @@ TEST_CASE("the places of what lives through the body are kept back until they ar
   plan.body = 1;
   for (const std::size_t stays : {0, 2}) plan.slots[stays].upper = kPages;
   plan.slots[1].upper = 2;
-  plan.slots[3].upper = kPages;  // of the body
+  plan.slots[3].upper = kPages;  // this slot belongs to the body
   f.planned = *Planned::create(f.driver, plan, &f.why);
   if (dropped) f.let_it_not_fit();
   REQUIRE(f.take(0));
   Planned::FreeBytes free = f.planned.hand_over();
   REQUIRE(bytes_of(free.handed_over) == (dropped ? 3 : 2) * kPage);
-  REQUIRE(free.kept.bytes() == (dropped ? 0 : 1) * kPage);
-  REQUIRE(f.planned.kept_bytes() == 0);
-  f.planned.keep_back(std::move(free.kept));
-  REQUIRE(f.planned.kept_bytes() == (dropped ? 0 : 1) * kPage);
+  REQUIRE(free.withheld.bytes() == (dropped ? 0 : 1) * kPage);
+  REQUIRE(f.planned.withheld_bytes() == 0);
+  f.planned.withhold(std::move(free.withheld));
+  REQUIRE(f.planned.withheld_bytes() == (dropped ? 0 : 1) * kPage);
   if (dropped) return;
-  REQUIRE(f.planned.give_up_kept(f.planned.ranges(1)).empty());
-  REQUIRE(bytes_of(f.planned.give_up_kept(f.planned.ranges(2))) == kPage);
-  REQUIRE(f.planned.kept_bytes() == 0);
-  REQUIRE(f.planned.give_up_kept().empty());
+  REQUIRE(f.planned.take_withheld(f.planned.ranges(1)).empty());
+  REQUIRE(bytes_of(f.planned.take_withheld(f.planned.ranges(2))) == kPage);
+  REQUIRE(f.planned.withheld_bytes() == 0);
+  REQUIRE(f.planned.take_withheld().empty());
 }
 
-TEST_CASE("a plan of another program is dropped once, and gives back what is idle", "[serve][planned]") {
+TEST_CASE("a plan of another program is dropped once, and releases its idle handles", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.take(3));
   f.let_it_not_fit();
   REQUIRE(f.planned.state() == PlanState::Dropped);
   REQUIRE_FALSE(f.planned.drop_if_unfit());
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Unplanned);
-  REQUIRE(f.planned.give_back_idle(f.order) == (kPages - 1) * kPage);
+  REQUIRE(f.planned.release_idle_handles(f.order) == (kPages - 1) * kPage);
   REQUIRE(f.planned.physical_bytes() == kPage);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kUnit = plan::kUnitBytes;
 
-// Slots of a prologue that live through the body, and a body of one slot.
+// A plan of a prologue whose slots live through the body, and a body of one slot.
 plan::DevicePlan plan_with(const std::vector<std::uint64_t>& sizes) {
   plan::DevicePlan plan;
   for (const std::uint64_t size : sizes) add_slot(&plan, size, 0);
@@ -26,7 +26,7 @@ plan::DevicePlan plan_with(const std::vector<std::uint64_t>& sizes) {
   return plan;
 }
 
-// The slots that are offered for a size while those in `refused` are not taken.
+// The slots that are offered for a size, where `refused` of them are not taken.
 std::vector<std::uint32_t> offered(SpareSlots& slots, std::uint64_t bytes, std::uint32_t refused = 0) {
   std::vector<std::uint32_t> seen;
   slots.offer(bytes, [&](std::uint32_t slot) {
@@ -42,14 +42,14 @@ TEST_CASE("spare slots of a size are offered in the plan's order, each once", "[
   SpareSlots slots(plan_with({3 * kUnit, 5 * kUnit, 2 * kUnit + 1, 3 * kUnit, kUnit, kUnit}));
   using Slots = std::vector<std::uint32_t>;
   REQUIRE(offered(slots, 3 * kUnit) == Slots{0});
-  REQUIRE(offered(slots, 3 * kUnit - 1, 1) == Slots{2, 3});  // the first that is offered is refused
+  REQUIRE(offered(slots, 3 * kUnit - 1, 1) == Slots{2, 3});  // the first offered slot is refused
   REQUIRE(offered(slots, 3 * kUnit).empty());
   REQUIRE(offered(slots, 5 * kUnit, 1) == Slots{1});
   REQUIRE(offered(slots, 5 * kUnit).empty());
   REQUIRE(offered(slots, 4 * kUnit).empty());
 }
 
-TEST_CASE("no slot of the body, none that is freed, and none without a place is spare", "[serve][spare_slots]") {
+TEST_CASE("slots of the body, freed slots and slots without a place are not spare", "[serve][spare_slots]") {
   plan::DevicePlan plan = plan_with(std::vector<std::uint64_t>(9, kUnit));
   plan.slots[0].upper = 2;
   plan.slots[1].kind = plan::SlotKind::PassThrough;
@@ -65,8 +65,8 @@ TEST_CASE("no slot of the body, none that is freed, and none without a place is 
   REQUIRE(slots_through_body(plan).empty());
 }
 
-TEST_CASE("slots that live through the body are spare where many were made at a time", "[serve][spare_slots]") {
-  // Two workspaces; a state of six tensors, with other requests between; and one more workspace.
+TEST_CASE("slots that live through the body are spare if many were allocated at a time", "[serve][spare_slots]") {
+  // Two workspaces, a state of six tensors with other requests between them, and another workspace.
   const std::vector<std::uint32_t> live = {3, 4, 20, 22, 23, 26, 27, 31, 42};
   plan::DevicePlan plan = plan_with(std::vector<std::uint64_t>(50, kUnit));
   for (std::uint32_t slot = 0; slot < plan.prologue; ++slot) plan.slots[slot].upper = slot + 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library learns from the program's events, case by case (interpose/serve/streams/event_order.h).
+// The order that the library learns from the program's events, case by case.
 #include "interpose/serve/streams/event_order.h"
 
 #include <vector>
@@ -23,13 +23,13 @@ struct Fixture {
   std::uint64_t calls = 0;
 
   Fixture() {
-    // Both use memory: from then on there is order to learn.
+    // Both streams use memory, so events are tracked from now on.
     model.take(s, 0);
     model.take(t, 0);
   }
   void record(const OrderModel::Stream& on) { model.record(event, on, false, kNothing); }
   void wait(const OrderModel::Stream& on) { model.wait(on, event, false, kNothing); }
-  // How many waits of its own the library needs for the page.
+  // The number of waits that the library makes for the page.
   std::uint64_t waits_for(const OrderModel::Stream& stream, std::size_t page = 0) {
     auto& order = model.contexts[stream.context].order;
     const std::uint64_t before = order.waits();
@@ -51,10 +51,10 @@ TEST_CASE("bytes that the program ordered itself need no wait", "[serve][events]
   REQUIRE(f.model.driver.order_calls() == calls);
   REQUIRE(f.spared() == 1);
   REQUIRE(f.waits_for(f.s) == 0);
-  REQUIRE(f.spared() == 1);  // one wait would have been enough
+  REQUIRE(f.spared() == 1);  // the library would have needed one wait
 }
 
-TEST_CASE("a free behind the record is not ordered by it", "[serve][events]") {
+TEST_CASE("a free after the record is not ordered by it", "[serve][events]") {
   Fixture f;
   f.record(f.t);
   f.model.use_and_free(f.t, 0);
@@ -63,7 +63,7 @@ TEST_CASE("a free behind the record is not ordered by it", "[serve][events]") {
   REQUIRE(f.spared() == 0);
 }
 
-TEST_CASE("a free while the record is made is not ordered by it", "[serve][events]") {
+TEST_CASE("a free during the record is not ordered by it", "[serve][events]") {
   Fixture f;
   f.model.record(f.event, f.t, false, [&] { f.model.use_and_free(f.t, 0); });
   f.wait(f.s);
@@ -108,16 +108,16 @@ TEST_CASE("an event that is recorded while a stream waits for it orders nothing"
   f.record(f.t);
   bool first = true;
   f.model.wait(f.s, f.event, false, [&] {
-    if (std::exchange(first, false)) blindly ? f.model.record_blindly(f.event, u) : f.record(u);
+    if (std::exchange(first, false)) blindly ? f.model.record_untracked(f.event, u) : f.record(u);
   });
   f.model.check(f.s);
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("two records of an event at once leave no clock, whichever is the last", "[serve][events]") {
+TEST_CASE("two concurrent records of an event leave no clock, whichever is the last", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
-  const int when = GENERATE(1, 2);  // the other thread's record comes before, or after
+  const int when = GENERATE(1, 2);  // the other thread records before or after CUDA does
   const bool other_first = GENERATE(false, true);
   f.model.use_and_free(f.t, 0);
   int part = 0;
@@ -129,17 +129,18 @@ TEST_CASE("two records of an event at once leave no clock, whichever is the last
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("a stream that waits between two records at once learns nothing", "[serve][events]") {
+TEST_CASE("a stream that waits between two concurrent records learns nothing", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
   f.model.use_and_free(f.t, 0);
   int part = 0;
-  f.model.record(f.event, u, false, [&] { ++part == 1 ? f.record(f.t) : f.wait(f.s); });  // the other's is the last
+  // The other thread's record is the last.
+  f.model.record(f.event, u, false, [&] { ++part == 1 ? f.record(f.t) : f.wait(f.s); });
   f.model.check(f.s);
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("a third record, begun while two are under way, leaves no clock either", "[serve][events]") {
+TEST_CASE("a third record that begins while two are under way leaves no clock either", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream u = f.model.make_stream(0);
   const CUevent event = f.event;
@@ -157,7 +158,7 @@ TEST_CASE("a third record, begun while two are under way, leaves no clock either
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("a record that is under way when the first clock is taken is known of", "[serve][events]") {
+TEST_CASE("a record that is under way when the first clock is read is known", "[serve][events]") {
   OrderModel model;
   const OrderModel::Stream s = model.make_stream(0);
   const OrderModel::Stream t = model.make_stream(0);
@@ -203,7 +204,7 @@ TEST_CASE("captures order nothing", "[serve][events]") {
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("an event that is destroyed, or made anew with the same handle, has no clock", "[serve][events]") {
+TEST_CASE("an event that is destroyed, or created again with the same handle, has no clock", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
@@ -215,7 +216,7 @@ TEST_CASE("an event that is destroyed, or made anew with the same handle, has no
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("an event that others may record is believed no more", "[serve][events]") {
+TEST_CASE("an event that others may record is distrusted", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   const bool before = GENERATE(false, true);
@@ -230,7 +231,7 @@ TEST_CASE("an event that others may record is believed no more", "[serve][events
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-// Where two handles fall on one place of the table, the clock there is of one of them.
+// If two handles have the same entry of the table, its clock belongs to one of them.
 TEST_CASE("an event has no other event's clock", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
@@ -244,7 +245,7 @@ TEST_CASE("an event has no other event's clock", "[serve][events]") {
   REQUIRE(f.waits_for(f.s) == 1);
 }
 
-TEST_CASE("unknown functions that record events end the belief in all", "[serve][events]") {
+TEST_CASE("after a look-up of an unknown function that records events, all are distrusted", "[serve][events]") {
   Fixture f;
   for (const char* name :
        {"cudaEventRecord", "cuEventElapsedTime_v3", "cuGraphEventRecordNodeGetEvent", "cuEventQuery"}) {
@@ -276,7 +277,7 @@ TEST_CASE("a stream of another context learns nothing", "[serve][events]") {
   REQUIRE(f.waits_for(other) == 1);
 }
 
-TEST_CASE("an event that is over tells that what is before it is", "[serve][events]") {
+TEST_CASE("when an event is complete, everything before it is complete", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
@@ -292,19 +293,19 @@ TEST_CASE("an event that is over tells that what is before it is", "[serve][even
   REQUIRE(f.model.driver.order_calls() > calls);
 }
 
-TEST_CASE("an event that is recorded while it is asked about tells nothing", "[serve][events]") {
+TEST_CASE("an event that is recorded during its query tells nothing", "[serve][events]") {
   Fixture f;
   const OrderModel::Stream idle = f.model.make_stream(0);
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
   const bool blindly = GENERATE(false, true);
   f.model.query(f.event, [&, first = true]() mutable {
-    if (std::exchange(first, false)) blindly ? f.model.record_blindly(f.event, idle) : f.record(idle);
+    if (std::exchange(first, false)) blindly ? f.model.record_untracked(f.event, idle) : f.record(idle);
   });
   f.model.check_complete(0);
 }
 
-TEST_CASE("who synchronises with a stream knows what the stream was behind", "[serve][events]") {
+TEST_CASE("after synchronizing with a stream, everything that it was ordered after is complete", "[serve][events]") {
   Fixture f;
   f.model.use_and_free(f.t, 0);
   f.record(f.t);
@@ -313,21 +314,21 @@ TEST_CASE("who synchronises with a stream knows what the stream was behind", "[s
   f.model.synchronize(f.s, [&] { f.model.use_and_free(f.s, 2); });
   f.model.check_complete(0);
   const auto& clocks = f.model.contexts[0].order.clocks();
-  REQUIRE(clocks.complete(2) != 0);
-  REQUIRE(clocks.complete(1) != 0);
+  REQUIRE(clocks.complete_up_to(2) != 0);
+  REQUIRE(clocks.complete_up_to(1) != 0);
 }
 
-// A free on it is behind the legacy stream's work, but the stream has no work that is.
-TEST_CASE("what a blocking stream freed is not known to be over when the stream is idle", "[serve][events]") {
+// A free on a blocking stream is ordered after the legacy stream's work, but the stream itself has no such work.
+TEST_CASE("frees of a blocking stream are not known to be complete when the stream is idle", "[serve][events]") {
   OrderModel model;
   const OrderModel::Stream s = model.make_stream(0, CU_STREAM_DEFAULT);
   model.take(model.make_stream(0), 0);
   model.use_and_free(s, 0);
   model.synchronize(s, kNothing);
-  REQUIRE(model.contexts[0].order.clocks().complete(2) == 0);
+  REQUIRE(model.contexts[0].order.clocks().complete_up_to(2) == 0);
 }
 
-TEST_CASE("streams that come and go keep the belief in events", "[serve][events]") {
+TEST_CASE("events are still trusted when streams are created and destroyed", "[serve][events]") {
   Fixture f;
   for (int i = 0; i < 2 * kMaxStreams; ++i) {
     const OrderModel::Stream u = f.model.make_stream(0);
@@ -343,7 +344,7 @@ TEST_CASE("streams that come and go keep the belief in events", "[serve][events]
   REQUIRE(f.model.contexts[0].order.clocks().count() < 5);
 }
 
-TEST_CASE("streams beyond those that have a clock wait as before", "[serve][events]") {
+TEST_CASE("streams without a clock wait", "[serve][events]") {
   Fixture f;
   std::vector<OrderModel::Stream> streams;
   for (std::size_t i = 0; i < StreamClock::kStreams; ++i) {
@@ -357,8 +358,8 @@ TEST_CASE("streams beyond those that have a clock wait as before", "[serve][even
   REQUIRE(f.model.clock(streams.back()) == nullptr);
 }
 
-// A clock is written without the heap's lock by who waits on the stream.
-TEST_CASE("a living stream that has a clock keeps its ordinal", "[serve][events]") {
+// A thread that makes the stream wait writes its clock without the heap's lock.
+TEST_CASE("a stream that exists and has a clock keeps its ordinal", "[serve][events]") {
   Fixture f;
   StreamClock* const clock = f.model.clock(f.s);
   for (int i = 0; i < 2 * kMaxStreams; ++i) {
@@ -366,6 +367,6 @@ TEST_CASE("a living stream that has a clock keeps its ordinal", "[serve][events]
     f.model.use_and_free(u, 0);
     f.model.driver.finish_all_work();
   }
-  REQUIRE(clock->names(f.s.key));
+  REQUIRE(clock->is_for(f.s.key));
   REQUIRE(f.model.clock(f.s) == clock);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random programs of streams and events: every order that the library relies on must be true in the fake driver, which
-// knows the true order. All of the library's numbers are compared after every step.
+// Random programs of streams and events. Every order that the library relies on must be true in the fake driver, which
+// knows the true order. All numbers of the library are checked after every step.
 #include <atomic>
 #include <random>
 #include <string>
@@ -17,10 +17,10 @@ namespace {
 using Random = std::mt19937_64;
 constexpr auto kNothing = [] {};
 
-// One thread that does everything. In the middle of a call others are made, as other threads would.
+// One thread that makes all calls. During a call it makes others, as other threads would.
 class Program {
  public:
-  // `events`: the fewer, the more often one is recorded twice at once, after which it is distrusted.
+  // `events`: with fewer events, more of them are recorded twice at once, after which they are distrusted.
   Program(OrderModel* model, std::uint64_t seed, std::size_t events) : model_(*model), random_(seed) {
     for (std::size_t i = 0; i < 7; ++i) {
       const std::size_t context = i < 5 ? 0 : 1;
@@ -122,9 +122,9 @@ class Program {
     const bool same = event.context == stream.stream.context;
     switch (below(4)) {
       case 0:
-        if (same) model_.record_blindly(event.event, stream.stream);
+        if (same) model_.record_untracked(event.event, stream.stream);
         break;
-      case 1:  // shared with others, who may record it
+      case 1:  // shared with other processes, which may record it
         if (&event == &events_.front() || event.distrusted) {
           model_.events->distrust(event.event);
           event.distrusted = true;
@@ -142,7 +142,7 @@ class Program {
     stream.capturing = false;
   }
 
-  // What no other call uses at the moment.
+  // An object that no other call uses at the moment.
   void replace(Stream& stream, Event& event) {
     if (one_in(2) && event.used == 1) {
       model_.destroy_event(event.event);
@@ -169,7 +169,7 @@ class Program {
 
 }  // namespace
 
-TEST_CASE("random programs of events: nothing is believed that is not so", "[serve][events][random]") {
+TEST_CASE("random programs of events: everything that is relied on is true", "[serve][events][random]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 61)));
   CAPTURE(seed);
   OrderModel model;
@@ -180,7 +180,7 @@ TEST_CASE("random programs of events: nothing is believed that is not so", "[ser
   REQUIRE(model.believed() > 100);
 }
 
-TEST_CASE("short random programs around few events: nothing is believed that is not so", "[serve][events][random]") {
+TEST_CASE("short random programs with few events: everything that is relied on is true", "[serve][events][random]") {
   std::uint64_t believed = 0;
   for (std::uint64_t seed = 1; seed <= 600; ++seed) {
     CAPTURE(seed);
@@ -194,7 +194,7 @@ TEST_CASE("short random programs around few events: nothing is believed that is 
   REQUIRE(believed > 600);
 }
 
-TEST_CASE("threads that share streams and events: nothing is believed that is not so", "[serve][events][threads]") {
+TEST_CASE("threads that share streams and events: everything that is relied on is true", "[serve][events][threads]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   CAPTURE(seed);
   OrderModel model;

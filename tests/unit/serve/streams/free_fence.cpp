@@ -11,11 +11,11 @@
 using namespace stalloc::test;
 using stalloc::serve::FreeFence;
 
-TEST_CASE("a free on a full device waits with the spare block, again and again", "[serve][fence]") {
+TEST_CASE("frees on a full device wait with the spare block, repeatedly", "[serve][fence]") {
   FakeDriver driver;
   FreeFence fence(driver, FakeDriver::context());
   REQUIRE(fence.prepare());
-  driver.most_plain_blocks = 1;  // the spare one
+  driver.most_plain_blocks = 1;  // the spare block
   for (int i = 0; i < 3; ++i) CHECK(fence.wait() == CUDA_SUCCESS);
 }
 
@@ -23,7 +23,7 @@ TEST_CASE("threads take turns with the spare block", "[serve][fence]") {
   FakeDriver driver;
   FreeFence fence(driver, FakeDriver::context());
   REQUIRE(fence.prepare());
-  driver.most_plain_blocks = 1;  // the spare one
+  driver.most_plain_blocks = 1;  // the spare block
   std::array<int, 4> failures{};
   std::vector<std::thread> threads;
   for (int& failed : failures) {

@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::uint64_t kUnit = stalloc::plan::kUnitBytes;
 constexpr std::uint64_t kPage = 64 * kUnit;
-constexpr std::uint64_t kPages = 600;  // more than are compared at once
+constexpr std::uint64_t kPages = 600;  // more marks than are compared at once
 
-// Says for each unit who freed it last and by which free, and for each page its latest free.
+// A simple model: the stream and the number of the latest free of each unit, and the latest free of each page.
 struct Model {
   struct Free {
     FreeMark mark = kNoStream;
@@ -34,7 +34,7 @@ struct Model {
   }
 };
 
-// Ends on pages, within one page, or anywhere.
+// A range of whole pages, within one page, or of any units.
 PhysicalRange random_range(std::mt19937& random) {
   const std::uint64_t grain = random() % 3 == 0 ? kPage : kUnit;
   const std::uint64_t most = (random() % 2 == 0 ? 2 : kPages) * kPage / grain;
@@ -45,9 +45,10 @@ PhysicalRange random_range(std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a free of these bytes", "[serve][marks]") {
+TEST_CASE("the stream that freed bytes is always known, and an exact number is a free of these bytes",
+          "[serve][marks]") {
   const auto seed = GENERATE(range(1U, 4U));
-  const auto marks = GENERATE(1U, 2U, 3U, 12U);  // the last: more than are told once
+  const auto marks = GENERATE(1U, 2U, 3U, 12U);  // the last: more marks than are collected
   CAPTURE(seed, marks);
   std::mt19937 random(seed);
   FreeMarks table(kPages * kPage, kPage);
@@ -57,26 +58,26 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
     const PhysicalRange freed = random_range(random);
     const auto mark = static_cast<FreeMark>(1 + random() % marks);
     if (random() % 8 == 0) {
-      table.cleared({&freed, 1});
+      table.clear({&freed, 1});
       model.freed(freed, kNoStream, 0);
     } else {
-      table.freed({&freed, 1}, mark, number);
+      table.mark({&freed, 1}, mark, number);
       model.freed(freed, mark, number);
     }
 
-    const std::vector<PhysicalRange> asked{random_range(random), random_range(random)};
+    const std::vector<PhysicalRange> wanted{random_range(random), random_range(random)};
     const auto own = static_cast<FreeMark>(random() % (marks + 1));
     std::map<FreeMark, FreeMarks::Latest> claims;
-    table.for_each_claim(asked, own, [&](FreeMark claimed, FreeMarks::Latest free) {
+    table.for_each_claim(wanted, own, [&](FreeMark claimed, FreeMarks::Latest free) {
       REQUIRE(claimed != own);
       REQUIRE(claimed != kNoStream);
       FreeMarks::Latest& known = claims[claimed];
       if (free.sequence > known.sequence) known = free;
     });
-    REQUIRE((!table.only(asked, own) || claims.empty()));
-    std::map<FreeMark, std::uint64_t> latest;  // of the bytes that were asked for
+    REQUIRE((!table.has_only(wanted, own) || claims.empty()));
+    std::map<FreeMark, std::uint64_t> latest;  // of the requested bytes
     std::uint64_t latest_in_pages = 0;
-    for (const PhysicalRange& range : asked) {
+    for (const PhysicalRange& range : wanted) {
       for (std::uint64_t unit = range.begin / kUnit; unit < range.end / kUnit; ++unit) {
         const Model::Free& free = model.units[unit];
         if (free.mark != kNoStream && free.mark != own) latest[free.mark] = std::max(latest[free.mark], free.number);
@@ -95,17 +96,17 @@ TEST_CASE("who freed bytes is never forgotten, and what is told exactly is a fre
   }
 }
 
-TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
+TEST_CASE("neighbours that share a page are distinguished", "[serve][marks]") {
   FreeMarks table(4 * kPage, kPage);
   const auto latest = [&](std::uint64_t begin, std::uint64_t end) {
-    const PhysicalRange asked{begin * kUnit, end * kUnit};
+    const PhysicalRange wanted{begin * kUnit, end * kUnit};
     FreeMarks::Latest found;
-    table.for_each_claim({&asked, 1}, 2, [&](FreeMark, FreeMarks::Latest free) { found = free; });
+    table.for_each_claim({&wanted, 1}, 2, [&](FreeMark, FreeMarks::Latest free) { found = free; });
     return found;
   };
   const auto free = [&](std::uint64_t begin, std::uint64_t end, std::uint64_t number) {
     const PhysicalRange freed{begin * kUnit, end * kUnit};
-    table.freed({&freed, 1}, 1, number);
+    table.mark({&freed, 1}, 1, number);
   };
   free(0, 100, 1);  // a page and a part of the next one
   free(100, 192, 2);
@@ -118,7 +119,7 @@ TEST_CASE("neighbours that share a page are told apart", "[serve][marks]") {
   REQUIRE(latest(80, 100).exact);
   REQUIRE(latest(80, 100).sequence == 1);
 
-  // More parts than are remembered: a bound is told.
+  // More parts than are remembered, so the result is a bound.
   free(100, 101, 16);
   REQUIRE_FALSE(latest(80, 100).exact);
   REQUIRE(latest(80, 100).sequence >= 1);

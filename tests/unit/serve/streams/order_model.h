@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs of streams and events as CUDA sees them, beside what the library learns of them: the fake driver knows the
-// true order, and every number that the library relies on is compared with it.
+// A model of programs with streams and events, as CUDA executes them and as the library observes them. The fake driver
+// knows the true order, and every number that the library relies on is compared with it.
 #pragma once
 
 #include <cuda.h>
@@ -21,9 +21,9 @@
 
 namespace stalloc::test {
 
-// Two contexts, with streams and events of each. Calls of the program go through the same functions as the hooks'.
-// `meanwhile` is called in the middle of each call, before and after CUDA's own part of it: what other threads do then.
-// Thread-safe as far as CUDA is; stream orders are used under a lock, as in a heap.
+// Two contexts with streams and events. The program's calls use the same functions as the hooks. `meanwhile` is called
+// during each call, before and after CUDA's own part, in place of other threads. Thread-safe as far as CUDA is; stream
+// orders are used with a lock held, as in a heap.
 class OrderModel {
  public:
   struct Broken : std::logic_error {
@@ -35,13 +35,13 @@ class OrderModel {
   struct Context {
     CUcontext handle;
     serve::StreamOrder order;
-    std::mutex lock;  // the heap's
+    std::mutex lock;  // as a heap's
     struct Free {
       std::uint64_t number = 0;
       Moment moment;
     };
     std::map<serve::StreamOrdinal, std::vector<Free>> frees;
-    std::vector<Moment> pages = std::vector<Moment>(kPages);  // the last free of each
+    std::vector<Moment> pages = std::vector<Moment>(kPages);  // the latest free of each
     std::vector<bool> freed = std::vector<bool>(kPages);
 
     Context(FakeDriver& driver, CUcontext context, serve::EventOrder* events)
@@ -87,22 +87,22 @@ class OrderModel {
     driver.destroy_event(event);
   }
 
-  // Work on the stream, and then a free of the page.
+  // Gives the stream work, and then frees the page on it.
   void use_and_free(const Stream& stream, std::size_t page) {
     Context& of = contexts[stream.context];
     const Moment moment = driver.work(stream.key);
     const std::lock_guard lock(of.lock);
     const serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
     if (ordinal == serve::kNoStream) return;
-    const std::uint64_t number = of.order.number_free(ordinal, false);
+    const std::uint64_t number = of.order.assign_free_number(ordinal, false);
     const serve::PhysicalRange range = range_of(page);
-    of.order.freed({&range, 1}, ordinal, number, true);
+    of.order.mark_freed({&range, 1}, ordinal, number, true);
     of.frees[ordinal].push_back({number, moment});
     of.pages[page] = moment;
     of.freed[page] = true;
   }
 
-  // A request of the page on the stream. Throws Broken if it is granted without order.
+  // Requests the page on the stream. Throws Broken if it is served without order.
   void take(const Stream& stream, std::size_t page) {
     Context& of = contexts[stream.context];
     const std::lock_guard lock(of.lock);
@@ -134,7 +134,7 @@ class OrderModel {
           return result;
         });
   }
-  // By calls that the library does not see.
+  // Makes calls that the library does not observe.
   CUresult record_now(CUevent event, const Stream& stream) {
     const bool captured = is_capturing(stream);
     if (!captured && driver.record_event(event, stream.key.handle) != CUDA_SUCCESS) return CUDA_ERROR_UNKNOWN;
@@ -148,7 +148,7 @@ class OrderModel {
         event, gate, [&] { return clock(stream); },
         [&] {
           meanwhile();
-          // Neither is an order between streams: the one makes a node, the other joins a capture.
+          // Neither call orders streams: one makes a graph node, the other joins a capture.
           const bool orders = !is_capturing(stream) && !is_captured(event);
           CUresult result = fails ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
           if (orders && !fails) result = driver.wait_event(stream.key.handle, event);
@@ -156,13 +156,13 @@ class OrderModel {
           return result;
         });
   }
-  // Of a context by the wrong function, as cuCtxRecordEvent does: of none of our streams alone.
-  void record_blindly(CUevent event, const Stream& stream) {
-    events->record_blindly(event, [&] { return record_now(event, stream); });
+  // Records a whole context, as cuCtxRecordEvent does.
+  void record_untracked(CUevent event, const Stream& stream) {
+    events->record_untracked(event, [&] { return record_now(event, stream); });
   }
   template <class Meanwhile>
   void query(CUevent event, Meanwhile meanwhile) {
-    see_over(event, [&] {
+    observe_completion(event, [&] {
       meanwhile();
       const CUresult result = is_captured(event) ? CUDA_ERROR_CAPTURED_EVENT : driver.query_event(event);
       meanwhile();
@@ -171,7 +171,7 @@ class OrderModel {
   }
   template <class Meanwhile>
   void synchronize(CUevent event, Meanwhile meanwhile) {
-    see_over(event, [&] {
+    observe_completion(event, [&] {
       meanwhile();
       if (is_captured(event)) return CUDA_ERROR_CAPTURED_EVENT;
       driver.finish_work_before(event);
@@ -183,12 +183,12 @@ class OrderModel {
   void synchronize(const Stream& stream, Meanwhile meanwhile) {
     serve::StreamClock* known_of = clock(stream);
     if (known_of == nullptr) return;
-    serve::StreamClock::Known known;
-    known_of->know(&known);
+    serve::StreamClock::Snapshot known;
+    known_of->snapshot(&known);
     meanwhile();
     driver.finish_work_of(stream.key);
     meanwhile();
-    known_of->all().completed(known);
+    known_of->all().mark_complete(known);
   }
   template <class Meanwhile>
   void synchronize(std::size_t context, Meanwhile meanwhile) {
@@ -199,16 +199,16 @@ class OrderModel {
     driver.synchronize_context();
     driver.pop_context();
     meanwhile();
-    clocks.synchronized(number);
+    clocks.mark_all_complete(number);
   }
 
   void begin_capture(const Stream& stream) {
-    gate.began();
+    gate.capture_began();
     driver.set_capturing(stream.key.handle, true);
   }
   void end_capture(const Stream& stream) {
     driver.set_capturing(stream.key.handle, false);
-    gate.ended();
+    gate.capture_ended();
   }
   bool is_capturing(const Stream& stream) {
     bool capturing = false;
@@ -222,14 +222,14 @@ class OrderModel {
     return in_context(of, [&] { return of.order.clock(stream.key); });
   }
 
-  // Checks everything that the library relies on for the stream. Throws Broken if it is wrong.
+  // Checks all numbers that the library relies on for the stream. Throws Broken if one is wrong.
   void check(const Stream& stream) {
     serve::StreamClock* believed = clock(stream);
     if (believed == nullptr) return;
     Context& of = contexts[stream.context];
     for (std::size_t owner = 1; owner <= of.order.clocks().count(); ++owner) {
       if (owner == believed->ordinal()) continue;
-      const std::uint64_t number = believed->behind(owner);
+      const std::uint64_t number = believed->ordered_after(owner);
       for (const auto& free : frees_up_to(of, owner, number)) {
         if (!driver.is_ordered(stream.key, free.moment))
           throw Broken("a stream is not behind a free that it is said to be");
@@ -240,19 +240,19 @@ class OrderModel {
   void check_complete(std::size_t context) {
     Context& of = contexts[context];
     for (std::size_t owner = 1; owner <= of.order.clocks().count(); ++owner) {
-      const std::uint64_t number = of.order.clocks().complete(static_cast<serve::StreamOrdinal>(owner));
+      const std::uint64_t number = of.order.clocks().complete_up_to(static_cast<serve::StreamOrdinal>(owner));
       for (const auto& free : frees_up_to(of, owner, number)) {
         if (!driver.is_over(free.moment)) throw Broken("a free is not over that is said to be");
       }
     }
   }
-  // How many numbers were found to be true.
+  // How many numbers were checked.
   [[nodiscard]] std::uint64_t believed() const { return believed_; }
 
  private:
   template <class Ask>
-  void see_over(CUevent event, Ask ask) {
-    events->see_over(
+  void observe_completion(CUevent event, Ask ask) {
+    events->observe_completion(
         event,
         [&](std::uint64_t id) -> serve::StreamClocks* {
           for (Context& of : contexts) {
@@ -286,7 +286,7 @@ class OrderModel {
   }
 
   std::mutex captured_mutex_;
-  std::map<CUevent, bool> captured_;  // the last record was captured
+  std::map<CUevent, bool> captured_;  // true: the latest record was captured
   std::atomic<std::uint64_t> believed_{0};
 };
 

@@ -31,7 +31,7 @@ struct Fixture {
 
   Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = true) {
     const Moment moment = driver.work(key);
-    order.freed(ranges, order.ordinal(key), event_now);
+    order.mark_freed(ranges, order.ordinal(key), event_now);
     return moment;
   }
   bool use(const Ranges& ranges, StreamKey key) { return order.order(ranges, order.ordinal(key)); }
@@ -39,7 +39,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("a stream takes its own frees and fresh bytes without a driver call", "[serve][order]") {
+TEST_CASE("a stream uses its own freed bytes and new bytes without a driver call", "[serve][order]") {
   Fixture f;
   REQUIRE(f.use(f.page, f.s));
   f.use_and_free(f.page, f.s);
@@ -62,38 +62,40 @@ TEST_CASE("another stream waits for the free, once", "[serve][order]") {
   REQUIRE(f.order.waits() == 1);
 }
 
-TEST_CASE("a stream that the program has ordered behind another is so soon again", "[serve][order]") {
+TEST_CASE("a wait is avoided between streams that the program has ordered before", "[serve][order]") {
   Fixture f;
-  const auto order_unless_soon = [&](StreamKey key) { return f.order.order_unless_soon(f.page, f.order.ordinal(key)); };
+  const auto order_without_avoidable_wait = [&](StreamKey key) {
+    return f.order.order_without_avoidable_wait(f.page, f.order.ordinal(key));
+  };
   f.use_and_free(f.page, f.t);
-  REQUIRE(order_unless_soon(f.s));  // nobody knows
+  REQUIRE(order_without_avoidable_wait(f.s));  // the program has ordered nothing yet
   REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
   const StreamOrdinal owner = f.order.ordinal(f.t);
   f.order.clock(f.s)->raise(owner, f.order.latest_number());
-  REQUIRE(order_unless_soon(f.s));  // it is ordered now
+  REQUIRE(order_without_avoidable_wait(f.s));  // the streams are ordered now
   REQUIRE(f.order.spared_waits() == 1);
   REQUIRE(f.order.waits() == 1);
   f.use_and_free(f.page, f.t);
   const std::uint64_t calls = f.driver.order_calls();
-  REQUIRE_FALSE(order_unless_soon(f.s));
-  REQUIRE(order_unless_soon(f.t));
+  REQUIRE_FALSE(order_without_avoidable_wait(f.s));
+  REQUIRE(order_without_avoidable_wait(f.t));
   REQUIRE(f.driver.order_calls() == calls);
   const bool waits = GENERATE(false, true);
   if (waits) {
     REQUIRE(f.use(f.page, f.s));
   } else {
     f.driver.finish_all_work();
-    f.order.settle();
+    f.order.poll_thoroughly();
   }
-  REQUIRE(order_unless_soon(f.s));
+  REQUIRE(order_without_avoidable_wait(f.s));
   REQUIRE(f.order.waits() == (waits ? 2 : 1));
   f.use_and_free(f.page, f.s);
-  REQUIRE(order_unless_soon(f.t));  // the other way round the program has not ordered them
+  REQUIRE(order_without_avoidable_wait(f.t));  // the program has not ordered them the other way round
   REQUIRE(f.order.waits() == (waits ? 3 : 2));
 }
 
-TEST_CASE("a new stream is not taken for one that the program orders", "[serve][order]") {
+TEST_CASE("a new stream does not count as one that the program orders", "[serve][order]") {
   Fixture f;
   f.use_and_free(f.page, f.t);
   f.order.clock(f.s)->raise(f.order.ordinal(f.t), f.order.latest_number());
@@ -103,7 +105,7 @@ TEST_CASE("a new stream is not taken for one that the program orders", "[serve][
   const StreamKey fresh{f.driver.new_stream(), 0};
   REQUIRE(f.order.ordinal(fresh) == gone);
   f.use_and_free(f.page, f.t);
-  REQUIRE(f.order.order_unless_soon(f.page, gone));
+  REQUIRE(f.order.order_without_avoidable_wait(f.page, gone));
   REQUIRE(f.order.waits() == 1);
 }
 
@@ -115,29 +117,29 @@ TEST_CASE("a free known to be complete needs no wait", "[serve][order]") {
   REQUIRE(f.order.waits() == 0);
 }
 
-TEST_CASE("a look at the device asks few questions, and what they tell is known", "[serve][order]") {
+TEST_CASE("a poll makes few queries, and their results are kept", "[serve][order]") {
   Fixture f;
   f.use_and_free(f.page, f.t, false);
   const std::uint64_t first = f.order.latest_number();
   REQUIRE_FALSE(f.order.is_known_complete(first));
   std::uint64_t calls = f.driver.order_calls();
-  f.order.look();
+  f.order.poll();
   REQUIRE_FALSE(f.order.is_known_complete(first));
-  REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded behind the free, and asked for
+  REQUIRE(f.driver.order_calls() == calls + 2);  // an event was recorded after the free, and queried
   calls = f.driver.order_calls();
   f.use_and_free(f.part, f.t, false);
   const std::uint64_t second = f.order.latest_number();
-  f.order.look();
-  REQUIRE(f.driver.order_calls() == calls + 1);  // while that one is pending there is no other
+  f.order.poll();
+  REQUIRE(f.driver.order_calls() == calls + 1);  // no other event is recorded while this one is pending
   f.driver.finish_all_work();
   REQUIRE_FALSE(f.order.is_known_complete(first));
-  f.order.look();
+  f.order.poll();
   REQUIRE(f.order.is_known_complete(first));
-  f.order.look();
+  f.order.poll();
   REQUIRE(f.order.is_known_complete(second));
 }
 
-TEST_CASE("a stream waits for the event of the free, and for no later one unless it may", "[serve][order]") {
+TEST_CASE("a stream waits for the event of the free, and for a late event only if allowed", "[serve][order]") {
   Fixture f;
   const bool event_now = GENERATE(true, false);
   const bool freed_later = GENERATE(true, false);
@@ -154,13 +156,13 @@ TEST_CASE("a stream waits for the event of the free, and for no later one unless
     REQUIRE(f.order.waits() == 0);
   }
   SECTION("the device has no more memory") {
-    f.order.set_waits_late(true);
+    f.order.allow_late_events(true);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, later));
   }
 }
 
-TEST_CASE("a stream's free in a page is known by its number, whoever frees there later", "[serve][order]") {
+TEST_CASE("the number of a stream's free in a page is known, whichever stream frees there later", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free({{0, 1024}}, f.t);
   f.use_and_free({{1024, 2048}}, f.s);
@@ -172,7 +174,7 @@ TEST_CASE("a stream's free in a page is known by its number, whoever frees there
   REQUIRE_FALSE(f.driver.is_ordered(u, later));
 }
 
-TEST_CASE("an event stands behind each free until it is over, up to a number", "[serve][order]") {
+TEST_CASE("each free has an event until it is complete, up to a limit", "[serve][order]") {
   Fixture f;
   constexpr std::uint64_t kMost = stalloc::serve::FreeEvents::kMost;
   StreamOrder order(f.driver, FakeDriver::context(), (kMost + 1) * kPage, kPage);
@@ -182,7 +184,7 @@ TEST_CASE("an event stands behind each free until it is over, up to a number", "
   const bool over = GENERATE(false, true);
   for (std::uint64_t i = 0; i <= kMost; ++i) {
     freed.push_back(f.driver.work(f.t));
-    order.freed(page(i), owner, true);
+    order.mark_freed(page(i), owner, true);
     if (over && i == 9) f.driver.finish_all_work();
   }
   for (std::uint64_t i = 10; i <= kMost; i = 2 * i + 1) {
@@ -191,10 +193,10 @@ TEST_CASE("an event stands behind each free until it is over, up to a number", "
     REQUIRE(f.driver.is_ordered(user, freed[i]));
     REQUIRE((i == kMost || !f.driver.is_ordered(user, freed[i + 1])));
   }
-  REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first made room
+  REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first event was dropped
 }
 
-TEST_CASE("many events are taken, the earliest that serves is waited for", "[serve][order]") {
+TEST_CASE("with many events, the earliest that covers the free is waited for", "[serve][order]") {
   Fixture f;
   std::vector<Moment> freed;
   for (std::uint64_t i = 0; i < 15; ++i) freed.push_back(f.use_and_free({{i * kPage, (i + 1) * kPage}}, f.t, true));
@@ -218,7 +220,7 @@ TEST_CASE("two streams that share a page do not wait for each other", "[serve][o
   REQUIRE(f.driver.is_ordered(f.t, s_freed));
 }
 
-TEST_CASE("bytes of several streams are ordered behind each of them", "[serve][order]") {
+TEST_CASE("bytes of several streams are ordered after each of them", "[serve][order]") {
   Fixture f;
   const StreamKey u{f.driver.new_stream(), 0};
   const Moment first = f.use_and_free({{0, 2 * kPage}}, f.t);
@@ -228,14 +230,15 @@ TEST_CASE("bytes of several streams are ordered behind each of them", "[serve][o
   REQUIRE(f.driver.is_ordered(f.s, second));
 }
 
-TEST_CASE("bytes that a second stream still uses are its owner's at once, and others' behind both", "[serve][order]") {
+TEST_CASE("bytes that a second stream still uses are reusable by their owner at once, and by others after both",
+          "[serve][order]") {
   Fixture f;
   const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}});
   const bool event_now = GENERATE(false, true);
   const StreamKey user{f.driver.new_stream(), 0};
   const Moment used = f.driver.work(user);
   const Moment freed = f.use_and_free(ranges, f.t, event_now);
-  f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   REQUIRE_FALSE(f.order.is_complete(ranges));
   REQUIRE_FALSE(f.order.is_foreign(ranges, f.order.ordinal(f.t)));
   REQUIRE(f.use(ranges, f.t));
@@ -262,35 +265,35 @@ TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
     users.push_back({f.driver.new_stream(), 0});
     used.push_back(f.driver.work(users.back()));
     f.use_and_free(ranges, f.t);
-    f.order.also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
+    f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(users.back()));
   }
-  f.order.set_waits_late(true);  // all streams may have used the bytes of the last ones
+  f.order.allow_late_events(true);  // the last bytes may have been used by all streams
   for (std::uint64_t i = 0; i < 100; ++i) {
     REQUIRE(f.use({{512 * i, 512 * (i + 1)}}, f.s));
     REQUIRE(f.driver.is_ordered(f.s, used[i]));
   }
-  // Streams that are gone leave their pairs to others.
+  // The pairs of destroyed streams are assigned again.
   f.driver.finish_all_work();
-  f.order.settle();
+  f.order.poll_thoroughly();
   for (const StreamKey& user : users) f.order.stream_destroyed(user.handle);
   for (int i = 0; i < 100; ++i) f.order.ordinal({f.driver.new_stream(), 0});
   const StreamKey user{f.driver.new_stream(), 0};
   const StreamKey unrelated{f.driver.new_stream(), 0};
   f.use_and_free(f.part, unrelated);
   const Moment moment = f.use_and_free(f.page, f.t);
-  f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  f.order.mark_also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   const Moment apart = f.driver.work(unrelated);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, moment));
   REQUIRE_FALSE(f.driver.is_ordered(f.s, apart));
 }
 
-TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]") {
+TEST_CASE("whichever call fails, bytes are refused or ordered", "[serve][order]") {
   const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
   Fixture f;
   f.order.ordinal(f.s);
   const bool event_now = GENERATE(false, true);
-  f.order.set_waits_late(!event_now);
+  f.order.allow_late_events(!event_now);
   const Moment freed = f.use_and_free(f.page, f.t, event_now);
   f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
   const bool served = f.use(f.page, f.s);
@@ -302,22 +305,22 @@ TEST_CASE("whatever call fails, bytes are refused or ordered", "[serve][order]")
 
 TEST_CASE("an event that could not be recorded at the free is recorded when needed", "[serve][order]") {
   Fixture f;
-  f.order.set_waits_late(true);
+  f.order.allow_late_events(true);
   f.order.ordinal(f.t);
   for (std::uint64_t call = 1; call <= 4; ++call) {
     const Moment moment = f.driver.work(f.t);
     const StreamOrdinal t = f.order.ordinal(f.t);
     f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
-    f.order.freed(f.page, t, true);
+    f.order.mark_freed(f.page, t, true);
     f.driver.fail_at(0);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, moment));
   }
 }
 
-TEST_CASE("a captured stream is neither recorded on nor served around", "[serve][order]") {
+TEST_CASE("no event is recorded on a captured stream, and its bytes are not served to others", "[serve][order]") {
   Fixture f;
-  f.order.set_waits_late(true);
+  f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
   f.driver.set_capturing(f.t.handle, true);
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -335,7 +338,7 @@ TEST_CASE("a stream waits for the free of its bytes, and not for a later one in 
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
 }
 
-TEST_CASE("bytes that were never freed are waited for by nobody, whatever was freed beside them", "[serve][order]") {
+TEST_CASE("bytes that were never freed need no wait, whatever was freed next to them", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free({{0, 512}}, f.t);
   REQUIRE(f.use({{512, kPage}}, f.s));
@@ -343,11 +346,11 @@ TEST_CASE("bytes that were never freed are waited for by nobody, whatever was fr
   REQUIRE(f.order.waits() == 0);
 }
 
-TEST_CASE("a stream waits for nothing where it cannot have all of the bytes", "[serve][order]") {
+TEST_CASE("a stream makes no wait if it cannot get all of the bytes", "[serve][order]") {
   Fixture f;
   const StreamKey u{f.driver.new_stream(), 0};
   const Moment freed = f.use_and_free({{0, kPage}}, f.t);
-  f.use_and_free({{kPage, 2 * kPage}}, u, false);  // has no event
+  f.use_and_free({{kPage, 2 * kPage}}, u, false);  // without an event
   REQUIRE_FALSE(f.use({{0, 2 * kPage}}, f.s));
   REQUIRE_FALSE(f.driver.is_ordered(f.s, freed));
   REQUIRE(f.order.waits() == 0);
@@ -359,14 +362,14 @@ TEST_CASE("the work of a user is still waited for when the owner has freed the b
   const StreamKey other{f.driver.new_stream(), 0};
   f.driver.work(user);
   f.use_and_free(f.page, f.t);
-  f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  f.order.mark_also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   REQUIRE(f.use(f.page, f.t));  // at once
   f.use_and_free(f.page, f.t);
-  if (GENERATE(false, true)) f.order.also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(other));
+  if (GENERATE(false, true)) f.order.mark_also_used(f.page, f.order.ordinal(f.t), f.order.ordinal_of_user(other));
   f.driver.finish_work_of(f.t);
   REQUIRE_FALSE(f.use(f.page, f.s));
   f.driver.finish_all_work();
-  f.order.settle();
+  f.order.poll_thoroughly();
   REQUIRE(f.use(f.page, f.s));
 }
 
@@ -381,9 +384,9 @@ TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]"
   REQUIRE(f.driver.is_ordered(reused, freed));
 }
 
-TEST_CASE("a destroyed stream that could not be marked bars its bytes until all work is over", "[serve][order]") {
+TEST_CASE("bytes of a destroyed stream without an event are refused until all work is complete", "[serve][order]") {
   Fixture f;
-  f.order.set_waits_late(true);
+  f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
   f.driver.fail_at(GENERATE(2, 3, 4), CUDA_ERROR_UNKNOWN);
   f.order.stream_destroyed(f.t.handle);
@@ -392,11 +395,11 @@ TEST_CASE("a destroyed stream that could not be marked bars its bytes until all 
   REQUIRE_FALSE(f.use(f.page, f.s));
   const std::uint64_t number = f.order.take_number();
   f.driver.synchronize_context();
-  f.order.synchronized(number);
+  f.order.mark_all_complete(number);
   REQUIRE(f.use(f.page, f.s));
 }
 
-TEST_CASE("a thread's own stream is marked at its frees, for others cannot name it", "[serve][order]") {
+TEST_CASE("on a thread's own stream events are recorded at frees, since others cannot name it", "[serve][order]") {
   Fixture f;
   Moment freed;
   std::thread([&] {
@@ -408,14 +411,14 @@ TEST_CASE("a thread's own stream is marked at its frees, for others cannot name 
   REQUIRE(f.driver.is_ordered(mine, freed));
 }
 
-TEST_CASE("a thread's own stream that could not be marked bars its bytes", "[serve][order]") {
+TEST_CASE("bytes of a thread's own stream without an event are refused", "[serve][order]") {
   Fixture f;
   std::thread([&] {
     const StreamKey own = make_stream_key(nullptr, true);
     const StreamOrdinal ordinal = f.order.ordinal(own);
     f.driver.work(own);
     f.driver.fail_at(3, CUDA_ERROR_UNKNOWN);
-    f.order.freed(f.page, ordinal, false);
+    f.order.mark_freed(f.page, ordinal, false);
     f.driver.fail_at(0);
   }).join();
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -441,7 +444,8 @@ TEST_CASE("a stream of another context has no ordinal", "[serve][order]") {
   REQUIRE(f.order.ordinal(legacy) != kNoStream);
 }
 
-TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "[serve][order]") {
+TEST_CASE("more streams than ordinals: those of idle streams are assigned again, those of busy ones are not",
+          "[serve][order]") {
   Fixture f;
   const Moment first = f.use_and_free(f.page, f.t);
   for (int i = 1; i < kMaxStreams; ++i) {
@@ -453,13 +457,13 @@ TEST_CASE("more streams than ordinals: idle ones make room, busy ones do not", "
   REQUIRE(f.order.ordinal(f.s) != kNoStream);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, first));
-  // A stream that lost its ordinal gets another one.
+  // A stream that lost its ordinal gets another.
   const Moment again = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.driver.is_ordered(f.s, again));
 }
 
-TEST_CASE("a stream does not inherit what the last owner of its ordinal waited for", "[serve][order]") {
+TEST_CASE("a stream does not inherit the waits of the last owner of its ordinal", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
@@ -471,7 +475,7 @@ TEST_CASE("a stream does not inherit what the last owner of its ordinal waited f
   REQUIRE(f.driver.is_ordered(late, freed));
 }
 
-TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]") {
+TEST_CASE("creating and destroying streams does not use up the ordinals", "[serve][order]") {
   Fixture f;
   for (int i = 0; i < 3 * kMaxStreams; ++i) {
     const StreamKey key{f.driver.new_stream(), 0};
@@ -486,7 +490,7 @@ TEST_CASE("streams that come and go do not use up the ordinals", "[serve][order]
   }
 }
 
-TEST_CASE("on a legacy stream that others synchronise with, events come at some frees, and else while it is idle",
+TEST_CASE("on a legacy stream with blocking streams, events are recorded at some frees, and late ones only while idle",
           "[serve][order]") {
   Fixture f;
   const StreamKey legacy = make_stream_key(nullptr, false);
@@ -494,13 +498,13 @@ TEST_CASE("on a legacy stream that others synchronise with, events come at some 
   const bool exist = GENERATE(false, true);
   const bool by_thread = GENERATE(false, true);
   if (exist && by_thread) {
-    f.order.ordinal(make_stream_key(nullptr, true));  // a thread's own stream is one that does
+    f.order.ordinal(make_stream_key(nullptr, true));  // a thread's own stream is a blocking one
   } else if (exist) {
     f.order.blocking_streams_exist();
   }
   const auto free_one = [&] {
     const Moment moment = f.driver.work(legacy);
-    f.order.freed(f.page, ordinal, false);
+    f.order.mark_freed(f.page, ordinal, false);
     return moment;
   };
   SECTION("at some frees") {
@@ -511,9 +515,9 @@ TEST_CASE("on a legacy stream that others synchronise with, events come at some 
   SECTION("while it is idle") {
     const Moment freed = free_one();
     f.driver.work(legacy);
-    f.order.mark_frees();
-    f.order.look();
-    f.order.set_waits_late(true);
+    f.order.record_free_events();
+    f.order.poll();
+    f.order.allow_late_events(true);
     REQUIRE(f.use(f.page, f.s) == !exist);
     REQUIRE(f.driver.is_ordered(f.s, freed) == !exist);
     f.driver.finish_all_work();

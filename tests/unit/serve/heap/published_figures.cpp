@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures that other processes read are those that the heap itself states, whatever was done.
+// The figures that other processes read equal the statistics of the heap, whatever the program does.
 #include <memory>
 #include <random>
 #include <string>
@@ -13,12 +13,12 @@
 using namespace stalloc;
 using namespace stalloc::test;
 using serve::Heap;
-using serve::ShownFigures;
+using serve::PublishedFigures;
 using stalloc::StreamKey;
 
 namespace {
 
-void require_same(const ShownFigures& shown, const serve::Statistics& stated) {
+void require_same(const PublishedFigures& shown, const serve::Statistics& stated) {
   REQUIRE(shown.live == stated.planned_live + stated.dynamic_live + stated.unplanned_live);
   REQUIRE(shown.live_peak == stated.live_peak);
   REQUIRE(shown.served_live_peak == stated.served_live_peak);
@@ -34,21 +34,21 @@ void require_same(const ShownFigures& shown, const serve::Statistics& stated) {
 
 }  // namespace
 
-TEST_CASE("the shown figures follow every request, free, miss and trim", "[serve][shown]") {
+TEST_CASE("the published figures follow every request, free, miss and trim", "[serve][shown]") {
   FakeDriver driver{kPage, 64 * kPage};
   const std::vector<StreamKey> streams = {{driver.new_stream(), 0}, {driver.new_stream(), 0}};
-  const auto pool = reinterpret_cast<CUmemoryPool>(0x77);  // of the program's own
+  const auto pool = reinterpret_cast<CUmemoryPool>(0x77);  // created by the program
   std::string why;
   auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), small_options(), &why);
   REQUIRE(heap != nullptr);
   const bool from_the_start = GENERATE(true, false);
-  ShownFigures shown{};
-  if (from_the_start) heap->show_in(&shown);
+  PublishedFigures shown{};
+  if (from_the_start) heap->publish_in(&shown);
 
   std::vector<std::pair<CUdeviceptr, StreamKey>> live;
   std::mt19937 random(7);
   for (int step = 0; step < 600; ++step) {
-    if (step == 300) heap->show_in(&shown);
+    if (step == 300) heap->publish_in(&shown);
     const StreamKey stream = streams[random() % 2];
     if (const auto action = random() % 8; action < 4) {
       const auto address = heap->allocate(1 + random() % (8 * kPage), stream, action == 0 ? pool : nullptr);
