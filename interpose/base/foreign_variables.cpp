@@ -33,10 +33,10 @@ std::array<const char*, std::size(kVariables)> kept_values{};  // null: not set
 }  // namespace
 
 void remember_foreign_variables() noexcept {
-  for (std::size_t i = 0; i < kept_values.size(); ++i) kept_values[i] = environment::keep(kVariables[i].name);
+  for (std::size_t i = 0; i < kept_values.size(); ++i) kept_values[i] = environment::copy(kVariables[i].name);
 }
 
-void answer_foreign_variables() noexcept {
+void warn_of_foreign_variables() noexcept {
   for (std::size_t i = 0; i < kept_values.size(); ++i) {
     const ForeignVariable& variable = kVariables[i];
     const char* value = kept_values[i];

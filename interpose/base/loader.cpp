@@ -98,12 +98,12 @@ void* real_dlsym(void* handle, const char* symbol) noexcept {
   return function == nullptr ? nullptr : function(handle, symbol);
 }
 
-void* loaded(const char* name) noexcept { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
+void* open_loaded(const char* name) noexcept { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
 
 void pin(const void* address) noexcept {
   Module module;
   // The reference that dlopen takes is kept on purpose.
-  if (find_module(address, &module) && module.path != nullptr && *module.path != '\0') (void)loaded(module.path);
+  if (find_module(address, &module) && module.path != nullptr && *module.path != '\0') (void)open_loaded(module.path);
 }
 
 bool find_module(const void* address, Module* module) noexcept {
@@ -118,7 +118,7 @@ bool find_module(const void* address, Module* module) noexcept {
 
 void* find_by_module(const void* address, const char* symbol) noexcept {
   const link_map* const map = map_of(address);
-  void* const handle = map == nullptr || *map->l_name == '\0' ? nullptr : loaded(map->l_name);
+  void* const handle = map == nullptr || *map->l_name == '\0' ? nullptr : open_loaded(map->l_name);
   if (handle == nullptr) return nullptr;
   // Closed before the search, since dlclose would take the error of the search away. The handle stays good as long as
   // the module is loaded.
@@ -127,7 +127,7 @@ void* find_by_module(const void* address, const char* symbol) noexcept {
 }
 
 // The program and what was loaded with it stand in the loader's list in the order of the search, and stay there.
-bool is_before(const void* first, const void* second) noexcept {
+bool precedes(const void* first, const void* second) noexcept {
   const link_map* const sought = map_of(first);
   const link_map* map = map_of(second);
   while (map != nullptr && (map = map->l_prev) != sought) {
@@ -143,7 +143,7 @@ void* find_in_loaded(const char* prefix, const char* symbol) noexcept {
   SymbolSearch search{prefix, symbol, {}};
   // dlopen must not be called from within dl_iterate_phdr, so the name is taken out first.
   if (dl_iterate_phdr(visit_library, &search) == 0) return nullptr;
-  void* handle = loaded(search.path);
+  void* handle = open_loaded(search.path);
   return handle == nullptr ? nullptr : real_dlsym(handle, symbol);
 }
 

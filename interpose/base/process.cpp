@@ -43,7 +43,7 @@ std::string arguments_now() {
 }  // namespace
 
 void remember_start() noexcept {
-  for (std::size_t i = 0; i < kept_ranks.size(); ++i) kept_ranks[i] = environment::keep(kRankVariables[i]);
+  for (std::size_t i = 0; i < kept_ranks.size(); ++i) kept_ranks[i] = environment::copy(kRankVariables[i]);
   // The kernel names a folder that cannot be reached from the root by something that is no path.
   const char* folder = ::getcwd(nullptr, 0);
   start_folder = folder != nullptr && *folder == '/' ? folder : nullptr;

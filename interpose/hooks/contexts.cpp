@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and contexts that end, and devices that become each other's peers.
+// Contexts that end, and devices that become each other's peers.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -32,13 +32,6 @@ CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
 
 }  // namespace
 
-CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept {
-  Session& session = Session::get();
-  if (record::Recorder* recorder = session.active() ? session.recorder() : nullptr) recorder->stream_destroyed(stream);
-  if (Heaps* heaps = Session::active_heaps()) heaps->stream_destroyed(stream);
-  return call.original(stream);
-}
-
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept {
   const CUresult result = call.original(peer, flags);
   Heaps* heaps = Session::active_heaps();
@@ -62,13 +55,13 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
   Heaps* heaps = Session::active_heaps();
   const CUcontext primary = heaps != nullptr ? Session::cuda().primary_context(device) : nullptr;
   if (heaps != nullptr) {
-    heaps->resetting(device);
+    heaps->before_primary_reset(device);
     heaps->context_ends(primary);
   }
   const CUresult result = call.original(device);
   if (heaps != nullptr) {
     heaps->context_ended(primary, result == CUDA_SUCCESS);
-    heaps->was_reset(device);
+    heaps->after_primary_reset(device);
   }
   return result;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // dlsym: programs that look CUDA's functions up get ours, everybody else gets exactly what they would have got.
 //
-// The exported dlsym (dlsym_stub.S) asks `stalloc_answer_dlsym` first and, unless it answers, jumps to glibc's own with
-// the caller's frame untouched: RTLD_NEXT and RTLD_DEFAULT mean something only relative to the caller.
+// The exported dlsym (dlsym_stub.S) asks `stalloc_intercept_dlsym` first and, unless it answers, jumps to glibc's own
+// with the caller's frame untouched: RTLD_NEXT and RTLD_DEFAULT mean something only relative to the caller.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace stalloc::hooks {
 namespace {
 
 // Returned in two registers.
-struct Answer {
+struct DlsymResult {
   void* address;
   std::uintptr_t answered;
 };
@@ -41,15 +41,15 @@ bool is_of(const void* original, const void* caller) noexcept {
   return loader::find_module(caller, &module) && module.holds(original);
 }
 
-Answer answer(void* handle, const char* symbol, const void* caller) noexcept {
+DlsymResult intercept(void* handle, const char* symbol, const void* caller) noexcept {
   if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u') return {nullptr, 0};
   const Hook hook = find_hook(symbol);
   if (hook == Hook::kCount) {
-    Session::captures().looked_up(symbol);
+    Session::captures().note_lookup(symbol);
     events::looked_up(symbol);
     return {nullptr, 0};
   }
-  if (handle == RTLD_NEXT && !loader::is_before(caller, reinterpret_cast<const void*>(&answer))) return {nullptr, 0};
+  if (handle == RTLD_NEXT && !loader::precedes(caller, reinterpret_cast<const void*>(&intercept))) return {nullptr, 0};
   // The replacement is given only for the function that it calls for this caller, and for the driver's own, which
   // another preloaded library may hide from it. Everything else is given as it is: the function of a second runtime,
   // and one of CUDA's names in a library of the program's own.
@@ -72,9 +72,10 @@ extern "C" {
 // glibc's dlsym, for the stub to jump to.
 __attribute__((visibility("hidden"))) void* (*stalloc_real_dlsym)(void*, const char*) = nullptr;
 
-__attribute__((visibility("hidden"))) stalloc::hooks::Answer stalloc_answer_dlsym(void* handle, const char* symbol,
-                                                                                  const void* caller) {
+__attribute__((visibility("hidden"))) stalloc::hooks::DlsymResult stalloc_intercept_dlsym(void* handle,
+                                                                                          const char* symbol,
+                                                                                          const void* caller) {
   if (stalloc_real_dlsym == nullptr) stalloc_real_dlsym = stalloc::loader::find_real_dlsym();
-  return stalloc::hooks::answer(handle, symbol, caller);
+  return stalloc::hooks::intercept(handle, symbol, caller);
 }
 }

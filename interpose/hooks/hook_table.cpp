@@ -109,11 +109,11 @@ void* Original::find(const void* caller) noexcept {
   void* function = known_.load(std::memory_order_acquire);
   if (function != nullptr) return function;
   function = find_driver_original(row);
-  if (function != nullptr) offer(function);
+  if (function != nullptr) remember(function);
   return known_.load(std::memory_order_acquire);
 }
 
-void Original::offer(void* real) noexcept {
+void Original::remember(void* real) noexcept {
   if (real == replacement_of(hook_)) return;
   void* expected = nullptr;
   if (known_.compare_exchange_strong(expected, real)) loader::pin(real);

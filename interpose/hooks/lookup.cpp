@@ -15,10 +15,10 @@ void* replace(const char* name, void* real) noexcept {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
     if (Session::cuda().symbol(symbol_of(hook)) != real) continue;
-    original_of(hook).offer(real);
+    original_of(hook).remember(real);
     return replacement_of(hook);
   }
-  Session::captures().looked_up(name);
+  Session::captures().note_lookup(name);
   events::looked_up(name);
   return real;
 }

@@ -6,7 +6,7 @@
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/allocation.h"
-#include "interpose/torch/road.h"
+#include "interpose/torch/integration.h"
 #include "plan/communication.h"
 
 namespace stalloc::hooks::memory {
@@ -16,7 +16,7 @@ using record::Recorder;
 using trace::EventKind;
 
 // cuMemAlloc and cuMemFree are ordered with all streams and belong to none; they are recorded on the legacy stream.
-StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
+StreamKey no_stream() { return key_of(nullptr, DefaultStream::Legacy); }
 
 record::TracedCall event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
   record::TracedCall event;
@@ -39,19 +39,20 @@ CUresult refuse(CUdeviceptr* out) {
 // When it is out of memory and we hold idle memory, gives that back, on all devices, since the stream may be another
 // device's, and asks once more.
 template <class Original>
-CUresult ask_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
+CUresult call_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
   const CUresult result = original();
   return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
 }
 
 // Asks CUDA, and counts what it gives. `heap`: serves such requests; null: none does.
 template <class Original>
-CUresult allocate_elsewhere(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
-                            Original original) {
+CUresult allocate_by_cuda(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
+                          Original original) {
   if (heap != nullptr && heap->refuses()) return refuse(out);
   // A graph needs its memory only when it is launched, and that belongs to no pool.
-  const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
-  const CUresult result = ask_cuda(heaps, allocation, original);
+  const bool captured =
+      allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
+  const CUresult result = call_cuda(heaps, allocation, original);
   if (result != CUDA_SUCCESS || captured) return result;
   if (allocation.kind != EventKind::Alloc) {
     heaps.note_unplanned(heap, *out, allocation.bytes);
@@ -70,7 +71,7 @@ bool is_left_to_cuda(const Allocation& allocation) {
   if (allocation.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
   if (Session::get().recorder() != nullptr) return true;
-  if (torch::is_open() && Session::get().options().mode == Mode::Dynamic) return true;
+  if (torch::is_door_open() && Session::get().options().mode == Mode::Dynamic) return true;
   loader::Module caller;
   return loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
          plan::is_communication_library(caller.path);
@@ -84,11 +85,11 @@ bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Allocation* allocation)
 
 template <class Original>
 CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation, CUdeviceptr* out, Original original) {
-  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->find_or_create(context);
   if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
   if (heaps == nullptr) return original();
   if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) {
-    return allocate_elsewhere(*heaps, nullptr, allocation, out, original);
+    return allocate_by_cuda(*heaps, nullptr, allocation, out, original);
   }
   const bool declined = Declined::by_heap() || is_left_to_cuda(allocation);
   const auto address = declined ? std::nullopt : serve_allocation(*heap, allocation);
@@ -96,7 +97,7 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation,
     *out = *address;
     return CUDA_SUCCESS;
   }
-  return allocate_elsewhere(*heaps, heap, allocation, out, original);
+  return allocate_by_cuda(*heaps, heap, allocation, out, original);
 }
 
 template <class Original>
@@ -107,11 +108,12 @@ CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original origi
   // Without a context the driver refuses, and the runtime then creates one and calls again.
   const CUcontext context = Session::cuda().current_context();
   if (context == nullptr || Session::cuda().has_failed()) return original();
-  const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
+  const bool captured =
+      allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
-  if (session.figures_wanted()) session.answer_signal();
+  if (session.figures_wanted()) session.log_requested_figures();
   Recorder* recorder = session.recorder();
   // PyTorch's own allocator requests segments; the tensors in them are recorded one by one.
   if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost()))
@@ -131,7 +133,7 @@ template <class Original, class GiveBack>
 CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original,
                             GiveBack give_back) {
   Session& session = Session::get();
-  const bool captured = kind != EventKind::Free && Session::captures().holds(stream.handle);
+  const bool captured = kind != EventKind::Free && Session::captures().may_be_captured(stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
@@ -141,14 +143,14 @@ CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& str
   }
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return original();
-  if (serve::Heap* heap = heaps->owning(at)) {
+  if (serve::Heap* heap = heaps->find_owner(at)) {
     if (captured && Session::cuda().is_capture_invalidated(stream.handle)) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     const CUresult result = give_back(*heap);
     // A free on the legacy stream during the capture of a blocking stream invalidates that capture; the query did not.
     const bool implicit = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     return implicit || (result != CUDA_SUCCESS && heap->is_closed()) ? original() : result;
   }
-  const Heaps::Original freed = heaps->find_original(at);
+  const Heaps::Unplanned freed = heaps->find_unplanned(at);
   const CUresult result = original();
   if (result == CUDA_SUCCESS && freed.heap != nullptr) freed.heap->note_original_freed(at, freed.number);
   return result;
@@ -164,7 +166,7 @@ CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Origin
   const bool needs_context = kind != EventKind::Free && stream.is_default();
   if (needs_context || Session::cuda().current_context() != nullptr) return original();
   Heaps* heaps = session.heaps();
-  const serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  const serve::Heap* heap = heaps == nullptr ? nullptr : heaps->find_owner(at);
   if (heap == nullptr) return original();
   const serve::ContextScope scope(heaps->driver(), heap->context());
   if (!scope.ok() || Session::cuda().has_failed()) return original();
@@ -178,14 +180,14 @@ CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* ou
 }
 
 CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,
-                     CUstream stream, Default zero) noexcept {
-  return allocate({EventKind::AllocAsync, bytes, key_of(stream, zero)}, out,
+                     CUstream stream, DefaultStream default_stream) noexcept {
+  return allocate({EventKind::AllocAsync, bytes, key_of(stream, default_stream)}, out,
                   [&] { return call.original(out, bytes, stream); });
 }
 
 CUresult alloc_from_pool(const Call<CUresult(CUdeviceptr*, size_t, CUmemoryPool, CUstream)>& call, CUdeviceptr* out,
-                         size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
-  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, zero), pool}, out,
+                         size_t bytes, CUmemoryPool pool, CUstream stream, DefaultStream default_stream) noexcept {
+  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, default_stream), pool}, out,
                   [&] { return call.original(out, bytes, pool, stream); });
 }
 
@@ -196,8 +198,8 @@ CUresult free(const Call<CUresult(CUdeviceptr)>& call, CUdeviceptr at) noexcept 
 }
 
 CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdeviceptr at, CUstream stream,
-                    Default zero) noexcept {
-  const StreamKey key = key_of(stream, zero);
+                    DefaultStream default_stream) noexcept {
+  const StreamKey key = key_of(stream, default_stream);
   return release(
       EventKind::FreeAsync, at, key, [&] { return call.original(at, stream); },
       [&](serve::Heap& heap) { return heap.free_async(at, key); });

@@ -27,7 +27,7 @@ struct Served {
 Served look_up(CUdeviceptr at) noexcept {
   Heaps* heaps = Session::active_heaps();
   Served served;
-  served.heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  served.heap = heaps == nullptr ? nullptr : heaps->find_owner(at);
   if (!served.is_ours()) return served;
   served.live = served.heap->find_live(at);
   if (!served.live) {
@@ -41,8 +41,8 @@ Served look_up(CUdeviceptr at) noexcept {
 }
 
 // The address to ask the driver about: an unknown one for memory that the program freed.
-CUdeviceptr where(const Served& served, CUdeviceptr at) noexcept {
-  return served.is_ours() && !served.live ? kNowhere : at;
+CUdeviceptr address_to_query(const Served& served, CUdeviceptr at) noexcept {
+  return served.is_ours() && !served.live ? kUnknownAddress : at;
 }
 
 // The driver writes booleans of one byte or of four. Which it is shows in the bytes that it writes, even in answer to
@@ -97,11 +97,11 @@ using AttributesCall = Call<CUresult(unsigned, CUpointer_attribute*, void**, CUd
 
 // A list of questions without SYNC_MEMOPS, which the driver does not answer for mapped memory. Its answers are copied
 // to the program's places.
-constexpr std::size_t kAskedAtOnce = 32;
-CUresult ask_part(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
-                  const Served& served, CUdeviceptr at) noexcept {
-  std::array<CUpointer_attribute, kAskedAtOnce> asked{};
-  std::array<void*, kAskedAtOnce> answers{};
+constexpr std::size_t kBatch = 32;
+CUresult query_batch(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
+                     const Served& served, CUdeviceptr at) noexcept {
+  std::array<CUpointer_attribute, kBatch> asked{};
+  std::array<void*, kBatch> answers{};
   unsigned count = 0;
   Scratch replaced{};
   for (std::size_t i = 0; i < attributes.size(); ++i) {
@@ -124,7 +124,7 @@ CUresult ask_part(const AttributesCall& call, std::span<CUpointer_attribute> att
 CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr at) noexcept {
   const Served served = look_up(at);
-  if (!served.live) return call.original(base, bytes, where(served, at));
+  if (!served.live) return call.original(base, bytes, address_to_query(served, at));
   CUdeviceptr mapped_base = 0;
   size_t mapped_bytes = 0;
   const CUresult result = call.original(&mapped_base, &mapped_bytes, at);
@@ -139,7 +139,7 @@ CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>
   const Served served = look_up(at);
   const Answer answer = answer_of(served, attribute, data);
   if (answer == Answer::Driver) {
-    const CUresult result = call.original(data, attribute, where(served, at));
+    const CUresult result = call.original(data, attribute, address_to_query(served, at));
     // A program that asks for these tokens reads the memory from another device; CUDA then sets the attribute (seen on
     // an H200).
     const bool reads = attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && result == CUDA_SUCCESS;
@@ -155,14 +155,14 @@ CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, 
                     CUpointer_attribute* attributes, void** data, CUdeviceptr at) noexcept {
   const Served served = look_up(at);
   if (!served.live || count == 0 || attributes == nullptr || data == nullptr) {
-    return call.original(count, attributes, data, where(served, at));
+    return call.original(count, attributes, data, address_to_query(served, at));
   }
   const std::span all_attributes(attributes, count);
   const std::span all_data(data, count);
   CUresult result = CUDA_SUCCESS;
-  for (std::size_t first = 0; first < count && result == CUDA_SUCCESS; first += kAskedAtOnce) {
-    const std::size_t size = std::min<std::size_t>(kAskedAtOnce, count - first);
-    result = ask_part(call, all_attributes.subspan(first, size), all_data.subspan(first, size), served, at);
+  for (std::size_t first = 0; first < count && result == CUDA_SUCCESS; first += kBatch) {
+    const std::size_t size = std::min<std::size_t>(kBatch, count - first);
+    result = query_batch(call, all_attributes.subspan(first, size), all_data.subspan(first, size), served, at);
   }
   return result;
 }
@@ -174,7 +174,7 @@ CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUd
   const Served served = look_up(at);
   // CUDA allows no other attribute to be set, and its error for mapped memory differs.
   const bool settable = !served.live || attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-  const CUresult result = call.original(value, attribute, settable ? where(served, at) : kNowhere);
+  const CUresult result = call.original(value, attribute, settable ? address_to_query(served, at) : kUnknownAddress);
   if (value == nullptr || answer_of(served, attribute, value) != Answer::SyncMemops) return result;
   const bool set = *static_cast<const unsigned*>(value) != 0;
   if (result != CUDA_SUCCESS && set && !Session::cuda().synchronize_memory_operations(served.context)) return result;
@@ -185,9 +185,9 @@ CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUd
 CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)>& call,
                       void* handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type,
                       unsigned long long flags) noexcept {
-  return call.original(handle, where(look_up(at), at), bytes, type, flags);
+  return call.original(handle, address_to_query(look_up(at), at), bytes, type, flags);
 }
 
-CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours() ? kNowhere : at; }
+CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours() ? kUnknownAddress : at; }
 
 }  // namespace stalloc::hooks::pointers

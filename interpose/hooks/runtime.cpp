@@ -14,28 +14,28 @@ namespace {
 
 // The context that was current when the runtime last answered this thread. Null: it has not answered since the program
 // chose a device, and may change the context at its next call.
-thread_local CUcontext settled = nullptr;
+thread_local CUcontext runtime_context = nullptr;
 
-struct Serving {
+struct FastPath {
   Heaps* heaps = nullptr;
   serve::Heap* heap = nullptr;  // of the current context; null: ask the runtime
 };
 
-inline Serving serving() noexcept {
-  const CUcontext context = settled;
+inline FastPath fast_path() noexcept {
+  const CUcontext context = runtime_context;
   if (context == nullptr || Session::cuda().current_context() != context) return {};
   // A broken context and a capture that forbids the request are answered by the driver's hook.
-  if (Session::cuda().has_failed() || Session::captures().may_be_any()) return {};
-  Heaps* heaps = Session::only_serving();
-  return {heaps, heaps == nullptr ? nullptr : heaps->known(context)};
+  if (Session::cuda().has_failed() || Session::captures().may_be_active()) return {};
+  Heaps* heaps = Session::fast_path_heaps();
+  return {heaps, heaps == nullptr ? nullptr : heaps->find(context)};
 }
 
 // Not inlined, to keep the code of the fast path together.
 template <class... Arguments>
-[[gnu::noinline]] RuntimeResult ask_runtime(const Call<RuntimeResult(Arguments...)>& call,
-                                            std::type_identity_t<Arguments>... arguments) noexcept {
+[[gnu::noinline]] RuntimeResult call_runtime(const Call<RuntimeResult(Arguments...)>& call,
+                                             std::type_identity_t<Arguments>... arguments) noexcept {
   const RuntimeResult result = call.original(arguments...);
-  settled = result == 0 ? Session::cuda().current_context() : nullptr;
+  runtime_context = result == 0 ? Session::cuda().current_context() : nullptr;
   return result;
 }
 
@@ -44,47 +44,47 @@ template <class Resolve, class... Arguments>
 RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const StreamKey& stream,
                        Resolve resolve, void** out, size_t bytes,
                        std::type_identity_t<Arguments>... arguments) noexcept {
-  const Serving by = out == nullptr || bytes == 0 ? Serving{} : serving();
+  const FastPath by = out == nullptr || bytes == 0 ? FastPath{} : fast_path();
   CUmemoryPool pool = nullptr;
-  if (by.heap == nullptr || !resolve(by, &pool)) return ask_runtime(call, out, bytes, arguments...);
+  if (by.heap == nullptr || !resolve(by, &pool)) return call_runtime(call, out, bytes, arguments...);
   if (const auto address = by.heap->allocate(bytes, stream, pool)) {
     *out = reinterpret_cast<void*>(*address);
     return 0;
   }
   const Declined declined;
-  return ask_runtime(call, out, bytes, arguments...);
+  return call_runtime(call, out, bytes, arguments...);
 }
 
 }  // namespace
 
 RuntimeResult alloc_async(const Call<RuntimeResult(void**, size_t, CUstream)>& call, void** out, size_t bytes,
-                          CUstream stream, Default zero) noexcept {
-  const auto resolve = [](const Serving& by, CUmemoryPool* current) {
+                          CUstream stream, DefaultStream default_stream) noexcept {
+  const auto resolve = [](const FastPath& by, CUmemoryPool* current) {
     return by.heaps->resolve_current_pool(*by.heap, current);
   };
-  return allocate(call, key_of(stream, zero), resolve, out, bytes, stream);
+  return allocate(call, key_of(stream, default_stream), resolve, out, bytes, stream);
 }
 
 RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryPool, CUstream)>& call, void** out,
-                              size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
-  const auto resolve = [pool](const Serving& by, CUmemoryPool* named) {
+                              size_t bytes, CUmemoryPool pool, CUstream stream, DefaultStream default_stream) noexcept {
+  const auto resolve = [pool](const FastPath& by, CUmemoryPool* named) {
     *named = pool;
     return by.heaps->resolve_pool(*by.heap, named);
   };
-  return allocate(call, key_of(stream, zero), resolve, out, bytes, pool, stream);
+  return allocate(call, key_of(stream, default_stream), resolve, out, bytes, pool, stream);
 }
 
 RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,
-                         Default zero) noexcept {
+                         DefaultStream default_stream) noexcept {
   const auto address = reinterpret_cast<CUdeviceptr>(at);
-  serve::Heap* heap = serving().heap;
+  serve::Heap* heap = fast_path().heap;
   // Memory of another heap is unknown to this one; the driver's hook finds its owner.
-  if (heap != nullptr && heap->free_async(address, key_of(stream, zero), true) == CUDA_SUCCESS) return 0;
-  return ask_runtime(call, at, stream);
+  if (heap != nullptr && heap->free_async(address, key_of(stream, default_stream), true) == CUDA_SUCCESS) return 0;
+  return call_runtime(call, at, stream);
 }
 
 RuntimeResult set_device(const Call<RuntimeResult(int)>& call, int device) noexcept {
-  settled = nullptr;
+  runtime_context = nullptr;
   return call.original(device);
 }
 

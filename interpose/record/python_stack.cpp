@@ -21,7 +21,7 @@ struct Interpreter {
 };
 
 std::atomic<Interpreter*> interpreter{nullptr};
-std::atomic<bool> worth_a_look{true};
+std::atomic<bool> should_search{true};
 std::atomic<bool> unreadable{false};  // there is an interpreter, but frames of its kind cannot be read
 
 // In the global scope, as extension modules of Python find it, or in a libpython that was loaded for somebody alone.
@@ -93,19 +93,19 @@ void search() noexcept {
 }  // namespace
 
 void expect_python() noexcept {
-  if (interpreter.load() == nullptr && !unreadable.load()) worth_a_look = true;
+  if (interpreter.load() == nullptr && !unreadable.load()) should_search = true;
 }
 
 std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept {
   Interpreter* found = interpreter.load(std::memory_order_acquire);
   if (found == nullptr) {
-    if (!worth_a_look.load(std::memory_order_relaxed) || !worth_a_look.exchange(false)) return 0;
+    if (!should_search.load(std::memory_order_relaxed) || !should_search.exchange(false)) return 0;
     search();
     found = interpreter.load(std::memory_order_acquire);
     if (found == nullptr) return 0;
   }
   const std::size_t count = found->frames.capture(frames);
-  if (count == 0 && found->frames.has_just_failed()) {
+  if (count == 0 && found->frames.take_failure()) {
     log::info(
         "the trace will hold no more Python frames: those of this Python are not as those of its version should be");
   }

@@ -22,17 +22,17 @@ Heaps::~Heaps() {
   }
 }
 
-serve::Heap* Heaps::of_current(CUcontext context) noexcept {
-  serve::Heap* heap = known(context);
-  return heap != nullptr ? heap : find_or_make(context);
+serve::Heap* Heaps::find_or_create(CUcontext context) noexcept {
+  serve::Heap* heap = find(context);
+  return heap != nullptr ? heap : create_if_primary(context);
 }
 
-serve::Heap* Heaps::find_or_make(CUcontext context) noexcept {
+serve::Heap* Heaps::create_if_primary(CUcontext context) noexcept {
   const std::uint64_t id = cuda_.current_context_id();
   if (unserved_.holds(id)) return nullptr;
   const int ordinal = cuda_.current_device();
   if (ordinal < 0 || ordinal >= kDevices) return nullptr;
-  serve::Heap* heap = cuda_.is_primary_context(context, ordinal) ? make_heap(ordinal, context) : nullptr;
+  serve::Heap* heap = cuda_.is_primary_context(context, ordinal) ? create_heap(ordinal, context) : nullptr;
   if (heap == nullptr) unserved_.add(id);
   return heap;
 }
@@ -56,7 +56,7 @@ std::unique_ptr<serve::Heap> Heaps::create(int ordinal, CUcontext context) noexc
   return heap;
 }
 
-void Heaps::show(int ordinal, serve::Heap* heap) noexcept {
+void Heaps::publish_figures(int ordinal, serve::Heap* heap) noexcept {
   static_assert(kDevices <= StatisticsPage::kDevices);
   if (page_ == nullptr) return;
   serve::ShownFigures* shown = page_->device(ordinal);
@@ -67,7 +67,7 @@ void Heaps::show(int ordinal, serve::Heap* heap) noexcept {
 }
 
 // Pre: `context` is the primary one of its device.
-serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
+serve::Heap* Heaps::create_heap(int ordinal, CUcontext context) noexcept {
   const std::lock_guard lock(mutex_);
   Device& device = devices_[static_cast<std::size_t>(ordinal)];
   if (device.tried) return device.context.load() == context ? device.heap.load() : nullptr;
@@ -75,15 +75,15 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
   const auto relaxed = cuda_.relax_captures();  // the program's first request may be a captured one
   std::unique_ptr<serve::Heap> heap = create(ordinal, context);
   if (heap == nullptr) return nullptr;
-  learn_pools(ordinal);
-  learn_thresholds(*heap);
+  read_pools(ordinal);
+  apply_thresholds(*heap);
   if (keeps_idle_) heap->keep_idle();
   if (blocking_streams_.load()) heap->blocking_streams_exist();
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
   heap->set_limit(device.limit);
-  show(ordinal, heap.get());
+  publish_figures(ordinal, heap.get());
   const serve::Statistics figures = heap->statistics();
   log::info("device {}: {:.2f} GiB mapped at start, {} mapping calls", ordinal,
             static_cast<double>(figures.physical) / (1 << 30), figures.mapping_calls_at_start);
@@ -95,11 +95,11 @@ serve::Heap* Heaps::make_heap(int ordinal, CUcontext context) noexcept {
 }
 
 // The device's own pool, who may touch its memory, and which pool is the current one.
-void Heaps::learn_pools(int ordinal) noexcept {
+void Heaps::read_pools(int ordinal) noexcept {
   Device& device = devices_[static_cast<std::size_t>(ordinal)];
   const CUmemoryPool pool = cuda_.default_pool(ordinal);
   if (pool == nullptr) return;
-  pools_.found_default(pool, ordinal);
+  pools_.add_default(pool, ordinal);
   device.default_pool.store(pool, std::memory_order_release);
   const int devices = std::min(cuda_.device_count(), kDevices);
   for (int peer = 0; peer < devices; ++peer) {
@@ -109,7 +109,7 @@ void Heaps::learn_pools(int ordinal) noexcept {
 }
 
 // What the pools of a heap's device were told to keep before there was the heap.
-void Heaps::learn_thresholds(serve::Heap& heap) noexcept {
+void Heaps::apply_thresholds(serve::Heap& heap) noexcept {
   const CUmemoryPool own = device_of(heap).default_pool.load(std::memory_order_acquire);
   heap.set_release_threshold(nullptr, cuda_.release_threshold(own));
   const std::lock_guard lock(thresholds_mutex_);
@@ -142,7 +142,7 @@ void Heaps::set_limit(int device, std::uint64_t bytes) noexcept {
   if (serve::Heap* heap = limited.heap.load(std::memory_order_acquire)) heap->set_limit(bytes);
 }
 
-serve::Heap* Heaps::owning(CUdeviceptr address) noexcept {
+serve::Heap* Heaps::find_owner(CUdeviceptr address) noexcept {
   serve::Heap* owner = nullptr;
   each_heap([&](int, serve::Heap& heap) {
     if (heap.owns(address)) owner = &heap;
@@ -157,7 +157,7 @@ bool Heaps::resolve_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
 }
 
 bool Heaps::resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept {
-  if (pools_.counted_on(*pool) != heap.device()) return false;
+  if (pools_.counting_device(*pool) != heap.device()) return false;
   if (*pool == device_of(heap).default_pool.load(std::memory_order_acquire)) *pool = nullptr;
   return true;
 }
@@ -192,13 +192,13 @@ void Heaps::redirection_ended(CUmemoryPool pool) noexcept {
 void Heaps::pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
   const std::lock_guard lock(lifetimes_mutex_);
   forget_figures(pool);  // of a pool that had the handle before
-  pools_.created(pool, properties);
+  pools_.add_created(pool, properties);
 }
 
 // The handle may be another pool's by now: then `pool_created` has forgotten the figures, and these are the new pool's.
 void Heaps::pool_ended(CUmemoryPool pool, bool destroyed) noexcept {
   const std::lock_guard lock(lifetimes_mutex_);
-  if (pools_.ended(pool, destroyed)) forget_figures(pool);
+  if (pools_.end_destroy(pool, destroyed)) forget_figures(pool);
 }
 
 void Heaps::forget_figures(CUmemoryPool pool) noexcept {
@@ -273,9 +273,9 @@ void Heaps::refuse_pool(CUmemoryPool pool) noexcept {
 int Heaps::find_device_of(CUmemoryPool pool) noexcept {
   const int devices = pools_.find(pool) ? 0 : std::min(cuda_.device_count(), kDevices);
   for (int ordinal = 0; ordinal < devices; ++ordinal) {
-    if (pool == cuda_.default_pool(ordinal)) pools_.found_default(pool, ordinal);
+    if (pool == cuda_.default_pool(ordinal)) pools_.add_default(pool, ordinal);
   }
-  return pools_.counted_on(pool);
+  return pools_.counting_device(pool);
 }
 
 void Heaps::blocking_streams_exist() noexcept {
@@ -331,7 +331,7 @@ serve::StreamClock* Heaps::find_stream_clock(const StreamKey& stream, CUcontext 
   if (place.without.load(std::memory_order_relaxed) == hash) return nullptr;
   CUcontext owner = context;
   if (!stream.is_default() && driver_.stream_context(stream.handle, &owner) != CUDA_SUCCESS) return nullptr;
-  serve::Heap* heap = owner == nullptr ? nullptr : known(owner);
+  serve::Heap* heap = owner == nullptr ? nullptr : find(owner);
   serve::StreamClock* clock = heap == nullptr ? nullptr : heap->clock(stream);
   if (clock != nullptr) {
     place.clock.store(clock, std::memory_order_release);
@@ -349,8 +349,8 @@ serve::StreamClocks* Heaps::clocks(std::uint64_t id) noexcept {
   return found;
 }
 
-Heaps::Original Heaps::find_original(CUdeviceptr address) noexcept {
-  Original found;
+Heaps::Unplanned Heaps::find_unplanned(CUdeviceptr address) noexcept {
+  Unplanned found;
   each_heap([&](int, serve::Heap& heap) {
     if (const std::uint64_t number = heap.find_unplanned(address); number != 0) found = {&heap, number};
   });
@@ -358,7 +358,7 @@ Heaps::Original Heaps::find_original(CUdeviceptr address) noexcept {
 }
 
 // Nobody finds the heap from now on; a thread that found it before will find it closed.
-serve::Heap* Heaps::take_heap(Device& device) noexcept {
+serve::Heap* Heaps::detach_heap(Device& device) noexcept {
   const std::lock_guard lock(mutex_);
   device.context.store(nullptr);
   serve::Heap* heap = device.heap.exchange(nullptr);
@@ -366,12 +366,12 @@ serve::Heap* Heaps::take_heap(Device& device) noexcept {
   return heap;
 }
 
-void Heaps::resetting(int device) noexcept {
+void Heaps::before_primary_reset(int device) noexcept {
   if (device < 0 || device >= kDevices) return;
-  if (serve::Heap* heap = take_heap(devices_[static_cast<std::size_t>(device)])) heap->close();
+  if (serve::Heap* heap = detach_heap(devices_[static_cast<std::size_t>(device)])) heap->close();
 }
 
-void Heaps::was_reset(int device) noexcept {
+void Heaps::after_primary_reset(int device) noexcept {
   if (device < 0 || device >= kDevices) return;
   if (serve::Heap* heap = devices_[static_cast<std::size_t>(device)].closed_heap.load()) heap->close_after_context();
 }
@@ -395,7 +395,7 @@ void Heaps::primary_released(int device) noexcept {
   if (device < 0 || device >= used_devices_.load(std::memory_order_acquire)) return;
   Device& released = devices_[static_cast<std::size_t>(device)];
   if (released.heap.load() == nullptr || cuda_.is_primary_active(device)) return;
-  if (serve::Heap* heap = take_heap(released)) heap->close_after_context();
+  if (serve::Heap* heap = detach_heap(released)) heap->close_after_context();
 }
 
 void Heaps::tell_of_frees_under_way() noexcept {

@@ -44,11 +44,11 @@ class Heaps {
   // The heap of `context`, created if this is its device's primary context. Null: no heap serves it, and the original
   // allocator must serve the request. Creating a heap takes a lock, calls the driver and may map a plan's memory; it is
   // tried once for each device. Pre: `context` is the thread's current context.
-  serve::Heap* of_current(CUcontext context) noexcept;
+  serve::Heap* find_or_create(CUcontext context) noexcept;
   // True if a plan did not fit its device and the options say that requests must then fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
   // The heap of `context`, if there is one already; else null. Creates none. Lock-free.
-  serve::Heap* known(CUcontext context) noexcept {
+  serve::Heap* find(CUcontext context) noexcept {
     const int used = used_devices_.load(std::memory_order_acquire);
     for (int ordinal = 0; ordinal < used; ++ordinal) {
       Device& device = devices_[static_cast<std::size_t>(ordinal)];
@@ -65,7 +65,7 @@ class Heaps {
   void set_limit(int device, std::uint64_t bytes) noexcept;
   [[nodiscard]] serve::Driver& driver() noexcept { return driver_; }
   // The heap in whose address ranges the address is; null: there is none. Lock-free.
-  serve::Heap* owning(CUdeviceptr address) noexcept;
+  serve::Heap* find_owner(CUdeviceptr address) noexcept;
 
   // Replace `*pool` by the pool of a request as the heap knows it, which is null for the device's default pool. False
   // if requests from this pool are not served: it belongs to another device, or pools.h does not allow it.
@@ -88,7 +88,7 @@ class Heaps {
   // succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
-    pools_.ends(pool);
+    pools_.begin_destroy(pool);
     const bool destroyed = destroy();
     pool_ended(pool, destroyed);
     if (destroyed) redirection_ended(pool);
@@ -147,15 +147,15 @@ class Heaps {
   serve::StreamClocks* clocks(std::uint64_t id) noexcept;
   // The heap that has noted an allocation of CUDA's own memory at `address`, and the number of that allocation; null if
   // no heap has.
-  struct Original {
+  struct Unplanned {
     serve::Heap* heap = nullptr;
     std::uint64_t number = 0;
   };
-  [[nodiscard]] Original find_original(CUdeviceptr address) noexcept;
+  [[nodiscard]] Unplanned find_unplanned(CUdeviceptr address) noexcept;
   // Call these before and after the device's primary context is reset, which destroys all memory in it. The heap is
   // closed, and no other is created for the device.
-  void resetting(int device) noexcept;
-  void was_reset(int device) noexcept;
+  void before_primary_reset(int device) noexcept;
+  void after_primary_reset(int device) noexcept;
   // These act like the functions of serve::Heap, on all heaps. Null: there is no context, and nothing is done.
   void context_ends(CUcontext context) noexcept;
   void context_ended(CUcontext context, bool ended) noexcept;
@@ -207,14 +207,14 @@ class Heaps {
   void pool_ended(CUmemoryPool pool, bool destroyed) noexcept;
   void forget_figures(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
-  serve::Heap* find_or_make(CUcontext context) noexcept;
-  serve::Heap* make_heap(int ordinal, CUcontext context) noexcept;
+  serve::Heap* create_if_primary(CUcontext context) noexcept;
+  serve::Heap* create_heap(int ordinal, CUcontext context) noexcept;
   std::unique_ptr<serve::Heap> create(int ordinal, CUcontext context) noexcept;
-  void learn_pools(int ordinal) noexcept;
-  void learn_thresholds(serve::Heap& heap) noexcept;
-  serve::Heap* take_heap(Device& device) noexcept;
+  void read_pools(int ordinal) noexcept;
+  void apply_thresholds(serve::Heap& heap) noexcept;
+  serve::Heap* detach_heap(Device& device) noexcept;
   static void log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept;
-  void show(int ordinal, serve::Heap* heap) noexcept;
+  void publish_figures(int ordinal, serve::Heap* heap) noexcept;
   template <class Action>
   void each_heap(Action action) noexcept;
   Device& device_of(const serve::Heap& heap) noexcept { return devices_[static_cast<std::size_t>(heap.device())]; }

@@ -24,24 +24,24 @@ std::uint64_t new_version() noexcept {
 }
 
 // A cache of one pool for each thread: programs that name pools mostly use one at a time.
-struct Asked {
+struct CachedDevice {
   CUmemoryPool pool = nullptr;
   std::uint64_t version = 0;
   int device = Pools::kNone;
 };
-thread_local Asked asked;
+thread_local CachedDevice cached;
 
 }  // namespace
 
 Pools::Pools() noexcept : version_(new_version()) {}
 
-void Pools::created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
+void Pools::add_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
   const int device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : kNone;
   const bool ordinary = is_ordinary(properties);
   set(pool, {device, ordinary, ordinary, true, false});
 }
 
-void Pools::found_default(CUmemoryPool pool, int device) noexcept {
+void Pools::add_default(CUmemoryPool pool, int device) noexcept {
   if (pool != nullptr && !find(pool)) set(pool, {device, true, true, false, false});
 }
 
@@ -55,13 +55,13 @@ void Pools::refuse(CUmemoryPool pool) noexcept {
   }
 }
 
-void Pools::ends(CUmemoryPool pool) noexcept {
+void Pools::begin_destroy(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
   version_.store(new_version(), std::memory_order_release);
   if (const auto found = pools_.find(pool); found != pools_.end()) found->second.ending = true;
 }
 
-bool Pools::ended(CUmemoryPool pool, bool destroyed) noexcept {
+bool Pools::end_destroy(CUmemoryPool pool, bool destroyed) noexcept {
   const std::lock_guard lock(mutex_);
   version_.store(new_version(), std::memory_order_release);
   const auto found = pools_.find(pool);
@@ -82,7 +82,7 @@ std::optional<int> Pools::find(CUmemoryPool pool) noexcept {
   return found->second.served && !found->second.ending ? found->second.device : kNone;
 }
 
-int Pools::counted_on(CUmemoryPool pool) noexcept {
+int Pools::counting_device(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = pools_.find(pool);
   return found != pools_.end() && found->second.counted ? found->second.device : kNone;
@@ -108,9 +108,9 @@ void Pools::each_of(int device, const std::function<void(CUmemoryPool)>& visit) 
 
 int Pools::device_of(CUmemoryPool pool) noexcept {
   const std::uint64_t version = version_.load(std::memory_order_acquire);
-  if (asked.pool == pool && asked.version == version) return asked.device;
-  asked = {pool, version, find(pool).value_or(kNone)};
-  return asked.device;
+  if (cached.pool == pool && cached.version == version) return cached.device;
+  cached = {pool, version, find(pool).value_or(kNone)};
+  return cached.device;
 }
 
 }  // namespace stalloc

@@ -45,7 +45,7 @@ class Session {
 
   // The heaps, if a request only needs to be served. Null if the session is inactive, records, must log figures, or has
   // not created its parts yet. Reads one cache line.
-  static Heaps* only_serving() noexcept {
+  static Heaps* fast_path_heaps() noexcept {
     return quick_.figures_wanted.load(std::memory_order_relaxed) ? nullptr
                                                                  : quick_.heaps.load(std::memory_order_acquire);
   }
@@ -70,7 +70,7 @@ class Session {
 
   // Logs the figures if STALLOC_SIGNAL has arrived since the last call, since a signal handler may do almost nothing
   // itself.
-  void answer_signal() noexcept;
+  void log_requested_figures() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
   // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
@@ -96,9 +96,9 @@ class Session {
   static Session& of_process() noexcept;
   void prepare_process() const noexcept;  // while the library is loaded: remembers, sets and registers what it needs
   void first_use() noexcept;              // at the first use of CUDA: logs pending warnings and creates the parts
-  void begin_serving();
-  void show_figures() noexcept;
-  void watch_signal(int number);
+  void create_heaps();
+  void create_statistics_page() noexcept;
+  void install_signal_handler(int number);
   void turn_off(const std::string& why) noexcept;
   void deactivate() noexcept;
 

@@ -21,6 +21,7 @@
 #include <new>
 #include <utility>
 
+#include "interpose/base/file_descriptor.h"
 #include "interpose/base/process.h"
 
 namespace stalloc {
@@ -34,20 +35,6 @@ namespace {
 
 constexpr std::uint32_t kVersion = 1;
 constexpr std::string_view kMagic = "stalloc";
-
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 std::string error_text(const std::string& path) { return path + ": " + std::strerror(errno); }
 
@@ -138,7 +125,7 @@ bool may_write(std::size_t bytes) {
 // All bytes of the file are allocated before it is mapped, so that a write to the mapping cannot fail for want of
 // space.
 void* map_new_file(int folder, const std::string& name, std::size_t bytes) {
-  const Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const FileDescriptor file(::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (file.number() < 0) return nullptr;
   if (const int error = ::posix_fallocate(file.number(), 0, static_cast<off_t>(bytes)); error == 0) {
     void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number(), 0);
@@ -161,7 +148,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
                                                        std::string* why) {
   static_assert(offsetof(Content, devices) == sizeof(StatisticsHeader));
   const std::string named(folder);
-  const Descriptor opened(open_folder(named, why));
+  const FileDescriptor opened(open_folder(named, why));
   if (opened.number() < 0) return nullptr;
   if (!may_write(sizeof(Content))) {
     *why = "the limit on the size of files is too low";

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// getenv: while PyTorch is being loaded, it gets the allocator configuration that road.h decides on; all other callers
-// get what the environment says.
+// getenv: while PyTorch is being loaded, it gets the allocator configuration that integration.h decides on; all other
+// callers get what the environment says.
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstring>
 
-#include "interpose/torch/road.h"
+#include "interpose/torch/integration.h"
 
 namespace {
 
@@ -25,5 +25,5 @@ char* look_up(const char* name) noexcept {
 
 extern "C" __attribute__((visibility("default"))) char* getenv(const char* name) noexcept {
   char* value = look_up(name);
-  return const_cast<char*>(stalloc::torch::configuration(name, __builtin_return_address(0), value));
+  return const_cast<char*>(stalloc::torch::configuration_for(name, __builtin_return_address(0), value));
 }

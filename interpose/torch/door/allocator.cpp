@@ -10,7 +10,7 @@
 namespace stalloc::torch::door {
 namespace {
 
-DoorAllocator* the_allocator = nullptr;
+DoorAllocator* instance = nullptr;
 
 int current_device() {
   c10::DeviceIndex device = 0;
@@ -53,13 +53,13 @@ cudaStream_t current_stream_or(int device, cudaStream_t otherwise) noexcept {
 
 c10::Device as_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
 
-void tell_profiler(int device, void* address, std::int64_t change, std::int64_t allocated, std::int64_t reserved) {
+void report_to_profiler(int device, void* address, std::int64_t change, std::int64_t allocated, std::int64_t reserved) {
   c10::reportMemoryUsageToProfiler(address, change, static_cast<std::size_t>(allocated),
                                    static_cast<std::size_t>(reserved), as_device(device));
 }
 
 // Reports each call to observers as the native allocator does (torch.cuda._sanitizer).
-void tell_watchers(bool allocated, void* address) {
+void report_to_gpu_trace(bool allocated, void* address) {
   const c10::impl::PyInterpreter* watcher = c10::impl::GPUTrace::get_trace();
   if (watcher == nullptr) return;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -72,27 +72,27 @@ void tell_watchers(bool allocated, void* address) {
 
 }  // namespace
 
-void DoorAllocator::refuse(int device) {
+void DoorAllocator::throw_no_device(int device) {
   TORCH_CHECK(false, "Allocator not initialized for device ", device, ": did you call init?");
 }
 
 void DoorAllocator::open() {
-  the_allocator = this;
-  if (native_.initialized()) know_devices(c10::cuda::device_count());
+  instance = this;
+  if (native_.initialized()) set_device_count(c10::cuda::device_count());
 }
 
 void DoorAllocator::init(int devices) {
   native_.init(devices);
-  know_devices(devices);
+  set_device_count(devices);
 }
 
-void DoorAllocator::know_devices(int devices) {
+void DoorAllocator::set_device_count(int devices) {
   devices_.store(std::min(devices, static_cast<int>(kDevices)));
   // The native allocator is not asked: it would choose each device, and so make a context there.
   const double fraction = configured_fraction();
   for (int device = 0; fraction < 1 && device < devices_.load(); ++device) {
-    books(device).fraction = fraction;
-    set_limits(device);
+    state_of(device).fraction = fraction;
+    update_heap_limit(device);
   }
 }
 
@@ -125,222 +125,225 @@ void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t strea
 template <class Allocate>
 void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
   void* address = allocate();
-  native_changed(device);
+  update_native_statistics(device);
   return address;
 }
 
 void* DoorAllocator::serve(const Request& request) {
   const int device = request.device;
-  Books& own = books(device);
-  if (own.held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
-  if (own.pools_underway.load(std::memory_order_relaxed) != 0 && belongs_to_pool(own, request.stream)) {
+  DeviceState& state = state_of(device);
+  if (state.postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
+  if (state.active_pools.load(std::memory_order_relaxed) != 0 && belongs_to_pool(state, request.stream)) {
     return allocate_natively({device, request.bytes, request.stream, nullptr});
   }
   const Context context = history_.gather(native::RecordContext::STATE);  // first, since the recorder may throw
   void* address = nullptr;
-  const stalloc_door_answer answer = ask_library(request, &address);
-  if (answer != STALLOC_DOOR_DONE) [[unlikely]]
-    return serve_elsewhere(answer, request, context);
-  enter(request, address, context);
+  const stalloc_door_result result = allocate_from_heap(request, &address);
+  if (result != STALLOC_DOOR_DONE) [[unlikely]]
+    return serve_after_refusal(result, request, context);
+  register_block(request, address, context);
   return address;
 }
 
 // For requests that stalloc did not serve at once.
-void* DoorAllocator::serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context) {
+void* DoorAllocator::serve_after_refusal(stalloc_door_result result, const Request& request, const Context& context) {
   void* address = nullptr;
-  if (answer == STALLOC_DOOR_NO_CONTEXT) {
+  if (result == STALLOC_DOOR_NO_CONTEXT) {
     C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
-    answer = ask_library(request, &address);
+    result = allocate_from_heap(request, &address);
   }
-  if (answer == STALLOC_DOOR_DONE || (answer == STALLOC_DOOR_NO_MEMORY && try_again(request, &address))) {
-    enter(request, address, context);
+  if (result == STALLOC_DOOR_DONE || (result == STALLOC_DOOR_NO_MEMORY && free_and_retry(request, &address))) {
+    register_block(request, address, context);
     return address;
   }
   return allocate_natively(request);
 }
 
 // Pre: the library has served the request.
-void DoorAllocator::enter(const Request& request, void* address, const Context& context) {
+void DoorAllocator::register_block(const Request& request, void* address, const Context& context) {
   try {
-    const Totals totals = put_in(request, address, context);
-    tell_allocated(request, address, context, totals);
+    const Totals totals = add_block(request, address, context);
+    report_allocation(request, address, context, totals);
   } catch (...) {
     // A tracker's exception, for example: nobody gets the block.
     Totals totals;
-    (void)take_out(request.device, address, &totals);
+    (void)remove_block(request.device, address, &totals);
     Block block{address, request.bytes, request.stream, nullptr};
-    give_back(request.device, block);
+    free_block(request.device, block);
     throw;
   }
 }
 
-DoorAllocator::Totals DoorAllocator::put_in(const Request& request, void* address, const Context& context) {
+DoorAllocator::Totals DoorAllocator::add_block(const Request& request, void* address, const Context& context) {
   Block block{address, request.bytes, request.stream, nullptr};
   const std::size_t counted = block.bytes();
   if (context) {
     block.extras = std::make_unique<Extras>();
     block.extras->context = context;
   }
-  Books& own = books(request.device);
-  const std::lock_guard lock(own.mutex);
-  own.blocks.reserve_one();
-  own.blocks.insert(std::move(block));
-  own.statistics.allocated(address, request.bytes, counted, library_.held(request.device));
-  return {own.statistics.bytes(), own.statistics.reserved()};
+  DeviceState& state = state_of(request.device);
+  const std::lock_guard lock(state.mutex);
+  state.blocks.reserve_one();
+  state.blocks.insert(std::move(block));
+  state.statistics.count_allocation(address, request.bytes, counted, library_.held(request.device));
+  return {state.statistics.total_bytes(), state.statistics.total_reserved()};
 }
 
 // A block without an address when none of ours begins there.
-Block DoorAllocator::take_out(int device, void* address, Totals* totals) {
-  Books& own = books(device);
-  const std::lock_guard lock(own.mutex);
-  Block block = own.blocks.erase(address);
-  if (block.address != nullptr) own.statistics.freed(block.address, block.requested, block.bytes());
-  *totals = {own.statistics.bytes(), own.statistics.reserved()};
+Block DoorAllocator::remove_block(int device, void* address, Totals* totals) {
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  Block block = state.blocks.erase(address);
+  if (block.address != nullptr) state.statistics.count_free(block.address, block.requested, block.bytes());
+  *totals = {state.statistics.total_bytes(), state.statistics.total_reserved()};
   return block;
 }
 
-void DoorAllocator::tell_allocated(const Request& request, void* address, const Context& context, Totals totals) {
-  if (history_.is_watched()) {
+void DoorAllocator::report_allocation(const Request& request, void* address, const Context& context, Totals totals) {
+  if (history_.is_active()) {
     history_.add(TraceEntry::ALLOC, static_cast<c10::DeviceIndex>(request.device), address, request.bytes,
                  request.stream, context);
   }
-  tell_profiler(request.device, address, static_cast<std::int64_t>(Block::rounded(request.bytes)), totals.allocated,
-                totals.reserved);
-  tell_watchers(true, address);
+  report_to_profiler(request.device, address, static_cast<std::int64_t>(Block::rounded(request.bytes)),
+                     totals.allocated, totals.reserved);
+  report_to_gpu_trace(true, address);
 }
 
-void DoorAllocator::tell_freed(int device, const Block& block, const Context& context, Totals totals) {
-  if (history_.is_watched()) {
+void DoorAllocator::report_free(int device, const Block& block, const Context& context, Totals totals) {
+  if (history_.is_active()) {
     const Context& shown = context == nullptr && block.extras != nullptr ? block.extras->context : context;
     for (const TraceEntry::Action action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
       history_.add(action, static_cast<c10::DeviceIndex>(device), block.address, block.requested, block.stream, shown);
     }
   }
-  tell_profiler(device, block.address, -static_cast<std::int64_t>(block.bytes()), totals.allocated, totals.reserved);
-  tell_watchers(false, block.address);
+  report_to_profiler(device, block.address, -static_cast<std::int64_t>(block.bytes()), totals.allocated,
+                     totals.reserved);
+  report_to_gpu_trace(false, block.address);
 }
 
 void* DoorAllocator::allocate_natively(const Request& request) {
   const int device = request.device;
-  grant_native(device);
+  update_native_limit(device);
   void* address = nullptr;
   try {
     address = native_.raw_alloc_with_stream(request.bytes, request.stream);
   } catch (const c10::OutOfMemoryError& error) {
-    native_changed(device);
+    update_native_statistics(device);
     throw c10::OutOfMemoryError(c10::SourceLocation{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-                                explain(device, error.what_without_backtrace()));
+                                extend_error(device, error.what_without_backtrace()));
   }
-  native_changed(device);
+  update_native_statistics(device);
   if (request.caller != nullptr && library_.is_recording() != 0) {
-    const std::lock_guard lock(noted_mutex_);
-    noted_[address] = {request.stream, device};
-    library_.note(device, request.bytes, request.stream, request.caller, address);
+    const std::lock_guard lock(recorded_native_mutex_);
+    recorded_native_[address] = {request.stream, device};
+    library_.record_native(device, request.bytes, request.stream, request.caller, address);
   }
   return address;
 }
 
-void DoorAllocator::native_changed(int device) {
+void DoorAllocator::update_native_statistics(int device) {
   const DeviceStats stats = native_.getDeviceStats(static_cast<c10::DeviceIndex>(device));
-  Books& own = books(device);
+  DeviceState& state = state_of(device);
   bool limited = false;
   {
-    const std::lock_guard lock(own.mutex);
-    own.statistics.native_is(stats);
-    own.has_native.store(own.statistics.native_reserved() != 0, std::memory_order_relaxed);
-    limited = own.fraction < 1;
+    const std::lock_guard lock(state.mutex);
+    state.statistics.update_native(stats);
+    state.has_native.store(state.statistics.native_reserved() != 0, std::memory_order_relaxed);
+    limited = state.fraction < 1;
   }
-  if (limited) set_limits(device);
+  if (limited) update_heap_limit(device);
 }
 
-void DoorAllocator::native_freed() {
+void DoorAllocator::update_all_native_statistics() {
   for (int device = 0; device < devices_.load(std::memory_order_relaxed); ++device) {
-    if (books(device).has_native.load(std::memory_order_relaxed)) native_changed(device);
+    if (state_of(device).has_native.load(std::memory_order_relaxed)) update_native_statistics(device);
   }
 }
 
 // What the native allocator cached goes back to its cache, whether caching is on now or not.
 void DoorAllocator::release(void* address) {
-  if (address == nullptr || the_allocator->free_own(address)) return;
-  the_allocator->caching_.deleter()(address);
-  the_allocator->native_freed();
+  if (address == nullptr || instance->try_free(address)) return;
+  instance->caching_.deleter()(address);
+  instance->update_all_native_statistics();
 }
 
 void DoorAllocator::raw_delete(void* address) {
-  if (address == nullptr || free_own(address)) return;
+  if (address == nullptr || try_free(address)) return;
   native_.raw_delete(address);
-  native_freed();
+  update_all_native_statistics();
 }
 
 // False when the native allocator must free it.
-bool DoorAllocator::free_own(void* address) {
+bool DoorAllocator::try_free(void* address) {
   const int device = library_.device_of(address);
-  if (device >= 0 && (library_.is_active() == 0 || free_served(device, address))) return true;
+  if (device >= 0 && (library_.is_active() == 0 || try_free_on(device, address))) return true;
   if (library_.is_recording() != 0) {
-    const std::lock_guard lock(noted_mutex_);
-    if (const auto known = noted_.find(address); known != noted_.end()) {
-      library_.note_freed(known->second.device, known->second.stream, address);
-      noted_.erase(known);
+    const std::lock_guard lock(recorded_native_mutex_);
+    if (const auto known = recorded_native_.find(address); known != recorded_native_.end()) {
+      library_.record_native_free(known->second.device, known->second.stream, address);
+      recorded_native_.erase(known);
     }
   }
   return false;
 }
 
 // False when no block of ours begins at the address.
-bool DoorAllocator::free_served(int device, void* address) {
-  if (books(device).held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
+bool DoorAllocator::try_free_on(int device, void* address) {
+  if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
   // First, since the recorder may throw. Of a thread that ends nobody asks for a stack.
   const Context context = thread_ends ? nullptr : history_.gather(native::RecordContext::ALL);
   Totals totals;
-  Block block = take_out(device, address, &totals);
+  Block block = remove_block(device, address, &totals);
   if (block.address == nullptr) return false;
   try {
-    tell_freed(device, block, context, totals);
+    report_free(device, block, context, totals);
   } catch (...) {
-    give_back(device, block);
+    free_block(device, block);
     throw;
   }
-  give_back(device, block);
+  free_block(device, block);
   return true;
 }
 
-// Pre: it is out of the books. Takes what the block has.
-void DoorAllocator::give_back(int device, Block& block) {
-  if (block.extras != nullptr && block.extras->offer.made != nullptr) library_.withdraw(block.extras->offer.made);
+// Pre: it is out of the table. Takes what the block has.
+void DoorAllocator::free_block(int device, Block& block) {
+  if (block.extras != nullptr && block.extras->ipc.exported != nullptr)
+    library_.release_export(block.extras->ipc.exported);
   const cudaStream_t current = current_stream_or(device, block.stream);
-  if (block.extras != nullptr && !block.extras->users.empty()) {
-    std::vector<stalloc_door_stream>& users = block.extras->users;
-    users.insert(users.begin(), {block.stream, device});  // free_after wants the block's own stream first
+  if (block.extras != nullptr && !block.extras->used_streams.empty()) {
+    std::vector<stalloc_door_stream>& used_streams = block.extras->used_streams;
+    used_streams.insert(used_streams.begin(), {block.stream, device});  // free_after wants the block's own stream first
     const auto is_current = [&](const auto& user) { return user.stream == current && user.device == device; };
-    if (std::none_of(users.begin(), users.end(), is_current)) users.push_back({current, device});
-    give_back_or_keep(device, {block.address, block.stream, current, std::move(users)});
+    if (std::none_of(used_streams.begin(), used_streams.end(), is_current)) used_streams.push_back({current, device});
+    free_or_postpone(device, {block.address, block.stream, current, std::move(used_streams)});
   } else if (library_.free(block.address, device, block.stream, current) == STALLOC_DOOR_LATER) {
-    give_back_or_keep(device, {block.address, block.stream, current, {}});
+    free_or_postpone(device, {block.address, block.stream, current, {}});
   }
 }
 
-stalloc_door_answer DoorAllocator::try_give_back(int device, const HeldUp& block) {
-  return block.users.empty() ? library_.free(block.address, device, block.stream, block.current)
-                             : library_.free_after(block.address, device, block.users.data(), block.users.size());
+stalloc_door_result DoorAllocator::try_free_block(int device, const PostponedFree& block) {
+  return block.used_streams.empty()
+             ? library_.free(block.address, device, block.stream, block.current)
+             : library_.free_after(block.address, device, block.used_streams.data(), block.used_streams.size());
 }
 
-void DoorAllocator::give_back_or_keep(int device, HeldUp block) {
-  if (try_give_back(device, block) != STALLOC_DOOR_LATER) return;
-  Books& own = books(device);
-  const std::lock_guard lock(own.rare_mutex);
-  own.held_up.push_back(std::move(block));
-  own.held_up_count.store(own.held_up.size(), std::memory_order_relaxed);
+void DoorAllocator::free_or_postpone(int device, PostponedFree block) {
+  if (try_free_block(device, block) != STALLOC_DOOR_LATER) return;
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.pools_mutex);
+  state.postponed.push_back(std::move(block));
+  state.postponed_count.store(state.postponed.size(), std::memory_order_relaxed);
 }
 
 // A capture delays many frees and ends for all of them at once, so only the first is tried.
-void DoorAllocator::retry_held_up(int device) {
-  Books& own = books(device);
-  const std::lock_guard lock(own.rare_mutex);
-  while (!own.held_up.empty()) {
-    if (try_give_back(device, own.held_up.front()) == STALLOC_DOOR_LATER) break;
-    own.held_up.pop_front();
+void DoorAllocator::retry_postponed(int device) {
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.pools_mutex);
+  while (!state.postponed.empty()) {
+    if (try_free_block(device, state.postponed.front()) == STALLOC_DOOR_LATER) break;
+    state.postponed.pop_front();
   }
-  own.held_up_count.store(own.held_up.size(), std::memory_order_relaxed);
+  state.postponed_count.store(state.postponed.size(), std::memory_order_relaxed);
 }
 
 void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
@@ -349,17 +352,17 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
   if (pointer.get_deleter() != &release) return native_.recordStream(pointer, stream);
   const int device = library_.device_of(address);
   if (device >= 0) {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    Block* block = own.blocks.find(address);
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    Block* block = state.blocks.find(address);
     if (block != nullptr) {
       const stalloc_door_stream user{stream.stream(), stream.device_index()};
       if (user.stream == block->stream && user.device == device) return;
       if (block->extras == nullptr) block->extras = std::make_unique<Extras>();
-      for (const stalloc_door_stream& known : block->extras->users) {
+      for (const stalloc_door_stream& known : block->extras->used_streams) {
         if (known.stream == user.stream && known.device == user.device) return;
       }
-      block->extras->users.push_back(user);
+      block->extras->used_streams.push_back(user);
       return;
     }
   }
@@ -368,44 +371,44 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
   natives.release_context();
 }
 
-void DoorAllocator::adopt(c10::DataPtr& pointer) {
+void DoorAllocator::use_door_deleter(c10::DataPtr& pointer) {
   (void)pointer.compare_exchange_deleter(caching_.deleter(), &release);
 }
 
-bool DoorAllocator::belongs_to_pool(Books& own, cudaStream_t stream) {
-  const std::lock_guard lock(own.rare_mutex);
-  return std::any_of(own.pools.begin(), own.pools.end(), [&](const Pool& pool) { return pool.takes(stream); });
+bool DoorAllocator::belongs_to_pool(DeviceState& state, cudaStream_t stream) {
+  const std::lock_guard lock(state.pools_mutex);
+  return std::any_of(state.pools.begin(), state.pools.end(), [&](const Pool& pool) { return pool.takes(stream); });
 }
 
 void DoorAllocator::beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
                                         std::function<bool(cudaStream_t)> filter) {
   native_.beginAllocateToPool(device, pool, filter);
-  Books& own = books(device);
-  const std::lock_guard lock(own.rare_mutex);
-  own.pools.push_back({pool, std::move(filter)});
-  own.pools_underway.store(own.pools.size());
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.pools_mutex);
+  state.pools.push_back({pool, std::move(filter)});
+  state.active_pools.store(state.pools.size());
 }
 
 void DoorAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
   native_.endAllocateToPool(device, pool);
-  Books& own = books(device);
-  const std::lock_guard lock(own.rare_mutex);
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.pools_mutex);
   const auto ended =
-      std::find_if(own.pools.begin(), own.pools.end(), [&](const Pool& each) { return each.id == pool; });
-  if (ended != own.pools.end()) own.pools.erase(ended);
-  own.pools_underway.store(own.pools.size());
+      std::find_if(state.pools.begin(), state.pools.end(), [&](const Pool& each) { return each.id == pool; });
+  if (ended != state.pools.end()) state.pools.erase(ended);
+  state.active_pools.store(state.pools.size());
 }
 
 void DoorAllocator::releasePool(c10::DeviceIndex device, MempoolId_t pool) {
   native_.releasePool(device, pool);
-  native_changed(device);
+  update_native_statistics(device);
 }
 
 native::CheckpointDelta DoorAllocator::setCheckpointPoolState(c10::DeviceIndex device,
                                                               std::shared_ptr<native::AllocatorState> state) {
   native::CheckpointDelta delta = native_.setCheckpointPoolState(device, std::move(state));
-  for (c10::DataPtr& pointer : delta.dataptrs_allocd) adopt(pointer);
-  native_changed(device);
+  for (c10::DataPtr& pointer : delta.dataptrs_allocd) use_door_deleter(pointer);
+  update_native_statistics(device);
   return delta;
 }
 

@@ -78,10 +78,10 @@ class DoorAllocator final : public Forwarding {
  protected:
   void empty_cache(MempoolId_t pool) override;
   native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) override;
-  void keep_history(HistorySettings settings) override;
+  void configure_history(HistorySettings settings) override;
   Context context_of(const void* address) override;
   void annotate(const void* address, const std::string& metadata) override;
-  void adopt(c10::DataPtr& pointer) override;
+  void use_door_deleter(c10::DataPtr& pointer) override;
 
  private:
   static constexpr std::size_t kDevices = 64;
@@ -98,84 +98,84 @@ class DoorAllocator final : public Forwarding {
     std::int64_t reserved = 0;
   };
   // A free that waits for the end of a capture.
-  struct HeldUp {
+  struct PostponedFree {
     void* address = nullptr;
     cudaStream_t stream = nullptr;
-    cudaStream_t current = nullptr;          // that the thread worked on
-    std::vector<stalloc_door_stream> users;  // all of them, if the program named any (recordStream)
+    cudaStream_t current = nullptr;                 // that the thread worked on
+    std::vector<stalloc_door_stream> used_streams;  // all of them, if the program named any (recordStream)
   };
   struct Pool {
     MempoolId_t id;
     std::function<bool(cudaStream_t)> takes;  // whether a request on the stream belongs to it
   };
   // Of one device.
-  struct alignas(64) Books {
+  struct alignas(64) DeviceState {
     std::mutex mutex;  // guards what follows, except for the atomics
     Blocks blocks;
     Statistics statistics;
     double fraction = 1;                  // share of the device's memory that the user grants this process
     std::atomic<bool> has_native{false};  // the native allocator holds memory of the device
-    std::atomic<std::size_t> pools_underway{0};
-    std::atomic<std::size_t> held_up_count{0};
-    std::mutex rare_mutex;  // guards what follows
+    std::atomic<std::size_t> active_pools{0};
+    std::atomic<std::size_t> postponed_count{0};
+    std::mutex pools_mutex;  // guards what follows
     std::vector<Pool> pools;
-    std::deque<HeldUp> held_up;
+    std::deque<PostponedFree> postponed;
   };
 
   // The deleter of every tensor, whoever allocated it: PyTorch compares deleters.
   static void release(void* address);
 
   // Throws c10::Error when there is no such device, as the native allocator does.
-  Books& books(int device) {
+  DeviceState& state_of(int device) {
     if (device < 0 || device >= devices_.load(std::memory_order_relaxed)) [[unlikely]]
-      refuse(device);
-    return books_[static_cast<std::size_t>(device)];
+      throw_no_device(device);
+    return states_[static_cast<std::size_t>(device)];
   }
-  [[noreturn]] static void refuse(int device);
+  [[noreturn]] static void throw_no_device(int device);
 
   // allocator.cpp
-  void know_devices(int devices);
+  void set_device_count(int devices);
   void* serve(const Request& request);
-  void* serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context);
-  bool belongs_to_pool(Books& own, cudaStream_t stream);
-  void enter(const Request& request, void* address, const Context& context);
-  Totals put_in(const Request& request, void* address, const Context& context);
-  Block take_out(int device, void* address, Totals* totals);
-  void tell_allocated(const Request& request, void* address, const Context& context, Totals totals);
-  void tell_freed(int device, const Block& block, const Context& context, Totals totals);
-  bool free_own(void* address);
-  bool free_served(int device, void* address);
-  void give_back(int device, Block& block);
-  stalloc_door_answer try_give_back(int device, const HeldUp& block);
-  void give_back_or_keep(int device, HeldUp block);
-  void retry_held_up(int device);
+  void* serve_after_refusal(stalloc_door_result answer, const Request& request, const Context& context);
+  bool belongs_to_pool(DeviceState& state, cudaStream_t stream);
+  void register_block(const Request& request, void* address, const Context& context);
+  Totals add_block(const Request& request, void* address, const Context& context);
+  Block remove_block(int device, void* address, Totals* totals);
+  void report_allocation(const Request& request, void* address, const Context& context, Totals totals);
+  void report_free(int device, const Block& block, const Context& context, Totals totals);
+  bool try_free(void* address);
+  bool try_free_on(int device, void* address);
+  void free_block(int device, Block& block);
+  stalloc_door_result try_free_block(int device, const PostponedFree& block);
+  void free_or_postpone(int device, PostponedFree block);
+  void retry_postponed(int device);
   void* allocate_natively(const Request& request);
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);
-  void native_changed(int device);
-  void native_freed();
+  void update_native_statistics(int device);
+  void update_all_native_statistics();
 
   // out_of_memory.cpp
-  stalloc_door_answer ask_library(const Request& request, void** address) const {
+  stalloc_door_result allocate_from_heap(const Request& request, void** address) const {
     return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
   }
-  bool try_again(const Request& request, void** address);
-  void grant_native(int device);
-  void set_limits(int device);
-  std::optional<std::uint64_t> share_of(int device);
-  std::string explain(int device, std::string text);
+  bool free_and_retry(const Request& request, void** address);
+  void update_native_limit(int device);
+  void update_heap_limit(int device);
+  std::optional<std::uint64_t> granted_bytes(int device);
+  std::string extend_error(int device, std::string text);
 
   const stalloc_door_library& library_;
   Caching caching_;
   std::atomic<int> devices_{0};
-  std::array<Books, kDevices> books_;
+  std::array<DeviceState, kDevices> states_;
   History history_;
   // What other processes offered and tensors of this one use, by the handle that PyTorch passed on.
-  std::mutex opened_mutex_;
-  std::unordered_map<std::string, std::weak_ptr<void>> opened_;
+  std::mutex imports_mutex_;
+  std::unordered_map<std::string, std::weak_ptr<void>> imports_;
   // What the native allocator served while a trace is recorded, so that its frees can be told: stream and device.
-  std::mutex noted_mutex_;
-  std::unordered_map<const void*, stalloc_door_stream> noted_;
+  std::mutex recorded_native_mutex_;
+  std::unordered_map<const void*, stalloc_door_stream> recorded_native_;
 };
 
 }  // namespace stalloc::torch::door

@@ -12,26 +12,26 @@
 
 namespace stalloc::torch::door {
 
-// The library's offer of a block to other processes, and how PyTorch passes it on.
-struct Offer {
-  void* made = nullptr;  // null: none
-  native::ShareableHandle handle{};
+// The export of a block to other processes.
+struct IpcExport {
+  void* exported = nullptr;          // owned by the block, from export_block (door.h); null: the block is not exported
+  native::ShareableHandle handle{};  // what PyTorch passes to other processes
 };
 
-// What few blocks have.
+// Data that only few blocks have.
 struct Extras {
-  std::vector<stalloc_door_stream> users;  // other streams that use the block (recordStream)
-  Context context;                         // the stack that it was allocated from
-  Offer offer;                             // to other processes; none until it is shared
+  std::vector<stalloc_door_stream> used_streams;  // other streams that used the block (recordStream)
+  Context context;                                // the stack of the allocation
+  IpcExport ipc;
 };
 
 struct Block {
-  void* address = nullptr;  // null: an empty cell of the table
-  std::size_t requested = 0;
+  void* address = nullptr;    // null: an empty cell of the table
+  std::size_t requested = 0;  // bytes
   cudaStream_t stream = nullptr;
-  std::unique_ptr<Extras> extras;  // null: nothing of the kind
+  std::unique_ptr<Extras> extras;  // null: none
 
-  // As PyTorch counts: in units of 512 bytes.
+  // Bytes as PyTorch counts them, in units of 512.
   [[nodiscard]] static std::size_t rounded(std::size_t bytes) { return (bytes + 511) / 512 * 512; }
   [[nodiscard]] std::size_t bytes() const { return rounded(requested); }
 };

@@ -19,12 +19,12 @@ class Caching {
   explicit Caching(native::CUDAAllocator& native) : native_(native) {}
 
   // Lock-free while caching is on, but for the first call.
-  [[nodiscard]] bool is_on() const { return on_.load(std::memory_order_acquire) || look(); }
+  [[nodiscard]] bool is_on() const { return on_.load(std::memory_order_acquire) || initialize_and_get(); }
   // The deleter of what the native allocator caches, whether caching is on now or not.
   [[nodiscard]] c10::DeleterFnPtr deleter() const {
     const c10::DeleterFnPtr known = deleter_.load(std::memory_order_acquire);
     if (known != nullptr) return known;
-    (void)look();
+    (void)initialize_and_get();
     return deleter_.load();
   }
   [[nodiscard]] bool is_enabled() const {
@@ -38,13 +38,13 @@ class Caching {
   }
 
  private:
-  bool look() const {
+  bool initialize_and_get() const {
     const std::lock_guard lock(mutex_);
-    if (deleter_.load() == nullptr) learn();
+    if (deleter_.load() == nullptr) initialize();
     return on_.load();
   }
   // The deleter depends on whether caching is enabled, unless it is off for good.
-  void learn() const {
+  void initialize() const {
     const bool enabled = native_.isEnabled();
     native_.enable(false);
     const c10::DeleterFnPtr uncached = native_.raw_deleter();

@@ -19,10 +19,10 @@ namespace stalloc::torch::door {
 struct HistorySettings {
   bool enabled = false;
   native::CreateContextFn recorder = nullptr;
-  std::size_t most_entries = 1;
+  std::size_t max_entries = 1;
   native::RecordContext when = native::RecordContext::NEVER;
   bool clear = false;
-  std::vector<std::string> skipped;
+  std::vector<std::string> skipped_actions;
 };
 
 // Who allocates for a pool of the user's.
@@ -103,12 +103,12 @@ class Forwarding : public native::CUDAAllocator {
     native_.createOrIncrefPool(device, pool, std::move(allocator));
   }
   void pushCompileContext(std::string& what) override {
-    if (Remarks* own = own_remarks()) own->compiled.push_back(what);
+    if (ThreadMetadata* own = thread_metadata()) own->compile_contexts.push_back(what);
     native_.pushCompileContext(what);
   }
   void popCompileContext() override {
-    Remarks* own = own_remarks();
-    if (own != nullptr && !own->compiled.empty()) own->compiled.pop_back();
+    ThreadMetadata* own = thread_metadata();
+    if (own != nullptr && !own->compile_contexts.empty()) own->compile_contexts.pop_back();
     native_.popCompileContext();
   }
 #else
@@ -123,25 +123,25 @@ class Forwarding : public native::CUDAAllocator {
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool, bool use) override {
     native_.setUseOnOOM(device, pool, use);
   }
-  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
-                     native::RecordContext when, bool clear, const std::vector<std::string>& skipped) override {
-    native_.recordHistory(enabled, recorder, most_entries, when, clear, skipped);
-    keep_history({enabled, recorder, most_entries, when, clear, skipped});
+  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
+                     native::RecordContext when, bool clear, const std::vector<std::string>& skipped_actions) override {
+    native_.recordHistory(enabled, recorder, max_entries, when, clear, skipped_actions);
+    configure_history({enabled, recorder, max_entries, when, clear, skipped_actions});
   }
 #elif STALLOC_TORCH_MINOR >= 8
   native::SnapshotInfo snapshot(MempoolId_t pool) override { return take_snapshot(pool, true); }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool) override { native_.setUseOnOOM(device, pool); }
-  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
+  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
                      native::RecordContext when, bool clear) override {
-    native_.recordHistory(enabled, recorder, most_entries, when, clear);
-    keep_history({enabled, recorder, most_entries, when, clear, {}});
+    native_.recordHistory(enabled, recorder, max_entries, when, clear);
+    configure_history({enabled, recorder, max_entries, when, clear, {}});
   }
 #else
   native::SnapshotInfo snapshot() override { return take_snapshot({0, 0}, true); }
-  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
+  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
                      native::RecordContext when) override {
-    native_.recordHistory(enabled, recorder, most_entries, when);
-    keep_history({enabled, recorder, most_entries, when, !enabled, {}});
+    native_.recordHistory(enabled, recorder, max_entries, when);
+    configure_history({enabled, recorder, max_entries, when, !enabled, {}});
   }
 #endif
 
@@ -152,7 +152,7 @@ class Forwarding : public native::CUDAAllocator {
   }
   void setNoSplit(c10::DeviceIndex device, MempoolId_t pool) override { native_.setNoSplit(device, pool); }
   void setUserMetadata(const std::string& metadata) override {
-    if (Remarks* own = own_remarks()) own->metadata = metadata;
+    if (ThreadMetadata* own = thread_metadata()) own->user_metadata = metadata;
     native_.setUserMetadata(metadata);
   }
   std::string getUserMetadata() override { return native_.getUserMetadata(); }
@@ -173,7 +173,7 @@ class Forwarding : public native::CUDAAllocator {
   void markCaptureEnd(c10::DeviceIndex device) override { native_.markCaptureEnd(device); }
   c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
     c10::DataPtr pointer = native_.allocateWithAddress(bytes, address);
-    adopt(pointer);
+    use_door_deleter(pointer);
     return pointer;
   }
 #endif
@@ -186,11 +186,11 @@ class Forwarding : public native::CUDAAllocator {
   // The meaning of those functions, in one form.
   virtual void empty_cache(MempoolId_t pool) = 0;  // {0, 0}: all but private pools
   virtual native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) = 0;
-  virtual void keep_history(HistorySettings settings) = 0;
+  virtual void configure_history(HistorySettings settings) = 0;
   virtual Context context_of(const void* address) = 0;
   virtual void annotate(const void* address, const std::string& metadata) = 0;
   // The native allocator made this pointer; it is made to look like all others.
-  virtual void adopt(c10::DataPtr& pointer) = 0;
+  virtual void use_door_deleter(c10::DataPtr& pointer) = 0;
 
   Context native_context_of([[maybe_unused]] const void* address) {
 #if STALLOC_TORCH_MINOR >= 12

@@ -20,9 +20,9 @@ namespace stalloc::torch::door {
 class History {
  public:
   // True when the history is wanted. Lock-free.
-  [[nodiscard]] bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool is_active() const { return active_.load(std::memory_order_relaxed); }
 
-  void keep(HistorySettings settings);
+  void configure(HistorySettings settings);
   void add_tracker(native::AllocatorTraceTracker tracker);
 
   // The calling thread's stack, if stacks are wanted for what `level` names.
@@ -41,10 +41,10 @@ class History {
   using Trackers = std::vector<native::AllocatorTraceTracker>;
 
   Context ask_recorder() const;
-  void update_watched();
-  [[nodiscard]] std::size_t most_entries() const { return std::max<std::size_t>(settings_.most_entries, 1); }
+  void update_active();
+  [[nodiscard]] std::size_t max_entries() const { return std::max<std::size_t>(settings_.max_entries, 1); }
 
-  std::atomic<bool> watched_{false};
+  std::atomic<bool> active_{false};
   std::atomic<native::CreateContextFn> recorder_{nullptr};
   std::atomic<native::RecordContext> when_{native::RecordContext::NEVER};
   mutable std::mutex mutex_;  // guards all below

@@ -14,7 +14,7 @@ using stalloc::torch::door::DoorAllocator;
 namespace native = c10::cuda::CUDACachingAllocator;
 
 // Why the door cannot be opened; null: it can.
-const char* find_hindrance(const stalloc_door_library* library) {
+const char* why_not(const stalloc_door_library* library) {
   static std::string text;
   if (library->interface != STALLOC_DOOR_INTERFACE) return "the door is of another version of stalloc than the library";
   native::CUDAAllocator* current = native::allocator.load();
@@ -34,7 +34,7 @@ const char* find_hindrance(const stalloc_door_library* library) {
 
 extern "C" __attribute__((visibility("default"))) const char* stalloc_door_open(const stalloc_door_library* library) {
   try {
-    if (const char* hindrance = find_hindrance(library)) return hindrance;
+    if (const char* why = why_not(library)) return why;
     native::CUDAAllocator* current = native::allocator.load();
     auto* door = new DoorAllocator(*current, *library);  // tensors may be freed until the process is gone
     door->open();

@@ -13,7 +13,7 @@
 namespace stalloc::torch::door {
 namespace {
 
-bool run_callbacks() {
+bool run_free_memory_callbacks() {
   bool freed = false;
   const auto& registry = c10::FreeCudaMemoryCallbacksRegistry();
   for (const auto& name : registry->Keys()) freed |= registry->Create(name)->Execute();
@@ -45,15 +45,15 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 // called. Then what other streams still use is waited for, as the native allocator does, and its cache is emptied. At
 // last the native allocator is asked, which reports the error. The library is asked again only when something was
 // freed.
-bool DoorAllocator::try_again(const Request& request, void** address) {
-  Books& own = books(request.device);
+bool DoorAllocator::free_and_retry(const Request& request, void** address) {
+  DeviceState& state = state_of(request.device);
   const auto natives = [&] {
-    const std::lock_guard lock(own.mutex);
-    return own.statistics.native_reserved();
+    const std::lock_guard lock(state.mutex);
+    return state.statistics.native_reserved();
   };
-  const auto served = [&] { return ask_library(request, address) == STALLOC_DOOR_DONE; };
-  if (run_callbacks() && served()) return true;
-  native_changed(request.device);
+  const auto served = [&] { return allocate_from_heap(request, address) == STALLOC_DOOR_DONE; };
+  if (run_free_memory_callbacks() && served()) return true;
+  update_native_statistics(request.device);
   const std::int64_t before = natives();
   const bool waited = library_.wait_for_frees(request.device) != 0;
   try {
@@ -61,38 +61,38 @@ bool DoorAllocator::try_again(const Request& request, void** address) {
   } catch (const c10::Error&) {
     // PyTorch 2.6 and 2.7 refuse that while a capture is under way.
   }
-  native_changed(request.device);
+  update_native_statistics(request.device);
   // Otherwise the native allocator tries again, too, and counts that.
   if ((!waited && natives() >= before) || !served()) return false;
-  const std::lock_guard lock(own.mutex);
-  own.statistics.retried();
+  const std::lock_guard lock(state.mutex);
+  state.statistics.count_retry();
   return true;
 }
 
 double DoorAllocator::getMemoryFraction(c10::DeviceIndex device) {
   (void)native_.getMemoryFraction(device);  // which checks the device; its own share may be a part of the user's
-  Books& own = books(device);
-  const std::lock_guard lock(own.mutex);
-  return own.fraction;
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  return state.fraction;
 }
 
 void DoorAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   native_.setMemoryFraction(fraction, device);  // which checks both
   {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    own.fraction = fraction;
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    state.fraction = fraction;
   }
-  set_limits(device);
+  update_heap_limit(device);
 }
 
 // What the user grants this process of the device, in bytes; nothing: all of it.
-std::optional<std::uint64_t> DoorAllocator::share_of(int device) {
-  Books& own = books(device);
+std::optional<std::uint64_t> DoorAllocator::granted_bytes(int device) {
+  DeviceState& state = state_of(device);
   double fraction = 1;
   {
-    const std::lock_guard lock(own.mutex);
-    fraction = own.fraction;
+    const std::lock_guard lock(state.mutex);
+    fraction = state.fraction;
   }
   const std::uint64_t total = fraction < 1 ? library_.device_total(device) : 0;
   if (total == 0) return std::nullopt;
@@ -100,21 +100,21 @@ std::optional<std::uint64_t> DoorAllocator::share_of(int device) {
 }
 
 // What stalloc may hold: the user's share less what the native allocator has of it.
-void DoorAllocator::set_limits(int device) {
-  const std::optional<std::uint64_t> share = share_of(device);
-  if (!share) return library_.limit(device, std::numeric_limits<std::uint64_t>::max());
+void DoorAllocator::update_heap_limit(int device) {
+  const std::optional<std::uint64_t> share = granted_bytes(device);
+  if (!share) return library_.set_limit(device, std::numeric_limits<std::uint64_t>::max());
   std::uint64_t natives = 0;
   {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    natives = static_cast<std::uint64_t>(own.statistics.native_reserved());
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    natives = static_cast<std::uint64_t>(state.statistics.native_reserved());
   }
-  library_.limit(device, *share - std::min(*share, natives));
+  library_.set_limit(device, *share - std::min(*share, natives));
 }
 
 // What the native allocator may hold: the user's share less what stalloc has of it. It knows only of itself.
-void DoorAllocator::grant_native(int device) {
-  const std::optional<std::uint64_t> share = share_of(device);
+void DoorAllocator::update_native_limit(int device) {
+  const std::optional<std::uint64_t> share = granted_bytes(device);
   if (!share) return;
   const std::uint64_t natives = *share - std::min(*share, library_.held(device).all);
   native_.setMemoryFraction(static_cast<double>(natives) / static_cast<double>(library_.device_total(device)),
@@ -125,30 +125,30 @@ void DoorAllocator::grant_native(int device) {
 void DoorAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
   native_.attachOutOfMemoryObserver([this, observer = std::move(observer)](std::int64_t device, std::size_t bytes,
                                                                            std::size_t total, std::size_t free) {
-    observer(device, bytes, share_of(static_cast<int>(device)).value_or(total), free);
+    observer(device, bytes, granted_bytes(static_cast<int>(device)).value_or(total), free);
   });
 }
 
 // The native allocator's message, with the figures of both halves.
-std::string DoorAllocator::explain(int device, std::string text) {
+std::string DoorAllocator::extend_error(int device, std::string text) {
   stalloc_door_memory memory{};
-  if (library_.memory(device, &memory) == 0) return text;
+  if (library_.memory_info(device, &memory) == 0) return text;
   std::uint64_t live = 0;
   std::uint64_t reserved = 0;
-  std::uint64_t own_live = 0;
+  std::uint64_t heap_live = 0;
   {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    own.statistics.holds(library_.held(device));
-    live = static_cast<std::uint64_t>(own.statistics.bytes());
-    reserved = static_cast<std::uint64_t>(own.statistics.reserved());
-    own_live = static_cast<std::uint64_t>(own.statistics.own_bytes());
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    state.statistics.update_held(library_.held(device));
+    live = static_cast<std::uint64_t>(state.statistics.total_bytes());
+    reserved = static_cast<std::uint64_t>(state.statistics.total_reserved());
+    heap_live = static_cast<std::uint64_t>(state.statistics.heap_bytes());
   }
   replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
   replace_between(&text, "and ", " is reserved by PyTorch but unallocated",
                   format_bytes(reserved - std::min(reserved, live)));
-  if (const auto share = share_of(device)) replace_between(&text, ". ", " allowed; ", format_bytes(*share));
-  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) + " live, " +
+  if (const auto share = granted_bytes(device)) replace_between(&text, ". ", " allowed; ", format_bytes(*share));
+  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(heap_live) + " live, " +
          format_bytes(memory.free) + " free (" + format_bytes(memory.largest_hole) + " in one piece).";
 }
 

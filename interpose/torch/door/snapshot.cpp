@@ -132,10 +132,10 @@ native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces)
     const stalloc_door_visitor visitor{&shown, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
     library_.describe(device, &visitor);
     std::vector<Live> live;
-    Books& own = books(device);
+    DeviceState& state = state_of(device);
     {
-      const std::lock_guard lock(own.mutex);
-      own.blocks.for_each([&](const Block& block) {
+      const std::lock_guard lock(state.mutex);
+      state.blocks.for_each([&](const Block& block) {
         const auto at = reinterpret_cast<std::uintptr_t>(block.address);
         live.push_back({at, at + block.bytes(), block.requested, block.stream,
                         block.extras == nullptr ? nullptr : block.extras->context});

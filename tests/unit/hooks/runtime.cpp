@@ -35,9 +35,9 @@ class Runtime {
     set_device();
   }
   RuntimeResult alloc(void** out, std::size_t bytes = kMiB) {
-    return runtime::alloc_async(alloc_.call(), out, bytes, nullptr, Default::Legacy);
+    return runtime::alloc_async(alloc_.call(), out, bytes, nullptr, DefaultStream::Legacy);
   }
-  RuntimeResult free(void* at) { return runtime::free_async(free_.call(), at, nullptr, Default::Legacy); }
+  RuntimeResult free(void* at) { return runtime::free_async(free_.call(), at, nullptr, DefaultStream::Legacy); }
   RuntimeResult set_device() { return runtime::set_device(set_device_.call(), 0); }
   // An allocation that the runtime answers, which knows the thread from then on.
   void settle() {
@@ -149,7 +149,7 @@ TEST_CASE("what the heap declines is asked of the runtime, and not of the heap a
       });
   declined = false;
   void* at = nullptr;
-  CHECK(runtime::alloc_async(original.call(), &at, 64 * kMiB, nullptr, Default::Legacy) == kRefused);
+  CHECK(runtime::alloc_async(original.call(), &at, 64 * kMiB, nullptr, DefaultStream::Legacy) == kRefused);
   CHECK(declined);
   CHECK_FALSE(Declined::by_heap());
 }

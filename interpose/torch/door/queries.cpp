@@ -10,42 +10,42 @@ namespace stalloc::torch::door {
 
 DeviceStats DoorAllocator::getDeviceStats(c10::DeviceIndex device) {
   DeviceStats stats = native_.getDeviceStats(device);
-  Books& own = books(device);
-  const std::lock_guard lock(own.mutex);
-  own.statistics.holds(library_.held(device));
-  own.statistics.merge_into(&stats);
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  state.statistics.update_held(library_.held(device));
+  state.statistics.merge_into(&stats);
   return stats;
 }
 
 void DoorAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   native_.resetAccumulatedStats(device);
-  Books& own = books(device);
-  const std::lock_guard lock(own.mutex);
-  own.statistics.reset_accumulated();
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  state.statistics.reset_accumulated();
 }
 
 void DoorAllocator::resetPeakStats(c10::DeviceIndex device) {
   native_.resetPeakStats(device);
-  Books& own = books(device);
-  const std::lock_guard lock(own.mutex);
-  own.statistics.holds(library_.held(device));
-  own.statistics.reset_peaks();
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  state.statistics.update_held(library_.held(device));
+  state.statistics.reset_peaks();
 }
 
 // A request can have all that is free, wherever it lies.
 void DoorAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
   native_.cacheInfo(device, largest);
   stalloc_door_memory memory{};
-  if (library_.memory(device, &memory) != 0) {
+  if (library_.memory_info(device, &memory) != 0) {
     *largest = std::max<std::size_t>(*largest, memory.free + memory.device_free);
   }
 }
 
 void* DoorAllocator::getBaseAllocation(void* address, std::size_t* bytes) {
   if (const int device = library_.device_of(address); device >= 0) {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    if (const Block* block = own.blocks.find(address)) {
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    if (const Block* block = state.blocks.find(address)) {
       if (bytes != nullptr) *bytes = block->bytes();
       return address;
     }
@@ -56,19 +56,19 @@ void* DoorAllocator::getBaseAllocation(void* address, std::size_t* bytes) {
 void DoorAllocator::empty_cache(MempoolId_t pool) {
   if (pool == MempoolId_t{0, 0}) {
     for (int device = 0; device < devices_.load(); ++device) {
-      if (books(device).held_up_count.load(std::memory_order_relaxed) != 0) retry_held_up(device);
+      if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
       library_.trim(device, /*wait=*/1);
     }
   }
   empty_native_cache(pool);
-  for (int device = 0; device < devices_.load(); ++device) native_changed(device);
+  for (int device = 0; device < devices_.load(); ++device) update_native_statistics(device);
 }
 
 // `device` may touch the memory of `peer`: of PyTorch's own allocator, of the heaps (as CUDA's function is hooked), and
 // what other processes shared.
 void DoorAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
   native_.enablePeerAccess(device, peer);
-  library_.open_to_peer(peer, device);
+  library_.grant_imports(peer, device);
 }
 
 // Kernels of a device that is no peer cannot read mapped memory, so such copies must name both devices.
@@ -83,9 +83,9 @@ cudaError_t DoorAllocator::memcpyAsync(void* to, int to_device, const void* from
 
 Context DoorAllocator::context_of(const void* address) {
   if (const int device = library_.device_of(address); device >= 0) {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    const Block* block = own.blocks.find(address);
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    const Block* block = state.blocks.find(address);
     if (block != nullptr) return block->extras == nullptr ? nullptr : block->extras->context;
   }
   return native_context_of(address);
@@ -96,7 +96,7 @@ void DoorAllocator::annotate(const void* address, const std::string& metadata) {
   if (library_.device_of(address) < 0) annotate_native(address, metadata);
 }
 
-void DoorAllocator::keep_history(HistorySettings settings) { history_.keep(std::move(settings)); }
+void DoorAllocator::configure_history(HistorySettings settings) { history_.configure(std::move(settings)); }
 
 void DoorAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) {
   history_.add_tracker(tracker);

@@ -6,16 +6,16 @@
 
 #include "interpose/serve/streams/event_order.h"
 
-namespace stalloc::program_order {
+namespace stalloc::event_tracking {
 
-// The process's events. Null: events are not watched. This is decided when the library is loaded; turning the library
+// The process's events. Null: events are not order. This is decided when the library is loaded; turning the library
 // off, or a fork after CUDA was used, ends the watching for good.
-inline constinit std::atomic<serve::EventOrder*> watched{nullptr};
+inline constinit std::atomic<serve::EventOrder*> order{nullptr};
 
 // Starts watching, unless host memory is exhausted. Pre: the library is being loaded.
-void watch() noexcept;
+void start() noexcept;
 
 // For tests: stops watching and forgets everything. Pre: no other thread uses it.
-void unwatch() noexcept;
+void stop() noexcept;
 
-}  // namespace stalloc::program_order
+}  // namespace stalloc::event_tracking
