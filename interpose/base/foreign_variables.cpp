@@ -16,7 +16,7 @@ struct ForeignVariable {
   const char* answer;
 };
 
-// STALLOC_MODE=Torch|Trace|Alloc, STALLOC_DYNAMIC and STALLOC_LOG_LEVEL are understood as they are (options.def).
+// STAlloc's STALLOC_MODE=Torch|Trace|Alloc, STALLOC_DYNAMIC and STALLOC_LOG_LEVEL are accepted unchanged (options.def).
 constexpr ForeignVariable kVariables[] = {
     {"STALLOC_MODEL_INFO_PATH", "STAlloc", "name the trace with STALLOC_TRACE and the plan with STALLOC_PLAN"},
     {"STALLOC_STATIC_FALLBACK", "STAlloc", "a planned request whose bytes are taken is always served elsewhere"},

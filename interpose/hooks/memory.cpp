@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocation and release: recorded in trace mode, served in alloc mode, else forwarded.
+// Allocations and frees: recorded in trace mode, served by a heap if there is one, else forwarded.
 #include <algorithm>
 #include <optional>
 
@@ -35,21 +35,22 @@ CUresult refuse(CUdeviceptr* out) {
   return CUDA_ERROR_NOT_PERMITTED;
 }
 
-// Asks the original allocator, whatever the driver says is free: it can have more by moving managed memory to the host.
-// When it is out of memory and we hold idle memory, gives that back, on all devices, since the stream may be another
-// device's, and asks once more.
+// Calls CUDA, even if the driver reports less free memory than is needed, since it can free more by moving managed
+// memory to the host. If CUDA is out of memory and heaps hold idle memory, they release it and CUDA is called once
+// more. All devices' heaps do, since the stream may belong to another device than the current one.
 template <class Original>
 CUresult call_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
   const CUresult result = original();
   return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
 }
 
-// Asks CUDA, and counts what it gives. `heap`: serves such requests; null: none does.
+// Lets CUDA serve a request, and counts it. `heap` is the context's heap; null: there is none, or it serves no requests
+// from this pool.
 template <class Original>
 CUresult allocate_by_cuda(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
                           Original original) {
   if (heap != nullptr && heap->refuses()) return refuse(out);
-  // A graph needs its memory only when it is launched, and that belongs to no pool.
+  // A captured request allocates only when its graph is launched, and its memory then belongs to no pool.
   const bool captured =
       allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
   const CUresult result = call_cuda(heaps, allocation, original);
@@ -62,11 +63,11 @@ CUresult allocate_by_cuda(Heaps& heaps, serve::Heap* heap, const Allocation& all
   return result;
 }
 
-// Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA allows only for
-// its own memory. So it is not served while a run is recorded, which lets the plan leave exported memory to CUDA, and
-// communication libraries always get CUDA's memory. Without a plan nothing tells what will be exported: in a PyTorch
-// program whose tensors come through the door, only buffers of libraries are left, few and often made to be exported
-// (custom all-reduces).
+// Whether a request must get CUDA's own memory. Memory of cuMemAlloc may be exported to other processes or registered
+// with network cards, which CUDA allows only for its own memory. So communication libraries always get CUDA's memory,
+// and so does every caller of cuMemAlloc while a run is recorded; the plan then leaves exported memory to CUDA. Without
+// a plan, nobody knows which memory will be exported. If PyTorch's tensors are served through the door, only buffers of
+// libraries remain, which are few and often made to be exported (custom all-reduces).
 bool is_left_to_cuda(const Allocation& allocation) {
   if (allocation.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
@@ -77,7 +78,7 @@ bool is_left_to_cuda(const Allocation& allocation) {
          plan::is_communication_library(caller.path);
 }
 
-// Sets the request's pool to the one that the heap knows; false when requests from that pool are not served.
+// Sets the request's pool as the heap knows it. False if requests from that pool are not served.
 bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Allocation* allocation) {
   if (allocation->kind == EventKind::AllocAsync) return heaps.resolve_current_pool(heap, &allocation->pool);
   return allocation->kind == EventKind::Alloc || heaps.resolve_pool(heap, &allocation->pool);
@@ -105,7 +106,7 @@ CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original origi
   Session& session = Session::get();
   if (out == nullptr || allocation.bytes == 0) return original();
   if (!session.active()) return Session::refuses() ? refuse(out) : original();
-  // Without a context the driver refuses, and the runtime then creates one and calls again.
+  // Without a context the driver returns an error, upon which the runtime creates a context and calls again.
   const CUcontext context = Session::cuda().current_context();
   if (context == nullptr || Session::cuda().has_failed()) return original();
   const bool captured =
@@ -127,8 +128,8 @@ CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original origi
   return result;
 }
 
-// `give_back` returns the bytes to the heap that owns them. When a closed heap does not know the address, CUDA is
-// asked: the driver may have given that heap's addresses out again.
+// `give_back` frees the block in the heap that owns its address. If a closed heap does not know the address, CUDA is
+// called, since the driver may have reused that heap's addresses.
 template <class Original, class GiveBack>
 CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original,
                             GiveBack give_back) {
@@ -146,7 +147,7 @@ CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& str
   if (serve::Heap* heap = heaps->find_owner(at)) {
     if (captured && Session::cuda().is_capture_invalidated(stream.handle)) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     const CUresult result = give_back(*heap);
-    // A free on the legacy stream during the capture of a blocking stream invalidates that capture; the query did not.
+    // A free on the legacy stream during the capture of a blocking stream must invalidate that capture, as CUDA's does.
     const bool implicit = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     return implicit || (result != CUDA_SUCCESS && heap->is_closed()) ? original() : result;
   }
@@ -156,8 +157,8 @@ CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& str
   return result;
 }
 
-// A free needs no current context unless it names a default stream: a created stream names its own, and the address a
-// device. If there is none, the heap's context is current while the block is given back.
+// A free needs a current context only if it names a default stream; otherwise stream and address determine the context.
+// If no context is current then, the heap's context is made current for the free.
 template <class Original, class GiveBack>
 CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers to questions about addresses in memory that we serve. The driver would answer for the whole mapped handle;
-// the program means its own allocation, and what it freed must be unknown.
+// Queries about addresses in served memory. The driver's answers describe the whole mapped handle, but the program asks
+// about its own allocation. Memory that the program has freed must be unknown.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,12 +13,12 @@
 namespace stalloc::hooks::pointers {
 namespace {
 
-// What is at an address.
+// What a heap has at an address.
 struct Served {
-  serve::Heap* heap = nullptr;           // null: the address is not in memory that we hold
-  std::optional<serve::LiveRange> live;  // empty: freed, or never given to the program
+  serve::Heap* heap = nullptr;           // null: no heap holds the address
+  std::optional<serve::LiveRange> live;  // empty: freed, or never served
   CUcontext context = nullptr;           // of the heap
-  CUmemoryPool pool = nullptr;           // the driver's handle of the pool that it is from; null: of none
+  CUmemoryPool pool = nullptr;           // the driver's handle of the block's pool; null: none
   std::uint64_t id = 0;                  // of the allocation
 
   [[nodiscard]] bool is_ours() const noexcept { return heap != nullptr; }
@@ -40,13 +40,13 @@ Served look_up(CUdeviceptr at) noexcept {
   return served;
 }
 
-// The address to ask the driver about: an unknown one for memory that the program freed.
+// The address to pass to the driver: an unknown one if the program has freed the memory.
 CUdeviceptr address_to_query(const Served& served, CUdeviceptr at) noexcept {
   return served.is_ours() && !served.live ? kUnknownAddress : at;
 }
 
-// The driver writes booleans of one byte or of four. Which it is shows in the bytes that it writes, even in answer to
-// another question.
+// Writes a boolean as the driver does, which uses one byte or four. The size is found by letting the driver write an
+// attribute, if necessary another one, and comparing bytes.
 CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at, bool value) noexcept {
   constexpr unsigned char kUntouched = 0xa5;
   std::array<unsigned char, 8> written{};
@@ -61,7 +61,7 @@ CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at
   return CUDA_SUCCESS;
 }
 
-// Writes our answer. Pre: `served` is live, `answer` is not the driver's.
+// Writes our answer. Pre: `served.live`, and `answer` is not Driver.
 CUresult write(void* data, CUpointer_attribute attribute, Answer answer, const Served& served) noexcept {
   const auto put = [data](std::uint64_t value) {  // a number, an address or a handle
     std::memcpy(data, &value, sizeof value);
@@ -90,13 +90,12 @@ Answer answer_of(const Served& served, CUpointer_attribute attribute, const void
   return served.live && data != nullptr ? answer_for(attribute, served.live->from_pool) : Answer::Driver;
 }
 
-// Replaces the driver's answers by ours.
+// Receives answers of the driver that are replaced by ours.
 using Scratch = std::array<unsigned char, 64>;
 
 using AttributesCall = Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>;
 
-// A list of questions without SYNC_MEMOPS, which the driver does not answer for mapped memory. Its answers are copied
-// to the program's places.
+// Answers up to kBatch attributes. SYNC_MEMOPS is not passed to the driver, which refuses it for mapped memory.
 constexpr std::size_t kBatch = 32;
 CUresult query_batch(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
                      const Served& served, CUdeviceptr at) noexcept {
@@ -140,8 +139,8 @@ CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>
   const Answer answer = answer_of(served, attribute, data);
   if (answer == Answer::Driver) {
     const CUresult result = call.original(data, attribute, address_to_query(served, at));
-    // A program that asks for these tokens reads the memory from another device; CUDA then sets the attribute (seen on
-    // an H200).
+    // A program that queries these tokens will access the memory from another device; CUDA then sets SYNC_MEMOPS
+    // (observed on an H200).
     const bool reads = attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && result == CUDA_SUCCESS;
     if (reads && served.live) served.heap->set_sync_memops(at, true);
     return result;
@@ -167,12 +166,12 @@ CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, 
   return result;
 }
 
-// The driver does not set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. It is set for the whole context, which
-// includes what the program asks for.
+// The driver refuses to set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. So the same behaviour is enabled for
+// the whole context, which includes the block.
 CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUdeviceptr)>& call, const void* value,
                        CUpointer_attribute attribute, CUdeviceptr at) noexcept {
   const Served served = look_up(at);
-  // CUDA allows no other attribute to be set, and its error for mapped memory differs.
+  // No other attribute can be set. The driver's error differs for mapped memory, so it gets an unknown address.
   const bool settable = !served.live || attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
   const CUresult result = call.original(value, attribute, settable ? address_to_query(served, at) : kUnknownAddress);
   if (value == nullptr || answer_of(served, attribute, value) != Answer::SyncMemops) return result;

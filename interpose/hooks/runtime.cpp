@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime's entry points, for programs linked with the shared runtime. A request is served here, without the
-// runtime and the driver's hook, when the runtime would only call the driver: it has answered this thread before, and
-// the context that was current then still is. Success leaves the runtime's last error unchanged, here as there. A
-// request that fails here is passed to the runtime, which reports the error in its own way. In trace mode every call is
-// passed on, since the driver's hook records.
+// The runtime's functions, for programs linked with the shared runtime. A request is served here if the runtime would
+// only call the driver: the runtime has answered this thread before, and the same context is still current. Like the
+// runtime's own function, a success here leaves the runtime's last error unchanged. A request that cannot be served
+// here is passed to the runtime, so that the last error is set correctly. In trace mode every call is passed on, since
+// the driver's hook records it.
 #include <type_traits>
 
 #include "interpose/hooks/actions.h"
@@ -12,25 +12,25 @@
 namespace stalloc::hooks::runtime {
 namespace {
 
-// The context that was current when the runtime last answered this thread. Null: it has not answered since the program
-// chose a device, and may change the context at its next call.
+// The context that was current after the runtime's latest answer to this thread. Null: the runtime has not answered
+// since the program chose a device, so its next call may change the context.
 thread_local CUcontext runtime_context = nullptr;
 
 struct FastPath {
   Heaps* heaps = nullptr;
-  serve::Heap* heap = nullptr;  // of the current context; null: ask the runtime
+  serve::Heap* heap = nullptr;  // of the current context; null: call the runtime
 };
 
 inline FastPath fast_path() noexcept {
   const CUcontext context = runtime_context;
   if (context == nullptr || Session::cuda().current_context() != context) return {};
-  // A broken context and a capture that forbids the request are answered by the driver's hook.
+  // The driver's hook handles a broken context, and captures that forbid the request.
   if (Session::cuda().has_failed() || Session::captures().may_be_active()) return {};
   Heaps* heaps = Session::fast_path_heaps();
   return {heaps, heaps == nullptr ? nullptr : heaps->find(context)};
 }
 
-// Not inlined, to keep the code of the fast path together.
+// Not inlined, to keep the code of the fast path small.
 template <class... Arguments>
 [[gnu::noinline]] RuntimeResult call_runtime(const Call<RuntimeResult(Arguments...)>& call,
                                              std::type_identity_t<Arguments>... arguments) noexcept {
@@ -39,7 +39,7 @@ template <class... Arguments>
   return result;
 }
 
-// `resolve` sets the pool as the heap knows it, and returns false when requests from it are not served.
+// `resolve` sets the pool as the heap knows it, and returns false if requests from it are not served.
 template <class Resolve, class... Arguments>
 RuntimeResult allocate(const Call<RuntimeResult(void**, size_t, Arguments...)>& call, const StreamKey& stream,
                        Resolve resolve, void** out, size_t bytes,
@@ -78,7 +78,7 @@ RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void*
                          DefaultStream default_stream) noexcept {
   const auto address = reinterpret_cast<CUdeviceptr>(at);
   serve::Heap* heap = fast_path().heap;
-  // Memory of another heap is unknown to this one; the driver's hook finds its owner.
+  // If another heap owns the memory, this one refuses, and the driver's hook finds the owner.
   if (heap != nullptr && heap->free_async(address, key_of(stream, default_stream), true) == CUDA_SUCCESS) return 0;
   return call_runtime(call, at, stream);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls by which a process starts to use CUDA.
+// The functions by which a process begins to use CUDA.
 #include "interpose/hooks/actions.h"
 #include "interpose/session/session.h"
 #include "interpose/torch/integration.h"

@@ -8,7 +8,7 @@
 namespace stalloc::record {
 namespace {
 
-// What was captured is forgotten beyond this, for a program that compiles Python code again and again.
+// The tables of captured stacks and frames are cleared at this size, for programs that keep compiling Python code.
 constexpr std::size_t kMaxCaptured = std::size_t{1} << 18U;
 
 std::uint64_t checksum_of(const PythonFrame& frame) {

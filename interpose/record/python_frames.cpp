@@ -12,19 +12,19 @@
 namespace stalloc::record {
 namespace {
 
-constexpr std::size_t kMaxFrames = 1000;              // most frames of a stack that are read
-constexpr unsigned kLastOwner = 2;                    // of frames of Python code; those above are the interpreter's own
-constexpr std::uintptr_t kTag = 3;                    // bits of the address of a code object
+constexpr std::size_t kMaxFrames = 1000;  // most frames of a stack that are read
+constexpr unsigned kLastOwner = 2;        // the last kind of frames of Python code; others are the interpreter's own
+constexpr std::uintptr_t kTag = 3;        // bits of a reference to a code object that are no part of its address
 constexpr std::uint64_t kLargestTable = 16ULL << 20;  // bytes
-constexpr std::size_t kMaxCharacters = 4096;          // of a name; the rest is left out
-constexpr std::size_t kFingerprintBytes = 64;         // of a table of lines, from its beginning and from its end
+constexpr std::size_t kMaxCharacters = 4096;          // of a name; longer names are cut
+constexpr std::size_t kFingerprintBytes = 64;         // of a line table, from its beginning and from its end
 
-// `object` may be any number that was read, so addresses are counted as numbers.
+// `object` may be any number that was read from memory, so this is computed with integers, not with pointers.
 const std::byte* inside(const std::byte* object, std::size_t offset) noexcept {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(object) + offset);
 }
 
-// Copies a value out of an object, which is there unless `checked`. False when it is not.
+// Reads a member of an object. With `checked`, returns false if its memory is not readable; without, it must be.
 template <class Value>
 bool get(const std::byte* object, std::size_t offset, bool checked, Value* value) noexcept {
   const std::byte* const from = inside(object, offset);
@@ -35,7 +35,7 @@ bool get(const std::byte* object, std::size_t offset, bool checked, Value* value
 
 void append_utf8(std::uint32_t character, std::string* to) {
   const auto add = [to](std::uint32_t byte) { to->push_back(static_cast<char>(byte)); };
-  if (character >= 0xd800 && character < 0xe000) character = 0xfffd;  // half of a character, or a byte that is none
+  if (character >= 0xd800 && character < 0xe000) character = 0xfffd;  // a surrogate
   if (character < 0x80) {
     add(character);
   } else if (character < 0x800) {
@@ -58,7 +58,7 @@ bool has_type(const std::byte* object, const PythonLayout& layout, const void* t
   return get(object, layout.object_type, checked, &found) && found == type;
 }
 
-// What a frame's name is made of, as a code object has it.
+// The members of a code object that describe a frame.
 struct Code {
   const std::byte* name = nullptr;
   const std::byte* file = nullptr;
@@ -72,7 +72,7 @@ bool read_code(const std::byte* object, const PythonLayout& layout, bool checked
          get(object, layout.code_first_line, checked, &code->first_line);
 }
 
-// The bytes of a table of lines; false where it is no such table.
+// Sets `table` to the bytes of a line table. False if the object is no valid table.
 bool read_table(const std::byte* lines, const PythonLayout& layout, const void* bytes_type, bool checked,
                 std::span<const std::uint8_t>* table) noexcept {
   std::uint64_t size = 0;
@@ -99,7 +99,7 @@ std::size_t PythonFrames::capture(std::span<PythonFrame> frames) noexcept {
   return count;
 }
 
-// An interpreter that ends destroys the frames of other threads, so whether it does is asked before each of them.
+// An interpreter that is finalised destroys the frames of other threads, so this is checked before each frame.
 std::size_t PythonFrames::walk(std::span<PythonFrame> frames, bool checked, bool* valid) const noexcept {
   if (runtime_.is_initialized() == 0) return 0;
   if (runtime_.main_interpreter != nullptr && runtime_.newest_interpreter() != runtime_.main_interpreter()) return 0;
@@ -117,7 +117,7 @@ std::size_t PythonFrames::walk(std::span<PythonFrame> frames, bool checked, bool
   return count;
 }
 
-// False when it cannot be read. The frame may be null.
+// False if it cannot be read. The frame may be null.
 bool PythonFrames::innermost(bool checked, const std::byte** frame) const noexcept {
   *frame = nullptr;
   const auto* thread = static_cast<const std::byte*>(runtime_.this_thread());
@@ -157,8 +157,7 @@ PythonFrames::Step PythonFrames::read_frame(const std::byte* at, bool checked, P
   return Step::Taken;
 }
 
-// Of all that a frame's name is made of: the addresses of the strings, and what the table of lines begins and ends
-// with.
+// Computes the fingerprint of a frame's code object: the addresses of its strings, and both ends of its line table.
 bool PythonFrames::fingerprint(bool checked, PythonFrame* frame) const noexcept {
   Code code;
   std::span<const std::uint8_t> table;
@@ -190,7 +189,7 @@ bool PythonFrames::describe(const PythonFrame& frame, PythonPlace* place) const 
   constexpr bool kChecked = true;
   Code code;
   if (!read_code(frame.code, runtime_.layout, kChecked, &code)) return false;
-  // Code that the interpreter has of itself, such as what runs behind an __init__, is named and filed the same.
+  // For internal code of the interpreter, such as that which calls __init__, name and file are the same object.
   if (code.name == code.file || !text(code.name, &place->function) || !text(code.file, &place->file)) return false;
   std::span<const std::uint8_t> table;
   const bool has_lines = read_table(code.lines, runtime_.layout, runtime_.bytes_type, kChecked, &table);
@@ -198,7 +197,8 @@ bool PythonFrames::describe(const PythonFrame& frame, PythonPlace* place) const 
   return true;
 }
 
-// Only compact strings, with the characters behind the object: no other kind is made for code objects.
+// Reads a string of Python. Accepts only compact strings, whose characters follow the object; code objects have no
+// others.
 bool PythonFrames::text(const std::byte* object, std::string* made) const {
   constexpr bool kChecked = true;
   const PythonLayout& layout = runtime_.layout;
@@ -217,7 +217,7 @@ bool PythonFrames::text(const std::byte* object, std::string* made) const {
   if (count > 0 && !is_readable(data, count * width)) return false;
   for (std::size_t i = 0; i < count; ++i) {
     std::uint32_t character = 0;
-    std::memcpy(&character, data + i * width, width);  // the lowest byte comes first
+    std::memcpy(&character, data + i * width, width);  // little-endian
     append_utf8(character, made);
   }
   return true;

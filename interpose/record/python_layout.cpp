@@ -95,7 +95,8 @@ constexpr std::array<Described, 2> kDescribed{{{13,
                                                  {&PythonLayout::text_ascii, 80}}}}};
 constexpr std::string_view kCookie = "xdebugpy";
 constexpr std::uint64_t kLargestOffset = 4096;
-constexpr std::uint16_t kMoreThanAscii = 16;  // what other strings have beside what those of ASCII have
+constexpr std::uint16_t kMoreThanAscii =
+    16;  // bytes by which the header of other strings is longer than that of ASCII strings
 
 std::uint64_t word_at(const void* runtime, std::size_t word) noexcept {
   std::uint64_t value = 0;

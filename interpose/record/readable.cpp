@@ -10,15 +10,15 @@
 namespace stalloc::record {
 namespace {
 
-constexpr std::uintptr_t kPage = 4096;  // the smallest page of any Linux: larger ones are asked more than once
-constexpr std::uintptr_t kWord = 8;     // what the kernel reads
+constexpr std::uintptr_t kPage = 4096;  // the smallest page size of Linux; larger pages are checked more than once
+constexpr std::uintptr_t kWord = 8;     // the bytes that the kernel reads
 constexpr int kInvalidOperation = -1;
 
 bool word_is_readable(std::uintptr_t address) noexcept {
   return syscall(SYS_rt_sigprocmask, kInvalidOperation, address, nullptr, kWord) == -1 && errno == EINVAL;
 }
 
-// False under an emulator that refuses the way before it reads.
+// False under an emulator that reports the invalid operation before it reads the argument.
 bool kernel_validates() noexcept {
   constexpr std::uintptr_t kNeverThere = kWord;
   return !word_is_readable(kNeverThere);

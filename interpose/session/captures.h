@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the process knows of the program's stream captures.
+// Which stream captures of the program may be under way.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ class Captures {
   Captures(const Captures&) = delete;
   Captures& operator=(const Captures&) = delete;
 
-  // The one that hooks and heaps go through.
+  // The gate that hooks and heaps use.
   serve::CaptureGate& gate() noexcept { return gate_; }
 
   // False only when no stream is under capture. Lock-free, and asks the driver nothing.

@@ -9,7 +9,7 @@ namespace stalloc::event_tracking {
 namespace {
 
 alignas(serve::EventOrder) std::byte storage[sizeof(serve::EventOrder)];
-serve::EventOrder* made = nullptr;  // in the storage, order or not
+serve::EventOrder* made = nullptr;  // in `storage`, also after tracking has ended
 
 }  // namespace
 
@@ -18,7 +18,7 @@ void start() noexcept {
     made = new (storage) serve::EventOrder();
     order.store(made, std::memory_order_release);
   } catch (const std::bad_alloc&) {
-    // Streams then wait for each other as if the program made no order.
+    // Without tracking, streams wait for each other more often.
   }
 }
 

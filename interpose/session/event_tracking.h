@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's knowledge of the order that the program makes by its events (serve/streams/event_order.h).
+// Whether and where the process tracks the order that the program creates between streams by its events
+// (serve/streams/event_order.h).
 #pragma once
 
 #include <atomic>
@@ -8,14 +9,14 @@
 
 namespace stalloc::event_tracking {
 
-// The process's events. Null: events are not order. This is decided when the library is loaded; turning the library
-// off, or a fork after CUDA was used, ends the watching for good.
+// The process's event order. Null: events are not tracked. Tracking starts only while the library is being loaded. It
+// ends for good when the library is turned off, and in a child that is forked after CUDA was used.
 inline constinit std::atomic<serve::EventOrder*> order{nullptr};
 
-// Starts watching, unless host memory is exhausted. Pre: the library is being loaded.
+// Starts tracking, unless host memory is exhausted. Pre: the library is being loaded.
 void start() noexcept;
 
-// For tests: stops watching and forgets everything. Pre: no other thread uses it.
+// For tests: stops tracking and forgets everything. Pre: no other thread uses it.
 void stop() noexcept;
 
 }  // namespace stalloc::event_tracking

@@ -8,8 +8,8 @@
 namespace stalloc {
 namespace {
 
-// Fields that later versions of CUDA added (a maximum size, a usage, and those to come) make a pool special unless they
-// are 0.
+// Whether the pool is private memory of one device without a limit. Fields that later versions of CUDA have added, or
+// will add, must be 0 (so far a maximum size and a usage).
 bool is_ordinary(const CUmemPoolProps& properties) noexcept {
   constexpr std::size_t kKnown = offsetof(CUmemPoolProps, win32SecurityAttributes) + sizeof(void*);
   const auto* bytes = reinterpret_cast<const unsigned char*>(&properties);
@@ -23,7 +23,7 @@ std::uint64_t new_version() noexcept {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// A cache of one pool for each thread: programs that name pools mostly use one at a time.
+// Each thread caches the device of one pool, since programs that name pools mostly use one at a time.
 struct CachedDevice {
   CUmemoryPool pool = nullptr;
   std::uint64_t version = 0;

@@ -27,7 +27,8 @@ static_assert(static_cast<int>(CrossStream::Grow) == static_cast<int>(serve::Cro
 static_assert(static_cast<int>(CrossStream::Never) == static_cast<int>(serve::CrossStream::Never));
 static_assert(static_cast<int>(CrossStream::Share) == static_cast<int>(serve::CrossStream::Share));
 
-// A block that other streams used is recorded as freed when it serves again: a plan may not count on it before.
+// A block that other streams used is recorded as freed only when its memory can be reused, so that no plan reuses it
+// earlier (HeapOptions::over).
 void record_completed_free(int device, CUdeviceptr address, StreamKey owner) noexcept {
   record::Recorder* recorder = Session::get().recorder();
   if (recorder == nullptr) return;

@@ -33,7 +33,7 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // The questions to CUDA, and what is known about captures. Lock-free.
+  // The queries to CUDA, and what is known about captures. Lock-free.
   [[nodiscard]] static Cuda& cuda() noexcept { return *quick_.cuda.load(std::memory_order_relaxed); }
   [[nodiscard]] static Captures& captures() noexcept { return *quick_.captures.load(std::memory_order_relaxed); }
 
@@ -83,7 +83,7 @@ class Session {
   static inline constinit Cuda process_cuda_{&cuda_driver::symbol};
   static inline constinit Captures process_captures_{process_cuda_};
 
-  // What is asked for at each request, in one cache line.
+  // What each request reads, in one cache line.
   struct alignas(32) Quick {
     std::atomic<Heaps*> heaps;
     std::atomic<bool> figures_wanted;

@@ -95,7 +95,7 @@ void describe_process(StatisticsHeader* header, std::string_view mode) {
   set_text(header->command, command_line());
 }
 
-// The folder, made if it is not there; -1 when it may not be used, and `why` says so.
+// Returns a descriptor of the folder, which is created if it does not exist; -1 if it must not be used, and the reason.
 int open_folder(const std::string& path, std::string* why) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     *why = error_text(path);
@@ -116,7 +116,7 @@ int open_folder(const std::string& path, std::string* why) {
   return -1;
 }
 
-// False where a limit on the size of files would end the process by a signal.
+// False if a limit on the size of files would end the process by a signal (SIGXFSZ).
 bool may_write(std::size_t bytes) {
   rlimit limit{};
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes);
@@ -160,7 +160,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
     *why = error_text(named);
     return nullptr;
   }
-  // A program that executes another keeps its id, so the time tells them apart.
+  // A process that executes another program keeps its id, so the time makes the name unique.
   const std::string name = std::to_string(::getpid()) + "." + std::to_string(nanoseconds_now()) + ".statistics";
   void* mapped = map_new_file(opened.number(), name, sizeof(Content));
   if (mapped == nullptr) {
@@ -169,7 +169,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
   }
   auto* content = new (mapped) Content{};
   describe_process(&content->header, mode);
-  // A reader that sees the first letter sees all the rest.
+  // Written last: a reader that sees the first letter sees everything else, too.
   char* const magic = content->header.magic;
   std::copy(kMagic.begin() + 1, kMagic.end(), magic + 1);
   std::atomic_ref<char>(magic[0]).store(kMagic[0], std::memory_order_release);

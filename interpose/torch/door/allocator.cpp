@@ -18,12 +18,13 @@ int current_device() {
   return device;
 }
 
-// Whether the calling thread's thread-local variables are being destroyed, PyTorch's too: as the thread ends, and for
-// the first thread before the destructors of static variables, which may free tensors.
-thread_local bool thread_ends = false;  // needs no destructor, so it may be asked until the thread is gone
+// True once this thread's thread-local variables are being destroyed, PyTorch's among them. Tensors may still be freed
+// then: by other thread-local variables, and on the main thread by static variables, which are destroyed later. The
+// flag has no destructor, so it can be read until the thread has ended.
+thread_local bool thread_ends = false;
 
-// The stream of the device that this thread works on. PyTorch gives its streams numbers that stay theirs; what handle
-// belongs to a number is remembered, since PyTorch asks CUDA for the thread's device before it says so.
+// This thread's current stream of the device. The handle of the latest stream is cached by PyTorch's number for it,
+// which never changes, since PyTorch calls CUDA before it returns a stream's handle.
 cudaStream_t current_stream(int device) {
   struct Known {
     int device = -1;
@@ -35,13 +36,13 @@ cudaStream_t current_stream(int device) {
   struct End {
     ~End() { thread_ends = true; }
   };
-  thread_local const End end;  // made behind PyTorch's table of current streams, and so destroyed before it
+  thread_local const End end;  // constructed after PyTorch's table of current streams, so it is destroyed before it
   if (known.device != device || known.id != now.id()) known = {device, now.id(), now.stream()};
   return known.stream;
 }
 
-// The same for a free, which must not throw: when CUDA no longer answers, no stream works on the block, and
-// of a thread that ends PyTorch no longer knows the stream.
+// As `current_stream`, for a free, which must not throw. If CUDA reports an error, or PyTorch has already destroyed the
+// thread's table of streams, returns `otherwise`.
 cudaStream_t current_stream_or(int device, cudaStream_t otherwise) noexcept {
   if (thread_ends) return otherwise;
   try {
@@ -58,15 +59,15 @@ void report_to_profiler(int device, void* address, std::int64_t change, std::int
                                    static_cast<std::size_t>(reserved), as_device(device));
 }
 
-// Reports each call to observers as the native allocator does (torch.cuda._sanitizer).
+// As the native allocator does, for torch.cuda._sanitizer.
 void report_to_gpu_trace(bool allocated, void* address) {
-  const c10::impl::PyInterpreter* watcher = c10::impl::GPUTrace::get_trace();
-  if (watcher == nullptr) return;
+  const c10::impl::PyInterpreter* trace = c10::impl::GPUTrace::get_trace();
+  if (trace == nullptr) return;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (allocated) {
-    (*watcher)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, at);
+    (*trace)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, at);
   } else {
-    (*watcher)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, at);
+    (*trace)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, at);
   }
 }
 
@@ -88,7 +89,7 @@ void DoorAllocator::init(int devices) {
 
 void DoorAllocator::set_device_count(int devices) {
   devices_.store(std::min(devices, static_cast<int>(kDevices)));
-  // The native allocator is not asked: it would choose each device, and so make a context there.
+  // Asking the native allocator for the fraction would make each device current, and so create a context there.
   const double fraction = configured_fraction();
   for (int device = 0; fraction < 1 && device < devices_.load(); ++device) {
     state_of(device).fraction = fraction;
@@ -97,7 +98,7 @@ void DoorAllocator::set_device_count(int devices) {
 }
 
 c10::DataPtr DoorAllocator::allocate(std::size_t bytes) {
-  constexpr std::size_t kExabyte = std::size_t{1} << 60;  // refused with words of its own
+  constexpr std::size_t kExabyte = std::size_t{1} << 60;  // the native allocator refuses these with a special message
   if (bytes >= kExabyte || !caching_.is_on()) return native_.allocate(bytes);
   const int device = current_device();
   void* address = nullptr;
@@ -121,7 +122,7 @@ void* DoorAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t strea
   return serve({device, bytes, stream, __builtin_return_address(0)});
 }
 
-// What is asked for while nothing is cached.
+// For requests while caching is off.
 template <class Allocate>
 void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
   void* address = allocate();
@@ -136,7 +137,8 @@ void* DoorAllocator::serve(const Request& request) {
   if (state.active_pools.load(std::memory_order_relaxed) != 0 && belongs_to_pool(state, request.stream)) {
     return allocate_natively({device, request.bytes, request.stream, nullptr});
   }
-  const Context context = history_.gather(native::RecordContext::STATE);  // first, since the recorder may throw
+  // Gathered before anything is allocated, since the user's recorder may throw.
+  const Context context = history_.gather(native::RecordContext::STATE);
   void* address = nullptr;
   const stalloc_door_result result = allocate_from_heap(request, &address);
   if (result != STALLOC_DOOR_DONE) [[unlikely]]
@@ -145,11 +147,11 @@ void* DoorAllocator::serve(const Request& request) {
   return address;
 }
 
-// For requests that stalloc did not serve at once.
+// For requests that the heap did not serve at the first attempt, with this result.
 void* DoorAllocator::serve_after_refusal(stalloc_door_result result, const Request& request, const Context& context) {
   void* address = nullptr;
   if (result == STALLOC_DOOR_NO_CONTEXT) {
-    C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
+    C10_CUDA_CHECK(cudaFree(nullptr));  // creates the device's primary context and makes it current
     result = allocate_from_heap(request, &address);
   }
   if (result == STALLOC_DOOR_DONE || (result == STALLOC_DOOR_NO_MEMORY && free_and_retry(request, &address))) {
@@ -159,13 +161,13 @@ void* DoorAllocator::serve_after_refusal(stalloc_door_result result, const Reque
   return allocate_natively(request);
 }
 
-// Pre: the library has served the request.
+// Adds a block that the heap has served to the table, and reports it. On an exception, the block is freed.
 void DoorAllocator::register_block(const Request& request, void* address, const Context& context) {
   try {
     const Totals totals = add_block(request, address, context);
     report_allocation(request, address, context, totals);
   } catch (...) {
-    // A tracker's exception, for example: nobody gets the block.
+    // For example, a tracker of the user has thrown.
     Totals totals;
     (void)remove_block(request.device, address, &totals);
     Block block{address, request.bytes, request.stream, nullptr};
@@ -189,7 +191,7 @@ DoorAllocator::Totals DoorAllocator::add_block(const Request& request, void* add
   return {state.statistics.total_bytes(), state.statistics.total_reserved()};
 }
 
-// A block without an address when none of ours begins there.
+// Returns the block that begins at the address; one without an address if the heap served none there.
 Block DoorAllocator::remove_block(int device, void* address, Totals* totals) {
   DeviceState& state = state_of(device);
   const std::lock_guard lock(state.mutex);
@@ -260,7 +262,7 @@ void DoorAllocator::update_all_native_statistics() {
   }
 }
 
-// What the native allocator cached goes back to its cache, whether caching is on now or not.
+// A block that the native allocator has cached must go back to its cache, even if caching is off by now.
 void DoorAllocator::release(void* address) {
   if (address == nullptr || instance->try_free(address)) return;
   instance->caching_.deleter()(address);
@@ -273,7 +275,7 @@ void DoorAllocator::raw_delete(void* address) {
   update_all_native_statistics();
 }
 
-// False when the native allocator must free it.
+// Returns false if the native allocator must free the address.
 bool DoorAllocator::try_free(void* address) {
   const int device = library_.device_of(address);
   if (device >= 0 && (library_.is_active() == 0 || try_free_on(device, address))) return true;
@@ -287,10 +289,10 @@ bool DoorAllocator::try_free(void* address) {
   return false;
 }
 
-// False when no block of ours begins at the address.
+// Returns false if no block that the heap served begins at the address.
 bool DoorAllocator::try_free_on(int device, void* address) {
   if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
-  // First, since the recorder may throw. Of a thread that ends nobody asks for a stack.
+  // Gathered before anything is freed, since the user's recorder may throw. Not called while the thread ends.
   const Context context = thread_ends ? nullptr : history_.gather(native::RecordContext::ALL);
   Totals totals;
   Block block = remove_block(device, address, &totals);
@@ -305,7 +307,7 @@ bool DoorAllocator::try_free_on(int device, void* address) {
   return true;
 }
 
-// Pre: it is out of the table. Takes what the block has.
+// Pre: the block was removed from the table. Moves its list of streams out of it.
 void DoorAllocator::free_block(int device, Block& block) {
   if (block.extras != nullptr && block.extras->ipc.exported != nullptr)
     library_.release_export(block.extras->ipc.exported);
@@ -330,15 +332,15 @@ stalloc_door_result DoorAllocator::try_free_block(int device, const PostponedFre
 void DoorAllocator::free_or_postpone(int device, PostponedFree block) {
   if (try_free_block(device, block) != STALLOC_DOOR_LATER) return;
   DeviceState& state = state_of(device);
-  const std::lock_guard lock(state.pools_mutex);
+  const std::lock_guard lock(state.rare_mutex);
   state.postponed.push_back(std::move(block));
   state.postponed_count.store(state.postponed.size(), std::memory_order_relaxed);
 }
 
-// A capture delays many frees and ends for all of them at once, so only the first is tried.
+// A capture usually forbids all postponed frees or none, so the first that is still forbidden ends the attempt.
 void DoorAllocator::retry_postponed(int device) {
   DeviceState& state = state_of(device);
-  const std::lock_guard lock(state.pools_mutex);
+  const std::lock_guard lock(state.rare_mutex);
   while (!state.postponed.empty()) {
     if (try_free_block(device, state.postponed.front()) == STALLOC_DOOR_LATER) break;
     state.postponed.pop_front();
@@ -369,47 +371,6 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
   c10::DataPtr natives(address, address, caching_.deleter(), pointer.device());
   native_.recordStream(natives, stream);
   natives.release_context();
-}
-
-void DoorAllocator::use_door_deleter(c10::DataPtr& pointer) {
-  (void)pointer.compare_exchange_deleter(caching_.deleter(), &release);
-}
-
-bool DoorAllocator::belongs_to_pool(DeviceState& state, cudaStream_t stream) {
-  const std::lock_guard lock(state.pools_mutex);
-  return std::any_of(state.pools.begin(), state.pools.end(), [&](const Pool& pool) { return pool.takes(stream); });
-}
-
-void DoorAllocator::beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
-                                        std::function<bool(cudaStream_t)> filter) {
-  native_.beginAllocateToPool(device, pool, filter);
-  DeviceState& state = state_of(device);
-  const std::lock_guard lock(state.pools_mutex);
-  state.pools.push_back({pool, std::move(filter)});
-  state.active_pools.store(state.pools.size());
-}
-
-void DoorAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
-  native_.endAllocateToPool(device, pool);
-  DeviceState& state = state_of(device);
-  const std::lock_guard lock(state.pools_mutex);
-  const auto ended =
-      std::find_if(state.pools.begin(), state.pools.end(), [&](const Pool& each) { return each.id == pool; });
-  if (ended != state.pools.end()) state.pools.erase(ended);
-  state.active_pools.store(state.pools.size());
-}
-
-void DoorAllocator::releasePool(c10::DeviceIndex device, MempoolId_t pool) {
-  native_.releasePool(device, pool);
-  update_native_statistics(device);
-}
-
-native::CheckpointDelta DoorAllocator::setCheckpointPoolState(c10::DeviceIndex device,
-                                                              std::shared_ptr<native::AllocatorState> state) {
-  native::CheckpointDelta delta = native_.setCheckpointPoolState(device, std::move(state));
-  for (c10::DataPtr& pointer : delta.dataptrs_allocd) use_door_deleter(pointer);
-  update_native_statistics(device);
-  return delta;
 }
 
 }  // namespace stalloc::torch::door

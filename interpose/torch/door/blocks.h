@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The blocks of one device that stalloc serves to PyTorch, by address.
+// The blocks of one device that the heap has served to PyTorch, by address.
 #pragma once
 
 #include <cstddef>

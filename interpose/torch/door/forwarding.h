@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator of PyTorch's that does nothing of its own: every virtual function goes to the native allocator. The
-// differences between PyTorch's versions in these functions end here: those that the door answers itself, and whose
-// parameters changed, reach it in one form.
+// An allocator for PyTorch that forwards every virtual function to the native allocator. It hides the differences
+// between PyTorch's versions: functions that the door implements, and whose parameters differ between versions, are
+// mapped to one protected function each.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace stalloc::torch::door {
 
-// How the history is kept (torch.cuda.memory._record_memory_history).
+// The parameters of torch.cuda.memory._record_memory_history.
 struct HistorySettings {
   bool enabled = false;
   native::CreateContextFn recorder = nullptr;
@@ -25,7 +25,7 @@ struct HistorySettings {
   std::vector<std::string> skipped_actions;
 };
 
-// Who allocates for a pool of the user's.
+// The allocator of a pool that the user created.
 #if STALLOC_TORCH_MINOR >= 11
 using PoolAllocator = std::shared_ptr<native::CUDAAllocator>;
 #else
@@ -39,7 +39,7 @@ class Forwarding : public native::CUDAAllocator {
   // --- c10::Allocator ---
   void copy_data(void* to, const void* from, std::size_t bytes) const override { native_.copy_data(to, from, bytes); }
 
-  // --- of every version ---
+  // --- in every version ---
   void init(int devices) override { native_.init(devices); }
   bool initialized() override { return native_.initialized(); }
   double getMemoryFraction(c10::DeviceIndex device) override { return native_.getMemoryFraction(device); }
@@ -96,7 +96,7 @@ class Forwarding : public native::CUDAAllocator {
   }
   std::string name() override { return native_.name(); }
 
-  // --- changed on the way ---
+  // --- in every version, with different names or parameters ---
 #if STALLOC_TORCH_MINOR >= 8
   void emptyCache(MempoolId_t pool) override { empty_cache(pool); }
   void createOrIncrefPool(c10::DeviceIndex device, MempoolId_t pool, PoolAllocator allocator) override {
@@ -145,7 +145,7 @@ class Forwarding : public native::CUDAAllocator {
   }
 #endif
 
-  // --- new on the way ---
+  // --- in newer versions only ---
 #if STALLOC_TORCH_MINOR >= 10
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override {
     return native_.getExpandableSegmentSizes(device);
@@ -183,13 +183,13 @@ class Forwarding : public native::CUDAAllocator {
 #endif
 
  protected:
-  // The meaning of those functions, in one form.
+  // The functions whose parameters differ between versions.
   virtual void empty_cache(MempoolId_t pool) = 0;  // {0, 0}: all but private pools
   virtual native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) = 0;
   virtual void configure_history(HistorySettings settings) = 0;
   virtual Context context_of(const void* address) = 0;
   virtual void annotate(const void* address, const std::string& metadata) = 0;
-  // The native allocator made this pointer; it is made to look like all others.
+  // Gives a pointer of the native allocator the door's deleter, which all tensors must have.
   virtual void use_door_deleter(c10::DataPtr& pointer) = 0;
 
   Context native_context_of([[maybe_unused]] const void* address) {

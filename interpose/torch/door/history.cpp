@@ -32,7 +32,7 @@ Context History::ask_recorder() const {
 
 void History::add(TraceEntry::Action action, c10::DeviceIndex device, const void* address, std::size_t bytes,
                   cudaStream_t stream, Context context) {
-  // A stack is kept with the block in any case, and in the history only if it is wanted there.
+  // Blocks keep their stack at lower levels, too, but entries of the history have one only from ALLOC on.
   if (when_.load() < native::RecordContext::ALLOC) context = nullptr;
   const ThreadMetadata* metadata = thread_metadata();
   TraceEntry entry = make_entry(action, device, reinterpret_cast<std::size_t>(address), bytes, stream,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's queries to its allocator, answered for both halves.
+// PyTorch's queries to its allocator, answered for both allocators, and its observers.
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ void DoorAllocator::resetPeakStats(c10::DeviceIndex device) {
   state.statistics.reset_peaks();
 }
 
-// A request can have all that is free, wherever it lies.
+// The heap can serve a request from all free memory, wherever it lies.
 void DoorAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
   native_.cacheInfo(device, largest);
   stalloc_door_memory memory{};
@@ -53,34 +53,6 @@ void* DoorAllocator::getBaseAllocation(void* address, std::size_t* bytes) {
   return native_.getBaseAllocation(address, bytes);
 }
 
-void DoorAllocator::empty_cache(MempoolId_t pool) {
-  if (pool == MempoolId_t{0, 0}) {
-    for (int device = 0; device < devices_.load(); ++device) {
-      if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
-      library_.trim(device, /*wait=*/1);
-    }
-  }
-  empty_native_cache(pool);
-  for (int device = 0; device < devices_.load(); ++device) update_native_statistics(device);
-}
-
-// `device` may touch the memory of `peer`: of PyTorch's own allocator, of the heaps (as CUDA's function is hooked), and
-// what other processes shared.
-void DoorAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
-  native_.enablePeerAccess(device, peer);
-  library_.grant_imports(peer, device);
-}
-
-// Kernels of a device that is no peer cannot read mapped memory, so such copies must name both devices.
-cudaError_t DoorAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
-                                       cudaStream_t stream, bool peers) {
-  const bool apart = !peers && to_device != from_device;
-  if (apart && (library_.device_of(to) >= 0 || library_.device_of(from) >= 0)) {
-    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
-  }
-  return native_.memcpyAsync(to, to_device, from, from_device, bytes, stream, peers);
-}
-
 Context DoorAllocator::context_of(const void* address) {
   if (const int device = library_.device_of(address); device >= 0) {
     DeviceState& state = state_of(device);
@@ -91,7 +63,7 @@ Context DoorAllocator::context_of(const void* address) {
   return native_context_of(address);
 }
 
-// The native allocator's history keeps such words. Of stalloc's blocks they are not kept.
+// The native allocator keeps such annotations in its history. The door keeps none for blocks of the heap.
 void DoorAllocator::annotate(const void* address, const std::string& metadata) {
   if (library_.device_of(address) < 0) annotate_native(address, metadata);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that other processes use (torch.multiprocessing): ours by offers of the library's, PyTorch's by its own
-// handles.
+// Tensors that other processes (torch.multiprocessing) or other devices use. Blocks of the heap are shared by the
+// library's IPC handles, others by the native allocator's.
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "interpose/torch/door/allocator.h"
@@ -38,7 +38,7 @@ std::shared_ptr<void> DoorAllocator::getIpcDevPtr(std::string handle) {
     if (std::shared_ptr<void> imported = known->second.lock()) return imported;
     imports_.erase(known);
   }
-  C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's own context, and the thread's
+  C10_CUDA_CHECK(cudaFree(nullptr));  // creates the device's primary context and makes it current
   void* base = nullptr;
   const char* why = nullptr;
   const stalloc_door_result result =
@@ -56,6 +56,23 @@ std::shared_ptr<void> DoorAllocator::getIpcDevPtr(std::string handle) {
   });
   imports_[handle] = imported;
   return imported;
+}
+
+// `device` may access all memory of `peer` from now on. The native allocator does this for its own memory by calling
+// CUDA; the library hooks that call and does it for the heap. Memory of other processes remains.
+void DoorAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  native_.enablePeerAccess(device, peer);
+  library_.grant_imports(peer, device);
+}
+
+// Without peer access, a copy of mapped memory between devices works only if the call names both devices.
+cudaError_t DoorAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
+                                       cudaStream_t stream, bool peers) {
+  const bool apart = !peers && to_device != from_device;
+  if (apart && (library_.device_of(to) >= 0 || library_.device_of(from) >= 0)) {
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+  }
+  return native_.memcpyAsync(to, to_device, from, from_device, bytes, stream, peers);
 }
 
 }  // namespace stalloc::torch::door

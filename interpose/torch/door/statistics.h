@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer of torch.cuda.memory_stats: the sums of stalloc's half and the native allocator's, and the peaks of these
-// sums.
+// torch.cuda.memory_stats: the sums of the heap's and the native allocator's figures, and the peaks of these sums.
 #pragma once
 
 #include <algorithm>
@@ -13,18 +12,19 @@
 
 namespace stalloc::torch::door {
 
-// Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks, and what
-// stalloc keeps for small requests counts as reserved for that pool, as does what small tensors fill of the rest: a
-// plan has one memory for both. stalloc has no segments of its own that could be split: its memory is mapped, as
-// expandable segments are, which PyTorch does not count. Not thread-safe.
+// The statistics of one device. A tensor counts as small if PyTorch would put it into its pool of small blocks. The
+// memory that the heap keeps for small requests counts as reserved for that pool, and so do bytes of small tensors in
+// the rest of the memory (a plan has no part for small requests). The figures of segments and splits are the native
+// allocator's alone: the heap's memory is mapped, like that of expandable segments, which PyTorch does not count there.
+// Not thread-safe.
 class Statistics {
  public:
-  // As c10's StatType.
+  // The same values as c10's StatType.
   enum Pool : std::size_t { kSmall = 1, kLarge = 2 };
-  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as PyTorch rounds them
+  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as Block::rounded counts them
   static Pool pool_of(std::size_t bytes) { return bytes <= kLargestSmall ? kSmall : kLarge; }
 
-  // `bytes` at `address` for a request of `requested` bytes, since when stalloc holds that.
+  // The heap has served a request of `requested` bytes by `bytes` at `address`, and now holds `held`.
   void count_allocation(const void* address, std::size_t requested, std::size_t bytes, stalloc_door_held held) {
     const Pool pool = pool_of(bytes);
     set_small_range(held);
@@ -46,7 +46,7 @@ class Statistics {
     subtract(pool, kBytes, static_cast<std::int64_t>(bytes));
     subtract(pool, kRequested, static_cast<std::int64_t>(requested));
   }
-  // Physical memory of stalloc's for the device is now this.
+  // The physical memory that the heap now holds.
   void update_held(stalloc_door_held held) {
     set_small_range(held);
     set_held(held);
@@ -55,7 +55,7 @@ class Statistics {
   }
   void count_retry() { ++retries_; }
 
-  // The native allocator's half is now this.
+  // The native allocator's current figures.
   void update_native(const DeviceStats& stats) {
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (std::size_t type = 0; type < kTypes; ++type) native_[i][type] = (stats.*kMerged[i].stat)[type].current;
@@ -63,7 +63,7 @@ class Statistics {
     update_peaks(kSmall);
     update_peaks(kLarge);
   }
-  // Adds stalloc's half.
+  // Adds the heap's figures to the native allocator's.
   void merge_into(DeviceStats* stats) {
     update_native(*stats);
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
@@ -118,13 +118,13 @@ class Statistics {
                                                      {&DeviceStats::reserved_bytes, kHeld}}};
   enum : std::size_t { kAllocatedBytes = 2, kReservedBytes = 5 };  // of kMerged
 
-  // They stay the same, also when the library, being off, says no more of them.
+  // The range never changes once it is known. The library reports none after it was turned off.
   void set_small_range(stalloc_door_held held) {
     if (held.small_end == 0) return;
     small_begin_ = held.small_begin;
     small_end_ = held.small_end;
   }
-  // Whether a tensor is small and lies where large ones do.
+  // Whether a tensor is small but lies outside the part that serves only small requests.
   [[nodiscard]] bool is_outside_small_range(const void* address, Pool pool) const {
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     return pool == kSmall && (at < small_begin_ || at >= small_end_);
@@ -140,7 +140,7 @@ class Statistics {
     heap(pool, tally).current -= amount;
     heap(pool, tally).freed += amount;
   }
-  // True when it has changed.
+  // Returns whether it has changed.
   bool set_held(stalloc_door_held held) {
     const auto all = static_cast<std::int64_t>(held.all);
     const std::int64_t before = heap(kSmall, kHeld).current + heap(kLarge, kHeld).current;
@@ -175,7 +175,7 @@ class Statistics {
     if (type == kLarge) return {now, large.allocated, large.freed};
     return {now, small.allocated + large.allocated, small.freed + large.freed};
   }
-  // Of all, and of one pool.
+  // Updates the peaks of all memory and of one pool.
   void update_peaks(Pool pool) {
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (const std::size_t type : {kAll, static_cast<std::size_t>(pool)}) {
@@ -184,14 +184,14 @@ class Statistics {
     }
   }
 
-  std::array<std::array<Tally, kTallies>, 2> heap_{};  // of small and large tensors; kHeld: of what is kept for them
+  std::array<std::array<Tally, kTallies>, 2> heap_{};  // by pool; kHeld: the memory reserved for the pool
   std::uintptr_t small_begin_ = 0;                     // as in stalloc_door_held
   std::uintptr_t small_end_ = 0;
-  std::int64_t small_outside_ = 0;  // bytes of small tensors that lie where large ones do
+  std::int64_t small_outside_ = 0;  // bytes of small tensors outside the part for small requests
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;
-  std::int64_t increases_ = 0;  // how often more physical memory was held than when it was last looked at
+  std::int64_t increases_ = 0;  // how often held memory was found to have grown since it was last read
   std::int64_t decreases_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between the versions of PyTorch that a door can be built for, except for the virtual functions
-// (forwarding.h). The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
+// The differences between the supported versions of PyTorch, except for those of the virtual functions (forwarding.h).
+// The build defines the version: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
@@ -56,7 +56,7 @@ inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device,
 #endif
 }
 
-// The share of each device's memory that the configuration grants this process.
+// The fraction of each device's memory that PyTorch's configuration lets this process use.
 inline double configured_fraction() {
 #if STALLOC_TORCH_MINOR >= 10
   return native::CUDAAllocatorConfig::per_process_memory_fraction();
@@ -65,7 +65,7 @@ inline double configured_fraction() {
 #endif
 }
 
-// Whether an entry is left out of the history because the user said so ("alloc", "free_completed").
+// Whether `actions`, which names the actions that the user excludes from the history, has that of the entry.
 inline bool is_skipped(const TraceEntry& entry, const std::vector<std::string>& actions) {
   const auto name_of = [](TraceEntry::Action action) {
     switch (action) {
