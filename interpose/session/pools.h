@@ -39,7 +39,7 @@ class Pools final : public serve::CreatedPools {
 
   // The pool's device; kNone: it must not be served. Nothing: the pool is unknown.
   [[nodiscard]] std::optional<int> find(CUmemoryPool pool) noexcept;
-  // The device that may serve requests from `pool`, or kNone. Lock-free when the thread cached about it before.
+  // The device that may serve requests from `pool`, or kNone. Lock-free when the thread has asked about it before.
   [[nodiscard]] int device_of(CUmemoryPool pool) noexcept;
   // The device on which requests from `pool` are or were served, or kNone: also of a pool that was refused.
   [[nodiscard]] int counting_device(CUmemoryPool pool) noexcept;

@@ -22,11 +22,6 @@
 namespace stalloc {
 namespace {
 
-static_assert(static_cast<int>(CrossStream::Order) == static_cast<int>(serve::CrossStream::OrderThenGrow));
-static_assert(static_cast<int>(CrossStream::Grow) == static_cast<int>(serve::CrossStream::GrowThenOrder));
-static_assert(static_cast<int>(CrossStream::Never) == static_cast<int>(serve::CrossStream::Never));
-static_assert(static_cast<int>(CrossStream::Share) == static_cast<int>(serve::CrossStream::Share));
-
 // A block that other streams used is recorded as freed only when its memory can be reused, so that no plan reuses it
 // earlier (HeapOptions::over).
 void record_completed_free(int device, CUdeviceptr address, StreamKey owner) noexcept {
@@ -47,7 +42,7 @@ serve::HeapOptions heap_options(const Options& options) {
   if (!wrong.empty()) log::warn("STALLOC_POLICY: {}; the defaults are used", wrong);
   heap.policy.stitch = options.stitch;
   heap.plan_is_strict = options.plan_strict;
-  heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
+  heap.cross_stream = options.cross_stream;
   heap.events = event_tracking::order.load();
   if (options.mode == Mode::Trace) heap.over = record_completed_free;
   return heap;
@@ -59,7 +54,7 @@ trace::Device describe_device(int device) { return Session::cuda().describe_devi
 bool crosses_streams(const Options& options) {
   if (options.mode == Mode::Alloc) return true;
   const bool serves = options.dynamic || options.mode == Mode::Dynamic;
-  return serves && static_cast<serve::CrossStream>(options.cross_stream) != serve::CrossStream::Never;
+  return serves && options.cross_stream != CrossStream::Never;
 }
 
 // Names all settings that were not understood in one warning.

@@ -54,6 +54,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/cross_stream.h"
 #include "plan/online/handle_placement.h"
 #include "plan/online/mapping_budget.h"
 #include "plan/online/online_policy.h"

@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <new>
 
 namespace stalloc::torch::door {
 namespace {
@@ -185,8 +186,8 @@ DoorAllocator::Totals DoorAllocator::add_block(const Request& request, void* add
   }
   DeviceState& state = state_of(request.device);
   const std::lock_guard lock(state.mutex);
-  state.blocks.reserve_one();
-  state.blocks.insert(std::move(block));
+  if (!state.blocks.reserve_one()) throw std::bad_alloc();
+  state.blocks.insert(address) = std::move(block);
   state.statistics.count_allocation(address, request.bytes, counted, library_.held(request.device));
   return {state.statistics.total_bytes(), state.statistics.total_reserved()};
 }
@@ -195,8 +196,10 @@ DoorAllocator::Totals DoorAllocator::add_block(const Request& request, void* add
 Block DoorAllocator::remove_block(int device, void* address, Totals* totals) {
   DeviceState& state = state_of(device);
   const std::lock_guard lock(state.mutex);
-  Block block = state.blocks.erase(address);
-  if (block.address != nullptr) state.statistics.count_free(block.address, block.requested, block.bytes());
+  Block block;
+  if (state.blocks.erase(address, &block)) {
+    state.statistics.count_free(block.address, block.requested, block.bytes());
+  }
   *totals = {state.statistics.total_bytes(), state.statistics.total_reserved()};
   return block;
 }
