@@ -44,7 +44,8 @@ CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CU
 
 // Questions about addresses. They are forwarded; for served memory, the answers of the driver about the mapping are
 // replaced by those for an allocation of CUDA (pointer_rules.h). For served memory that the program has freed, the
-// driver is asked about an unknown address. `set_attribute` of SYNC_MEMOPS on served memory acts on the whole context.
+// driver is queried about an unknown address. `set_attribute` of SYNC_MEMOPS on served memory acts on the whole
+// context.
 namespace pointers {
 CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr at) noexcept;

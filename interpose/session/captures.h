@@ -22,7 +22,7 @@ class Captures {
   // The gate that hooks and heaps use.
   serve::CaptureGate& gate() noexcept { return gate_; }
 
-  // False only when no stream is under capture. Lock-free, and asks the driver nothing.
+  // False only when no stream is under capture. Lock-free, and calls no driver function.
   [[nodiscard]] bool may_be_active() const noexcept { return gate_.may_be_capturing(); }
   // True also when the driver will not say, as of the legacy stream during the capture of a blocking one.
   [[nodiscard]] bool may_be_captured(CUstream stream) const noexcept {
@@ -30,7 +30,7 @@ class Captures {
   }
   // Whether CUDA allows an allocation or a free on a stream that is not under capture: CUDA_SUCCESS, or the error it
   // returns during a capture that forbids them (cudaThreadExchangeStreamCaptureMode documents which do). Like every
-  // call that CUDA refuses so, asking invalidates that capture.
+  // call that CUDA refuses for this reason, this query invalidates that capture.
   [[nodiscard]] CUresult permission() const noexcept { return may_be_active() ? permission_by_driver() : CUDA_SUCCESS; }
 
   // The program looked up a driver function that is not hooked. If it is a newer cuStreamBeginCapture, captures may

@@ -113,7 +113,7 @@ class Session {
   std::atomic<record::Recorder*> recorder_{nullptr};
   static inline constinit std::atomic<Heaps*> heaps_{nullptr};
   static inline constinit std::atomic<bool> refuses_{false};
-  std::atomic<StatisticsPage*> page_{nullptr};  // null: not asked for, or could not be made
+  std::atomic<StatisticsPage*> page_{nullptr};  // null: not requested, or could not be created
 };
 
 }  // namespace stalloc
