@@ -59,7 +59,7 @@ TEST_CASE("a module is found without a lock that fork does not renew", "[loader]
   }));
 }
 
-TEST_CASE("what stands before what in the search of the global scope", "[loader]") {
+TEST_CASE("the order of modules in the search of the global scope", "[loader]") {
   const auto* const in_libc = reinterpret_cast<const void*>(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"));
   const int on_the_stack = 0;
   CHECK(loader::precedes(&here, in_libc));

@@ -16,7 +16,7 @@ bool was_known;  // when CUDA's own function was called
 
 }  // namespace
 
-TEST_CASE("a heap is found by nobody any more when CUDA resets its device", "[hooks][contexts]") {
+TEST_CASE("a heap is unreachable before CUDA resets its device", "[hooks][contexts]") {
   const Machine machine;
   (void)machine.heap();
   primary = machine.context;

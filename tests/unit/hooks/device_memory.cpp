@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are refused device memory get idle memory of the heaps.
+// A call that is refused device memory is repeated after the heaps have released idle memory.
 #include <cuda.h>
 
 #include "catch.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program gets that looks the driver's functions up by cuGetProcAddress.
+// Look-ups of the driver's functions by cuGetProcAddress.
 #include <cuda.h>
 
 #include <string>
@@ -75,7 +75,7 @@ TEST_CASE("a later form of a hooked function is found as it is, and may capture 
   CHECK(machine.captures.may_be_active());
 }
 
-TEST_CASE("what the driver does not find, nobody finds", "[hooks][lookup]") {
+TEST_CASE("a function that the driver does not find is not found", "[hooks][lookup]") {
   const Machine machine;
   CHECK(look_up("cuMemAllocAsync", nullptr, CUDA_ERROR_NOT_FOUND) == nullptr);
   CHECK(look_up("cuMemAllocAsync", own("cuMemAllocAsync"), CUDA_ERROR_NOT_FOUND) == own("cuMemAllocAsync"));

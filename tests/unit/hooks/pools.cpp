@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program is told of its pools while they are served, and what the heaps are told of them.
+// The figures of served pools, and what the heaps learn about pools.
 #include <cuda.h>
 
 #include "catch.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a capture counts as under way, and what the driver is asked then.
+// When a capture counts as under way, and which driver functions are called then.
 #include "interpose/session/captures.h"
 
 #include <cuda.h>
@@ -21,7 +21,7 @@ std::atomic<CUstream> captured;
 std::atomic<int> asked;
 CUresult trimming;
 
-// None of CUDA's own names of streams, which are small numbers.
+// Not one of CUDA's special stream handles, which are small numbers.
 CUstream stream(std::uintptr_t name) { return reinterpret_cast<CUstream>(0x100 + name); }
 
 class Driver {
@@ -69,7 +69,7 @@ CUresult end(Captures& captures, CUstream of) {
 
 }  // namespace
 
-TEST_CASE("while nothing is captured the driver is asked nothing", "[session][captures]") {
+TEST_CASE("while nothing is captured, no driver function is called", "[session][captures]") {
   Driver driver;
   CHECK_FALSE(driver.captures.may_be_active());
   CHECK_FALSE(driver.captures.may_be_captured(stream(1)));
@@ -106,7 +106,7 @@ TEST_CASE("only the end of a captured stream ends its capture", "[session][captu
   CHECK_FALSE(driver.captures.may_be_active());
 }
 
-TEST_CASE("an end that fails and yet ends the capture is one", "[session][captures]") {
+TEST_CASE("an end that returns an error may still end the capture", "[session][captures]") {
   Driver driver;
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
   const CUresult invalidated = driver.captures.end(stream(1), [] {
@@ -151,7 +151,8 @@ TEST_CASE("what CUDA refuses during a capture is refused with its error", "[sess
   CHECK(driver.captures.permission() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
-TEST_CASE("a later kind of begin, once looked up, may capture forever", "[session][captures]") {
+TEST_CASE("once a newer function that begins captures was looked up, captures may always be under way",
+          "[session][captures]") {
   Driver driver;
   driver.captures.note_lookup("cuStreamCreate");
   CHECK_FALSE(driver.captures.may_be_active());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pools are served, of which device, and whose memory peers may touch: on simcuda.
+// Which pools are served, for which device, and which devices may access their memory, on simcuda.
 #include "interpose/session/pools.h"
 
 #include <cuda.h>
@@ -48,7 +48,7 @@ CUmemoryPool default_pool() {
   return pool;
 }
 
-// What a request is booked to: nothing when it is not served, a null pool for the device's own.
+// The pool for which a request counts: null for the device's default pool, nothing if it is not served.
 using Booked = std::optional<CUmemoryPool>;
 const Booked kNotServed;
 const Booked kOwn{nullptr};
@@ -107,7 +107,7 @@ TEST_CASE("only ordinary pools of device memory are served", "[session][pools]")
   REQUIRE_FALSE(pools.find(named(name)));
 }
 
-TEST_CASE("what is known of a pool ends with it, and not where destroying fails", "[session][pools]") {
+TEST_CASE("a pool is forgotten when it is destroyed, but not if destroying it fails", "[session][pools]") {
   Pools pools;
   pools.add_created(named(0x1000), ordinary());
   REQUIRE(pools.device_of(named(0x1000)) == 0);
@@ -153,7 +153,7 @@ TEST_CASE("a heap has what the program's own pools keep idle", "[session][pools]
   destroy(machine, pool);
 }
 
-TEST_CASE("requests are booked to the pool that they are from", "[session][pools]") {
+TEST_CASE("requests count for their pool", "[session][pools]") {
   const Machine machine;
   const serve::Heap& heap = *machine.heaps->find_or_create(machine.enter());
   const CUmemoryPool pool = make_pool(machine, ordinary());
@@ -215,7 +215,7 @@ TEST_CASE("an exportable or limited pool is not served, whenever it is made curr
   }
 }
 
-TEST_CASE("a pool that somebody made current unseen is found at the first request", "[session][pools]") {
+TEST_CASE("a pool that was made current before there was a heap is found at the first request", "[session][pools]") {
   const Machine machine;
   const CUcontext primary = machine.enter();
   CUmemoryPool pool = nullptr;

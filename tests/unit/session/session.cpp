@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session does in each mode, and what when something that the mode needs is missing.
+// What a session does in each mode, and when something is missing that the mode needs.
 #include "interpose/session/session.h"
 
 #include <cuda.h>
