@@ -12,7 +12,7 @@ void* library() noexcept {
   static std::atomic<void*> handle{nullptr};
   void* found = handle.load(std::memory_order_acquire);
   if (found == nullptr) {
-    found = loader::loaded("libcuda.so.1");
+    found = loader::open_loaded("libcuda.so.1");
     if (found != nullptr) handle.store(found, std::memory_order_release);
   }
   return found;

@@ -6,7 +6,7 @@
 
 namespace stalloc::environment {
 
-const char* keep(const char* name) noexcept {
+const char* copy(const char* name) noexcept {
   const char* value = std::getenv(name);
   return value == nullptr ? nullptr : ::strdup(value);
 }

@@ -16,7 +16,7 @@ struct ForeignVariable {
   const char* answer;
 };
 
-// STALLOC_MODE=Torch|Trace|Alloc, STALLOC_DYNAMIC and STALLOC_LOG_LEVEL are understood as they are (options.def).
+// STAlloc's STALLOC_MODE=Torch|Trace|Alloc, STALLOC_DYNAMIC and STALLOC_LOG_LEVEL are accepted unchanged (options.def).
 constexpr ForeignVariable kVariables[] = {
     {"STALLOC_MODEL_INFO_PATH", "STAlloc", "name the trace with STALLOC_TRACE and the plan with STALLOC_PLAN"},
     {"STALLOC_STATIC_FALLBACK", "STAlloc", "a planned request whose bytes are taken is always served elsewhere"},
@@ -33,10 +33,10 @@ std::array<const char*, std::size(kVariables)> kept_values{};  // null: not set
 }  // namespace
 
 void remember_foreign_variables() noexcept {
-  for (std::size_t i = 0; i < kept_values.size(); ++i) kept_values[i] = environment::keep(kVariables[i].name);
+  for (std::size_t i = 0; i < kept_values.size(); ++i) kept_values[i] = environment::copy(kVariables[i].name);
 }
 
-void answer_foreign_variables() noexcept {
+void warn_of_foreign_variables() noexcept {
   for (std::size_t i = 0; i < kept_values.size(); ++i) {
     const ForeignVariable& variable = kVariables[i];
     const char* value = kept_values[i];

@@ -8,6 +8,6 @@ namespace stalloc {
 void remember_foreign_variables() noexcept;
 
 // For each of them that was set then, logs one line that names the equivalent here. Call it when CUDA is first used.
-void answer_foreign_variables() noexcept;
+void warn_of_foreign_variables() noexcept;
 
 }  // namespace stalloc

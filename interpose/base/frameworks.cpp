@@ -30,13 +30,13 @@ constexpr FrameworkVariable kFrameworkVariables[] = {
     {"TF_GPU_ALLOCATOR", "cuda_malloc_async", "cuda_malloc_async", "TensorFlow"},
 };
 
-// How the file names of libraries begin that only programs with a framework, or with CUDA, are loaded with.
+// Prefixes of the file names of libraries that are loaded only into programs with CUDA or a framework.
 constexpr std::string_view kLibraries[] = {"libpython", "libcuda.so",    "libcudart", "libtorch",
                                            "libc10",    "libtensorflow", "libxla"};
 
 std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-// By the name of the program's file, whatever link or script it was started by, or by the name it was started by.
+// Recognises Python by the name of the program's file, or by the name by which it was started.
 bool is_python() noexcept {
   std::array<char, 4096> path{};
   const ssize_t bytes = ::readlink("/proc/self/exe", path.data(), path.size());
@@ -57,7 +57,7 @@ bool serves(const char* value, const FrameworkVariable& variable) {
 
 void set_framework_variables(bool pytorch) noexcept {
   if (!may_run_a_framework()) return;
-  // A user who set one of PyTorch's two names meant both.
+  // A user who has set one of PyTorch's two variables means both.
   const bool user_pytorch =
       std::getenv("PYTORCH_ALLOC_CONF") != nullptr || std::getenv("PYTORCH_CUDA_ALLOC_CONF") != nullptr;
   for (const FrameworkVariable& variable : kFrameworkVariables) {

@@ -34,8 +34,8 @@ int visit_module(dl_phdr_info* info, std::size_t, void* data) {
   return 1;
 }
 
-// glibc 2.35 and newer find a module without a lock. What older ones have takes a lock that fork does not renew, so a
-// child would wait forever if a thread that only its parent has was searching.
+// glibc 2.35 and newer can find a module without a lock. Older versions take a lock that fork does not release in the
+// child, so the child would wait forever if another thread of its parent held the lock during the fork.
 #ifdef DLFO_STRUCT_HAS_EH_DBASE
 const auto find_object = reinterpret_cast<decltype(&_dl_find_object)>(real_dlsym(RTLD_NEXT, "_dl_find_object"));
 
@@ -76,7 +76,7 @@ int visit_library(dl_phdr_info* info, std::size_t, void* data) {
   return 1;
 }
 
-// Null: no module holds the address.
+// Null: no module contains the address.
 const link_map* map_of(const void* address) noexcept {
   Dl_info info;
   void* map = nullptr;
@@ -98,12 +98,12 @@ void* real_dlsym(void* handle, const char* symbol) noexcept {
   return function == nullptr ? nullptr : function(handle, symbol);
 }
 
-void* loaded(const char* name) noexcept { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
+void* open_loaded(const char* name) noexcept { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
 
 void pin(const void* address) noexcept {
   Module module;
   // The reference that dlopen takes is kept on purpose.
-  if (find_module(address, &module) && module.path != nullptr && *module.path != '\0') (void)loaded(module.path);
+  if (find_module(address, &module) && module.path != nullptr && *module.path != '\0') (void)open_loaded(module.path);
 }
 
 bool find_module(const void* address, Module* module) noexcept {
@@ -118,16 +118,16 @@ bool find_module(const void* address, Module* module) noexcept {
 
 void* find_by_module(const void* address, const char* symbol) noexcept {
   const link_map* const map = map_of(address);
-  void* const handle = map == nullptr || *map->l_name == '\0' ? nullptr : loaded(map->l_name);
+  void* const handle = map == nullptr || *map->l_name == '\0' ? nullptr : open_loaded(map->l_name);
   if (handle == nullptr) return nullptr;
-  // Closed before the search, since dlclose would take the error of the search away. The handle stays good as long as
-  // the module is loaded.
+  // Closed before the search, since dlclose would clear the error of the search (dlerror). The handle stays valid as
+  // long as the module is loaded.
   dlclose(handle);
   return real_dlsym(handle, symbol);
 }
 
-// The program and what was loaded with it stand in the loader's list in the order of the search, and stay there.
-bool is_before(const void* first, const void* second) noexcept {
+// The loader's list has the program and the libraries loaded with it in search order, and this order never changes.
+bool precedes(const void* first, const void* second) noexcept {
   const link_map* const sought = map_of(first);
   const link_map* map = map_of(second);
   while (map != nullptr && (map = map->l_prev) != sought) {
@@ -141,9 +141,9 @@ bool any_loaded(std::span<const std::string_view> prefixes) noexcept {
 
 void* find_in_loaded(const char* prefix, const char* symbol) noexcept {
   SymbolSearch search{prefix, symbol, {}};
-  // dlopen must not be called from within dl_iterate_phdr, so the name is taken out first.
+  // dlopen must not be called inside dl_iterate_phdr, so the path is copied first.
   if (dl_iterate_phdr(visit_library, &search) == 0) return nullptr;
-  void* handle = loaded(search.path);
+  void* handle = open_loaded(search.path);
   return handle == nullptr ? nullptr : real_dlsym(handle, symbol);
 }
 

@@ -16,7 +16,7 @@ void* real_dlsym(void* handle, const char* symbol) noexcept;
 
 // Returns a handle of the loaded library with this file name or path; null if it is not loaded. The caller must call
 // dlclose; until then the library stays loaded.
-void* loaded(const char* name) noexcept;
+void* open_loaded(const char* name) noexcept;
 
 // Keeps the library that contains `address` loaded until the process ends.
 void pin(const void* address) noexcept;
@@ -39,7 +39,7 @@ void* find_by_module(const void* address, const char* symbol) noexcept;
 
 // Whether the module that holds `first` comes before the one that holds `second` in the order in which the loader
 // searches the global scope. Pre: `second` is in a library that was loaded with the program.
-bool is_before(const void* first, const void* second) noexcept;
+bool precedes(const void* first, const void* second) noexcept;
 
 // True if a library is loaded whose file name begins with one of `prefixes`.
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept;

@@ -16,20 +16,20 @@ namespace stalloc::log {
 namespace {
 
 constexpr const char* kPrefix[] = {"", "stalloc: error: ", "stalloc: warning: ", "stalloc: ", "stalloc: debug: "};
-constexpr int kPatienceMs = 100;
+constexpr int kPipeWaitMs = 100;
 
 std::atomic<LogLevel> current_level{LogLevel::Warn};
 // What standard error was when it was remembered.
 enum class Start { Unknown, Closed, Open };
 Start start = Start::Unknown;
 struct stat start_file {};
-// True after a line was dropped because nobody read the pipe: the next one does not wait.
+// True after a line was dropped because the pipe was full; the next line then does not wait.
 std::atomic<bool> stuck{false};
 
 bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-// Programs close descriptors and open their own files, which may then have the number of standard error. Lines are
-// still written there if it is what it was, a terminal, a file in append mode, or the same as standard output.
+// A program may close standard error and open a data file that gets its number. So a line is written only if standard
+// error is still the remembered file, or is a terminal, a file in append mode, or the same file as standard output.
 bool takes_lines() noexcept {
   struct stat now {};
   if (::fstat(STDERR_FILENO, &now) != 0) return false;
@@ -43,9 +43,9 @@ bool takes_lines() noexcept {
 // A full pipe would block the program until somebody reads.
 bool has_room() noexcept {
   pollfd error{STDERR_FILENO, POLLOUT, 0};
-  // Only the second may be interrupted by a signal.
+  // The first call does not wait, so a signal cannot interrupt it.
   const bool ready =
-      ::poll(&error, 1, 0) == 1 || (!stuck.load(std::memory_order_relaxed) && ::poll(&error, 1, kPatienceMs) == 1);
+      ::poll(&error, 1, 0) == 1 || (!stuck.load(std::memory_order_relaxed) && ::poll(&error, 1, kPipeWaitMs) == 1);
   stuck.store(!ready, std::memory_order_relaxed);
   return ready;
 }
@@ -71,7 +71,7 @@ void detail::write_line(LogLevel level, const char* text, std::size_t bytes) noe
   const QuietWrites quiet;
   if (takes_lines() && has_room()) {
     const ssize_t written = ::write(STDERR_FILENO, line, prefix_bytes + bytes + 1);
-    (void)written;  // when standard error takes nothing, only the line is lost
+    (void)written;  // if the write fails, only this line is lost
   }
   errno = saved;
 }

@@ -9,14 +9,15 @@
 #include <span>
 #include <string_view>
 
+#include "plan/cross_stream.h"
+
 namespace stalloc {
 
 enum class Mode : std::uint8_t { Auto, Trace, Alloc, Dynamic, Off, Torch };  // Torch: STAlloc's word for Off
 enum class LogLevel : std::uint8_t { Silent, Error, Warn, Info, Debug };
-// In the order of plan::CrossStream, which this layer may not include.
-enum class CrossStream : std::uint8_t { Order, Grow, Never, Share };
-// How PyTorch's tensors reach stalloc (interpose/torch/road.h).
-enum class TorchRoad : std::uint8_t { Door, Async, Off };
+using plan::CrossStream;
+// How PyTorch's tensors reach stalloc (interpose/torch/integration.h).
+enum class TorchIntegration : std::uint8_t { Door, Async, Off };
 enum class Rdma : std::uint8_t { Auto, On, Off };
 using Path = std::string_view;  // a path or other text; refers to the result of `lookup`
 using Switch = bool;

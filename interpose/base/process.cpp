@@ -14,7 +14,7 @@
 namespace stalloc {
 namespace {
 
-// First match wins: torchrun and its kin, Slurm's srun, Open MPI, MPICH/Intel MPI, PMIx.
+// The first one that is set is used: torchrun and similar launchers, Slurm's srun, Open MPI, MPICH and Intel MPI, PMIx.
 constexpr std::array kRankVariables = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
 constexpr std::size_t kMostArgumentBytes = 64 << 10;
 
@@ -29,7 +29,7 @@ bool is_rank(const char* text) {
   return digits.size() <= 9 && digits.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// What the kernel shows of the arguments: as they are now.
+// The arguments in their current state, which the program may have changed.
 std::string arguments_now() {
   const int file = ::open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
   if (file < 0) return {};
@@ -43,8 +43,8 @@ std::string arguments_now() {
 }  // namespace
 
 void remember_start() noexcept {
-  for (std::size_t i = 0; i < kept_ranks.size(); ++i) kept_ranks[i] = environment::keep(kRankVariables[i]);
-  // The kernel names a folder that cannot be reached from the root by something that is no path.
+  for (std::size_t i = 0; i < kept_ranks.size(); ++i) kept_ranks[i] = environment::copy(kRankVariables[i]);
+  // For a folder that cannot be reached from the root, the kernel returns a text that is not a path.
   const char* folder = ::getcwd(nullptr, 0);
   start_folder = folder != nullptr && *folder == '/' ? folder : nullptr;
 }

@@ -9,10 +9,10 @@
 namespace stalloc {
 namespace {
 
-// What the kernel sends to the very thread that writes. SIGTTOU is not sent at all to one that blocks it.
+// The signals that the kernel sends to the writing thread itself. SIGTTOU is not sent to a thread that blocks it.
 constexpr int kRaised[] = {SIGPIPE, SIGXFSZ};
 
-// Takes one pending signal away, without waiting.
+// Removes one pending signal, without waiting.
 void consume(int signal) noexcept {
   sigset_t one;
   sigemptyset(&one);

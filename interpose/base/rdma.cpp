@@ -13,7 +13,7 @@ namespace {
 
 enum class Found { No, Yes, Unknown };
 
-// Whether a folder has an entry that `wanted` says yes to; Unknown: it cannot be read.
+// Whether a folder has an entry for which `wanted` is true. Unknown: the folder cannot be read.
 template <class Wanted>
 Found find_entry(const char* root, const char* folder, Wanted wanted) noexcept {
   std::array<char, 512> path{};
@@ -28,7 +28,8 @@ Found find_entry(const char* root, const char* folder, Wanted wanted) noexcept {
   return Found::No;
 }
 
-// Modules for compute, displays and consoles: they use NVIDIA's module, but give no other device access to its memory.
+// NVIDIA's modules for compute, displays and consoles use its main module, but give no other device access to GPU
+// memory.
 bool is_nvidias_own(std::string_view module) {
   return module == "nvidia_uvm" || module == "nvidia_modeset" || module == "nvidia_drm";
 }

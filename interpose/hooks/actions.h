@@ -3,9 +3,9 @@
 //
 // An action gets the program's arguments and `call`, which can call CUDA's own function (call.h). Unless its namespace
 // says otherwise, it calls that function with the same arguments and returns its result unchanged; before or after, it
-// informs the recorder or the heaps. While the session is inactive, actions only forward. `zero` says what stream 0
-// means at the entry point. Actions throw nothing, and any thread may call them at any time, with any current context
-// or none.
+// informs the recorder or the heaps. While the session is inactive, actions only forward. `default_stream` says what
+// stream 0 means at the entry point. Actions throw nothing, and any thread may call them at any time, with any current
+// context or none.
 #pragma once
 
 #include <type_traits>
@@ -32,19 +32,20 @@ RuntimeResult device_count(const Call<RuntimeResult(int*)>& call, int* count) no
 namespace memory {
 CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* out, size_t bytes) noexcept;
 CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,
-                     CUstream stream, Default zero) noexcept;
+                     CUstream stream, DefaultStream default_stream) noexcept;
 CUresult alloc_from_pool(const Call<CUresult(CUdeviceptr*, size_t, CUmemoryPool, CUstream)>& call, CUdeviceptr* out,
-                         size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept;
+                         size_t bytes, CUmemoryPool pool, CUstream stream, DefaultStream default_stream) noexcept;
 CUresult free(const Call<CUresult(CUdeviceptr)>& call, CUdeviceptr at) noexcept;
 CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdeviceptr at, CUstream stream,
-                    Default zero) noexcept;
+                    DefaultStream default_stream) noexcept;
 CUresult ipc_export(const Call<CUresult(CUipcMemHandle*, CUdeviceptr)>& call, CUipcMemHandle* handle,
                     CUdeviceptr at) noexcept;
 }  // namespace memory
 
 // Questions about addresses. They are forwarded; for served memory, the answers of the driver about the mapping are
 // replaced by those for an allocation of CUDA (pointer_rules.h). For served memory that the program has freed, the
-// driver is asked about an unknown address. `set_attribute` of SYNC_MEMOPS on served memory acts on the whole context.
+// driver is queried about an unknown address. `set_attribute` of SYNC_MEMOPS on served memory acts on the whole
+// context.
 namespace pointers {
 CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr at) noexcept;
@@ -84,11 +85,9 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
 CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool pool, size_t keep) noexcept;
 }  // namespace pools
 
-// The ends of streams and contexts, and access between devices. All calls are forwarded. The heaps and the recorder are
-// told of the end of a stream before the call, since CUDA may reuse its handle at once. A heap is closed before its
-// device's primary context is reset, and after that context was released for the last time.
+// The ends of contexts, and access between devices. All calls are forwarded. A heap is closed before its device's
+// primary context is reset, and after that context was released for the last time.
 namespace contexts {
-CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept;
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st* green) noexcept;
@@ -105,7 +104,8 @@ CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Ar
   if (!Session::get().active()) return call.original(arguments...);
   return Session::captures().begin([&] { return call.original(arguments...); });
 }
-CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept;
+CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph,
+             DefaultStream default_stream) noexcept;
 // A stream that waits for an event of a captured one joins its capture.
 CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event,
                     unsigned flags) noexcept;
@@ -123,19 +123,21 @@ void end() noexcept;  // pre: the call succeeded
 namespace events {
 CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
-CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream, Default zero) noexcept;
+CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream,
+                DefaultStream default_stream) noexcept;
 CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent event, CUstream stream, unsigned flags,
-                Default zero) noexcept;
+                DefaultStream default_stream) noexcept;
 // These record all work of a context in an event. No order is learnt from them.
 CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept;
 CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUgreenCtx_st* context,
                         CUevent event) noexcept;
 CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,
-              Default zero) noexcept;
+              DefaultStream default_stream) noexcept;
 CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
 CUresult synchronize(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
-CUresult query_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept;
-CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept;
+CUresult query_stream(const Call<CUresult(CUstream)>& call, CUstream stream, DefaultStream default_stream) noexcept;
+CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream stream,
+                            DefaultStream default_stream) noexcept;
 CUresult synchronize_context(const Call<CUresult()>& call) noexcept;
 CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 
@@ -146,8 +148,8 @@ void distrust_node(const CUgraphNodeParams* node) noexcept;
 
 // Distrusts the event, then forwards the call.
 template <class... Arguments>
-CUresult recorded_unseen(const Call<CUresult(Arguments...)>& call, CUevent event,
-                         std::type_identity_t<Arguments>... arguments) noexcept {
+CUresult record_unobserved(const Call<CUresult(Arguments...)>& call, CUevent event,
+                           std::type_identity_t<Arguments>... arguments) noexcept {
   distrust(event);
   return call.original(arguments...);
 }
@@ -160,8 +162,8 @@ CUresult node(const Call<CUresult(Arguments...)>& call, const CUgraphNodeParams*
 }
 // Forwards a call that creates an event which other interfaces may record, and distrusts that event.
 template <class... Arguments>
-CUresult create_unseen(const Call<CUresult(CUevent*, Arguments...)>& call, CUevent* event,
-                       std::type_identity_t<Arguments>... arguments) noexcept {
+CUresult create_unobserved(const Call<CUresult(CUevent*, Arguments...)>& call, CUevent* event,
+                           std::type_identity_t<Arguments>... arguments) noexcept {
   const CUresult result = call.original(event, arguments...);
   if (result == CUDA_SUCCESS) distrust(*event);
   return result;
@@ -181,32 +183,39 @@ constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~si
 
 // Forwards the call; when it is refused memory and make_room succeeds, forwards it once more.
 template <class Result, class... Arguments>
-CUresult take(const Call<Result(Arguments...)>& call, size_t bytes,
-              std::type_identity_t<Arguments>... arguments) noexcept {
+CUresult call_with_retry(const Call<Result(Arguments...)>& call, size_t bytes,
+                         std::type_identity_t<Arguments>... arguments) noexcept {
   const CUresult result = call.original(arguments...);
   if (result != CUDA_ERROR_OUT_OF_MEMORY || !make_room(bytes)) return result;
   return call.original(arguments...);
 }
-// The program has created a stream with these flags.
-void stream_created(unsigned flags) noexcept;
-// As `take`, for a function that creates a stream.
-template <class... Arguments>
-CUresult take_stream(const Call<CUresult(CUstream*, unsigned, Arguments...)>& call, CUstream* stream, unsigned flags,
-                     std::type_identity_t<Arguments>... arguments) noexcept {
-  const CUresult result = take(call, 0, stream, flags, arguments...);
-  if (result == CUDA_SUCCESS) stream_created(flags);
-  return result;
-}
-// As `take`, for a kernel launch, which may record events: these are distrusted.
+// As `call_with_retry`, for a kernel launch, which may record events: these are distrusted.
 template <class... Arguments>
 CUresult launch(const Call<CUresult(const CUlaunchConfig*, Arguments...)>& call, const CUlaunchConfig* launch,
                 std::type_identity_t<Arguments>... arguments) noexcept {
   if (launch != nullptr && launch->numAttrs != 0) events::distrust_launch(launch);
-  return take(call, 0, launch, arguments...);
+  return call_with_retry(call, 0, launch, arguments...);
 }
 // cuMemGetInfo: adds the plan's idle memory on the current device to the driver's free memory.
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept;
 }  // namespace device_memory
+
+// Streams that begin and end. All calls are forwarded. The heaps learn whether the program creates streams that
+// synchronise with the legacy stream. The heaps and the recorder are told of the end of a stream before the call, since
+// CUDA may reuse its handle at once.
+namespace streams {
+// The program has created a stream with these flags.
+void created(unsigned flags) noexcept;
+// For a function that creates a stream; calls it as device_memory::call_with_retry does.
+template <class... Arguments>
+CUresult create(const Call<CUresult(CUstream*, unsigned, Arguments...)>& call, CUstream* stream, unsigned flags,
+                std::type_identity_t<Arguments>... arguments) noexcept {
+  const CUresult result = device_memory::call_with_retry(call, 0, stream, flags, arguments...);
+  if (result == CUDA_SUCCESS) created(flags);
+  return result;
+}
+CUresult destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept;
+}  // namespace streams
 
 // cuGetProcAddress. Forwarded; if the driver's answer is the original function of a hook, the hook's exported function
 // is returned instead.
@@ -227,11 +236,11 @@ RuntimeResult forward(const Call<RuntimeResult(Arguments...)>& call, Arguments..
   return call.original(arguments...);
 }
 RuntimeResult alloc_async(const Call<RuntimeResult(void**, size_t, CUstream)>& call, void** out, size_t bytes,
-                          CUstream stream, Default zero) noexcept;
+                          CUstream stream, DefaultStream default_stream) noexcept;
 RuntimeResult alloc_from_pool(const Call<RuntimeResult(void**, size_t, CUmemoryPool, CUstream)>& call, void** out,
-                              size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept;
+                              size_t bytes, CUmemoryPool pool, CUstream stream, DefaultStream default_stream) noexcept;
 RuntimeResult free_async(const Call<RuntimeResult(void*, CUstream)>& call, void* at, CUstream stream,
-                         Default zero) noexcept;
+                         DefaultStream default_stream) noexcept;
 RuntimeResult set_device(const Call<RuntimeResult(int)>& call, int device) noexcept;
 }  // namespace runtime
 

@@ -18,9 +18,9 @@ struct Allocation {
   CUmemoryPool pool = nullptr;  // as the request names it, and after Heaps::resolve_pool as the heap knows it
 };
 
-// The stream that a call names at an entry point where stream 0 means `zero`.
-inline StreamKey key_of(CUstream stream, Default zero) noexcept {
-  return make_stream_key(stream, zero == Default::PerThread);
+// The stream that a call names at an entry point where stream 0 means `default_stream`.
+inline StreamKey key_of(CUstream stream, DefaultStream default_stream) noexcept {
+  return make_stream_key(stream, default_stream == DefaultStream::PerThread);
 }
 
 // Asks the heap to serve the request. Nothing: the heap declines, and the original allocator must serve it. Pre: the

@@ -6,7 +6,7 @@
 
 namespace stalloc::hooks {
 
-enum class Default : bool { Legacy, PerThread };  // what stream 0 means at this entry point
+enum class DefaultStream : bool { Legacy, PerThread };  // what stream 0 means at this entry point
 
 // Keeps the return address of the outermost hook on this thread while it lives. A hook of the runtime and the driver's
 // hook that it calls are one call of the program, whose caller is the caller of the outer hook. Scopes are nested; each

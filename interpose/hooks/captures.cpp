@@ -4,9 +4,11 @@
 
 namespace stalloc::hooks::captures {
 
-CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph, Default zero) noexcept {
+CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph,
+             DefaultStream default_stream) noexcept {
   if (!Session::get().active()) return call.original(stream, graph);
-  const CUstream named = stream == nullptr && zero == Default::PerThread ? CU_STREAM_PER_THREAD : stream;
+  const CUstream named =
+      stream == nullptr && default_stream == DefaultStream::PerThread ? CU_STREAM_PER_THREAD : stream;
   return Session::captures().end(named, [&] { return call.original(stream, graph); });
 }
 

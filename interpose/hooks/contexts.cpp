@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and contexts that end, and devices that become each other's peers.
+// Contexts that end, and devices that become each other's peers.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,8 +9,8 @@
 namespace stalloc::hooks::contexts {
 namespace {
 
-// `release` gives back one hold, or none, on the primary contexts of the devices from `first` to before `end`. The last
-// hold on a context ends it.
+// Calls `release`, which releases at most one reference to the primary context of a device in [first, end). Releasing
+// the last reference ends the context.
 template <class Release>
 CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
   const Cuda& cuda = Session::cuda();
@@ -32,13 +32,6 @@ CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
 
 }  // namespace
 
-CUresult stream_destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept {
-  Session& session = Session::get();
-  if (record::Recorder* recorder = session.active() ? session.recorder() : nullptr) recorder->stream_destroyed(stream);
-  if (Heaps* heaps = Session::active_heaps()) heaps->stream_destroyed(stream);
-  return call.original(stream);
-}
-
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept {
   const CUresult result = call.original(peer, flags);
   Heaps* heaps = Session::active_heaps();
@@ -48,7 +41,7 @@ CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext 
   return result;
 }
 
-// A heap's context is a primary one, which CUDA does not let anybody destroy; if it did, the heap would be told.
+// The context of a heap is a primary one, which CUDA refuses to destroy here. If it does not, the heap is closed.
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
   Heaps* heaps = Session::active_heaps();
   if (heaps != nullptr) heaps->before_context_end(context);
@@ -62,13 +55,13 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
   Heaps* heaps = Session::active_heaps();
   const CUcontext primary = heaps != nullptr ? Session::cuda().primary_context(device) : nullptr;
   if (heaps != nullptr) {
-    heaps->resetting(device);
+    heaps->before_primary_reset(device);
     heaps->before_context_end(primary);
   }
   const CUresult result = call.original(device);
   if (heaps != nullptr) {
     heaps->after_context_end(primary, result == CUDA_SUCCESS);
-    heaps->was_reset(device);
+    heaps->after_primary_reset(device);
   }
   return result;
 }
@@ -79,8 +72,8 @@ CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) 
   return release_primary(*heaps, device, device + 1, [&] { return call.original(device); });
 }
 
-// Holds its device's primary context as long as it lives. Nothing tells which device that is without making the green
-// context current, which it may be in one thread only: so all devices are looked at.
+// A green context references its device's primary context. Which device that is cannot be queried without making the
+// green context current, which only one thread may do at a time. So the primary contexts of all devices are checked.
 CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st* green) noexcept {
   Heaps* heaps = Session::active_heaps();
   if (heaps == nullptr) return call.original(green);
@@ -88,8 +81,8 @@ CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st
   heaps->before_context_end(context);
   const CUresult result =
       release_primary(*heaps, 0, Session::cuda().device_count(), [&] { return call.original(green); });
-  // CUDA does not say that it waits for the work of the green context. So once that has ended, what only an event of it
-  // could tell to be over stays unused.
+  // CUDA does not document that this call waits for the green context's work. So after success the heaps are not told
+  // that the context has ended: memory whose free only an event of that context could show to be complete stays unused.
   if (result != CUDA_SUCCESS) heaps->after_context_end(context, false);
   return result;
 }

@@ -15,7 +15,7 @@ dlsym:
         subq    $8, %rsp
         .cfi_adjust_cfa_offset 8
         movq    24(%rsp), %rdx          /* who calls */
-        call    stalloc_answer_dlsym
+        call    stalloc_intercept_dlsym
         addq    $8, %rsp
         .cfi_adjust_cfa_offset -8
         popq    %rsi
@@ -40,7 +40,7 @@ dlsym:
         .cfi_offset x30, -24
         stp     x0, x1, [sp, #16]
         mov     x2, x30                 /* who calls */
-        bl      stalloc_answer_dlsym
+        bl      stalloc_intercept_dlsym
         cbnz    x1, 1f
         .cfi_remember_state
         ldp     x0, x1, [sp, #16]

@@ -2,7 +2,7 @@
 // Events, and other calls that order the work of streams or show that it is complete (serve/streams/event_order.h).
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/allocation.h"
-#include "interpose/session/program_order.h"
+#include "interpose/session/event_tracking.h"
 
 namespace stalloc::hooks::events {
 namespace {
@@ -11,11 +11,11 @@ using serve::StreamClock;
 using serve::StreamClocks;
 
 // Null: events are not watched.
-serve::EventOrder* watched() noexcept { return program_order::watched.load(std::memory_order_acquire); }
+serve::EventOrder* watched() noexcept { return event_tracking::order.load(std::memory_order_acquire); }
 
-StreamClock* clock_of(CUstream stream, Default zero) noexcept {
+StreamClock* clock_of(CUstream stream, DefaultStream default_stream) noexcept {
   Heaps* heaps = Session::known_heaps();
-  return heaps == nullptr ? nullptr : heaps->stream_clock(key_of(stream, zero));
+  return heaps == nullptr ? nullptr : heaps->stream_clock(key_of(stream, default_stream));
 }
 
 StreamClocks* clocks_with(std::uint64_t id) noexcept {
@@ -25,24 +25,24 @@ StreamClocks* clocks_with(std::uint64_t id) noexcept {
 
 template <class... Flags>
 CUresult record_on(const Call<CUresult(CUevent, CUstream, Flags...)>& call, CUevent event, CUstream stream,
-                   Default zero, std::type_identity_t<Flags>... flags) noexcept {
+                   DefaultStream default_stream, std::type_identity_t<Flags>... flags) noexcept {
   serve::EventOrder* order = watched();
   if (order == nullptr) return call.original(event, stream, flags...);
   return order->record(
-      event, Session::captures().gate(), [&] { return clock_of(stream, zero); },
+      event, Session::captures().gate(), [&] { return clock_of(stream, default_stream); },
       [&] { return call.original(event, stream, flags...); });
 }
 
 template <class Ask>
-CUresult see_event_over(CUevent event, Ask ask) noexcept {
+CUresult observe_event(CUevent event, Ask ask) noexcept {
   serve::EventOrder* order = watched();
   return order == nullptr ? ask() : order->observe_completion(event, clocks_with, ask);
 }
 
 template <class Ask>
-CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
+CUresult observe_stream(CUstream stream, DefaultStream default_stream, Ask ask) noexcept {
   const serve::EventOrder* order = watched();
-  StreamClock* clock = order != nullptr && order->is_tracking() ? clock_of(stream, zero) : nullptr;
+  StreamClock* clock = order != nullptr && order->is_tracking() ? clock_of(stream, default_stream) : nullptr;
   if (clock == nullptr) return ask();
   StreamClock::Snapshot known;
   clock->snapshot(&known);
@@ -53,9 +53,9 @@ CUresult see_stream_over(CUstream stream, Default zero, Ask ask) noexcept {
 
 // `context` may be null: then no heap belongs to it.
 template <class Ask>
-CUresult see_context_over(CUcontext context, Ask ask) noexcept {
+CUresult observe_context(CUcontext context, Ask ask) noexcept {
   Heaps* heaps = watched() != nullptr && context != nullptr ? Session::known_heaps() : nullptr;
-  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->known(context);
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->find(context);
   if (heap == nullptr) return ask();
   const std::uint64_t number = heap->clocks().latest_number();
   const CUresult result = ask();
@@ -96,14 +96,15 @@ CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
   return call.original(event);
 }
 
-CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream, Default zero) noexcept {
-  return record_on(call, event, stream, zero);
+CUresult record(const Call<CUresult(CUevent, CUstream)>& call, CUevent event, CUstream stream,
+                DefaultStream default_stream) noexcept {
+  return record_on(call, event, stream, default_stream);
 }
 
 CUresult record(const Call<CUresult(CUevent, CUstream, unsigned)>& call, CUevent event, CUstream stream, unsigned flags,
-                Default zero) noexcept {
+                DefaultStream default_stream) noexcept {
   if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) distrust(event);  // it becomes a node of a graph
-  return record_on(call, event, stream, zero, flags);
+  return record_on(call, event, stream, default_stream, flags);
 }
 
 CUresult record_context(const Call<CUresult(CUcontext, CUevent)>& call, CUcontext context, CUevent event) noexcept {
@@ -120,37 +121,38 @@ CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUg
 }
 
 CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,
-              Default zero) noexcept {
+              DefaultStream default_stream) noexcept {
   const auto original = [&] { return captures::wait_event(call, stream, event, flags); };
   serve::EventOrder* order = watched();
   if (order == nullptr || flags != CU_EVENT_WAIT_DEFAULT) return original();
   return order->wait(
-      event, Session::captures().gate(), [&] { return clock_of(stream, zero); }, original);
+      event, Session::captures().gate(), [&] { return clock_of(stream, default_stream); }, original);
 }
 
 CUresult query(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
-  return see_event_over(event, [&] { return call.original(event); });
+  return observe_event(event, [&] { return call.original(event); });
 }
 
 CUresult synchronize(const Call<CUresult(CUevent)>& call, CUevent event) noexcept {
   return synchronized([&] { return query(call, event); });
 }
 
-CUresult query_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept {
-  return see_stream_over(stream, zero, [&] { return call.original(stream); });
+CUresult query_stream(const Call<CUresult(CUstream)>& call, CUstream stream, DefaultStream default_stream) noexcept {
+  return observe_stream(stream, default_stream, [&] { return call.original(stream); });
 }
 
-CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream stream, Default zero) noexcept {
-  return synchronized([&] { return query_stream(call, stream, zero); });
+CUresult synchronize_stream(const Call<CUresult(CUstream)>& call, CUstream stream,
+                            DefaultStream default_stream) noexcept {
+  return synchronized([&] { return query_stream(call, stream, default_stream); });
 }
 
 CUresult synchronize_context(const Call<CUresult()>& call) noexcept {
   return synchronized(
-      [&] { return see_context_over(Session::cuda().current_context(), [&] { return call.original(); }); });
+      [&] { return observe_context(Session::cuda().current_context(), [&] { return call.original(); }); });
 }
 
 CUresult synchronize_context(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
-  return synchronized([&] { return see_context_over(context, [&] { return call.original(context); }); });
+  return synchronized([&] { return observe_context(context, [&] { return call.original(context); }); });
 }
 
 void distrust_launch(const CUlaunchConfig* launch) noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exported functions themselves, one for each line of hooks.def.
+// The exported functions, one for each line of hooks.def.
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks {

@@ -38,10 +38,10 @@ const Row& row_of(Hook hook) noexcept {
 
 constexpr std::size_t kHooks = static_cast<std::size_t>(Hook::kCount);
 
-// Two CUDA runtimes can live in one process, each bound to its own libraries, so a runtime original is cached per
-// calling module. Slots fill in order and never change after `function` is set. Of these modules only the runtimes are
-// kept loaded, for a program may replace its plugins: one that comes to the addresses of another is taken to be bound
-// to the same runtime.
+// A process can contain two CUDA runtimes, each used by other libraries, so originals of runtime functions are cached
+// per calling module. Slots are filled in order and never change once `function` is set. The runtimes are kept loaded,
+// but not the calling modules, since a program may unload its plugins. A module that is later loaded at the same
+// addresses is assumed to use the same runtime.
 struct CallerOriginal {
   std::atomic<void*> function{nullptr};
   loader::Module module;
@@ -54,13 +54,13 @@ struct CallerOriginals {
 };
 CallerOriginals callers[kHooks];
 
-// The next definition after this library in the global scope; if there is none, that of the driver library by name.
+// The next definition after this library in the global scope, else the driver library's own.
 void* find_driver_original(const Row& row) noexcept {
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
   return Session::cuda().symbol(row.symbol);
 }
 
-// The function that the caller is linked with. Its own dependencies are searched before the global scope, because
+// The function to which the caller is linked. The caller's dependencies are searched before the global scope, since
 // libraries that Python loads are not in the global scope.
 void* find_runtime_original(const Row& row, const void* caller) noexcept {
   void* const found = loader::find_by_module(caller, row.symbol);
@@ -109,11 +109,11 @@ void* Original::find(const void* caller) noexcept {
   void* function = known_.load(std::memory_order_acquire);
   if (function != nullptr) return function;
   function = find_driver_original(row);
-  if (function != nullptr) offer(function);
+  if (function != nullptr) remember(function);
   return known_.load(std::memory_order_acquire);
 }
 
-void Original::offer(void* real) noexcept {
+void Original::remember(void* real) noexcept {
   if (real == replacement_of(hook_)) return;
   void* expected = nullptr;
   if (known_.compare_exchange_strong(expected, real)) loader::pin(real);

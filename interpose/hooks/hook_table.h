@@ -54,7 +54,7 @@ class Original {
   void* find(const void* caller) noexcept;
 
   // `real` is CUDA's own function: it is kept for callers for which none is found otherwise.
-  void offer(void* real) noexcept;
+  void remember(void* real) noexcept;
 
  private:
   Hook hook_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuGetProcAddress, by which the CUDA runtime and every modern library finds the driver's functions.
+// cuGetProcAddress, by which the CUDA runtime and newer libraries find the driver's functions.
 #include "interpose/hooks/actions.h"
 
 #include <cstring>
@@ -7,18 +7,19 @@
 namespace stalloc::hooks::lookup {
 namespace {
 
-// The driver picks a variant (_v2, _ptsz) by version and flags; the address it returned tells which. An address that
-// belongs to no hook, such as that of a newer variant with other parameters, is returned as it is.
+// Returns our function instead of the driver's function `real`. The driver has chosen a variant of the name (_v2,
+// _ptsz) by version and flags, so the hook is found by comparing addresses. An address without a hook, such as that of
+// a newer variant with other parameters, is returned unchanged.
 void* replace(const char* name, void* real) noexcept {
   const std::size_t length = std::strlen(name);
   for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
     if (Session::cuda().symbol(symbol_of(hook)) != real) continue;
-    original_of(hook).offer(real);
+    original_of(hook).remember(real);
     return replacement_of(hook);
   }
-  Session::captures().looked_up(name);
+  Session::captures().note_lookup(name);
   events::looked_up(name);
   return real;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocation and release: recorded in trace mode, served in alloc mode, else forwarded.
+// Allocations and frees: recorded in trace mode, served by a heap if there is one, else forwarded.
 #include <algorithm>
 #include <optional>
 
 #include "interpose/base/loader.h"
 #include "interpose/hooks/actions.h"
 #include "interpose/hooks/allocation.h"
-#include "interpose/torch/road.h"
+#include "interpose/torch/integration.h"
 #include "plan/communication.h"
 
 namespace stalloc::hooks::memory {
@@ -16,7 +16,7 @@ using record::Recorder;
 using trace::EventKind;
 
 // cuMemAlloc and cuMemFree are ordered with all streams and belong to none; they are recorded on the legacy stream.
-StreamKey no_stream() { return key_of(nullptr, Default::Legacy); }
+StreamKey no_stream() { return key_of(nullptr, DefaultStream::Legacy); }
 
 record::TracedCall event_of(EventKind kind, CUdeviceptr address, std::size_t bytes, const StreamKey& stream) {
   record::TracedCall event;
@@ -35,23 +35,25 @@ CUresult refuse(CUdeviceptr* out) {
   return CUDA_ERROR_NOT_PERMITTED;
 }
 
-// Asks the original allocator, whatever the driver says is free: it can have more by moving managed memory to the host.
-// When it is out of memory and we hold idle memory, gives that back, on all devices, since the stream may be another
-// device's, and asks once more.
+// Calls CUDA, even if the driver reports less free memory than is needed, since it can free more by moving managed
+// memory to the host. If CUDA is out of memory and heaps hold idle memory, they release it and CUDA is called once
+// more. All devices' heaps do, since the stream may belong to another device than the current one.
 template <class Original>
-CUresult ask_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
+CUresult call_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
   const CUresult result = original();
   return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
 }
 
-// Asks CUDA, and counts what it gives. `heap`: serves such requests; null: none does.
+// Lets CUDA serve a request, and counts it. `heap` is the context's heap; null: there is none, or it serves no requests
+// from this pool.
 template <class Original>
-CUresult allocate_elsewhere(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
-                            Original original) {
+CUresult allocate_by_cuda(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
+                          Original original) {
   if (heap != nullptr && heap->refuses()) return refuse(out);
-  // A graph needs its memory only when it is launched, and that belongs to no pool.
-  const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
-  const CUresult result = ask_cuda(heaps, allocation, original);
+  // A captured request allocates only when its graph is launched, and its memory then belongs to no pool.
+  const bool captured =
+      allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
+  const CUresult result = call_cuda(heaps, allocation, original);
   if (result != CUDA_SUCCESS || captured) return result;
   if (allocation.kind != EventKind::Alloc) {
     heaps.note_unplanned(heap, *out, allocation.bytes);
@@ -61,22 +63,22 @@ CUresult allocate_elsewhere(Heaps& heaps, serve::Heap* heap, const Allocation& a
   return result;
 }
 
-// Memory of cuMemAlloc may be exported to other processes or registered with the network, which CUDA allows only for
-// its own memory. So it is not served while a run is recorded, which lets the plan leave exported memory to CUDA, and
-// communication libraries always get CUDA's memory. Without a plan nothing tells what will be exported: in a PyTorch
-// program whose tensors come through the door, only buffers of libraries are left, few and often made to be exported
-// (custom all-reduces).
+// Whether a request must get CUDA's own memory. Memory of cuMemAlloc may be exported to other processes or registered
+// with network cards, which CUDA allows only for its own memory. So communication libraries always get CUDA's memory,
+// and so does every caller of cuMemAlloc while a run is recorded; the plan then leaves exported memory to CUDA. Without
+// a plan, nobody knows which memory will be exported. If PyTorch's tensors are served through the door, only buffers of
+// libraries remain, which are few and often made to be exported (custom all-reduces).
 bool is_left_to_cuda(const Allocation& allocation) {
   if (allocation.kind != EventKind::Alloc) return false;
   if (torch::is_native_allocator(CallerScope::outermost())) return true;
   if (Session::get().recorder() != nullptr) return true;
-  if (torch::is_open() && Session::get().options().mode == Mode::Dynamic) return true;
+  if (torch::is_door_open() && Session::get().options().mode == Mode::Dynamic) return true;
   loader::Module caller;
   return loader::find_module(CallerScope::outermost(), &caller) && caller.path != nullptr &&
          plan::is_communication_library(caller.path);
 }
 
-// Sets the request's pool to the one that the heap knows; false when requests from that pool are not served.
+// Sets the request's pool as the heap knows it. False if requests from that pool are not served.
 bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Allocation* allocation) {
   if (allocation->kind == EventKind::AllocAsync) return heaps.resolve_current_pool(heap, &allocation->pool);
   return allocation->kind == EventKind::Alloc || heaps.resolve_pool(heap, &allocation->pool);
@@ -84,11 +86,11 @@ bool resolve_pool(Heaps& heaps, const serve::Heap& heap, Allocation* allocation)
 
 template <class Original>
 CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation, CUdeviceptr* out, Original original) {
-  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_current(context);
+  serve::Heap* heap = heaps == nullptr ? nullptr : heaps->find_or_create(context);
   if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
   if (heaps == nullptr) return original();
   if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) {
-    return allocate_elsewhere(*heaps, nullptr, allocation, out, original);
+    return allocate_by_cuda(*heaps, nullptr, allocation, out, original);
   }
   const bool declined = Declined::by_heap() || is_left_to_cuda(allocation);
   const auto address = declined ? std::nullopt : serve_allocation(*heap, allocation);
@@ -96,7 +98,7 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation,
     *out = *address;
     return CUDA_SUCCESS;
   }
-  return allocate_elsewhere(*heaps, heap, allocation, out, original);
+  return allocate_by_cuda(*heaps, heap, allocation, out, original);
 }
 
 template <class Original>
@@ -104,14 +106,15 @@ CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original origi
   Session& session = Session::get();
   if (out == nullptr || allocation.bytes == 0) return original();
   if (!session.active()) return Session::refuses() ? refuse(out) : original();
-  // Without a context the driver refuses, and the runtime then creates one and calls again.
+  // Without a context the driver returns an error, upon which the runtime creates a context and calls again.
   const CUcontext context = Session::cuda().current_context();
   if (context == nullptr || Session::cuda().has_failed()) return original();
-  const bool captured = allocation.kind != EventKind::Alloc && Session::captures().holds(allocation.stream.handle);
+  const bool captured =
+      allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
-  if (session.figures_wanted()) session.answer_signal();
+  if (session.figures_wanted()) session.log_requested_figures();
   Recorder* recorder = session.recorder();
   // PyTorch's own allocator requests segments; the tensors in them are recorded one by one.
   if (recorder == nullptr || torch::is_native_allocator(CallerScope::outermost()))
@@ -125,13 +128,13 @@ CUresult allocate(const Allocation& allocation, CUdeviceptr* out, Original origi
   return result;
 }
 
-// `give_back` returns the bytes to the heap that owns them. When a closed heap does not know the address, CUDA is
-// asked: the driver may have given that heap's addresses out again.
+// `give_back` frees the block in the heap that owns its address. If a closed heap does not know the address, CUDA is
+// called, since the driver may have reused that heap's addresses.
 template <class Original, class GiveBack>
 CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original,
                             GiveBack give_back) {
   Session& session = Session::get();
-  const bool captured = kind != EventKind::Free && Session::captures().holds(stream.handle);
+  const bool captured = kind != EventKind::Free && Session::captures().may_be_captured(stream.handle);
   if (!captured) {
     if (const CUresult result = Session::captures().permission(); result != CUDA_SUCCESS) return result;
   }
@@ -141,21 +144,21 @@ CUresult release_in_context(EventKind kind, CUdeviceptr at, const StreamKey& str
   }
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return original();
-  if (serve::Heap* heap = heaps->owning(at)) {
+  if (serve::Heap* heap = heaps->find_owner(at)) {
     if (captured && Session::cuda().is_capture_invalidated(stream.handle)) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     const CUresult result = give_back(*heap);
-    // A free on the legacy stream during the capture of a blocking stream invalidates that capture; the query did not.
+    // A free on the legacy stream during the capture of a blocking stream must invalidate that capture, as CUDA's does.
     const bool implicit = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     return implicit || (result != CUDA_SUCCESS && heap->is_closed()) ? original() : result;
   }
-  const Heaps::Original freed = heaps->find_original(at);
+  const Heaps::Unplanned freed = heaps->find_unplanned(at);
   const CUresult result = original();
   if (result == CUDA_SUCCESS && freed.heap != nullptr) freed.heap->note_original_freed(at, freed.number);
   return result;
 }
 
-// A free needs no current context unless it names a default stream: a created stream names its own, and the address a
-// device. If there is none, the heap's context is current while the block is given back.
+// A free needs a current context only if it names a default stream; otherwise stream and address determine the context.
+// If no context is current then, the heap's context is made current for the free.
 template <class Original, class GiveBack>
 CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Original original, GiveBack give_back) {
   Session& session = Session::get();
@@ -164,7 +167,7 @@ CUresult release(EventKind kind, CUdeviceptr at, const StreamKey& stream, Origin
   const bool needs_context = kind != EventKind::Free && stream.is_default();
   if (needs_context || Session::cuda().current_context() != nullptr) return original();
   Heaps* heaps = session.heaps();
-  const serve::Heap* heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  const serve::Heap* heap = heaps == nullptr ? nullptr : heaps->find_owner(at);
   if (heap == nullptr) return original();
   const serve::ContextScope scope(heaps->driver(), heap->context());
   if (!scope.ok() || Session::cuda().has_failed()) return original();
@@ -178,14 +181,14 @@ CUresult alloc(const Call<CUresult(CUdeviceptr*, size_t)>& call, CUdeviceptr* ou
 }
 
 CUresult alloc_async(const Call<CUresult(CUdeviceptr*, size_t, CUstream)>& call, CUdeviceptr* out, size_t bytes,
-                     CUstream stream, Default zero) noexcept {
-  return allocate({EventKind::AllocAsync, bytes, key_of(stream, zero)}, out,
+                     CUstream stream, DefaultStream default_stream) noexcept {
+  return allocate({EventKind::AllocAsync, bytes, key_of(stream, default_stream)}, out,
                   [&] { return call.original(out, bytes, stream); });
 }
 
 CUresult alloc_from_pool(const Call<CUresult(CUdeviceptr*, size_t, CUmemoryPool, CUstream)>& call, CUdeviceptr* out,
-                         size_t bytes, CUmemoryPool pool, CUstream stream, Default zero) noexcept {
-  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, zero), pool}, out,
+                         size_t bytes, CUmemoryPool pool, CUstream stream, DefaultStream default_stream) noexcept {
+  return allocate({EventKind::AllocFromPool, bytes, key_of(stream, default_stream), pool}, out,
                   [&] { return call.original(out, bytes, pool, stream); });
 }
 
@@ -196,8 +199,8 @@ CUresult free(const Call<CUresult(CUdeviceptr)>& call, CUdeviceptr at) noexcept 
 }
 
 CUresult free_async(const Call<CUresult(CUdeviceptr, CUstream)>& call, CUdeviceptr at, CUstream stream,
-                    Default zero) noexcept {
-  const StreamKey key = key_of(stream, zero);
+                    DefaultStream default_stream) noexcept {
+  const StreamKey key = key_of(stream, default_stream);
   return release(
       EventKind::FreeAsync, at, key, [&] { return call.original(at, stream); },
       [&](serve::Heap& heap) { return heap.free_async(at, key); });

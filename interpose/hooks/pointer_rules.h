@@ -55,6 +55,6 @@ inline constexpr std::uint64_t kFirstBufferId = std::uint64_t{1} << 62;
 
 // An address that CUDA does not know. Its answers about it are those about freed memory and, for questions about the
 // program's own mappings, those about memory that is not such a mapping.
-inline constexpr CUdeviceptr kNowhere = 512;
+inline constexpr CUdeviceptr kUnknownAddress = 512;
 
 }  // namespace stalloc::hooks

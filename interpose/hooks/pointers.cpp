@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers to questions about addresses in memory that we serve. The driver would answer for the whole mapped handle;
-// the program means its own allocation, and what it freed must be unknown.
+// Queries about addresses in served memory. The driver's answers describe the whole mapped handle, but the program asks
+// about its own allocation. Memory that the program has freed must be unknown.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,12 +13,12 @@
 namespace stalloc::hooks::pointers {
 namespace {
 
-// What is at an address.
+// What a heap has at an address.
 struct Served {
-  serve::Heap* heap = nullptr;           // null: the address is not in memory that we hold
-  std::optional<serve::LiveRange> live;  // empty: freed, or never given to the program
+  serve::Heap* heap = nullptr;           // null: no heap holds the address
+  std::optional<serve::LiveRange> live;  // empty: freed, or never served
   CUcontext context = nullptr;           // of the heap
-  CUmemoryPool pool = nullptr;           // the driver's handle of the pool that it is from; null: of none
+  CUmemoryPool pool = nullptr;           // the driver's handle of the block's pool; null: none
   std::uint64_t id = 0;                  // of the allocation
 
   [[nodiscard]] bool is_ours() const noexcept { return heap != nullptr; }
@@ -27,7 +27,7 @@ struct Served {
 Served look_up(CUdeviceptr at) noexcept {
   Heaps* heaps = Session::active_heaps();
   Served served;
-  served.heap = heaps == nullptr ? nullptr : heaps->owning(at);
+  served.heap = heaps == nullptr ? nullptr : heaps->find_owner(at);
   if (!served.is_ours()) return served;
   served.live = served.heap->find_live(at);
   if (!served.live) {
@@ -40,13 +40,13 @@ Served look_up(CUdeviceptr at) noexcept {
   return served;
 }
 
-// The address to ask the driver about: an unknown one for memory that the program freed.
-CUdeviceptr where(const Served& served, CUdeviceptr at) noexcept {
-  return served.is_ours() && !served.live ? kNowhere : at;
+// The address to pass to the driver: an unknown one if the program has freed the memory.
+CUdeviceptr address_to_query(const Served& served, CUdeviceptr at) noexcept {
+  return served.is_ours() && !served.live ? kUnknownAddress : at;
 }
 
-// The driver writes booleans of one byte or of four. Which it is shows in the bytes that it writes, even in answer to
-// another question.
+// Writes a boolean as the driver does, which uses one byte or four. The size is found by letting the driver write an
+// attribute, if necessary another one, and comparing bytes.
 CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at, bool value) noexcept {
   constexpr unsigned char kUntouched = 0xa5;
   std::array<unsigned char, 8> written{};
@@ -61,7 +61,7 @@ CUresult write_boolean(void* data, CUpointer_attribute attribute, CUdeviceptr at
   return CUDA_SUCCESS;
 }
 
-// Writes our answer. Pre: `served` is live, `answer` is not the driver's.
+// Writes our answer. Pre: `served.live`, and `answer` is not Driver.
 CUresult write(void* data, CUpointer_attribute attribute, Answer answer, const Served& served) noexcept {
   const auto put = [data](std::uint64_t value) {  // a number, an address or a handle
     std::memcpy(data, &value, sizeof value);
@@ -90,18 +90,17 @@ Answer answer_of(const Served& served, CUpointer_attribute attribute, const void
   return served.live && data != nullptr ? answer_for(attribute, served.live->from_pool) : Answer::Driver;
 }
 
-// Replaces the driver's answers by ours.
+// Receives answers of the driver that are replaced by ours.
 using Scratch = std::array<unsigned char, 64>;
 
 using AttributesCall = Call<CUresult(unsigned, CUpointer_attribute*, void**, CUdeviceptr)>;
 
-// A list of questions without SYNC_MEMOPS, which the driver does not answer for mapped memory. Its answers are copied
-// to the program's places.
-constexpr std::size_t kAskedAtOnce = 32;
-CUresult ask_part(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
-                  const Served& served, CUdeviceptr at) noexcept {
-  std::array<CUpointer_attribute, kAskedAtOnce> asked{};
-  std::array<void*, kAskedAtOnce> answers{};
+// Answers up to kBatch attributes. SYNC_MEMOPS is not passed to the driver, which refuses it for mapped memory.
+constexpr std::size_t kBatch = 32;
+CUresult query_batch(const AttributesCall& call, std::span<CUpointer_attribute> attributes, std::span<void*> data,
+                     const Served& served, CUdeviceptr at) noexcept {
+  std::array<CUpointer_attribute, kBatch> asked{};
+  std::array<void*, kBatch> answers{};
   unsigned count = 0;
   Scratch replaced{};
   for (std::size_t i = 0; i < attributes.size(); ++i) {
@@ -124,7 +123,7 @@ CUresult ask_part(const AttributesCall& call, std::span<CUpointer_attribute> att
 CUresult address_range(const Call<CUresult(CUdeviceptr*, size_t*, CUdeviceptr)>& call, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr at) noexcept {
   const Served served = look_up(at);
-  if (!served.live) return call.original(base, bytes, where(served, at));
+  if (!served.live) return call.original(base, bytes, address_to_query(served, at));
   CUdeviceptr mapped_base = 0;
   size_t mapped_bytes = 0;
   const CUresult result = call.original(&mapped_base, &mapped_bytes, at);
@@ -139,9 +138,9 @@ CUresult attribute(const Call<CUresult(void*, CUpointer_attribute, CUdeviceptr)>
   const Served served = look_up(at);
   const Answer answer = answer_of(served, attribute, data);
   if (answer == Answer::Driver) {
-    const CUresult result = call.original(data, attribute, where(served, at));
-    // A program that asks for these tokens reads the memory from another device; CUDA then sets the attribute (seen on
-    // an H200).
+    const CUresult result = call.original(data, attribute, address_to_query(served, at));
+    // A program that queries these tokens will access the memory from another device; CUDA then sets SYNC_MEMOPS
+    // (observed on an H200).
     const bool reads = attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && result == CUDA_SUCCESS;
     if (reads && served.live) served.heap->set_sync_memops(at, true);
     return result;
@@ -155,26 +154,26 @@ CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, 
                     CUpointer_attribute* attributes, void** data, CUdeviceptr at) noexcept {
   const Served served = look_up(at);
   if (!served.live || count == 0 || attributes == nullptr || data == nullptr) {
-    return call.original(count, attributes, data, where(served, at));
+    return call.original(count, attributes, data, address_to_query(served, at));
   }
   const std::span all_attributes(attributes, count);
   const std::span all_data(data, count);
   CUresult result = CUDA_SUCCESS;
-  for (std::size_t first = 0; first < count && result == CUDA_SUCCESS; first += kAskedAtOnce) {
-    const std::size_t size = std::min<std::size_t>(kAskedAtOnce, count - first);
-    result = ask_part(call, all_attributes.subspan(first, size), all_data.subspan(first, size), served, at);
+  for (std::size_t first = 0; first < count && result == CUDA_SUCCESS; first += kBatch) {
+    const std::size_t size = std::min<std::size_t>(kBatch, count - first);
+    result = query_batch(call, all_attributes.subspan(first, size), all_data.subspan(first, size), served, at);
   }
   return result;
 }
 
-// The driver does not set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. It is set for the whole context, which
-// includes what the program asks for.
+// The driver refuses to set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. So the same behaviour is enabled for
+// the whole context, which includes the block.
 CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUdeviceptr)>& call, const void* value,
                        CUpointer_attribute attribute, CUdeviceptr at) noexcept {
   const Served served = look_up(at);
-  // CUDA allows no other attribute to be set, and its error for mapped memory differs.
+  // No other attribute can be set. The driver's error differs for mapped memory, so it gets an unknown address.
   const bool settable = !served.live || attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-  const CUresult result = call.original(value, attribute, settable ? where(served, at) : kNowhere);
+  const CUresult result = call.original(value, attribute, settable ? address_to_query(served, at) : kUnknownAddress);
   if (value == nullptr || answer_of(served, attribute, value) != Answer::SyncMemops) return result;
   const bool set = *static_cast<const unsigned*>(value) != 0;
   if (result != CUDA_SUCCESS && set && !Session::cuda().synchronize_memory_operations(served.context)) return result;
@@ -185,9 +184,9 @@ CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUd
 CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)>& call,
                       void* handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type,
                       unsigned long long flags) noexcept {
-  return call.original(handle, where(look_up(at), at), bytes, type, flags);
+  return call.original(handle, address_to_query(look_up(at), at), bytes, type, flags);
 }
 
-CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours() ? kNowhere : at; }
+CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours() ? kUnknownAddress : at; }
 
 }  // namespace stalloc::hooks::pointers

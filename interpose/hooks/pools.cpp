@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory pools: what we serve in a pool's name counts in its figures. Which pools are served: session/pools.h.
+// Memory pools. Memory that is served for a pool counts in the pool's figures. session/pools.h says which pools are
+// served.
 #include <algorithm>
 
 #include "interpose/hooks/actions.h"
@@ -58,7 +59,7 @@ CUresult get_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
       bytes += use->served;
       break;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: {
-      // What CUDA gave before there was a heap is known to CUDA alone.
+      // Only CUDA knows what it allocated before the heap was created.
       cuuint64_t current = 0;
       call.original(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &current);
       bytes = std::max<cuuint64_t>({bytes, current + use->served, use->used_high});
@@ -77,7 +78,7 @@ CUresult set_attribute(const Call<CUresult(CUmemoryPool, CUmemPool_attribute, vo
   if (result == CUDA_SUCCESS && heaps != nullptr && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
     heaps->set_release_threshold(pool, *static_cast<const cuuint64_t*>(value));
   }
-  // Such a pool never makes a stream wait for another one, as what is served may.
+  // Such a pool must never make a stream wait for another, which a heap may do.
   if (result == CUDA_SUCCESS && heaps != nullptr && attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES &&
       *static_cast<const int*>(value) == 0) {
     heaps->refuse_pool(pool);

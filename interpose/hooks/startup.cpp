@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls by which a process starts to use CUDA.
+// The functions by which a process begins to use CUDA.
 #include "interpose/hooks/actions.h"
 #include "interpose/session/session.h"
-#include "interpose/torch/road.h"
+#include "interpose/torch/integration.h"
 
 namespace stalloc::hooks::startup {
 
@@ -10,14 +10,14 @@ CUresult init(const Call<CUresult(unsigned)>& call, unsigned flags) noexcept {
   const CUresult result = call.original(flags);
   if (result == CUDA_SUCCESS) {
     Session::get().cuda_is_used();
-    torch::look();
+    torch::open_door_once();
   }
   return result;
 }
 
 RuntimeResult device_count(const Call<RuntimeResult(int*)>& call, int* count) noexcept {
   const RuntimeResult result = call.original(count);
-  if (result == 0) torch::look();
+  if (result == 0) torch::open_door_once();
   return result;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls after which a program knows that work is complete. CUDA then gives back what its pools hold above their release
-// thresholds, and so does this library.
+// Functions that wait until work is complete. CUDA's pools then release memory above their release thresholds, and so
+// do the heaps.
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::synchronization {

@@ -8,8 +8,8 @@
 namespace stalloc::record {
 namespace {
 
-// What was captured is forgotten beyond this, for a program that compiles Python code again and again.
-constexpr std::size_t kMostCaptured = std::size_t{1} << 18U;
+// The tables of captured stacks and frames are cleared at this size, for programs that keep compiling Python code.
+constexpr std::size_t kMaxCaptured = std::size_t{1} << 18U;
 
 std::uint64_t checksum_of(const PythonFrame& frame) {
   Checksum checksum;
@@ -55,7 +55,7 @@ trace::Frame Interning::native_frame(const void* address) {
 }
 
 trace::Frame Interning::python_frame(const PythonFrame& frame) {
-  if (python_frames_.size() >= kMostCaptured) python_frames_.clear();
+  if (python_frames_.size() >= kMaxCaptured) python_frames_.clear();
   const auto [entry, inserted] = python_frames_.try_emplace(checksum_of(frame), 0, 0);
   if (!inserted) return entry->second;
   PythonPlace place;
@@ -78,7 +78,7 @@ std::uint32_t Interning::stack_of(std::span<void* const> addresses, std::span<co
   Checksum checksum;
   checksum.add(addresses.data(), addresses.size_bytes());
   for (const PythonFrame& frame : python) checksum.add_word(checksum_of(frame));
-  if (stacks_.size() >= kMostCaptured) stacks_.clear();
+  if (stacks_.size() >= kMaxCaptured) stacks_.clear();
   const auto [entry, inserted] = stacks_.try_emplace(checksum.value(), 0);
   if (!inserted) return entry->second;
   std::vector<trace::Frame> frames;

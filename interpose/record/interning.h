@@ -47,8 +47,7 @@ class Interning {
   std::map<std::pair<std::string, std::string>, std::uint32_t> functions_;  // of Python code, by file and name
   std::uint32_t last_module_ = 0;
   std::unordered_map<std::uint64_t, std::uint32_t> stacks_;  // by checksum of the captured addresses
-  // The same stack may be captured with different addresses, since code that Python has compiled again has another
-  // place.
+  // The same stack may be captured with different addresses, since Python may compile the same code again.
   std::unordered_map<std::uint64_t, std::uint32_t> written_stacks_;  // by checksum of the written frames
   std::unordered_map<std::uint64_t, trace::Frame> python_frames_;    // by checksum; module 0: a frame without a name
   std::vector<trace::Module> new_modules_;

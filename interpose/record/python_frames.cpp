@@ -12,30 +12,30 @@
 namespace stalloc::record {
 namespace {
 
-constexpr std::size_t kDeepest = 1000;                // frames that the reading of a stack goes through at most
-constexpr unsigned kLastOwner = 2;                    // of frames of Python code; those above are the interpreter's own
-constexpr std::uintptr_t kTag = 3;                    // bits of the address of a code object
+constexpr std::size_t kMaxFrames = 1000;  // most frames of a stack that are read
+constexpr unsigned kLastOwner = 2;        // the last kind of frames of Python code; others are the interpreter's own
+constexpr std::uintptr_t kTag = 3;        // bits of a reference to a code object that are no part of its address
 constexpr std::uint64_t kLargestTable = 16ULL << 20;  // bytes
-constexpr std::size_t kMostCharacters = 4096;         // of a name; the rest is left out
-constexpr std::size_t kFingerprintBytes = 64;         // of a table of lines, from its beginning and from its end
+constexpr std::size_t kMaxCharacters = 4096;          // of a name; longer names are cut
+constexpr std::size_t kFingerprintBytes = 64;         // of a line table, from its beginning and from its end
 
-// `object` may be any number that was read, so addresses are counted as numbers.
+// `object` may be any number that was read from memory, so this is computed with integers, not with pointers.
 const std::byte* inside(const std::byte* object, std::size_t offset) noexcept {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(object) + offset);
 }
 
-// Copies a value out of an object, which is there unless `careful`. False when it is not.
+// Reads a member of an object. With `checked`, returns false if its memory is not readable; without, it must be.
 template <class Value>
-bool get(const std::byte* object, std::size_t offset, bool careful, Value* value) noexcept {
+bool get(const std::byte* object, std::size_t offset, bool checked, Value* value) noexcept {
   const std::byte* const from = inside(object, offset);
-  if (careful && !is_readable(from, sizeof *value)) return false;
+  if (checked && !is_readable(from, sizeof *value)) return false;
   std::memcpy(value, from, sizeof *value);
   return true;
 }
 
 void append_utf8(std::uint32_t character, std::string* to) {
   const auto add = [to](std::uint32_t byte) { to->push_back(static_cast<char>(byte)); };
-  if (character >= 0xd800 && character < 0xe000) character = 0xfffd;  // half of a character, or a byte that is none
+  if (character >= 0xd800 && character < 0xe000) character = 0xfffd;  // a surrogate
   if (character < 0x80) {
     add(character);
   } else if (character < 0x800) {
@@ -53,12 +53,12 @@ void append_utf8(std::uint32_t character, std::string* to) {
   }
 }
 
-bool has_type(const std::byte* object, const PythonLayout& layout, const void* type, bool careful) noexcept {
+bool has_type(const std::byte* object, const PythonLayout& layout, const void* type, bool checked) noexcept {
   const void* found = nullptr;
-  return get(object, layout.object_type, careful, &found) && found == type;
+  return get(object, layout.object_type, checked, &found) && found == type;
 }
 
-// What a frame's name is made of, as a code object has it.
+// The members of a code object that describe a frame.
 struct Code {
   const std::byte* name = nullptr;
   const std::byte* file = nullptr;
@@ -66,20 +66,20 @@ struct Code {
   std::int32_t first_line = 0;
 };
 
-bool read_code(const std::byte* object, const PythonLayout& layout, bool careful, Code* code) noexcept {
-  return get(object, layout.code_name, careful, &code->name) && get(object, layout.code_file, careful, &code->file) &&
-         get(object, layout.code_lines, careful, &code->lines) &&
-         get(object, layout.code_first_line, careful, &code->first_line);
+bool read_code(const std::byte* object, const PythonLayout& layout, bool checked, Code* code) noexcept {
+  return get(object, layout.code_name, checked, &code->name) && get(object, layout.code_file, checked, &code->file) &&
+         get(object, layout.code_lines, checked, &code->lines) &&
+         get(object, layout.code_first_line, checked, &code->first_line);
 }
 
-// The bytes of a table of lines; false where it is no such table.
-bool read_table(const std::byte* lines, const PythonLayout& layout, const void* bytes_type, bool careful,
+// Sets `table` to the bytes of a line table. False if the object is no valid table.
+bool read_table(const std::byte* lines, const PythonLayout& layout, const void* bytes_type, bool checked,
                 std::span<const std::uint8_t>* table) noexcept {
   std::uint64_t size = 0;
-  if (careful && !has_type(lines, layout, bytes_type, careful)) return false;
-  if (!get(lines, layout.bytes_size, careful, &size) || size > kLargestTable) return false;
+  if (checked && !has_type(lines, layout, bytes_type, checked)) return false;
+  if (!get(lines, layout.bytes_size, checked, &size) || size > kLargestTable) return false;
   const std::byte* const data = inside(lines, layout.bytes_data);
-  if (careful && size > 0 && !is_readable(data, size)) return false;
+  if (checked && size > 0 && !is_readable(data, size)) return false;
   *table = {reinterpret_cast<const std::uint8_t*>(data), static_cast<std::size_t>(size)};
   return true;
 }
@@ -88,82 +88,81 @@ bool read_table(const std::byte* lines, const PythonLayout& layout, const void* 
 
 std::size_t PythonFrames::capture(std::span<PythonFrame> frames) noexcept {
   if (off_.load(std::memory_order_relaxed)) return 0;
-  const bool careful = to_prove_.load(std::memory_order_relaxed) > 0;
-  bool sound = true;
-  const std::size_t count = walk(frames, careful, &sound);
-  if (!sound) {
+  const bool checked = unverified_stacks_.load(std::memory_order_relaxed) > 0;
+  bool valid = true;
+  const std::size_t count = walk(frames, checked, &valid);
+  if (!valid) {
     if (!off_.exchange(true)) failed_ = true;
     return 0;
   }
-  if (careful && count > 0) to_prove_.fetch_sub(1, std::memory_order_relaxed);
+  if (checked && count > 0) unverified_stacks_.fetch_sub(1, std::memory_order_relaxed);
   return count;
 }
 
-// An interpreter that ends destroys the frames of other threads, so whether it does is asked before each of them.
-std::size_t PythonFrames::walk(std::span<PythonFrame> frames, bool careful, bool* sound) const noexcept {
+// An interpreter that is finalised destroys the frames of other threads, so this is checked before each frame.
+std::size_t PythonFrames::walk(std::span<PythonFrame> frames, bool checked, bool* valid) const noexcept {
   if (runtime_.is_initialized() == 0) return 0;
   if (runtime_.main_interpreter != nullptr && runtime_.newest_interpreter() != runtime_.main_interpreter()) return 0;
   const std::byte* at = nullptr;
-  *sound = innermost(careful, &at);
+  *valid = innermost(checked, &at);
   std::size_t count = 0;
-  for (std::size_t depth = 0; *sound && at != nullptr && depth < kDeepest; ++depth) {
-    if (count == frames.size() && !careful) break;
+  for (std::size_t depth = 0; *valid && at != nullptr && depth < kMaxFrames; ++depth) {
+    if (count == frames.size() && !checked) break;
     if (runtime_.is_initialized() == 0) return 0;
     PythonFrame frame{};
-    const Step step = take(at, careful, &frame);
+    const Step step = read_frame(at, checked, &frame);
     if (step == Step::Taken && count < frames.size()) frames[count++] = frame;
-    *sound = step != Step::Failed && get(at, runtime_.layout.frame_previous, careful, &at);
+    *valid = step != Step::Failed && get(at, runtime_.layout.frame_previous, checked, &at);
   }
   return count;
 }
 
-// False when it cannot be read. The frame may be null.
-bool PythonFrames::innermost(bool careful, const std::byte** frame) const noexcept {
+// False if it cannot be read. The frame may be null.
+bool PythonFrames::innermost(bool checked, const std::byte** frame) const noexcept {
   *frame = nullptr;
   const auto* thread = static_cast<const std::byte*>(runtime_.this_thread());
   if (thread == nullptr) return true;
   const std::byte* found = nullptr;
-  if (!get(thread, runtime_.layout.thread_frame, careful, &found)) return false;
-  if (runtime_.layout.through != PythonLayout::kNone && found != nullptr &&
-      !get(found, runtime_.layout.through, careful, &found)) {
+  if (!get(thread, runtime_.layout.thread_frame, checked, &found)) return false;
+  if (runtime_.layout.frame_indirection != PythonLayout::kNone && found != nullptr &&
+      !get(found, runtime_.layout.frame_indirection, checked, &found)) {
     return false;
   }
   *frame = found;
   return true;
 }
 
-PythonFrames::Step PythonFrames::take(const std::byte* at, bool careful, PythonFrame* frame) const noexcept {
+PythonFrames::Step PythonFrames::read_frame(const std::byte* at, bool checked, PythonFrame* frame) const noexcept {
   const PythonLayout& layout = runtime_.layout;
   std::uint8_t owner = 0;
-  if (layout.frame_owner != PythonLayout::kNone && !get(at, layout.frame_owner, careful, &owner)) return Step::Failed;
-  if (owner > kLastOwner) return owner <= kLastOwner + 2 ? Step::Passed : Step::Failed;
+  if (layout.frame_owner != PythonLayout::kNone && !get(at, layout.frame_owner, checked, &owner)) return Step::Failed;
+  if (owner > kLastOwner) return owner <= kLastOwner + 2 ? Step::Skipped : Step::Failed;
   std::uintptr_t code = 0;
-  if (!get(at, layout.frame_code, careful, &code)) return Step::Failed;
+  if (!get(at, layout.frame_code, checked, &code)) return Step::Failed;
   frame->code = reinterpret_cast<const std::byte*>(code & ~kTag);
-  if (frame->code == nullptr || !has_type(frame->code, layout, runtime_.code_type, careful)) return Step::Failed;
+  if (frame->code == nullptr || !has_type(frame->code, layout, runtime_.code_type, checked)) return Step::Failed;
   if (layout.instruction_is_number) {
-    if (!get(at, layout.frame_instruction, careful, &frame->instruction)) return Step::Failed;
+    if (!get(at, layout.frame_instruction, checked, &frame->instruction)) return Step::Failed;
   } else {
     const std::byte* instruction = nullptr;
-    if (!get(at, layout.frame_instruction, careful, &instruction)) return Step::Failed;
+    if (!get(at, layout.frame_instruction, checked, &instruction)) return Step::Failed;
     const auto offset =
         static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(instruction) -
                                   (reinterpret_cast<std::uintptr_t>(frame->code) + layout.code_instructions));
     if (offset < -2 || offset > INT32_MAX || offset % 2 != 0) return Step::Failed;
     frame->instruction = static_cast<std::int32_t>(offset / 2);
   }
-  if (!fingerprint(careful, frame)) return Step::Failed;
-  if (careful && !is_named(*frame)) return Step::Failed;
+  if (!fingerprint(checked, frame)) return Step::Failed;
+  if (checked && !is_named(*frame)) return Step::Failed;
   return Step::Taken;
 }
 
-// Of all that a frame's name is made of: the addresses of the strings, and what the table of lines begins and ends
-// with.
-bool PythonFrames::fingerprint(bool careful, PythonFrame* frame) const noexcept {
+// Computes the fingerprint of a frame's code object: the addresses of its strings, and both ends of its line table.
+bool PythonFrames::fingerprint(bool checked, PythonFrame* frame) const noexcept {
   Code code;
   std::span<const std::uint8_t> table;
-  if (!read_code(frame->code, runtime_.layout, careful, &code)) return false;
-  if (!read_table(code.lines, runtime_.layout, runtime_.bytes_type, careful, &table)) return false;
+  if (!read_code(frame->code, runtime_.layout, checked, &code)) return false;
+  if (!read_table(code.lines, runtime_.layout, runtime_.bytes_type, checked, &table)) return false;
   Checksum sum;
   for (const void* address : {frame->code, code.name, code.file, code.lines}) {
     sum.add_word(reinterpret_cast<std::uintptr_t>(address));
@@ -180,44 +179,45 @@ bool PythonFrames::fingerprint(bool careful, PythonFrame* frame) const noexcept 
 bool PythonFrames::is_named(const PythonFrame& frame) const noexcept {
   for (const std::uint16_t field : {runtime_.layout.code_name, runtime_.layout.code_file}) {
     const std::byte* name = nullptr;
-    if (!get(frame.code, field, /*careful=*/true, &name)) return false;
-    if (name == nullptr || !has_type(name, runtime_.layout, runtime_.text_type, /*careful=*/true)) return false;
+    if (!get(frame.code, field, /*checked=*/true, &name)) return false;
+    if (name == nullptr || !has_type(name, runtime_.layout, runtime_.text_type, /*checked=*/true)) return false;
   }
   return true;
 }
 
 bool PythonFrames::describe(const PythonFrame& frame, PythonPlace* place) const {
-  constexpr bool kCareful = true;
+  constexpr bool kChecked = true;
   Code code;
-  if (!read_code(frame.code, runtime_.layout, kCareful, &code)) return false;
-  // Code that the interpreter has of itself, such as what runs behind an __init__, is named and filed the same.
+  if (!read_code(frame.code, runtime_.layout, kChecked, &code)) return false;
+  // For internal code of the interpreter, such as that which calls __init__, name and file are the same object.
   if (code.name == code.file || !text(code.name, &place->function) || !text(code.file, &place->file)) return false;
   std::span<const std::uint8_t> table;
-  const bool has_lines = read_table(code.lines, runtime_.layout, runtime_.bytes_type, kCareful, &table);
+  const bool has_lines = read_table(code.lines, runtime_.layout, runtime_.bytes_type, kChecked, &table);
   place->line = has_lines ? python_line(table, runtime_.layout.lines, code.first_line, frame.instruction) : 0;
   return true;
 }
 
-// Only compact strings, with the characters behind the object: no other kind is made for code objects.
+// Reads a string of Python. Accepts only compact strings, whose characters follow the object; code objects have no
+// others.
 bool PythonFrames::text(const std::byte* object, std::string* made) const {
-  constexpr bool kCareful = true;
+  constexpr bool kChecked = true;
   const PythonLayout& layout = runtime_.layout;
   std::uint64_t length = 0;
   std::uint32_t state = 0;
-  if (object == nullptr || !has_type(object, layout, runtime_.text_type, kCareful) ||
-      !get(object, layout.text_length, kCareful, &length) || !get(object, layout.text_state, kCareful, &state)) {
+  if (object == nullptr || !has_type(object, layout, runtime_.text_type, kChecked) ||
+      !get(object, layout.text_length, kChecked, &length) || !get(object, layout.text_state, kChecked, &state)) {
     return false;
   }
   const unsigned width = state >> 2U & 7U;  // of a character, in bytes
   const bool compact = (state >> 5U & 1U) != 0, ascii = (state >> 6U & 1U) != 0;
   if (!compact || (width != 1 && width != 2 && width != 4) || (ascii && width != 1)) return false;
-  const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(length, kMostCharacters));
+  const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(length, kMaxCharacters));
   const std::byte* data = inside(object, ascii ? layout.text_ascii : layout.text_other);
   made->clear();
   if (count > 0 && !is_readable(data, count * width)) return false;
   for (std::size_t i = 0; i < count; ++i) {
     std::uint32_t character = 0;
-    std::memcpy(&character, data + i * width, width);  // the lowest byte comes first
+    std::memcpy(&character, data + i * width, width);  // little-endian
     append_utf8(character, made);
   }
   return true;

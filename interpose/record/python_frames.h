@@ -59,20 +59,20 @@ class PythonFrames {
   bool describe(const PythonFrame& frame, PythonPlace* place) const;
 
   // True once after frames deviated from the layout.
-  [[nodiscard]] bool has_just_failed() noexcept { return failed_.load() && failed_.exchange(false); }
+  [[nodiscard]] bool take_failure() noexcept { return failed_.load() && failed_.exchange(false); }
 
  private:
-  enum class Step : std::uint8_t { Taken, Passed, Failed };
-  std::size_t walk(std::span<PythonFrame> frames, bool careful, bool* sound) const noexcept;
-  bool innermost(bool careful, const std::byte** frame) const noexcept;
-  Step take(const std::byte* at, bool careful, PythonFrame* frame) const noexcept;
-  bool fingerprint(bool careful, PythonFrame* frame) const noexcept;
+  enum class Step : std::uint8_t { Taken, Skipped, Failed };
+  std::size_t walk(std::span<PythonFrame> frames, bool checked, bool* valid) const noexcept;
+  bool innermost(bool checked, const std::byte** frame) const noexcept;
+  Step read_frame(const std::byte* at, bool checked, PythonFrame* frame) const noexcept;
+  bool fingerprint(bool checked, PythonFrame* frame) const noexcept;
   bool text(const std::byte* object, std::string* made) const;
   [[nodiscard]] bool is_named(const PythonFrame& frame) const noexcept;
 
-  static constexpr int kStacksToProve = 4;
+  static constexpr int kVerifiedStacks = 4;
   const PythonRuntime runtime_;
-  std::atomic<int> to_prove_{kStacksToProve};  // 0: the layout is trusted
+  std::atomic<int> unverified_stacks_{kVerifiedStacks};  // 0: the layout is trusted
   std::atomic<bool> off_{false};
   std::atomic<bool> failed_{false};
 };

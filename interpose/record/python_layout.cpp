@@ -24,7 +24,7 @@ constexpr PythonLayout kPython310{.thread_frame = 24,
 
 // Since 3.11 they are structures (_PyInterpreterFrame); in 3.11 and 3.12 a _PyCFrame has the innermost one.
 constexpr PythonLayout kPython311{.thread_frame = 56,
-                                  .through = 8,
+                                  .frame_indirection = 8,
                                   .frame_previous = 48,
                                   .frame_code = 32,
                                   .frame_instruction = 56,
@@ -38,7 +38,7 @@ constexpr PythonLayout kPython311{.thread_frame = 56,
                                   .text_other = 72};
 
 constexpr PythonLayout kPython312{.thread_frame = 56,
-                                  .through = 0,
+                                  .frame_indirection = 0,
                                   .frame_previous = 8,
                                   .frame_code = 0,
                                   .frame_instruction = 56,
@@ -95,7 +95,8 @@ constexpr std::array<Described, 2> kDescribed{{{13,
                                                  {&PythonLayout::text_ascii, 80}}}}};
 constexpr std::string_view kCookie = "xdebugpy";
 constexpr std::uint64_t kLargestOffset = 4096;
-constexpr std::uint16_t kMoreThanAscii = 16;  // what other strings have beside what those of ASCII have
+constexpr std::uint16_t kMoreThanAscii =
+    16;  // bytes by which the header of other strings is longer than that of ASCII strings
 
 std::uint64_t word_at(const void* runtime, std::size_t word) noexcept {
   std::uint64_t value = 0;

@@ -17,13 +17,13 @@ enum class PythonLines : std::uint8_t {
 struct PythonLayout {
   static constexpr std::uint16_t kNone = 0xffff;
 
-  std::uint16_t thread_frame = 0;       // PyThreadState: the innermost frame ...
-  std::uint16_t through = kNone;        // ... or a structure that has it there
-  std::uint16_t frame_previous = 0;     // a frame: the one that called it
-  std::uint16_t frame_code = 0;         // its code object; the two lowest bits may be a tag
-  std::uint16_t frame_instruction = 0;  // the current instruction: its address or number (instruction_is_number)
-  std::uint16_t frame_owner = kNone;    // a byte that distinguishes frames of Python code from the interpreter's own
-  std::uint16_t code_file = 0;          // a code object: strings ...
+  std::uint16_t thread_frame = 0;           // PyThreadState: the innermost frame ...
+  std::uint16_t frame_indirection = kNone;  // ... or a structure that has it there
+  std::uint16_t frame_previous = 0;         // a frame: the one that called it
+  std::uint16_t frame_code = 0;             // its code object; the two lowest bits may be a tag
+  std::uint16_t frame_instruction = 0;      // the current instruction: its address or number (instruction_is_number)
+  std::uint16_t frame_owner = kNone;  // a byte that distinguishes frames of Python code from the interpreter's own
+  std::uint16_t code_file = 0;        // a code object: strings ...
   std::uint16_t code_name = 0;
   std::uint16_t code_lines = 0;         // ... bytes ...
   std::uint16_t code_first_line = 0;    // ... an int ...

@@ -12,8 +12,8 @@ std::uint32_t as_line(std::int64_t line) noexcept {
   return line > 0 && line <= INT32_MAX ? static_cast<std::uint32_t>(line) : 0;
 }
 
-// A range of instructions a pair: its bytes of code, and by how much its line is larger than the last; -128: it has
-// none.
+// Each pair of bytes describes a range of instructions: its length in bytes of code, and the signed difference of its
+// line to the last one, or -128 if the range has no line.
 std::uint32_t line_by_pairs(Table table, std::int32_t first_line, std::int32_t instruction) noexcept {
   constexpr std::uint8_t kNoLine = 0x80;
   const std::int64_t wanted = std::int64_t{instruction} * 2;
@@ -27,8 +27,8 @@ std::uint32_t line_by_pairs(Table table, std::int32_t first_line, std::int32_t i
   return 0;
 }
 
-// The number at `at`, in pieces of six bits, the lowest first, of which all but the last have bit 6; and its sign, in
-// the lowest bit.
+// Reads a variable-length number: six bits in each byte, lowest first, and bit 6 set in all bytes but the last. The
+// lowest bit of the number is the sign.
 std::int64_t signed_number(Table table, std::size_t at) noexcept {
   std::uint64_t number = 0;
   for (unsigned shift = 0; at < table.size() && shift < 36; shift += 6, ++at) {
@@ -39,8 +39,9 @@ std::int64_t signed_number(Table table, std::size_t at) noexcept {
   return (number & 1U) != 0 ? -half : half;
 }
 
-// A range of instructions an entry, and only its first byte has bit 7: the kind in bits 3 to 6, the length less one in
-// bits 0 to 2. What an entry says of columns and of where the range ends is passed over.
+// Each entry describes a range of instructions. Bit 7 is set in the first byte of an entry only. That byte has the kind
+// of the entry in bits 3 to 6, and the length of the range minus one in bits 0 to 2. Columns and last lines are
+// skipped.
 std::uint32_t line_by_locations(Table table, std::int32_t first_line, std::int32_t instruction) noexcept {
   enum Kind : std::uint8_t { kOneLine0 = 10, kOneLine2 = 12, kNoColumns = 13, kLong = 14, kNone = 15 };
   std::int64_t line = first_line, end = 0;

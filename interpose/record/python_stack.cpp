@@ -14,17 +14,17 @@
 namespace stalloc::record {
 namespace {
 
-// Never destroyed: threads may record while the process ends.
+// Never destroyed, since threads may record until the process ends.
 struct Interpreter {
   PythonFrames frames;
   loader::Module module;
 };
 
 std::atomic<Interpreter*> interpreter{nullptr};
-std::atomic<bool> worth_a_look{true};
-std::atomic<bool> unreadable{false};  // there is an interpreter, but frames of its kind cannot be read
+std::atomic<bool> should_search{true};
+std::atomic<bool> unreadable{false};  // there is an interpreter, but its frames cannot be read
 
-// In the global scope, as extension modules of Python find it, or in a libpython that was loaded for somebody alone.
+// Searches the global scope, as Python's extension modules do, then a libpython that was loaded privately (RTLD_LOCAL).
 void* find_symbol(const char* name) noexcept {
   void* found = loader::real_dlsym(RTLD_DEFAULT, name);
   return found != nullptr ? found : loader::find_in_loaded("libpython", name);
@@ -40,7 +40,7 @@ struct Version {
   unsigned minor = 0;
 };
 
-// Of a text such as "3.11.7 (main, ...)".
+// Parses a text such as "3.11.7 (main, ...)".
 Version parse_version(const char* text) noexcept {
   Version version;
   const char* const end = text + std::strlen(text);
@@ -49,7 +49,7 @@ Version parse_version(const char* text) noexcept {
   return std::from_chars(major.ptr + 1, end, version.minor).ec == std::errc() ? version : Version{};
 }
 
-// Null, and says in `why` what is missing.
+// Returns null if something is missing, and the reason in `why`.
 Interpreter* make_interpreter(Version version, const char** why) noexcept {
   PythonRuntime runtime;
   if (find_python_layout(version.major, version.minor, find_symbol("_PyRuntime"), &runtime.layout, why) == nullptr) {
@@ -60,7 +60,7 @@ Interpreter* make_interpreter(Version version, const char** why) noexcept {
   runtime.bytes_type = find_symbol("PyBytes_Type");
   runtime.this_thread = find_function<void* (*)()>("PyGILState_GetThisThreadState");
   runtime.is_initialized = find_function<int (*)()>("Py_IsInitialized");
-  // Since 3.12 a thread's state is that of the interpreter which it is in; before, it is that of its first one.
+  // Since 3.12, a thread's state belongs to the interpreter in which the thread is; before, to the thread's first one.
   const bool follows = version.minor >= 12;
   runtime.newest_interpreter = follows ? nullptr : find_function<void* (*)()>("PyInterpreterState_Head");
   runtime.main_interpreter = follows ? nullptr : find_function<void* (*)()>("PyInterpreterState_Main");
@@ -93,19 +93,19 @@ void search() noexcept {
 }  // namespace
 
 void expect_python() noexcept {
-  if (interpreter.load() == nullptr && !unreadable.load()) worth_a_look = true;
+  if (interpreter.load() == nullptr && !unreadable.load()) should_search = true;
 }
 
 std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept {
   Interpreter* found = interpreter.load(std::memory_order_acquire);
   if (found == nullptr) {
-    if (!worth_a_look.load(std::memory_order_relaxed) || !worth_a_look.exchange(false)) return 0;
+    if (!should_search.load(std::memory_order_relaxed) || !should_search.exchange(false)) return 0;
     search();
     found = interpreter.load(std::memory_order_acquire);
     if (found == nullptr) return 0;
   }
   const std::size_t count = found->frames.capture(frames);
-  if (count == 0 && found->frames.has_just_failed()) {
+  if (count == 0 && found->frames.take_failure()) {
     log::info(
         "the trace will hold no more Python frames: those of this Python are not as those of its version should be");
   }

@@ -10,16 +10,16 @@
 namespace stalloc::record {
 namespace {
 
-constexpr std::uintptr_t kPage = 4096;  // the smallest page of any Linux: larger ones are asked more than once
-constexpr std::uintptr_t kWord = 8;     // what the kernel reads
-constexpr int kNoSuchWay = -1;
+constexpr std::uintptr_t kPage = 4096;  // the smallest page size of Linux; larger pages are checked more than once
+constexpr std::uintptr_t kWord = 8;     // the bytes that the kernel reads
+constexpr int kInvalidOperation = -1;
 
 bool word_is_readable(std::uintptr_t address) noexcept {
-  return syscall(SYS_rt_sigprocmask, kNoSuchWay, address, nullptr, kWord) == -1 && errno == EINVAL;
+  return syscall(SYS_rt_sigprocmask, kInvalidOperation, address, nullptr, kWord) == -1 && errno == EINVAL;
 }
 
-// False under an emulator that refuses the way before it reads.
-bool kernel_answers() noexcept {
+// False under an emulator that reports the invalid operation before it reads the argument.
+bool kernel_validates() noexcept {
   constexpr std::uintptr_t kNeverThere = kWord;
   return !word_is_readable(kNeverThere);
 }
@@ -28,9 +28,9 @@ bool kernel_answers() noexcept {
 
 bool is_readable(const void* address, std::size_t bytes) noexcept {
   const int error = errno;
-  static const bool answers = kernel_answers();
+  static const bool validates = kernel_validates();
   const auto from = reinterpret_cast<std::uintptr_t>(address);
-  bool readable = answers && bytes > 0 && from + bytes > from;
+  bool readable = validates && bytes > 0 && from + bytes > from;
   if (readable) {
     const std::uintptr_t last = (from + bytes - 1) / kWord * kWord;
     readable = word_is_readable(last);

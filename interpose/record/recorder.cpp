@@ -20,8 +20,8 @@ namespace {
 
 using trace::EventKind;
 
-constexpr std::size_t kDeepestStack = 64;
-constexpr std::size_t kClosingBytes = 256;  // more than a closing chunk without events has
+constexpr std::size_t kMaxStackDepth = 64;
+constexpr std::size_t kClosingBytes = 256;  // more than the size of a closing chunk without events
 
 std::uint64_t now_ns(clockid_t clock) noexcept {
   timespec time{};
@@ -35,8 +35,8 @@ std::uint32_t thread_ordinal() noexcept {
   return ordinal;
 }
 
-// Tries for a second; the lock returned may not own the mutex.
-std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
+// Tries for a second. The returned lock owns the mutex only on success.
+std::unique_lock<std::mutex> lock_with_timeout(std::mutex& mutex) {
   std::unique_lock lock(mutex, std::try_to_lock);
   for (int tries = 0; !lock.owns_lock() && tries < 100; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -49,7 +49,7 @@ std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) {
 
 Recorder::Recorder(const Options& options, trace::Device (*describe)(int device))
     : stacks_(options.stacks),
-      stack_depth_(std::min<std::size_t>(options.stack_depth, kDeepestStack)),
+      stack_depth_(std::min<std::size_t>(options.stack_depth, kMaxStackDepth)),
       chunk_events_(options.trace_chunk),
       flush_ns_(std::uint64_t{options.trace_flush_ms} * 1'000'000U),
       limit_(options.trace_limit),
@@ -76,9 +76,9 @@ void Recorder::record(const TracedCall& call) noexcept {
 }
 
 void Recorder::append_event(const TracedCall& call) {
-  std::array<void*, kDeepestStack> frames;
-  std::array<PythonFrame, kDeepestStack> python;
-  // The address of a free tells which allocation it ends; its call stack would add nothing.
+  std::array<void*, kMaxStackDepth> frames;
+  std::array<PythonFrame, kMaxStackDepth> python;
+  // The address of a free identifies its allocation, so its call stack is not recorded.
   const bool allocates = call.kind != EventKind::Free && call.kind != EventKind::FreeAsync;
   const bool stack = stacks_ && allocates;
   std::size_t depth = stack ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
@@ -159,7 +159,7 @@ bool Recorder::fits(std::size_t bytes, bool last) const {
   return limit_ == 0 || output_.bytes() + bytes + (last ? 0 : kClosingBytes) <= limit_;
 }
 
-// The events in memory are dropped; what was written before is a complete trace.
+// Drops the events in memory. What was written before is a complete trace.
 void Recorder::close_full_trace() {
   trace::ChunkView chunk;
   chunk.sequence = sequence_ - 1;
@@ -176,8 +176,8 @@ void Recorder::stop(const std::string& why) noexcept {
 }
 
 void Recorder::close() noexcept {
-  // At exit the wait must end: the other thread may be stuck for good.
-  const std::unique_lock<std::mutex> lock = lock_soon(mutex_);
+  // At exit another thread may never release the lock.
+  const std::unique_lock<std::mutex> lock = lock_with_timeout(mutex_);
   if (!lock.owns_lock() || stopped_.load() || (sequence_ == 0 && events_.empty())) return;
   try {
     write_chunk(/*last=*/true);

@@ -24,7 +24,7 @@ int open_uninterrupted(const std::string& path, int flags) {
   return file;
 }
 
-// The `n`th name to try instead of one that is taken.
+// The `n`th name to try if the requested one is taken.
 std::string other_name(const std::string& path, int n) {
   const std::string process = "." + std::to_string(::getpid());
   return insert_before_extension(path, n == 1 ? process : process + "." + std::to_string(n));
@@ -37,7 +37,7 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
-// False: errno says why. Some of the bytes may have been written then.
+// On failure returns false and sets errno; some of the bytes may have been written.
 bool write_all(int file, std::span<const std::uint8_t> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
@@ -97,7 +97,7 @@ int TraceOutput::reopen(std::string* error) {
 }
 
 void TraceOutput::undo(int file) const {
-  // A chunk of which a part is missing would make the file hard to read.
+  // An incomplete chunk would make the file hard to read.
   const bool cut = ::ftruncate(file, static_cast<off_t>(bytes_)) == 0;
   struct stat there {};
   const bool nothing = cut && bytes_ == 0 && ::lstat(path_.c_str(), &there) == 0;
@@ -113,7 +113,7 @@ std::string TraceOutput::append(std::span<const std::uint8_t> bytes) {
     error = failure(errno);
     if (is_ours(file)) undo(file);
   }
-  // Another thread may have closed the descriptor meanwhile, and its number be that of another file.
+  // Another thread may have closed the descriptor, and its number may belong to another file by now.
   if (is_ours(file) && ::close(file) != 0 && error.empty()) error = failure(errno);
   if (error.empty()) bytes_ += bytes.size();
   return error;

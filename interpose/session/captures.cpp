@@ -3,7 +3,7 @@
 
 namespace stalloc {
 
-void Captures::looked_up(std::string_view symbol) noexcept {
+void Captures::note_lookup(std::string_view symbol) noexcept {
   if (symbol.starts_with("cuStreamBegin")) gate_.may_begin_unobserved();
 }
 

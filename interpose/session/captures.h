@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the process knows of the program's stream captures.
+// Which stream captures of the program may be under way.
 #pragma once
 
 #include <cuda.h>
@@ -19,23 +19,23 @@ class Captures {
   Captures(const Captures&) = delete;
   Captures& operator=(const Captures&) = delete;
 
-  // The one that hooks and heaps go through.
+  // The gate that hooks and heaps use.
   serve::CaptureGate& gate() noexcept { return gate_; }
 
-  // False only when no stream is under capture. Lock-free, and asks the driver nothing.
-  [[nodiscard]] bool may_be_any() const noexcept { return gate_.may_be_capturing(); }
+  // False only when no stream is under capture. Lock-free, and calls no driver function.
+  [[nodiscard]] bool may_be_active() const noexcept { return gate_.may_be_capturing(); }
   // True also when the driver will not say, as of the legacy stream during the capture of a blocking one.
-  [[nodiscard]] bool holds(CUstream stream) const noexcept {
-    return may_be_any() && status_by_driver(stream) != Status::Free;
+  [[nodiscard]] bool may_be_captured(CUstream stream) const noexcept {
+    return may_be_active() && status_by_driver(stream) != Status::Free;
   }
   // Whether CUDA allows an allocation or a free on a stream that is not under capture: CUDA_SUCCESS, or the error it
   // returns during a capture that forbids them (cudaThreadExchangeStreamCaptureMode documents which do). Like every
-  // call that CUDA refuses so, asking invalidates that capture.
-  [[nodiscard]] CUresult permission() const noexcept { return may_be_any() ? permission_by_driver() : CUDA_SUCCESS; }
+  // call that CUDA refuses for this reason, this query invalidates that capture.
+  [[nodiscard]] CUresult permission() const noexcept { return may_be_active() ? permission_by_driver() : CUDA_SUCCESS; }
 
   // The program looked up a driver function that is not hooked. If it is a newer cuStreamBeginCapture, captures may
   // begin unseen from now on.
-  void looked_up(std::string_view symbol) noexcept;
+  void note_lookup(std::string_view symbol) noexcept;
 
   // The program begins a capture.
   template <class Original>
@@ -51,8 +51,8 @@ class Captures {
   // and is not after it. Two threads may end the same capture: one waits for the other, lest both count it.
   template <class Original>
   CUresult end(CUstream stream, Original original) noexcept {
-    const serve::CaptureGate::CaptureLock change(gate_);
-    const bool was_captured = may_be_any() && status_by_driver(stream) == Status::Captured;
+    const serve::CaptureGate::CaptureLock lock(gate_);
+    const bool was_captured = may_be_active() && status_by_driver(stream) == Status::Captured;
     const CUresult result = original();
     if (was_captured && status_by_driver(stream) == Status::Free) gate_.capture_ended();
     return result;
@@ -61,8 +61,8 @@ class Captures {
   // capture.
   template <class Original>
   CUresult wait_event(Original original) noexcept {
-    if (!may_be_any()) return original();
-    const serve::CaptureGate::CaptureLock change(gate_);
+    if (!may_be_active()) return original();
+    const serve::CaptureGate::CaptureLock lock(gate_);
     return original();
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The questions of the session and the hooks to the CUDA driver; those of heaps are in serve/driver/driver.h.
+// Queries that the session and the hooks make to the CUDA driver. The heaps' interface is serve/driver/driver.h.
 #pragma once
 
 #include <cuda.h>
@@ -96,7 +96,7 @@ class Cuda {
     return cuPointerGetAttribute_(data, attribute, at);
   }
 
-  // While the result lives, no capture hinders what the calling thread asks, and none is broken by it.
+  // While the result lives, captures neither forbid the calling thread's calls nor are invalidated by them.
   [[nodiscard]] auto relax_captures() const noexcept {
     return serve::RelaxedCapture(cuThreadExchangeStreamCaptureMode_);
   }

@@ -4,8 +4,8 @@
 namespace stalloc {
 namespace {
 
-// Types of function members are taken from the structure, so a wrong pairing of name and member shows as a crash in the
-// first test, and a missing one as a null.
+// Looks a symbol up and stores it in a member of serve::DriverFunctions. The compiler cannot check that name and member
+// belong together; the tests would crash if they did not.
 class Search {
  public:
   Search(FindDriverFunction find, const char** missing) noexcept : find_(find), missing_(missing) {}

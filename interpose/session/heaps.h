@@ -18,6 +18,7 @@
 #include "interpose/session/cuda.h"
 #include "interpose/session/pools.h"
 #include "interpose/session/statistics_page.h"
+#include "interpose/session/stream_clock_cache.h"
 #include "interpose/session/unserved_contexts.h"
 #include "plan/plan.h"
 
@@ -44,11 +45,11 @@ class Heaps {
   // The heap of `context`, created if this is its device's primary context. Null: no heap serves it, and the original
   // allocator must serve the request. Creating a heap takes a lock, calls the driver and may map a plan's memory; it is
   // tried once for each device. Pre: `context` is the thread's current context.
-  serve::Heap* of_current(CUcontext context) noexcept;
+  serve::Heap* find_or_create(CUcontext context) noexcept;
   // True if a plan did not fit its device and the options say that requests must then fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }
   // The heap of `context`, if there is one already; else null. Creates none. Lock-free.
-  serve::Heap* known(CUcontext context) noexcept {
+  serve::Heap* find(CUcontext context) noexcept {
     const int used = used_devices_.load(std::memory_order_acquire);
     for (int ordinal = 0; ordinal < used; ++ordinal) {
       Device& device = devices_[static_cast<std::size_t>(ordinal)];
@@ -65,7 +66,7 @@ class Heaps {
   void set_limit(int device, std::uint64_t bytes) noexcept;
   [[nodiscard]] serve::Driver& driver() noexcept { return driver_; }
   // The heap in whose address ranges the address is; null: there is none. Lock-free.
-  serve::Heap* owning(CUdeviceptr address) noexcept;
+  serve::Heap* find_owner(CUdeviceptr address) noexcept;
 
   // Replace `*pool` by the pool of a request as the heap knows it, which is null for the device's default pool. False
   // if requests from this pool are not served: it belongs to another device, or pools.h does not allow it.
@@ -76,8 +77,8 @@ class Heaps {
     *pool = nullptr;
     return !redirected_.load(std::memory_order_acquire) || resolve_redirected_pool(heap, pool);
   }
-  // The same for the pool whose figures are asked for or changed: also true for a pool whose requests were served once
-  // but are not any more.
+  // The same for a query or change of the pool's figures: also true for a pool whose requests were served once but are
+  // not served any more.
   bool resolve_counted_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   // The driver's handle of a pool that is given as a heap knows it.
   CUmemoryPool driver_pool(const serve::Heap& heap, CUmemoryPool pool) noexcept;
@@ -88,16 +89,16 @@ class Heaps {
   // succeeded.
   template <class Destroy>
   void pool_destroyed(CUmemoryPool pool, Destroy destroy) noexcept {
-    pools_.ends(pool);
+    pools_.begin_destroy(pool);
     const bool destroyed = destroy();
     pool_ended(pool, destroyed);
     if (destroyed) redirection_ended(pool);
   }
   // The program has made another pool the device's current one. Asks the driver which pool it is.
   void current_pool_changed(int device) noexcept;
-  // CUDA has served stream-ordered memory. It counts for the pool that it belongs to, whatever context and device asked
-  // for it. `asked`: counts memory of pools that no heap counts; null: nobody does.
-  void note_unplanned(serve::Heap* asked, CUdeviceptr address, std::size_t bytes) noexcept;
+  // CUDA has served stream-ordered memory. It counts for its pool, whichever context and device were current. If no
+  // heap counts that pool, `fallback` counts the memory, unless it is null.
+  void note_unplanned(serve::Heap* fallback, CUdeviceptr address, std::size_t bytes) noexcept;
   // The figures for memory that a heap serves in the name of `pool`, or served until the pool was refused; nothing if
   // no heap does.
   std::optional<serve::PoolUse> pool_use(CUmemoryPool pool) noexcept;
@@ -137,25 +138,21 @@ class Heaps {
   // context has no heap, or too many streams. Valid until the stream is destroyed. Lock-free except for the first call.
   serve::StreamClock* stream_clock(const StreamKey& stream) noexcept {
     const CUcontext context = stream.is_default() ? cuda_.current_context() : nullptr;
-    StreamPlace& place = stream_places_[place_of(stream, context)];
-    serve::StreamClock* clock = place.clock.load(std::memory_order_acquire);
-    const bool found =
-        clock != nullptr && clock->is_for(stream) && (context == nullptr || clock->all().context() == context);
-    return found ? clock : find_stream_clock(stream, context, place);
+    return stream_clocks_.find(stream, context, [&] { return find_stream_clock(stream, context); });
   }
   // The clocks with that id; null: no heap has them.
   serve::StreamClocks* clocks(std::uint64_t id) noexcept;
   // The heap that has noted an allocation of CUDA's own memory at `address`, and the number of that allocation; null if
   // no heap has.
-  struct Original {
+  struct Unplanned {
     serve::Heap* heap = nullptr;
     std::uint64_t number = 0;
   };
-  [[nodiscard]] Original find_original(CUdeviceptr address) noexcept;
+  [[nodiscard]] Unplanned find_unplanned(CUdeviceptr address) noexcept;
   // Call these before and after the device's primary context is reset, which destroys all memory in it. The heap is
   // closed, and no other is created for the device.
-  void resetting(int device) noexcept;
-  void was_reset(int device) noexcept;
+  void before_primary_reset(int device) noexcept;
+  void after_primary_reset(int device) noexcept;
   // These act like the functions of serve::Heap, on all heaps. Null: there is no context, and nothing is done.
   void before_context_end(CUcontext context) noexcept;
   void after_context_end(CUcontext context, bool ended) noexcept;
@@ -186,38 +183,34 @@ class Heaps {
     std::atomic<serve::Heap*> closed_heap{nullptr};
   };
 
-  // A hash table with one stream for each place: a new stream replaces the old one.
-  struct StreamPlace {
-    std::atomic<serve::StreamClock*> clock{nullptr};
-    std::atomic<std::uint64_t> without{0};  // a stream that has no clock, by its hash; 0: none
-  };
-  static constexpr unsigned kStreamPlaceBits = 10;
-  static std::uint64_t hash_of(const StreamKey& stream, CUcontext context) noexcept {
-    const auto handle = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(stream.handle));
-    const auto owner = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(context));
-    return ((handle * 31 + stream.thread) * 31 + owner) * 0x9e3779b97f4a7c15ULL | 1;
-  }
-  static std::size_t place_of(const StreamKey& stream, CUcontext context) noexcept {
-    return hash_of(stream, context) >> (64 - kStreamPlaceBits);
-  }
-  serve::StreamClock* find_stream_clock(const StreamKey& stream, CUcontext context, StreamPlace& place) noexcept;
+  // `context` is that of a default stream, and null for any other. Nothing if the driver refuses to tell the context.
+  std::optional<serve::StreamClock*> find_stream_clock(const StreamKey& stream, CUcontext context) noexcept;
 
+  serve::Heap* create_if_primary(CUcontext context) noexcept;
+  serve::Heap* create_heap(int ordinal, CUcontext context) noexcept;
+  std::unique_ptr<serve::Heap> create_served_heap(int ordinal, CUcontext context) noexcept;
+  serve::Heap* detach_heap(Device& device) noexcept;
+  static void log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept;
+  void publish_figures(int ordinal, serve::Heap* heap) noexcept;
+  // Calls action(device, heap) for each heap that is not closed.
+  template <class Action>
+  void each_heap(Action action) noexcept {
+    const int used = used_devices_.load(std::memory_order_acquire);
+    for (int ordinal = 0; ordinal < used; ++ordinal) {
+      serve::Heap* heap = devices_[static_cast<std::size_t>(ordinal)].heap.load(std::memory_order_acquire);
+      if (heap != nullptr) action(ordinal, *heap);
+    }
+  }
+
+  // heaps_pools.cpp
+  Device& device_of(const serve::Heap& heap) noexcept { return devices_[static_cast<std::size_t>(heap.device())]; }
   bool resolve_redirected_pool(const serve::Heap& heap, CUmemoryPool* pool) noexcept;
   int find_device_of(CUmemoryPool pool) noexcept;
   void pool_ended(CUmemoryPool pool, bool destroyed) noexcept;
   void forget_figures(CUmemoryPool pool) noexcept;
   void redirection_ended(CUmemoryPool pool) noexcept;
-  serve::Heap* find_or_make(CUcontext context) noexcept;
-  serve::Heap* make_heap(int ordinal, CUcontext context) noexcept;
-  std::unique_ptr<serve::Heap> create(int ordinal, CUcontext context) noexcept;
-  void learn_pools(int ordinal) noexcept;
-  void learn_thresholds(serve::Heap& heap) noexcept;
-  serve::Heap* take_heap(Device& device) noexcept;
-  static void log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept;
-  void show(int ordinal, serve::Heap* heap) noexcept;
-  template <class Action>
-  void each_heap(Action action) noexcept;
-  Device& device_of(const serve::Heap& heap) noexcept { return devices_[static_cast<std::size_t>(heap.device())]; }
+  void read_pools(int ordinal) noexcept;
+  void apply_thresholds(serve::Heap& heap) noexcept;
 
   const plan::Plan plan_;
   const Cuda& cuda_;
@@ -235,7 +228,7 @@ class Heaps {
   alignas(64) std::atomic<int> used_devices_{0};
   std::atomic<bool> redirected_{false};  // some device's current pool is not its default one
   std::array<Device, kDevices> devices_;
-  std::array<StreamPlace, std::size_t{1} << kStreamPlaceBits> stream_places_;
+  StreamClockCache stream_clocks_;
   Pools pools_;
   std::mutex lifetimes_mutex_;  // guards what becomes known of new pools and forgotten of old ones
   UnservedContexts unserved_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library is loaded, and the process ends.
+// What the library does when it is loaded and when the process ends.
 #include "interpose/base/process.h"
 #include "interpose/session/session.h"
 
 namespace stalloc {
 namespace {
-// glibc hands each constructor the program's arguments.
+// glibc passes the program's arguments to each constructor.
 __attribute__((constructor)) void on_load(int count, char** arguments, char** /*environment*/) {
   if (Session::get().active()) remember_arguments(count, arguments);
 }

@@ -8,8 +8,8 @@
 namespace stalloc {
 namespace {
 
-// Fields that later versions of CUDA added (a maximum size, a usage, and those to come) make a pool special unless they
-// are 0.
+// Whether the pool is private memory of one device without a limit. Fields that later versions of CUDA have added, or
+// will add, must be 0 (so far a maximum size and a usage).
 bool is_ordinary(const CUmemPoolProps& properties) noexcept {
   constexpr std::size_t kKnown = offsetof(CUmemPoolProps, win32SecurityAttributes) + sizeof(void*);
   const auto* bytes = reinterpret_cast<const unsigned char*>(&properties);
@@ -23,25 +23,25 @@ std::uint64_t new_version() noexcept {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// A cache of one pool for each thread: programs that name pools mostly use one at a time.
-struct Asked {
+// Each thread caches the device of one pool, since programs that name pools mostly use one at a time.
+struct CachedDevice {
   CUmemoryPool pool = nullptr;
   std::uint64_t version = 0;
   int device = Pools::kNone;
 };
-thread_local Asked asked;
+thread_local CachedDevice cached;
 
 }  // namespace
 
 Pools::Pools() noexcept : version_(new_version()) {}
 
-void Pools::created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
+void Pools::add_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept {
   const int device = properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties.location.id : kNone;
   const bool ordinary = is_ordinary(properties);
   set(pool, {device, ordinary, ordinary, true, false});
 }
 
-void Pools::found_default(CUmemoryPool pool, int device) noexcept {
+void Pools::add_default(CUmemoryPool pool, int device) noexcept {
   if (pool != nullptr && !find(pool)) set(pool, {device, true, true, false, false});
 }
 
@@ -55,13 +55,13 @@ void Pools::refuse(CUmemoryPool pool) noexcept {
   }
 }
 
-void Pools::ends(CUmemoryPool pool) noexcept {
+void Pools::begin_destroy(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
   version_.store(new_version(), std::memory_order_release);
   if (const auto found = pools_.find(pool); found != pools_.end()) found->second.ending = true;
 }
 
-bool Pools::ended(CUmemoryPool pool, bool destroyed) noexcept {
+bool Pools::end_destroy(CUmemoryPool pool, bool destroyed) noexcept {
   const std::lock_guard lock(mutex_);
   version_.store(new_version(), std::memory_order_release);
   const auto found = pools_.find(pool);
@@ -82,7 +82,7 @@ std::optional<int> Pools::find(CUmemoryPool pool) noexcept {
   return found->second.served && !found->second.ending ? found->second.device : kNone;
 }
 
-int Pools::counted_on(CUmemoryPool pool) noexcept {
+int Pools::counting_device(CUmemoryPool pool) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = pools_.find(pool);
   return found != pools_.end() && found->second.counted ? found->second.device : kNone;
@@ -108,9 +108,9 @@ void Pools::each_of(int device, const std::function<void(CUmemoryPool)>& visit) 
 
 int Pools::device_of(CUmemoryPool pool) noexcept {
   const std::uint64_t version = version_.load(std::memory_order_acquire);
-  if (asked.pool == pool && asked.version == version) return asked.device;
-  asked = {pool, version, find(pool).value_or(kNone)};
-  return asked.device;
+  if (cached.pool == pool && cached.version == version) return cached.device;
+  cached = {pool, version, find(pool).value_or(kNone)};
+  return cached.device;
 }
 
 }  // namespace stalloc

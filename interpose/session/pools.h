@@ -26,23 +26,23 @@ class Pools final : public serve::CreatedPools {
   // Instead of a device: the pool is not served.
   static constexpr int kNone = -1;
 
-  void created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
+  void add_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
   // Call this with the device's default pool as soon as it is known.
-  void found_default(CUmemoryPool pool, int device) noexcept;
+  void add_default(CUmemoryPool pool, int device) noexcept;
   // The pool is never served from now on, even if it is a device's default pool.
   void refuse(CUmemoryPool pool) noexcept;
   // Call this before the original function destroys the pool, since its handle may be reused at once. The pool is not
-  // found from then on. Call `ended` when it is known whether the pool was destroyed. It returns true if so, unless the
-  // handle belongs to another pool already.
-  void ends(CUmemoryPool pool) noexcept;
-  bool ended(CUmemoryPool pool, bool destroyed) noexcept;
+  // found from then on. Call `end_destroy` when it is known whether the pool was destroyed. It returns true if so,
+  // unless the handle belongs to another pool already.
+  void begin_destroy(CUmemoryPool pool) noexcept;
+  bool end_destroy(CUmemoryPool pool, bool destroyed) noexcept;
 
   // The pool's device; kNone: it must not be served. Nothing: the pool is unknown.
   [[nodiscard]] std::optional<int> find(CUmemoryPool pool) noexcept;
-  // The device that may serve requests from `pool`, or kNone. Lock-free when the thread asked about it before.
+  // The device that may serve requests from `pool`, or kNone. Lock-free when the thread has asked about it before.
   [[nodiscard]] int device_of(CUmemoryPool pool) noexcept;
   // The device on which requests from `pool` are or were served, or kNone: also of a pool that was refused.
-  [[nodiscard]] int counted_on(CUmemoryPool pool) noexcept;
+  [[nodiscard]] int counting_device(CUmemoryPool pool) noexcept;
 
   // Visits the pools that the program created and that may belong to the device, served or not.
   void each_of(int device, const std::function<void(CUmemoryPool)>& visit) override;
@@ -53,7 +53,7 @@ class Pools final : public serve::CreatedPools {
     bool counted = false;  // requests from it may have been served
     bool served = false;   // and still are
     bool created = false;  // by the program
-    bool ending = false;   // between `ends` and `ended`
+    bool ending = false;   // between `begin_destroy` and `end_destroy`
   };
 
   void set(CUmemoryPool pool, const Known& known) noexcept;

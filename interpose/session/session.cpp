@@ -16,19 +16,15 @@
 #include "interpose/base/quiet_writes.h"
 #include "interpose/base/rdma.h"
 #include "interpose/session/driver_functions.h"
-#include "interpose/session/program_order.h"
+#include "interpose/session/event_tracking.h"
 #include "plan/files/plan_file.h"
 
 namespace stalloc {
 namespace {
 
-static_assert(static_cast<int>(CrossStream::Order) == static_cast<int>(serve::CrossStream::OrderThenGrow));
-static_assert(static_cast<int>(CrossStream::Grow) == static_cast<int>(serve::CrossStream::GrowThenOrder));
-static_assert(static_cast<int>(CrossStream::Never) == static_cast<int>(serve::CrossStream::Never));
-static_assert(static_cast<int>(CrossStream::Share) == static_cast<int>(serve::CrossStream::Share));
-
-// A block that other streams used is recorded as freed when it serves again: a plan may not count on it before.
-void record_over(int device, CUdeviceptr address, StreamKey owner) noexcept {
+// A block that other streams used is recorded as freed only when its memory can be reused, so that no plan reuses it
+// earlier (HeapOptions::over).
+void record_completed_free(int device, CUdeviceptr address, StreamKey owner) noexcept {
   record::Recorder* recorder = Session::get().recorder();
   if (recorder == nullptr) return;
   record::TracedCall event;
@@ -46,9 +42,9 @@ serve::HeapOptions heap_options(const Options& options) {
   if (!wrong.empty()) log::warn("STALLOC_POLICY: {}; the defaults are used", wrong);
   heap.policy.stitch = options.stitch;
   heap.plan_is_strict = options.plan_strict;
-  heap.cross_stream = static_cast<serve::CrossStream>(options.cross_stream);
-  heap.events = program_order::watched.load();
-  if (options.mode == Mode::Trace) heap.on_free_complete = record_over;
+  heap.cross_stream = options.cross_stream;
+  heap.events = event_tracking::order.load();
+  if (options.mode == Mode::Trace) heap.on_free_complete = record_completed_free;
   return heap;
 }
 
@@ -58,7 +54,7 @@ trace::Device describe_device(int device) { return Session::cuda().describe_devi
 bool crosses_streams(const Options& options) {
   if (options.mode == Mode::Alloc) return true;
   const bool serves = options.dynamic || options.mode == Mode::Dynamic;
-  return serves && static_cast<serve::CrossStream>(options.cross_stream) != serve::CrossStream::Never;
+  return serves && options.cross_stream != CrossStream::Never;
 }
 
 // Names all settings that were not understood in one warning.
@@ -77,7 +73,7 @@ void warn_of_refused(const Options& options) {
 Session& Session::of_process() noexcept {
   alignas(Session) static std::byte storage[sizeof(Session)];
   static Session* const session = [] {
-    auto* made = new (storage) Session(parse_options(environment::keep), process_cuda_, process_captures_);
+    auto* made = new (storage) Session(parse_options(environment::copy), process_cuda_, process_captures_);
     if (made->active()) made->prepare_process();
     return made;
   }();
@@ -91,7 +87,7 @@ Session::Session(const Options& options, Cuda& cuda, Captures& captures) noexcep
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
   if (options_.mode == Mode::Off || options_.mode == Mode::Torch) return;
-  if (crosses_streams(options_)) program_order::watch();
+  if (crosses_streams(options_)) event_tracking::start();
   active_.store(true);
 }
 
@@ -99,13 +95,13 @@ void Session::prepare_process() const noexcept {
   log::remember_standard_error();
   remember_start();
   remember_foreign_variables();
-  if (options_.frameworks) set_framework_variables(options_.torch == TorchRoad::Async);
+  if (options_.frameworks) set_framework_variables(options_.torch == TorchIntegration::Async);
   pthread_atfork(nullptr, nullptr, [] { Session::get().stop_in_child(); });
 }
 
 Session::~Session() {
   deactivate();
-  program_order::unwatch();
+  event_tracking::stop();
   delete recorder_.load();
   delete heaps_.exchange(nullptr);
   delete page_.load();
@@ -120,11 +116,11 @@ void Session::first_use() noexcept {
   const NoCancellation guard;
   try {
     warn_of_refused(options_);
-    answer_foreign_variables();
-    if (options_.frameworks) warn_of_conflicting_variables(options_.torch == TorchRoad::Async);
-    if (!options_.statistics.empty()) show_figures();
-    if (options_.mode != Mode::Trace || options_.dynamic) begin_serving();
-    if (options_.signal != 0) watch_signal(static_cast<int>(options_.signal));
+    warn_of_foreign_variables();
+    if (options_.frameworks) warn_of_conflicting_variables(options_.torch == TorchIntegration::Async);
+    if (!options_.statistics.empty()) create_statistics_page();
+    if (options_.mode != Mode::Trace || options_.dynamic) create_heaps();
+    if (options_.signal != 0) install_signal_handler(static_cast<int>(options_.signal));
     if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, describe_device));
     if (active() && recorder_.load() == nullptr) quick_.heaps.store(heaps_.load(), std::memory_order_release);
   } catch (const std::exception& error) {
@@ -132,7 +128,7 @@ void Session::first_use() noexcept {
   }
 }
 
-void Session::show_figures() noexcept {
+void Session::create_statistics_page() noexcept {
   try {
     std::string why;
     const std::string_view mode = options_.mode == Mode::Trace   ? "trace"
@@ -152,11 +148,11 @@ void Session::turn_off(const std::string& why) noexcept {
 
 void Session::deactivate() noexcept {
   active_.store(false);
-  program_order::watched.store(nullptr);
+  event_tracking::order.store(nullptr);
   quick_.heaps.store(nullptr);
 }
 
-void Session::begin_serving() {
+void Session::create_heaps() {
   plan::Plan plan;
   if (options_.mode == Mode::Alloc) {
     if (options_.plan_strict) refuses_.store(true);  // until the heaps exist
@@ -197,7 +193,7 @@ Heaps* Session::heaps() noexcept {
   return heaps_.load(std::memory_order_relaxed);
 }
 
-void Session::watch_signal(int number) {
+void Session::install_signal_handler(int number) {
   struct sigaction action {};
   if (sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) {
     log::warn("STALLOC_SIGNAL={} is not watched: the program uses it itself, or it cannot be handled", number);
@@ -208,7 +204,7 @@ void Session::watch_signal(int number) {
   sigaction(number, &action, nullptr);
 }
 
-void Session::answer_signal() noexcept {
+void Session::log_requested_figures() noexcept {
   if (!quick_.figures_wanted.exchange(false)) return;
   if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/true, /*wait=*/true);
 }

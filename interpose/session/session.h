@@ -33,7 +33,7 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // The questions to CUDA, and what is known about captures. Lock-free.
+  // The queries to CUDA, and what is known about captures. Lock-free.
   [[nodiscard]] static Cuda& cuda() noexcept { return *quick_.cuda.load(std::memory_order_relaxed); }
   [[nodiscard]] static Captures& captures() noexcept { return *quick_.captures.load(std::memory_order_relaxed); }
 
@@ -45,7 +45,7 @@ class Session {
 
   // The heaps, if a request only needs to be served. Null if the session is inactive, records, must log figures, or has
   // not created its parts yet. Reads one cache line.
-  static Heaps* only_serving() noexcept {
+  static Heaps* fast_path_heaps() noexcept {
     return quick_.figures_wanted.load(std::memory_order_relaxed) ? nullptr
                                                                  : quick_.heaps.load(std::memory_order_acquire);
   }
@@ -70,7 +70,7 @@ class Session {
 
   // Logs the figures if STALLOC_SIGNAL has arrived since the last call, since a signal handler may do almost nothing
   // itself.
-  void answer_signal() noexcept;
+  void log_requested_figures() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
   // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
@@ -83,7 +83,7 @@ class Session {
   static inline constinit Cuda process_cuda_{&cuda_driver::symbol};
   static inline constinit Captures process_captures_{process_cuda_};
 
-  // What is asked for at each request, in one cache line.
+  // What each request reads, in one cache line.
   struct alignas(32) Quick {
     std::atomic<Heaps*> heaps;
     std::atomic<bool> figures_wanted;
@@ -96,9 +96,9 @@ class Session {
   static Session& of_process() noexcept;
   void prepare_process() const noexcept;  // while the library is loaded: remembers, sets and registers what it needs
   void first_use() noexcept;              // at the first use of CUDA: logs pending warnings and creates the parts
-  void begin_serving();
-  void show_figures() noexcept;
-  void watch_signal(int number);
+  void create_heaps();
+  void create_statistics_page() noexcept;
+  void install_signal_handler(int number);
   void turn_off(const std::string& why) noexcept;
   void deactivate() noexcept;
 
@@ -113,7 +113,7 @@ class Session {
   std::atomic<record::Recorder*> recorder_{nullptr};
   static inline constinit std::atomic<Heaps*> heaps_{nullptr};
   static inline constinit std::atomic<bool> refuses_{false};
-  std::atomic<StatisticsPage*> page_{nullptr};  // null: not asked for, or could not be made
+  std::atomic<StatisticsPage*> page_{nullptr};  // null: not requested, or could not be created
 };
 
 }  // namespace stalloc

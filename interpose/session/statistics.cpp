@@ -10,7 +10,7 @@
 
 using stalloc::serve::Statistics;
 
-// The fields of the C struct are the list's, in its order.
+// The C structure has the fields of statistics.def, in the same order.
 static_assert(sizeof(stalloc_statistics) == sizeof(std::size_t) + sizeof(Statistics), "run tools/write-statistics");
 #define STALLOC_STATISTIC(name, unit, place, meaning)                                                   \
   static_assert(offsetof(stalloc_statistics, name) == sizeof(std::size_t) + offsetof(Statistics, name), \
@@ -21,7 +21,7 @@ static_assert(sizeof(stalloc_statistics) == sizeof(std::size_t) + sizeof(Statist
 extern "C" __attribute__((visibility("default"))) int stalloc_get_statistics(int device,
                                                                              stalloc_statistics* statistics) {
   if (statistics == nullptr || statistics->struct_bytes < sizeof(size_t)) return 2;
-  stalloc::Heaps* heaps = stalloc::Session::known_active_heaps();  // a question is no reason to begin serving
+  stalloc::Heaps* heaps = stalloc::Session::known_active_heaps();  // a query must not create the heaps
   Statistics figures;
   if (heaps == nullptr || !heaps->statistics(device, &figures)) return 1;
   stalloc_statistics all{};

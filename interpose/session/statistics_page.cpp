@@ -21,6 +21,7 @@
 #include <new>
 #include <utility>
 
+#include "interpose/base/file_descriptor.h"
 #include "interpose/base/process.h"
 
 namespace stalloc {
@@ -34,20 +35,6 @@ namespace {
 
 constexpr std::uint32_t kVersion = 1;
 constexpr std::string_view kMagic = "stalloc";
-
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 std::string error_text(const std::string& path) { return path + ": " + std::strerror(errno); }
 
@@ -108,7 +95,7 @@ void describe_process(StatisticsHeader* header, std::string_view mode) {
   set_text(header->command, command_line());
 }
 
-// The folder, made if it is not there; -1 when it may not be used, and `why` says so.
+// Returns a descriptor of the folder, which is created if it does not exist; -1 if it must not be used, and the reason.
 int open_folder(const std::string& path, std::string* why) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     *why = error_text(path);
@@ -129,7 +116,7 @@ int open_folder(const std::string& path, std::string* why) {
   return -1;
 }
 
-// False where a limit on the size of files would end the process by a signal.
+// False if a limit on the size of files would end the process by a signal (SIGXFSZ).
 bool may_write(std::size_t bytes) {
   rlimit limit{};
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes);
@@ -138,7 +125,7 @@ bool may_write(std::size_t bytes) {
 // All bytes of the file are allocated before it is mapped, so that a write to the mapping cannot fail for want of
 // space.
 void* map_new_file(int folder, const std::string& name, std::size_t bytes) {
-  const Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const FileDescriptor file(::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (file.number() < 0) return nullptr;
   if (const int error = ::posix_fallocate(file.number(), 0, static_cast<off_t>(bytes)); error == 0) {
     void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number(), 0);
@@ -161,7 +148,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
                                                        std::string* why) {
   static_assert(offsetof(Content, devices) == sizeof(StatisticsHeader));
   const std::string named(folder);
-  const Descriptor opened(open_folder(named, why));
+  const FileDescriptor opened(open_folder(named, why));
   if (opened.number() < 0) return nullptr;
   if (!may_write(sizeof(Content))) {
     *why = "the limit on the size of files is too low";
@@ -173,7 +160,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
     *why = error_text(named);
     return nullptr;
   }
-  // A program that executes another keeps its id, so the time tells them apart.
+  // A process that executes another program keeps its id, so the time makes the name unique.
   const std::string name = std::to_string(::getpid()) + "." + std::to_string(nanoseconds_now()) + ".statistics";
   void* mapped = map_new_file(opened.number(), name, sizeof(Content));
   if (mapped == nullptr) {
@@ -182,7 +169,7 @@ std::unique_ptr<StatisticsPage> StatisticsPage::create(std::string_view folder, 
   }
   auto* content = new (mapped) Content{};
   describe_process(&content->header, mode);
-  // A reader that sees the first letter sees all the rest.
+  // Written last: a reader that sees the first letter sees everything else, too.
   char* const magic = content->header.magic;
   std::copy(kMagic.begin() + 1, kMagic.end(), magic + 1);
   std::atomic_ref<char>(magic[0]).store(kMagic[0], std::memory_order_release);

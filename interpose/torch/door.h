@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C interface between the preloaded library and a door: the shared object, built for one minor version of PyTorch,
- * that puts stalloc's heaps behind PyTorch's own allocator (docs/pytorch.md).
+/* The C interface between the preloaded library and a door. A door is a shared object, built for one minor version of
+ * PyTorch, that wraps PyTorch's native allocator and serves tensors from stalloc's heaps (docs/pytorch.md).
  *
- * The library loads the door and calls `stalloc_door_open`, once, handing it the functions below. All of them are
- * thread-safe, throw nothing, and never wait for the device unless they say so. Sizes are in bytes; a device is CUDA's
- * ordinal; a stream is a cudaStream_t, null for the legacy default stream. */
+ * The library loads the door and calls `stalloc_door_open` once, with the table of functions below. All of these
+ * functions are thread-safe, throw nothing, and do not wait for the device unless they say so. Sizes are in bytes. A
+ * device is CUDA's ordinal. A stream is a cudaStream_t; null is the legacy default stream. Texts that explain a failure
+ * (`why`) are one line each and stay valid for the life of the process. */
 #ifndef STALLOC_TORCH_DOOR_H
 #define STALLOC_TORCH_DOOR_H
 
@@ -15,27 +16,28 @@
 extern "C" {
 #endif
 
-/* Changes whenever anything in this file does: library and door must agree. */
+/* The version of this interface, on which library and door must agree. Increase it with every change of the layout of
+ * the structures, or of what a function does. */
 #define STALLOC_DOOR_INTERFACE 7
 
-enum stalloc_door_answer {
+enum stalloc_door_result {
   STALLOC_DOOR_DONE = 0,
-  STALLOC_DOOR_DECLINED = 1,  /* not stalloc's to serve, or not its memory: PyTorch's own allocator answers */
-  STALLOC_DOOR_NO_MEMORY = 2, /* nothing was found, though idle memory was given back for it */
-  STALLOC_DOOR_LATER = 3, /* a capture forbids it now; nothing was changed: ask again when no capture is under way */
-  STALLOC_DOOR_NO_CONTEXT = 4 /* the thread has no context of the device yet: make it current, then ask again */
+  STALLOC_DOOR_DECLINED = 1,  /* not served by stalloc, or not its memory: PyTorch's native allocator must do it */
+  STALLOC_DOOR_NO_MEMORY = 2, /* no memory was found, although idle memory was given back for the request */
+  STALLOC_DOOR_LATER = 3,     /* a stream capture forbids it now, and nothing was changed: call again after captures */
+  STALLOC_DOOR_NO_CONTEXT = 4 /* the thread has no context of the device yet: make it current, then call again */
 };
 
-/* A stream and the device that it is of. */
+/* A stream, and the device to which it belongs. */
 struct stalloc_door_stream {
   void* stream;
   int device;
 };
 
-/* Physical memory of a device that stalloc holds, in bytes, and the part of it that serves only small requests
- * (`small_bytes` of the policy). That part is mapped in [small_begin, small_end). These addresses do not change, and
- * are both 0 as long as there is no such part. Small requests are served from the rest, too; a plan's memory has no
- * such part. */
+/* The physical memory that stalloc holds on a device, in bytes, and the part of it that serves only small requests
+ * (`small_bytes` of the policy). That part is mapped in [small_begin, small_end). These two addresses never change once
+ * they are set; both are 0 until there is such a part. Small requests may be served from the rest, too. A plan's memory
+ * has no such part. */
 struct stalloc_door_held {
   uint64_t all;
   uint64_t for_small;
@@ -43,85 +45,92 @@ struct stalloc_door_held {
   uintptr_t small_end;
 };
 
-/* What stalloc holds of a device. */
+/* The memory of a device, in bytes. */
 struct stalloc_door_memory {
-  uint64_t held;         /* physical memory, live or free */
-  uint64_t free;         /* of it, what nothing lives in */
-  uint64_t largest_hole; /* contiguous, without stitching */
-  uint64_t device_free;  /* as the driver says */
+  uint64_t held;         /* physical memory that stalloc holds, live or free */
+  uint64_t free;         /* the free part of it */
+  uint64_t largest_hole; /* the largest contiguous free range, without stitching */
+  uint64_t device_free;  /* free memory of the device, as the driver reports it */
 };
 
-/* What `describe` calls, one call a range, in ascending order of addresses within each kind. */
+/* `describe` calls these functions once for each range, in ascending order of addresses within each kind. */
 struct stalloc_door_visitor {
-  void* data;
-  /* Memory mapped at its home, whether anything lives in it or not. */
+  void* data; /* passed to each function */
+  /* Memory mapped in the home view, whether or not it is live. */
   void (*home)(void* data, uintptr_t address, uint64_t bytes);
-  /* A block that lives in a stitched view (or in an alias of the plan's), and then each of the home ranges whose bytes
-   * it uses: those are not free there. */
+  /* A live block in a stitched view (or in an alias of the plan's), and then each home range whose bytes it uses, which
+   * therefore are not free there. */
   void (*stitched)(void* data, uintptr_t address, uint64_t bytes);
   void (*used_by_stitched)(void* data, uintptr_t home_address, uint64_t bytes);
 };
 
+/* The functions of the library that a door calls. */
 struct stalloc_door_library {
   uint32_t interface; /* STALLOC_DOOR_INTERFACE */
 
-  /* 0 in a child of fork where CUDA no longer works and after a failure that turned stalloc off: then nothing is
-   * served, and what is freed is forgotten. */
+  /* 0 in a forked child where CUDA no longer works, and after a failure that turned stalloc off. Then nothing is
+   * served, and frees are dropped. */
   int (*is_active)(void); /* NOLINT(modernize-redundant-void-arg): this is C */
-  /* 1 while a trace is recorded: then the door also tells of what PyTorch's own allocator serves (`note`). */
+  /* 1 while a trace is recorded. The door then also reports what the native allocator serves (`record_native`). */
   int (*is_recording)(void); /* NOLINT(modernize-redundant-void-arg) */
 
-  /* Serves a request of `bytes` on `stream`, a stream of `device`, whose context must be current. */
-  enum stalloc_door_answer (*allocate)(int device, size_t bytes, void* stream, const void* caller, void** address);
-  /* Gives back what `allocate` served, behind the work of `stream` so far. `current` is the stream of the device that
-   * the thread works on, which may have been given work on the block: other streams than `stream` get the bytes behind
-   * that, too. Any thread may call, whatever its context. */
-  enum stalloc_door_answer (*free)(void* address, int device, void* stream, void* current);
-  /* The same, when the work so far of all of `streams` is over, the first of which is the one that it was served on.
-   * They go on at once, and so does the caller; nobody is made to wait for them. */
-  enum stalloc_door_answer (*free_after)(void* address, int device, const struct stalloc_door_stream* streams,
+  /* Serves a request of `bytes` on `stream`, a stream of `device`, whose context must be current. `caller` is a return
+   * address in the program, for the trace. */
+  enum stalloc_door_result (*allocate)(int device, size_t bytes, void* stream, const void* caller, void** address);
+  /* Frees what `allocate` served; the memory is reusable behind the work that `stream` was given so far. `current` is
+   * the stream of the device that the thread works on. That stream may have been given work on the block, too, so
+   * streams other than `stream` get the memory behind the work of both. Any thread may call it with any current
+   * context. */
+  enum stalloc_door_result (*free)(void* address, int device, void* stream, void* current);
+  /* Frees it once the work that all of `streams` were given so far is complete. The first is the stream for which the
+   * block was served. Neither the caller nor any stream of the program waits. */
+  enum stalloc_door_result (*free_after)(void* address, int device, const struct stalloc_door_stream* streams,
                                          size_t count);
-  /* The device whose memory the address lies in; -1: it is none that stalloc may have served. A few loads. */
+  /* The device whose heap's address ranges contain the address; -1: none, so that stalloc cannot have served it. Takes
+   * a few loads. */
   int (*device_of)(const void* address);
-  /* The trace shall show a request that PyTorch's own allocator served, and its free. */
-  void (*note)(int device, size_t bytes, void* stream, const void* caller, const void* address);
-  void (*note_freed)(int device, void* stream, const void* address);
+  /* Record in the trace a request that the native allocator served (null: it failed), and its free. */
+  void (*record_native)(int device, size_t bytes, void* stream, const void* caller, const void* address);
+  void (*record_native_free)(int device, void* stream, const void* address);
 
-  /* Offers a block that `allocate` served to other processes of this machine. `text`, the offer's own, tells them by
-   * `open_offer` how to map the memory that the block lies in; it begins `offset` bytes behind the beginning of that.
-   * The offer lasts until `withdraw`, which comes before the block is given back. Otherwise `why` is a line that says
-   * what stands in the way, and stays valid. */
-  enum stalloc_door_answer (*offer)(const void* address, int device, void** offer, const char** text, size_t* bytes,
-                                    uint64_t* offset, const char** why);
-  void (*withdraw)(void* offer);
-  /* Maps what another process offers, for `device`, whose context must be current. `close_offer` unmaps it when the
-   * device is done with all work so far, for which it waits. DECLINED: `text` is no offer of stalloc's; NO_MEMORY: it
-   * cannot be mapped, and `why` says in a line what stands in the way. */
-  enum stalloc_door_answer (*open_offer)(int device, const char* text, size_t bytes, void** base, const char** why);
-  void (*close_offer)(void* base);
-  /* Kernels of `peer` may touch what is opened so for `device`, now or later. */
-  void (*open_to_peer)(int device, int peer);
+  /* Exports a block that `allocate` served to other processes on this machine. `ipc_handle`, of `bytes` bytes, tells
+   * their `map_import` how to map the memory in which the block lies; the block begins `offset` bytes behind the
+   * beginning of that memory. `exported` owns the handle; pass it to `release_export` before the block is freed.
+   * DECLINED: it cannot be exported, as `why` explains. */
+  enum stalloc_door_result (*export_block)(const void* address, int device, void** exported, const char** ipc_handle,
+                                           size_t* bytes, uint64_t* offset, const char** why);
+  void (*release_export)(void* exported);
+  /* Maps what another process has exported, for `device`, whose context must be current. `unmap_import` waits until the
+   * device has completed all work so far, and unmaps it. DECLINED: `ipc_handle` was not made by stalloc. NO_MEMORY: it
+   * cannot be mapped, as `why` explains. */
+  enum stalloc_door_result (*map_import)(int device, const char* ipc_handle, size_t bytes, void** base,
+                                         const char** why);
+  void (*unmap_import)(void* base);
+  /* Kernels of `peer` may access everything that is imported for `device`, now or later. */
+  void (*grant_imports)(int device, int peer);
 
-  /* Four loads, not of the same moment. */
+  /* Reads the four values one after another, so they may be of different moments. */
   struct stalloc_door_held (*held)(int device);
-  /* All of the device's memory; 0 when the driver does not say. Makes no context. */
+  /* All memory of the device; 0 if the driver does not tell. Creates no context. */
   uint64_t (*device_total)(int device);
-  /* 0: nothing is held, and `memory` is filled only as far as it is known. Asks the driver. */
-  int (*memory)(int device, struct stalloc_door_memory* memory);
-  /* Gives idle memory back to the driver, having waited for the device unless a capture is under way. Returns how
-   * much. `wait`: 0 to give back only what the device is done with. */
+  /* Returns 0 if stalloc holds nothing on the device; `memory` is then all 0. Asks the driver. */
+  int (*memory_info)(int device, struct stalloc_door_memory* memory);
+  /* Gives idle memory back to the driver, and returns how many bytes. With `wait`, first waits for the device, unless a
+   * capture is under way; without it, gives back only memory that the device is known to have finished with. */
   uint64_t (*trim)(int device, int wait);
-  /* Waits on the host until the frees of `free_after` are over, unless a capture may be under way. Returns 1 when there
-   * were any: the request that found no memory may now be served. */
+  /* Waits on the host until the frees of `free_after` are complete, unless a capture may be under way. Returns 1 if
+   * there were any: a request that found no memory may succeed now. */
   int (*wait_for_frees)(int device);
-  /* From now on no more than `bytes` are held for the device. What is held already stays until it is idle. */
-  void (*limit)(int device, uint64_t bytes);
-  /* All that is held, under the heap's lock: the visitor must not call back into the library. */
+  /* From now on stalloc creates no memory of the device beyond `bytes`. What it already holds above that stays until it
+   * is idle. */
+  void (*set_limit)(int device, uint64_t bytes);
+  /* Describes all memory that stalloc holds on the device. The visitor is called under the heap's lock, and must not
+   * call the library. */
   void (*describe)(int device, const struct stalloc_door_visitor* visitor);
 };
 
-/* Puts the door in front of PyTorch's allocator. Null: done. Else one line that says why not, which stays valid; then
- * nothing was changed. Called once, when PyTorch is loaded and has not used CUDA yet. */
+/* Puts the door in front of PyTorch's native allocator. Returns null on success, else the reason why not in one line;
+ * nothing was changed then. Called once, when PyTorch is loaded and has not used CUDA yet. */
 typedef const char* (*stalloc_door_open_function)(/* NOLINT(modernize-use-using) */
                                                   const struct stalloc_door_library* library);
 

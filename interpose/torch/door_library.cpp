@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "interpose/session/session.h"
-#include "interpose/torch/offer.h"
-#include "interpose/torch/waiting_streams.h"
+#include "interpose/torch/ipc.h"
+#include "interpose/torch/join_streams.h"
 
 namespace stalloc::torch {
 namespace {
 
 using trace::EventKind;
-using Answer = stalloc_door_answer;
+using Result = stalloc_door_result;
 
 constexpr std::size_t kDevices = 64;
 
-// PyTorch is built for the legacy default stream.
+// PyTorch is compiled for the legacy default stream, so stream 0 always means that one.
 StreamKey key_of(void* stream) noexcept { return make_stream_key(static_cast<CUstream>(stream), false); }
 CUdeviceptr as_address(const void* at) noexcept { return reinterpret_cast<CUdeviceptr>(at); }
 
@@ -46,11 +46,11 @@ int is_recording() {
   return session.active() && session.recorder() != nullptr ? 1 : 0;
 }
 
-Answer serve_from(Heaps& heaps, int device, std::size_t bytes, void* stream, void** address) noexcept {
+Result serve_from(Heaps& heaps, int device, std::size_t bytes, void* stream, void** address) noexcept {
   const CUcontext context = Session::cuda().current_context();
   if (context == nullptr) return STALLOC_DOOR_NO_CONTEXT;
-  serve::Heap* heap = heaps.known(context);
-  if (heap == nullptr) heap = heaps.of_current(context);
+  serve::Heap* heap = heaps.find(context);
+  if (heap == nullptr) heap = heaps.find_or_create(context);
   if (heap == nullptr || heap->device() != device) return STALLOC_DOOR_DECLINED;
   bool exhausted = false;
   const std::optional<CUdeviceptr> served = heap->allocate(bytes, key_of(stream), nullptr, &exhausted);
@@ -59,106 +59,109 @@ Answer serve_from(Heaps& heaps, int device, std::size_t bytes, void* stream, voi
   return STALLOC_DOOR_DONE;
 }
 
-// Recording, or answering a signal, or the first request of all.
-[[gnu::noinline]] Answer allocate_slowly(int device, std::size_t bytes, void* stream, const void* caller,
-                                         void** address) noexcept {
+// For a request while recording, after STALLOC_SIGNAL has arrived, or before the heaps exist.
+[[gnu::noinline]] Result allocate_slow_path(int device, std::size_t bytes, void* stream, const void* caller,
+                                            void** address) noexcept {
   Session& session = Session::get();
   if (!session.active()) return STALLOC_DOOR_DECLINED;
-  if (Session::figures_wanted()) session.answer_signal();
+  if (Session::figures_wanted()) session.log_requested_figures();
   Heaps* heaps = session.heaps();
   if (heaps == nullptr) return STALLOC_DOOR_DECLINED;
-  const Answer answer = serve_from(*heaps, device, bytes, stream, address);
-  if (answer == STALLOC_DOOR_DONE) record(EventKind::AllocAsync, device, bytes, stream, caller, *address);
-  return answer;
+  const Result result = serve_from(*heaps, device, bytes, stream, address);
+  if (result == STALLOC_DOOR_DONE) record(EventKind::AllocAsync, device, bytes, stream, caller, *address);
+  return result;
 }
 
-Answer allocate(int device, std::size_t bytes, void* stream, const void* caller, void** address) {
-  if (Heaps* heaps = Session::only_serving()) return serve_from(*heaps, device, bytes, stream, address);
-  return allocate_slowly(device, bytes, stream, caller, address);
+Result allocate(int device, std::size_t bytes, void* stream, const void* caller, void** address) {
+  if (Heaps* heaps = Session::fast_path_heaps()) return serve_from(*heaps, device, bytes, stream, address);
+  return allocate_slow_path(device, bytes, stream, caller, address);
 }
 
-// True when a free on the stream must wait for the end of a capture.
-bool is_held_up(void* stream) noexcept { return Session::captures().holds(key_of(stream).handle); }
+// Whether a free on the stream must wait for the end of a capture.
+bool is_blocked_by_capture(void* stream) noexcept { return Session::captures().may_be_captured(key_of(stream).handle); }
 
-WaitingStreams& waiting_streams(int device) {
-  static auto* const streams = new std::array<WaitingStreams, kDevices>();
+JoinStreams& join_streams_of(int device) {
+  static auto* const streams = new std::array<JoinStreams, kDevices>();
   return (*streams)[static_cast<std::size_t>(device)];
 }
 
-// A stream behind all of `streams`. Pre: the context of `heap` is current.
-CUresult find_stream_behind(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_door_stream> streams,
-                            CUstream* behind) noexcept {
+// Sets `joined` to a stream that waits for the work of all of `streams`. Pre: the context of `heap` is current.
+CUresult join(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_door_stream> streams,
+              CUstream* joined) noexcept {
   try {
-    std::vector<User> users;
-    for (const stalloc_door_stream& used : streams) {
-      User user{key_of(used.stream).handle, heap.context()};
-      if (used.device != heap.device()) {
-        const serve::Heap* other = heaps.of_device(used.device);
+    std::vector<StreamInContext> used;
+    for (const stalloc_door_stream& each : streams) {
+      StreamInContext stream{key_of(each.stream).handle, heap.context()};
+      if (each.device != heap.device()) {
+        const serve::Heap* other = heaps.of_device(each.device);
         if (other != nullptr) {
-          user.context = other->context();
-        } else if (used.stream == nullptr) {
+          stream.context = other->context();
+        } else if (each.stream == nullptr) {
           return CUDA_ERROR_INVALID_CONTEXT;
-        } else if (const CUresult result = heaps.driver().stream_context(user.stream, &user.context)) {
+        } else if (const CUresult result = heaps.driver().stream_context(stream.stream, &stream.context)) {
           return result;
         }
       }
-      users.push_back(user);
+      used.push_back(stream);
     }
-    return waiting_streams(heap.device()).behind(heaps.driver(), users, behind);
+    return join_streams_of(heap.device()).join(heaps.driver(), used, joined);
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
 }
 
-// Of a block whose stream was destroyed: its work is complete when all of the device's work is. Pre: the heap's context
-// is current.
-Answer give_back_of_destroyed(serve::Heap& heap, void* address) noexcept {
-  if (Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
+// Frees a block whose stream was destroyed. All work of that stream is known to be complete only when all work of the
+// device is. Pre: the heap's context is current.
+Result free_of_destroyed_stream(serve::Heap& heap, void* address) noexcept {
+  if (Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
   Heaps* heaps = Session::known_active_heaps();
-  // Where the device is broken, the bytes are never used again.
+  // If the device has failed, the memory is never reused.
   if (heaps == nullptr || heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
   heap.free_async(as_address(address), key_of(nullptr), /*context_is_current=*/true);
   return STALLOC_DOOR_DONE;
 }
 
-// Frees it behind the work of both streams, where the heap cannot tell them apart. Pre: the heap's context is current.
-CUresult free_behind_both(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
+// Frees a block behind the work of both streams where the heap cannot tell the two apart (Heap::free_used). Pre: the
+// heap's context is current.
+CUresult free_on_joined(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   Heaps* heaps = Session::known_active_heaps();
-  if (heaps == nullptr) return CUDA_SUCCESS;  // the memory goes with the process
+  if (heaps == nullptr) return CUDA_SUCCESS;  // the memory is freed with the process
   const std::array<stalloc_door_stream, 2> both{{{stream, device}, {current, device}}};
-  CUstream behind = nullptr;
-  if (const CUresult result = find_stream_behind(*heaps, heap, both, &behind); result != CUDA_SUCCESS) return result;
-  return heap.free_async(as_address(address), key_of(behind), /*context_is_current=*/true);
+  CUstream joined = nullptr;
+  if (const CUresult result = join(*heaps, heap, both, &joined); result != CUDA_SUCCESS) return result;
+  return heap.free_async(as_address(address), key_of(joined), /*context_is_current=*/true);
 }
 
 // Pre: the heap's context is current.
-Answer give_back(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
+Result free_in_context(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
   CUresult result = stream == current
                         ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
                         : heap.free_with_user(as_address(address), key_of(stream), key_of(current));
-  if (result == CUDA_ERROR_NOT_SUPPORTED) result = free_behind_both(heap, address, device, stream, current);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) result = free_on_joined(heap, address, device, stream, current);
   if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
   if (result == CUDA_ERROR_INVALID_VALUE) {
-    // A capture began just now; or the heap is closed, and has given everything back.
-    return is_held_up(stream) ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
+    // Either a capture has just begun, or the heap is closed and has given everything back.
+    return is_blocked_by_capture(stream) ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
   }
-  return give_back_of_destroyed(heap, address);
+  return free_of_destroyed_stream(heap, address);
 }
 
-Answer free(void* address, int device, void* stream, void* current) {
+Result free(void* address, int device, void* stream, void* current) {
   Heaps* heaps = Session::known_active_heaps();
-  if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory goes with the process
+  if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory is freed with the process
   serve::Heap* heap = heaps->of_device(device);
   if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
-  if (is_held_up(stream)) return STALLOC_DOOR_LATER;
-  if (Session::cuda().current_context() == heap->context()) return give_back(*heap, address, device, stream, current);
+  if (is_blocked_by_capture(stream)) return STALLOC_DOOR_LATER;
+  if (Session::cuda().current_context() == heap->context()) {
+    return free_in_context(*heap, address, device, stream, current);
+  }
   const serve::ContextScope scope(heaps->driver(), heap->context());
-  // Without the context nothing can be ordered: the driver is about to go.
-  return scope.ok() ? give_back(*heap, address, device, stream, current) : STALLOC_DOOR_DONE;
+  // If the context cannot be made current, the driver is shutting down.
+  return scope.ok() ? free_in_context(*heap, address, device, stream, current) : STALLOC_DOOR_DONE;
 }
 
-Answer free_after(void* address, int device, const stalloc_door_stream* streams, std::size_t count) {
+Result free_after(void* address, int device, const stalloc_door_stream* streams, std::size_t count) {
   Heaps* heaps = Session::known_active_heaps();
   if (heaps == nullptr) return STALLOC_DOOR_DONE;
   serve::Heap* heap = heaps->of_device(device);
@@ -166,76 +169,76 @@ Answer free_after(void* address, int device, const stalloc_door_stream* streams,
   if (static_cast<std::size_t>(device) >= kDevices) return STALLOC_DOOR_DECLINED;
   const serve::ContextScope scope(heaps->driver(), heap->context());
   if (!scope.ok()) return STALLOC_DOOR_DONE;
-  CUstream behind = nullptr;
-  const CUresult result = find_stream_behind(*heaps, *heap, {streams, count}, &behind);
+  CUstream joined = nullptr;
+  const CUresult result = join(*heaps, *heap, {streams, count}, &joined);
   if (result == CUDA_SUCCESS) {
-    // It is recorded when it is over (Session).
-    const CUresult freed = heap->free_when_complete(as_address(address), key_of(behind), key_of(streams[0].stream));
-    if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;        // a capture began just now
-    if (freed != CUDA_SUCCESS) return give_back(*heap, address, device, behind, behind);  // no event can be made
+    // The session records the free in the trace once the work is complete (HeapOptions::on_free_complete).
+    const CUresult freed = heap->free_when_complete(as_address(address), key_of(joined), key_of(streams[0].stream));
+    if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;  // a capture has just begun
+    // No event can be created for the free: it is ordered by streams instead.
+    if (freed != CUDA_SUCCESS) return free_in_context(*heap, address, device, joined, joined);
     return STALLOC_DOOR_DONE;
   }
-  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_any()) return STALLOC_DOOR_LATER;
-  // For example, one of the streams was destroyed: its work is complete when all of the device's work is.
+  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
+  // For example, one of the streams was destroyed: its work is known to be complete only when all of its device's is.
   for (std::size_t i = 0; i < count; ++i) {
     const serve::Heap* other = heaps->of_device(streams[i].device);
     const serve::ContextScope its(heaps->driver(), other == nullptr ? heap->context() : other->context());
-    if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;  // broken: never reused
+    // If the device has failed, the memory is never reused.
+    if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
   }
-  return give_back(*heap, address, device, nullptr, nullptr);
+  return free_in_context(*heap, address, device, nullptr, nullptr);
 }
 
 int device_of(const void* address) {
   Heaps* heaps = Session::get().known_heaps();
   if (heaps == nullptr) return -1;
-  const serve::Heap* heap = heaps->owning(as_address(address));
+  const serve::Heap* heap = heaps->find_owner(as_address(address));
   return heap == nullptr ? -1 : heap->device();
 }
 
-void note(int device, std::size_t bytes, void* stream, const void* caller, const void* address) {
+void record_native(int device, std::size_t bytes, void* stream, const void* caller, const void* address) {
   if (Session::get().active()) {
     record(EventKind::AllocAsync, device, bytes, stream, caller, address, address == nullptr);
   }
 }
 
-void note_freed(int device, void* stream, const void* address) {
+void record_native_free(int device, void* stream, const void* address) {
   if (Session::get().active()) record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
 }
 
-Answer offer(const void* address, int device, void** made, const char** text, std::size_t* bytes, std::uint64_t* offset,
-             const char** why) {
+Result export_block(const void* address, int device, void** exported, const char** ipc_handle, std::size_t* bytes,
+                    std::uint64_t* offset, const char** why) {
   Heaps* heaps = Session::known_active_heaps();
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_device(device);
   if (heap == nullptr) return *why = "stalloc serves nothing any more", STALLOC_DOOR_DECLINED;
-  Offer* fresh = Offer::make(*heap, heaps->driver(), as_address(address), why);
-  if (fresh == nullptr) return STALLOC_DOOR_DECLINED;
-  *made = fresh;
-  *text = fresh->text().data();
-  *bytes = fresh->text().size();
-  *offset = fresh->offset();
+  ExportedBlock* block = ExportedBlock::create(*heap, heaps->driver(), as_address(address), why);
+  if (block == nullptr) return STALLOC_DOOR_DECLINED;
+  *exported = block;
+  *ipc_handle = block->ipc_handle().data();
+  *bytes = block->ipc_handle().size();
+  *offset = block->offset();
   return STALLOC_DOOR_DONE;
 }
 
-void withdraw(void* offer) { delete static_cast<Offer*>(offer); }
+void release_export(void* exported) { delete static_cast<ExportedBlock*>(exported); }
 
-Answer open_offer(int device, const char* text, std::size_t bytes, void** base, const char** why) {
-  if (!Offer::is_text({text, bytes})) return STALLOC_DOOR_DECLINED;
+Result map_import(int device, const char* ipc_handle, std::size_t bytes, void** base, const char** why) {
+  if (!is_ipc_handle({ipc_handle, bytes})) return STALLOC_DOOR_DECLINED;
   Session& session = Session::get();
   Heaps* heaps = session.active() ? session.heaps() : nullptr;
   if (heaps == nullptr) return *why = "stalloc serves nothing in this process", STALLOC_DOOR_NO_MEMORY;
-  const CUdeviceptr at = open_text(heaps->driver(), device, {text, bytes}, why);
+  const CUdeviceptr at = torch::map_import(heaps->driver(), device, {ipc_handle, bytes}, why);
   *base = reinterpret_cast<void*>(at);
   return at == 0 ? STALLOC_DOOR_NO_MEMORY : STALLOC_DOOR_DONE;
 }
 
-void open_to_peer(int device, int peer) {
-  if (Heaps* heaps = Session::known_active_heaps()) give_peer_opened(heaps->driver(), device, peer);
+void unmap_import(void* base) {
+  if (Heaps* heaps = Session::known_active_heaps()) torch::unmap_import(heaps->driver(), as_address(base));
 }
 
-void close_offer(void* base) {
-  Session& session = Session::get();
-  if (Heaps* heaps = session.active() ? session.known_heaps() : nullptr)
-    close_opened(heaps->driver(), as_address(base));
+void grant_imports(int device, int peer) {
+  if (Heaps* heaps = Session::known_active_heaps()) torch::grant_imports(heaps->driver(), device, peer);
 }
 
 serve::Heap* heap_of(int device) noexcept {
@@ -258,7 +261,7 @@ std::uint64_t device_total(int device) {
   }
 }
 
-int memory(int device, stalloc_door_memory* memory) {
+int memory_info(int device, stalloc_door_memory* memory) {
   *memory = {};
   serve::Heap* heap = heap_of(device);
   if (heap == nullptr) return 0;
@@ -280,8 +283,8 @@ std::uint64_t trim(int device, int wait) {
   if (heap == nullptr) return 0;
   serve::Driver& driver = Session::get().known_heaps()->driver();
   const serve::ContextScope scope(driver, heap->context());
-  // Waiting for a device would break every capture on it.
-  if (wait != 0 && scope.ok() && !Session::captures().may_be_any()) {
+  // Waiting for the device would invalidate every capture on it.
+  if (wait != 0 && scope.ok() && !Session::captures().may_be_active()) {
     heap->before_synchronization();
     driver.synchronize_context();
   }
@@ -290,10 +293,10 @@ std::uint64_t trim(int device, int wait) {
 
 int wait_for_frees(int device) {
   serve::Heap* heap = heap_of(device);
-  return heap != nullptr && !Session::captures().may_be_any() && heap->wait_for_pending_frees() ? 1 : 0;
+  return heap != nullptr && !Session::captures().may_be_active() && heap->wait_for_pending_frees() ? 1 : 0;
 }
 
-void limit(int device, std::uint64_t bytes) {
+void set_limit(int device, std::uint64_t bytes) {
   Session& session = Session::get();
   if (Heaps* heaps = session.active() ? session.heaps() : nullptr) heaps->set_limit(device, bytes);
 }
@@ -314,27 +317,29 @@ void describe(int device, const stalloc_door_visitor* visitor) {
 }  // namespace
 
 const stalloc_door_library& door_library() noexcept {
-  static constexpr stalloc_door_library kLibrary = {STALLOC_DOOR_INTERFACE,
-                                                    is_active,
-                                                    is_recording,
-                                                    allocate,
-                                                    free,
-                                                    free_after,
-                                                    device_of,
-                                                    note,
-                                                    note_freed,
-                                                    offer,
-                                                    withdraw,
-                                                    open_offer,
-                                                    close_offer,
-                                                    open_to_peer,
-                                                    held,
-                                                    device_total,
-                                                    memory,
-                                                    trim,
-                                                    wait_for_frees,
-                                                    limit,
-                                                    describe};
+  static constexpr stalloc_door_library kLibrary = {
+      .interface = STALLOC_DOOR_INTERFACE,
+      .is_active = is_active,
+      .is_recording = is_recording,
+      .allocate = allocate,
+      .free = free,
+      .free_after = free_after,
+      .device_of = device_of,
+      .record_native = record_native,
+      .record_native_free = record_native_free,
+      .export_block = export_block,
+      .release_export = release_export,
+      .map_import = map_import,
+      .unmap_import = unmap_import,
+      .grant_imports = grant_imports,
+      .held = held,
+      .device_total = device_total,
+      .memory_info = memory_info,
+      .trim = trim,
+      .wait_for_frees = wait_for_frees,
+      .set_limit = set_limit,
+      .describe = describe,
+  };
   return kLibrary;
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library offers to a door: its side of door.h.
+// The library's functions for a door: its side of door.h.
 #pragma once
 
 #include "interpose/torch/door.h"
 
 namespace stalloc::torch {
 
-// Valid for good.
+// Valid for the life of the process. Thread-safe.
 const stalloc_door_library& door_library() noexcept;
 
 }  // namespace stalloc::torch

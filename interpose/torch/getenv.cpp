@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// getenv: while PyTorch is being loaded, it gets the allocator configuration that road.h decides on; all other callers
-// get what the environment says.
+// Replaces getenv: PyTorch's libraries get the allocator configuration that integration.h determines, and all other
+// callers the environment's own value.
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstring>
 
-#include "interpose/torch/road.h"
+#include "interpose/torch/integration.h"
 
 namespace {
 
-// Does what glibc's getenv does. Looking that up might allocate memory while the memory allocator is reading its
-// options.
+// Does what glibc's getenv does. Finding glibc's function might allocate host memory, and a memory allocator may call
+// getenv while it starts.
 char* look_up(const char* name) noexcept {
   if (name == nullptr || environ == nullptr || *name == '\0') return nullptr;
   const std::size_t length = std::strlen(name);
@@ -25,5 +25,5 @@ char* look_up(const char* name) noexcept {
 
 extern "C" __attribute__((visibility("default"))) char* getenv(const char* name) noexcept {
   char* value = look_up(name);
-  return const_cast<char*>(stalloc::torch::configuration(name, __builtin_return_address(0), value));
+  return const_cast<char*>(stalloc::torch::configuration_for(name, __builtin_return_address(0), value));
 }

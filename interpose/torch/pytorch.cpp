@@ -14,7 +14,7 @@ namespace stalloc::torch {
 namespace {
 
 constexpr std::string_view kLibrary = "libc10_cuda.so";
-// Of libc10.so, as it is mangled with the C++11 ABI of std::string.
+// A function of libc10.so, mangled with the C++11 ABI of std::string.
 constexpr const char* kNewStrings =
     "_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 
@@ -43,7 +43,7 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-// The beginning of a file; empty when it cannot be read.
+// Returns up to 4096 bytes of a file; none if it cannot be read.
 std::string read_beginning(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "re");
   if (file == nullptr) return {};
@@ -53,7 +53,7 @@ std::string read_beginning(const std::string& path) {
   return {text.data(), bytes};
 }
 
-// A wheel has torch/lib and torch/version.py; what is made for C++ programs has lib and build-version.
+// Wheels have torch/lib and torch/version.py. PyTorch's distribution for C++ programs has lib and build-version.
 std::string read_version(const std::string& library) {
   const std::string root = folder_of(library) + "/../";
   constexpr std::string_view kAssignment = "__version__ = '";
@@ -98,7 +98,7 @@ std::string door_version(const std::string& version) {
     if (&end != &ends.back() && (at >= version.size() || version[at++] != '.')) return version;
   }
   const bool release = at == version.size() || version[at] == '+';
-  // "+cu130" says which CUDA; "+git1234" or a vendor's own mark may be other sources.
+  // "+cu130" only names the CUDA version. A build with another suffix, such as "+git1234", may have other sources.
   const bool known = at == version.size() || version.compare(at, 3, "+cu") == 0;
   return release && known ? version.substr(0, ends[1]) : version;
 }

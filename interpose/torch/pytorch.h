@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The PyTorch that is loaded into this process, and the door that fits it.
+// Finds the PyTorch that is loaded into this process, and the door for it.
 #pragma once
 
 #include <string>
@@ -10,20 +10,21 @@ namespace stalloc::torch {
 
 struct PyTorch {
   loader::Module allocator;  // libc10_cuda.so
-  std::string version;       // as version.py says, "2.11.0+cu130"; empty when it does not
-  bool new_strings = true;   // built with the C++11 ABI of std::string, as all are but the wheels of 2.6 on PyPI
+  std::string version;       // from version.py, for example "2.11.0+cu130"; empty: unknown
+  bool new_strings = true;   // built with the C++11 ABI of std::string; only PyPI's wheels of 2.6 are not
 };
 
-// False when libc10_cuda.so is not loaded: there is no PyTorch yet, or one without CUDA. Takes the loader's lock.
-// Throws std::bad_alloc.
+// False if libc10_cuda.so is not loaded: PyTorch is not loaded yet, or has no CUDA. Takes the dynamic loader's lock.
+// Throws std::bad_alloc. Thread-safe.
 bool find_pytorch(PyTorch* found);
 
-// The file of the door for it: the one built for just this version, else the one of its release, in `folder` (may be
-// empty), else beside the library. Empty when there is none. Throws std::bad_alloc.
+// Returns the path of the door for `pytorch`; empty if there is none. Searches `folder`, which may be empty, then
+// stalloc-torch beside the library; in each, a door for exactly this version, then one for its release. Throws
+// std::bad_alloc. Thread-safe.
 std::string find_door(const PyTorch& pytorch, const std::string& folder);
 
-// What a door's file is named after: "2.11" for the releases 2.11.x of whatever CUDA; the whole version for anything
-// else, a nightly say, of which no two need be alike. Throws std::bad_alloc.
+// The version in the file name of a door: "2.11" for all releases 2.11.x with any CUDA. For other builds, such as
+// nightlies, it is the whole version, since any two of them may differ. Throws std::bad_alloc. Pure.
 std::string door_version(const std::string& version);
 
 }  // namespace stalloc::torch

@@ -53,6 +53,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/cross_stream.h"
 #include "plan/online/handle_placement.h"
 #include "plan/online/mapped_memory.h"
 #include "plan/online/mapping_budget.h"

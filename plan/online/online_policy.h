@@ -9,18 +9,6 @@
 
 namespace stalloc::plan {
 
-// What a request may do about bytes that another stream freed and may still use. Bytes whose last use is known to be
-// complete can be used at once with any value.
-enum class CrossStream : std::uint8_t {
-  OrderThenGrow,  // wait for the other stream on the device (an event), create memory only when there is none: least
-                  // memory
-  GrowThenOrder,  // create memory, wait only when there is no more: least waiting
-  Never,          // never wait for another stream
-  Share,          // take the best place, whichever stream freed it, and wait for that free, except for small requests:
-                  // least mapping, since a repetitive program soon finds its places again
-};
-inline constexpr CrossStream kDefaultCrossStream = CrossStream::Share;
-
 // The parameters for serving requests without a plan, on a device and in simulations alike.
 struct OnlinePolicy {
 #define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;

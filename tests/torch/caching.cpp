@@ -34,7 +34,7 @@ CHECK_OF_DOOR(caching_disabled_and_enabled) {
   uncached.clear();
 }
 
-// What was cached goes back to the cache, and is not unmapped under the allocator.
+// Cached memory that is freed while caching is off returns to the cache, and is not unmapped.
 CHECK_OF_DOOR(freed_while_caching_is_disabled) {
   c10::DataPtr pooled = allocate_in_pool(8 * kMiB);
   c10::DataPtr eager = allocator().allocate(8 * kMiB);
@@ -48,7 +48,7 @@ CHECK_OF_DOOR(freed_while_caching_is_disabled) {
   MUST(cudaDeviceSynchronize());
 }
 
-// PyTorch looks at the variable when it is first asked for memory, which may be later than the door was opened.
+// PyTorch reads the variable at the first request, which may come after the door was opened.
 CHECK_OF_DOOR(caching_disabled_by_the_program) {
   setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", 1);
   c10::DataPtr first = allocator().allocate(5 * kMiB);
@@ -60,7 +60,7 @@ CHECK_OF_DOOR(caching_disabled_by_the_program) {
   first.clear();
 }
 
-// A tensor that the native allocator gave out before the door was opened is kept for other streams, too.
+// recordStream also works for a tensor that the native allocator served before the door was opened.
 CHECK_OF_DOOR(record_stream_of_an_early_tensor) {
   const Stream main = make_stream();
   const Stream side = make_stream();

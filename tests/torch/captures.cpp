@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captures, private pools and checkpoints, which are left to the native allocator beneath the door.
+// Captures, private pools and checkpoints, which the door leaves to the native allocator.
 #include <optional>
 #include <unordered_set>
 
@@ -16,7 +16,7 @@ void add_pool_user([[maybe_unused]] const c10::cuda::MempoolId_t& pool) {
 #endif
 }
 
-// Captures as torch.cuda.graph does, with a private pool for what the stream allocates meanwhile.
+// Captures as torch.cuda.graph does: requests on the stream come from a private pool meanwhile.
 class Capture {
  public:
   Capture(Stream stream, c10::cuda::MempoolId_t pool) : stream_(stream), pool_(pool) {
@@ -126,7 +126,7 @@ CHECK_OF_DOOR(user_pools) {
   allocator().releasePool(0, pool);
 }
 
-// The state of a pool is kept and restored, as graph trees do.
+// The state of a pool is saved and restored, as graph trees do.
 CHECK_OF_DOOR(checkpoints) {
   const c10::cuda::MempoolId_t pool{4, 0};
   add_pool_user(pool);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints what an allocation of a tensor and its free cost the host. On simcuda that is the allocators' own work alone.
+// Prints the host time of an allocation and free of a tensor. On simcuda it is that of the allocators alone.
 #include <chrono>
 
 #include "tests/torch/pytorch.h"
 
 namespace stalloc::torch_test {
 
-CHECK_OF_DOOR(cost_of_a_pair) {
+CHECK_OF_DOOR(cost_of_an_allocation_and_free) {
   const On on(make_stream());
   for (const std::size_t bytes : {std::size_t{1} << 10, kMiB, 64 * kMiB}) {
     constexpr int kPairs = 20000;

@@ -13,8 +13,8 @@ native::SnapshotInfo snapshot() { return allocator().snapshot(); }
 
 bool is_planned() { return std::getenv("STALLOC_PLAN") != nullptr; }
 
-// Expects of a snapshot and of the statistics what PyTorch's own tests do (test_cuda.py,
-// _check_memory_stat_consistency): in all, and of the pools of small and of large blocks.
+// Expects that a snapshot and the statistics agree, as PyTorch's own tests do (test_cuda.py,
+// _check_memory_stat_consistency): in total, and in the pools of small and of large blocks.
 void expect_consistent() {
   const native::SnapshotInfo shown = snapshot();
   const Figures stats = figures();
@@ -55,7 +55,7 @@ CHECK_OF_DOOR(statistics) {
     EXPECT(stats.allocation[0].current == 2);
     EXPECT(stats.reserved_bytes[0].current >= stats.allocated_bytes[0].current);
     expect_consistent();
-    // by pools, as PyTorch's own allocator has them: [1] of small blocks, [2] of large ones
+    // by PyTorch's pools: [1] of small blocks, [2] of large ones
     EXPECT(stats.allocation[1].current == 1 && stats.allocation[2].current == 1);
     EXPECT(stats.allocated_bytes[1].current == 1024 && stats.requested_bytes[1].current == 1000);
     EXPECT(stats.allocated_bytes[2].current == static_cast<std::int64_t>(5 * kMiB));
@@ -72,7 +72,7 @@ CHECK_OF_DOOR(statistics) {
     EXPECT(figures().allocation[1].current == 1 && figures().allocation[2].current == 1);
     const std::int64_t reserved = figures().reserved_bytes[1].current;
     Tensor smaller(512);
-    // there is room in what is reserved for small ones; a plan has no such part
+    // there is room in the memory reserved for small requests; a plan has no such part
     EXPECT(is_planned() || figures().reserved_bytes[1].current == reserved);
   }
   EXPECT(figures().allocated_bytes[0].peak == static_cast<std::int64_t>(1024 + 5 * kMiB));
@@ -86,8 +86,8 @@ CHECK_OF_DOOR(statistics) {
   EXPECT(is_planned() || figures().reserved_bytes[0].current == 0);  // a plan keeps its memory
 }
 
-// How often memory came from the driver, and went back.
-CHECK_OF_DOOR(allocations_of_the_device) {
+// How often memory was allocated from the driver, and given back to it.
+CHECK_OF_DOOR(device_allocations_and_frees) {
   { Tensor tensor(300 * kMiB); }
   EXPECT(is_planned() || figures().num_device_alloc >= 1);
   EXPECT(figures().num_device_free == 0);
@@ -98,8 +98,8 @@ CHECK_OF_DOOR(allocations_of_the_device) {
   EXPECT(figures().num_device_alloc == 0 && figures().num_device_free == 0);
 }
 
-// Of a device that there is not, nothing is told but the error.
-CHECK_OF_DOOR(devices_that_are_not) {
+// Calls for a device that does not exist throw.
+CHECK_OF_DOOR(invalid_devices) {
   const auto refuses = [](auto call) {
     try {
       call();
@@ -122,8 +122,8 @@ CHECK_OF_DOOR(devices_that_are_not) {
   }
 }
 
-// A peak is that of both halves together, not the sum of two peaks at different times.
-CHECK_OF_DOOR(peaks_of_both_halves) {
+// A peak is that of both allocators together, not the sum of two peaks at different times.
+CHECK_OF_DOOR(peaks_of_both_allocators) {
   const c10::cuda::MempoolId_t pool{0, 77};
   { Tensor own(40 * kMiB); }
   allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
@@ -183,8 +183,8 @@ CHECK_OF_DOOR(refused_once) {
   settle();
 }
 
-// Idle memory of one half serves the other.
-CHECK_OF_DOOR(halves_give_way) {
+// Each allocator releases idle memory for the other.
+CHECK_OF_DOOR(idle_memory_serves_the_other_allocator) {
   if (!is_door_open()) return;
   const c10::cuda::MempoolId_t pool{0, 78};
   { Tensor own(1200 * kMiB); }

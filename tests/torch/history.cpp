@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The history and snapshots, and those who watch it: recorders of stacks, trackers, observers.
+// The memory history and snapshots, recorders of stacks, and trackers.
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -86,7 +86,7 @@ CHECK_OF_DOOR(history_of_two_devices) {
   MUST(cudaSetDevice(0));
 }
 
-// A free shows the stack of the allocation where it has none of its own.
+// A free without a stack of its own shows that of the allocation.
 CHECK_OF_DOOR(stacks_of_frees) {
   for (const RecordContext when : {RecordContext::STATE, RecordContext::ALLOC, RecordContext::ALL}) {
     keep_history(gather, when);
@@ -121,8 +121,8 @@ CHECK_OF_DOOR(history_of_a_thread_that_ends) {
   EXPECT(count(entries, TraceEntry::FREE_REQUESTED) == 3 && count(entries, TraceEntry::FREE_COMPLETED) == 3);
 }
 
-// A tracker may ask the allocator, and wait for another thread that does.
-CHECK_OF_DOOR(tracker_that_asks) {
+// A tracker may call the allocator, and wait for another thread that does.
+CHECK_OF_DOOR(tracker_that_calls_the_allocator) {
   static bool inside = false;
   static int told = 0;
   allocator().attachAllocatorTraceTracker([](const TraceEntry& entry) {
@@ -138,8 +138,8 @@ CHECK_OF_DOOR(tracker_that_asks) {
   EXPECT(told == 1);
 }
 
-// A request that nobody gets is given back.
-CHECK_OF_DOOR(watchers_that_throw) {
+// If a recorder or a tracker throws, the block is freed.
+CHECK_OF_DOOR(recorders_and_trackers_that_throw) {
   keep_history(gather_or_throw, RecordContext::ALL);
   refuses = true;
   EXPECT(throws([] { (void)allocator().raw_alloc(1500 * kMiB); }));

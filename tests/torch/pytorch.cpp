@@ -37,7 +37,7 @@ void record_history(bool enabled, native::CreateContextFn recorder, native::Reco
 std::mutex readings_mutex;
 std::vector<Reading> readings;
 
-// Bytes that are read at the beginning, the middle and the end of a large tensor, enough to tell whose it is.
+// Bytes that are read back at the beginning, the middle and the end of a large tensor.
 constexpr std::size_t kShown = 64 << 10;
 
 void read_part(const char* from, std::size_t bytes, int pattern, cudaStream_t stream) {
@@ -177,7 +177,7 @@ std::vector<std::pair<std::string, Check>>& checks() {
 
 }  // namespace stalloc::torch_test
 
-// Runs the check that is named, or lists the checks when none is.
+// Runs the named check; without a name, lists all checks.
 int main(int count, char** arguments) {
   using namespace stalloc::torch_test;
   if (count == 1) {

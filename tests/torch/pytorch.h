@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the tests of PyTorch's door: PyTorch's allocator as its own code uses it, streams, and tensors whose
-// contents are checked. A failure ends the process; each check has a process of its own.
+// Shared by the tests of PyTorch's door: access to PyTorch's allocator, streams, and tensors whose contents are
+// checked. Each check runs in its own process, and a failure ends that process.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -29,9 +29,9 @@ using Stream = c10::cuda::CUDAStream;
   std::fflush(nullptr);
   std::_Exit(1);
 }
-#define EXPECT(condition)                                                                     \
-  do {                                                                                        \
-    if (!(condition)) ::stalloc::torch_test::fail(__FILE__, __LINE__, "not so: " #condition); \
+#define EXPECT(condition)                                                                       \
+  do {                                                                                          \
+    if (!(condition)) ::stalloc::torch_test::fail(__FILE__, __LINE__, "expected: " #condition); \
   } while (false)
 #define MUST(call)                                                                                                 \
   do {                                                                                                             \
@@ -49,9 +49,9 @@ inline native::CUDAAllocator& allocator() { return *native::get(); }
 inline Stream make_stream(int device = 0) {
   return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
 }
-// PyTorch's own allocator, as it was before a door could be opened.
+// PyTorch's native allocator, read before a door could be opened.
 native::CUDAAllocator& early_allocator();
-// True when a door is open: then PyTorch's allocator is not in PyTorch's own library.
+// Whether PyTorch's current allocator is a door, and not code of PyTorch's own library.
 bool is_door_open();
 
 // Makes a stream the calling thread's current one during this object's lifetime.
@@ -80,7 +80,7 @@ class Ledger {
 };
 Ledger& ledger();
 
-// A tensor that is filled on its stream with a pattern of its own, which it must still hold when it is freed.
+// A tensor that is filled with its own pattern on its stream, and must still contain it when it is freed.
 class Tensor {
  public:
   // Allocates on the current stream of the current device.
@@ -129,11 +129,11 @@ void settle();
 using Figures = c10::CachingDeviceAllocator::DeviceStats;
 inline Figures figures(int device = 0) { return allocator().getDeviceStats(static_cast<c10::DeviceIndex>(device)); }
 
-// Switches the history on, with stacks of `recorder` for what `when` names, or off.
+// Switch the memory history on, with stacks from `recorder` at the level `when`, and off.
 void keep_history(native::CreateContextFn recorder, native::RecordContext when, std::size_t most = 1000);
 void stop_history();
 
-// Name and function of every check (checks.cpp and others).
+// Name and function of every check.
 using Check = void (*)();
 std::vector<std::pair<std::string, Check>>& checks();
 struct Register {

@@ -20,14 +20,14 @@ import sys
 import tempfile
 
 EMULATOR = os.environ.get("TEST_EMULATOR", "").split()  # runs the programs of a cross-build (tests/CMakeLists.txt)
-# The checks that the backend cudaMallocAsync can pass.
+# The checks that the backend cudaMallocAsync passes.
 OF_BACKEND = {"random_program", "random_threads", "record_stream"}
 # Not checked with a plan: its memory is created before anybody can set a limit, and stays as long as the plan is in
 # force; and memory that was not exported in the recorded run is served from it.
-NOT_OF_PLAN = {"halves_give_way", "memory_fraction", "exporting_a_librarys_buffer"}
+NOT_OF_PLAN = {"idle_memory_serves_the_other_allocator", "memory_fraction", "exporting_a_librarys_buffer"}
 # These checks start the program once more, which an emulator of single programs cannot.
-NOT_EMULATED = {"sharing_between_processes", "sharing_what_is_gone"} if EMULATOR else set()
-DELAYED = "record_stream_does_not_stall"  # frees a tensor of DELAYED_BYTES, which is not over while it makes ten others
+NOT_EMULATED = {"sharing_between_processes", "sharing_after_the_sender_has_ended"} if EMULATOR else set()
+DELAYED = "record_stream_does_not_stall"  # makes ten tensors while the free of one of DELAYED_BYTES is pending
 DELAYED_BYTES = 8 << 20
 # How often the library warns that there is no memory: once when the device refuses it, and not for the user's own share.
 WARNINGS = {"refused_once": 1, "memory_fraction": 0}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors between processes, as torch.multiprocessing sends them. The check starts its own program once more as the
-// receiver, whose environment says what to open.
+// Tensors shared between processes, as torch.multiprocessing does. A check starts its own program once more as the
+// receiver, and passes the handle in the environment.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -85,7 +85,7 @@ void copy_from_peer(char* to, const std::vector<unsigned char>& bytes) {
 
 }  // namespace
 
-// The receiver's part. The check does nothing unless another check starts it.
+// The receiver. It does nothing unless another check has started it.
 CHECK_OF_DOOR(receive) {
   const char* text = std::getenv(kHandle);
   if (text == nullptr) return;
@@ -142,7 +142,7 @@ CHECK_OF_DOOR(exporting_a_librarys_buffer) {
   }
 }
 
-CHECK_OF_DOOR(sharing_what_is_gone) {
+CHECK_OF_DOOR(sharing_after_the_sender_has_ended) {
   if (!is_door_open()) return;
   native::ShareableHandle shared;
   {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eager tensors: contents, order between streams, threads, devices, memory given back.
+// Eager tensors: their contents, the order between streams, threads, devices, and memory that is given back.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ std::size_t any_size(std::mt19937& random) {
   return kSizes[random() % std::size(kSizes)] + random() % 700;
 }
 
-// A program of one thread: tensors come and go on several streams and are used on others, and caches are emptied.
+// A random program of one thread: tensors are made on several streams and used on others, and caches are emptied.
 void run_program(unsigned seed, int steps, int device, std::size_t most_live) {
   MUST(cudaSetDevice(device));
   std::mt19937 random(seed);
@@ -131,7 +131,7 @@ CHECK_OF_DOOR(record_stream_does_not_stall) {
   settle();
 }
 
-// Where memory is short, a request waits for the streams that still use freed memory, as it does natively.
+// If memory is short, a request waits for the streams that still use freed memory, as with the native allocator.
 CHECK_OF_DOOR(record_stream_where_memory_is_short) {
   const Stream side = make_stream();
   const Stream slow = make_stream();
@@ -156,8 +156,7 @@ CHECK_OF_DOOR(record_stream_where_memory_is_short) {
   settle();
 }
 
-// A tensor may outlive its stream, which belongs to somebody else. Its memory serves others then, and can be given
-// back.
+// A tensor may outlive its stream, if the program has created that itself. Its memory can be reused and given back.
 CHECK_OF_DOOR(freed_after_its_stream) {
   for (int round = 0; round < 20; ++round) {
     cudaStream_t raw = nullptr;
@@ -176,8 +175,8 @@ CHECK_OF_DOOR(freed_after_its_stream) {
   settle();
 }
 
-// Memory that is freed while the process ends, or a thread: behind the destructors of thread-local variables PyTorch no
-// longer knows what stream the thread works on, and answers what is left in memory that it has freed.
+// Memory that is freed while the process or a thread ends. After PyTorch's thread-local variables were destroyed, its
+// table of current streams is freed memory, which must not be read.
 CHECK_OF_DOOR(freed_at_the_end) {
   static std::vector<c10::DataPtr> of_process;
   static std::vector<c10::DataPtr> of_thread;
@@ -203,9 +202,9 @@ CHECK_OF_DOOR(freed_at_the_end) {
   EXPECT(of_thread.empty());
 }
 
-// A tensor that another stream reads is freed there, and PyTorch is not told. The native allocator gives its memory to
-// the stream that it was made on, so that a program which leaves that stream idle gets away with it: a third stream
-// must not overwrite what the second one still reads.
+// A tensor that another stream reads is freed while that stream is current, without recordStream. The native allocator
+// reuses its memory only on the stream for which it was made, which is harmless if that stream is idle. So a third
+// stream must not overwrite what the second one still reads.
 CHECK_OF_DOOR(used_elsewhere_without_record_stream) {
   const Stream main = make_stream();
   const Stream reader = make_stream();
@@ -240,7 +239,7 @@ CHECK_OF_DOOR(used_elsewhere_without_record_stream) {
   }
 }
 
-// Freed memory is kept for the next tensors until the cache is emptied. Synchronising gives nothing back.
+// Freed memory is kept for later tensors until the cache is emptied. Synchronising gives nothing back.
 CHECK_OF_DOOR(idle_memory_is_kept) {
   { const Tensor tensor(100 * kMiB); }
   settle();
@@ -291,7 +290,7 @@ CHECK_OF_DOOR(raw_and_base) {
   EXPECT(allocator().is_simple_data_ptr(pointer));
 }
 
-// A child of fork frees what it inherited, and ends.
+// A forked child frees the tensors that it inherited, and ends.
 CHECK_OF_DOOR(fork_child) {
   Tensor tensor(kMiB);
   settle();

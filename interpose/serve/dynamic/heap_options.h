@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "plan/cross_stream.h"
 #include "plan/online/online_policy.h"
 
 namespace stalloc {

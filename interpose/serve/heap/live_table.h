@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "interpose/base/address_table.h"
 #include "interpose/serve/heap/figures.h"
 #include "interpose/serve/streams/free_marks.h"
 
@@ -32,18 +33,17 @@ struct LiveEntry {
   std::uint64_t number = 0;          // assigned by `insert`; unique in the table for all time
 };
 
-// A hash table with open addressing and linear probing, at most half full. Not thread-safe: the heap's lock protects
-// it. Nothing throws.
+// The live entries by address, and on demand an ordered index of them. Not thread-safe: the heap's lock protects it.
+// Nothing throws.
 class LiveTable {
  public:
   // Makes room for one more entry, so that the next `insert` cannot fail. False: host memory is missing.
-  [[nodiscard]] bool reserve_one() noexcept { return size_ * 2 < capacity_ || grow(); }
+  [[nodiscard]] bool reserve_one() noexcept { return table_.reserve_one(); }
   // Pre: there is room (reserve_one), and entry.address is neither 0 nor in the table.
-  void insert(const LiveEntry& entry) noexcept {
-    Cell& cell = cells_[locate(entry.address)];
+  [[gnu::always_inline]] void insert(const LiveEntry& entry) noexcept {
+    Cell& cell = table_.insert(entry.address);
     cell = entry;
     cell.number = ++last_number_;
-    ++size_;
     if (index_) [[unlikely]] {
       index_insert(entry.address, entry.bytes);
     }
@@ -51,16 +51,10 @@ class LiveTable {
   // The entry that starts at `address`; null: there is none. Valid until the next insert or erase.
   [[nodiscard]] const LiveEntry* find(CUdeviceptr address) const noexcept;
   // Pre: an entry starts at `address`.
-  void set_sync_memops(CUdeviceptr address, bool set) noexcept { cells_[locate(address)].sync_memops = set; }
+  void set_sync_memops(CUdeviceptr address, bool set) noexcept;
   // Removes the entry that starts at `address` and copies it to `entry`. False: there is none.
   bool erase(CUdeviceptr address, LiveEntry* entry) noexcept {
-    if (size_ == 0 || address == 0) return false;
-    const std::size_t cell = locate(address);
-    if (cells_[cell].address != address) return false;
-    *entry = cells_[cell];
-    cells_[cell].address = 0;
-    --size_;
-    if (cells_[next(cell)].address != 0) close_gap(cell);
+    if (!table_.erase(address, entry)) return false;
     if (index_) [[unlikely]] {
       index_erase(address);
     }
@@ -69,9 +63,7 @@ class LiveTable {
   // Calls `visit(const LiveEntry&)` for each entry, in no particular order.
   template <class Visit>
   void for_each(Visit visit) const {
-    for (std::size_t cell = 0; cell < capacity_; ++cell) {
-      if (cells_[cell].address != 0) visit(static_cast<const LiveEntry&>(cells_[cell]));
-    }
+    table_.for_each([&visit](const LiveEntry& entry) { visit(entry); });
   }
   // Removes all entries.
   void clear() noexcept;
@@ -79,7 +71,7 @@ class LiveTable {
   // first other address builds an ordered index, which is updated at each change until it has not been used for a long
   // time. If host memory for the index is missing, all entries are searched. Pre: no two entries share a byte.
   [[nodiscard]] const LiveEntry* find_holding(CUdeviceptr address) noexcept;
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
   [[nodiscard]] bool has_index() const noexcept { return index_ != nullptr; }
 
  private:
@@ -88,8 +80,6 @@ class LiveTable {
     using LiveEntry::operator=;
   };
 
-  bool grow() noexcept;
-  void close_gap(std::size_t gap) noexcept;
   const LiveEntry* scan_for(CUdeviceptr address) const noexcept;
   bool make_index() noexcept;
   // Arguments are passed by value: if `insert` passed a reference to its entry, the compiler would store the entry in
@@ -97,21 +87,8 @@ class LiveTable {
   void index_insert(CUdeviceptr address, std::uint64_t bytes) noexcept;
   void index_erase(CUdeviceptr address) noexcept;
   void count_index_change() noexcept;
-  // Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4): high bits of a product with 2^64 / phi.
-  [[nodiscard]] std::size_t home(CUdeviceptr address) const noexcept {
-    return static_cast<std::size_t>((address * 0x9e3779b97f4a7c15ULL) >> 32) & (capacity_ - 1);
-  }
-  // The cell of the entry that starts at `address`, or the empty cell for it.
-  [[nodiscard]] std::size_t locate(CUdeviceptr address) const noexcept {
-    std::size_t cell = home(address);
-    while (cells_[cell].address != 0 && cells_[cell].address != address) cell = next(cell);
-    return cell;
-  }
-  [[nodiscard]] std::size_t next(std::size_t cell) const noexcept { return (cell + 1) & (capacity_ - 1); }
 
-  std::unique_ptr<Cell[]> cells_;
-  std::size_t capacity_ = 0;  // 0 or a power of two
-  std::size_t size_ = 0;
+  AddressTable<Cell, 4096> table_;
   std::unique_ptr<Index> index_;         // null: no address inside an entry was looked up lately
   std::uint64_t changes_since_use_ = 0;  // changes of the index since its last use
   std::uint64_t last_number_ = 0;

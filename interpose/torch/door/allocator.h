@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's allocator with stalloc in front: stalloc serves eager tensors; the native allocator serves captures, pools,
-// checkpoints and whatever else it alone can do. Their figures are shown as one.
+// An allocator for PyTorch that serves eager tensors from stalloc's heaps and leaves everything else (captures, pools,
+// checkpoints) to PyTorch's native allocator. Statistics and snapshots show the memory of both as that of one
+// allocator.
 #pragma once
 
 #include <array>
@@ -26,32 +27,32 @@
 
 namespace stalloc::torch::door {
 
-// Thread-safe. Made once, never destroyed: tensors may be freed until the process is gone.
+// Thread-safe. There is one object, which is never destroyed, since tensors may be freed until the process ends.
 class DoorAllocator final : public Forwarding {
  public:
   DoorAllocator(native::CUDAAllocator& native, const stalloc_door_library& library)
       : Forwarding(native), library_(library), caching_(native) {}
 
-  // Called once, before PyTorch can see it. PyTorch may have been initialised before.
+  // Call this once, before PyTorch can use the object. PyTorch's native allocator may have been initialised already.
   void open();
 
   // --- tensors ---
   c10::DataPtr allocate(std::size_t bytes) override;
-  // While caching is off, the native allocator uses another deleter, which frees at once.
+  // While caching is off, the native allocator has another deleter, which returns memory to CUDA.
   c10::DeleterFnPtr raw_deleter() const override { return caching_.is_on() ? &release : native_.raw_deleter(); }
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* address) override;
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override;
 
-  // --- settings ---
+  // --- settings (out_of_memory.cpp) ---
   void init(int devices) override;
   void enable(bool value) override { caching_.enable(value); }
   bool isEnabled() const override { return caching_.is_enabled(); }
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
 
-  // --- questions ---
+  // --- queries and observers (queries.cpp) ---
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override;
   void* getBaseAllocation(void* address, std::size_t* bytes) override;
   DeviceStats getDeviceStats(c10::DeviceIndex device) override;
@@ -60,7 +61,7 @@ class DoorAllocator final : public Forwarding {
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
   void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
 
-  // --- captures and pools, which are the native allocator's ---
+  // --- captures and pools, which the native allocator serves (pools.cpp) ---
   void beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) override;
@@ -68,7 +69,7 @@ class DoorAllocator final : public Forwarding {
   native::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
                                                  std::shared_ptr<native::AllocatorState> state) override;
 
-  // --- other devices and processes ---
+  // --- other devices and processes (sharing.cpp) ---
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
                           cudaStream_t stream, bool peers) override;
@@ -78,10 +79,10 @@ class DoorAllocator final : public Forwarding {
  protected:
   void empty_cache(MempoolId_t pool) override;
   native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) override;
-  void keep_history(HistorySettings settings) override;
+  void configure_history(HistorySettings settings) override;
   Context context_of(const void* address) override;
   void annotate(const void* address, const std::string& metadata) override;
-  void adopt(c10::DataPtr& pointer) override;
+  void use_door_deleter(c10::DataPtr& pointer) override;
 
  private:
   static constexpr std::size_t kDevices = 64;
@@ -90,92 +91,92 @@ class DoorAllocator final : public Forwarding {
     int device = 0;
     std::size_t bytes = 0;
     cudaStream_t stream = nullptr;
-    const void* caller = nullptr;  // null: it belongs to a pool or a capture, which no trace shows
+    const void* caller = nullptr;  // null: the request belongs to a pool or a capture, which is not recorded in a trace
   };
-  // What PyTorch's profiler is told with each allocation and free: bytes of both halves.
+  // Reported to PyTorch's profiler with each allocation and free. Bytes, of both allocators together.
   struct Totals {
     std::int64_t allocated = 0;
     std::int64_t reserved = 0;
   };
-  // A free that waits for the end of a capture.
-  struct HeldUp {
+  // A free that a capture forbids, kept until captures are over.
+  struct PostponedFree {
     void* address = nullptr;
     cudaStream_t stream = nullptr;
-    cudaStream_t current = nullptr;          // that the thread worked on
-    std::vector<stalloc_door_stream> users;  // all of them, if the program named any (recordStream)
+    cudaStream_t current = nullptr;                 // the thread's current stream at the free
+    std::vector<stalloc_door_stream> used_streams;  // if recordStream named any: these, `stream` first, and `current`
   };
   struct Pool {
     MempoolId_t id;
-    std::function<bool(cudaStream_t)> takes;  // whether a request on the stream belongs to it
+    std::function<bool(cudaStream_t)> takes;  // whether a request on a stream belongs to this pool
   };
-  // Of one device.
-  struct alignas(64) Books {
-    std::mutex mutex;  // guards what follows, except for the atomics
+  // The two mutexes are never held together.
+  struct alignas(64) DeviceState {
+    std::mutex mutex;  // guards blocks, statistics and fraction
     Blocks blocks;
     Statistics statistics;
-    double fraction = 1;                  // share of the device's memory that the user grants this process
-    std::atomic<bool> has_native{false};  // the native allocator holds memory of the device
-    std::atomic<std::size_t> pools_underway{0};
-    std::atomic<std::size_t> held_up_count{0};
-    std::mutex rare_mutex;  // guards what follows
+    double fraction = 1;                          // the part of the device's memory that this process may use
+    std::atomic<bool> has_native{false};          // the native allocator holds memory of the device
+    std::atomic<std::size_t> active_pools{0};     // the size of `pools`
+    std::atomic<std::size_t> postponed_count{0};  // the size of `postponed`
+    std::mutex rare_mutex;                        // guards pools and postponed, which are empty most of the time
     std::vector<Pool> pools;
-    std::deque<HeldUp> held_up;
+    std::deque<PostponedFree> postponed;
   };
 
-  // The deleter of every tensor, whoever allocated it: PyTorch compares deleters.
+  // The deleter of every tensor, whichever allocator served it, since PyTorch compares deleters.
   static void release(void* address);
 
-  // Throws c10::Error when there is no such device, as the native allocator does.
-  Books& books(int device) {
+  // Throws c10::Error if there is no such device, as the native allocator does.
+  DeviceState& state_of(int device) {
     if (device < 0 || device >= devices_.load(std::memory_order_relaxed)) [[unlikely]]
-      refuse(device);
-    return books_[static_cast<std::size_t>(device)];
+      throw_no_device(device);
+    return states_[static_cast<std::size_t>(device)];
   }
-  [[noreturn]] static void refuse(int device);
+  [[noreturn]] static void throw_no_device(int device);
 
   // allocator.cpp
-  void know_devices(int devices);
+  void set_device_count(int devices);
   void* serve(const Request& request);
-  void* serve_elsewhere(stalloc_door_answer answer, const Request& request, const Context& context);
-  bool belongs_to_pool(Books& own, cudaStream_t stream);
-  void enter(const Request& request, void* address, const Context& context);
-  Totals put_in(const Request& request, void* address, const Context& context);
-  Block take_out(int device, void* address, Totals* totals);
-  void tell_allocated(const Request& request, void* address, const Context& context, Totals totals);
-  void tell_freed(int device, const Block& block, const Context& context, Totals totals);
-  bool free_own(void* address);
-  bool free_served(int device, void* address);
-  void give_back(int device, Block& block);
-  stalloc_door_answer try_give_back(int device, const HeldUp& block);
-  void give_back_or_keep(int device, HeldUp block);
-  void retry_held_up(int device);
+  void* serve_after_refusal(stalloc_door_result result, const Request& request, const Context& context);
+  bool belongs_to_pool(DeviceState& state, cudaStream_t stream);
+  void register_block(const Request& request, void* address, const Context& context);
+  Totals add_block(const Request& request, void* address, const Context& context);
+  Block remove_block(int device, void* address, Totals* totals);
+  void report_allocation(const Request& request, void* address, const Context& context, Totals totals);
+  void report_free(int device, const Block& block, const Context& context, Totals totals);
+  bool try_free(void* address);
+  bool try_free_on(int device, void* address);
+  void free_block(int device, Block& block);
+  stalloc_door_result try_free_block(int device, const PostponedFree& block);
+  void free_or_postpone(int device, PostponedFree block);
+  void retry_postponed(int device);
   void* allocate_natively(const Request& request);
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);
-  void native_changed(int device);
-  void native_freed();
+  void update_native_statistics(int device);
+  void update_all_native_statistics();
 
   // out_of_memory.cpp
-  stalloc_door_answer ask_library(const Request& request, void** address) const {
+  stalloc_door_result allocate_from_heap(const Request& request, void** address) const {
     return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
   }
-  bool try_again(const Request& request, void** address);
-  void grant_native(int device);
-  void set_limits(int device);
-  std::optional<std::uint64_t> share_of(int device);
-  std::string explain(int device, std::string text);
+  bool free_and_retry(const Request& request, void** address);
+  void update_native_limit(int device);
+  void update_heap_limit(int device);
+  std::optional<std::uint64_t> granted_bytes(int device);
+  std::string extend_error(int device, std::string text);
 
   const stalloc_door_library& library_;
   Caching caching_;
   std::atomic<int> devices_{0};
-  std::array<Books, kDevices> books_;
+  std::array<DeviceState, kDevices> states_;
   History history_;
-  // What other processes offered and tensors of this one use, by the handle that PyTorch passed on.
-  std::mutex opened_mutex_;
-  std::unordered_map<std::string, std::weak_ptr<void>> opened_;
-  // What the native allocator served while a trace is recorded, so that its frees can be told: stream and device.
-  std::mutex noted_mutex_;
-  std::unordered_map<const void*, stalloc_door_stream> noted_;
+  // Memory of other processes that tensors of this one use, by IPC handle.
+  std::mutex imports_mutex_;
+  std::unordered_map<std::string, std::weak_ptr<void>> imports_;
+  // Blocks that the native allocator served while a trace was recorded, whose frees must be recorded, too.
+  std::mutex recorded_native_mutex_;
+  std::unordered_map<const void*, stalloc_door_stream> recorded_native_;
 };
 
 }  // namespace stalloc::torch::door

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether PyTorch caches memory. While it does not, each request is a cudaMalloc of its own, and the door serves none.
+// Whether PyTorch caches memory. While it does not, the native allocator serves each request by a cudaMalloc of its
+// own, and the door serves none.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -11,20 +12,20 @@
 
 namespace stalloc::torch::door {
 
-// Caching is switched on and off by the program (`enable`), and off for good by PYTORCH_NO_CUDA_MEMORY_CACHING. The
-// native allocator looks at that variable once, when it is first asked for memory or for its deleter, and in new
-// versions when it is asked whether caching is enabled. So nothing is asked here before the program asks. Thread-safe.
+// The program can switch caching on and off (`enable`); PYTORCH_NO_CUDA_MEMORY_CACHING switches it off for good. The
+// native allocator reads that variable once: at the first request or query of its deleter, and in newer versions at the
+// first query whether caching is enabled. So the door makes no such query before the program does. Thread-safe.
 class Caching {
  public:
   explicit Caching(native::CUDAAllocator& native) : native_(native) {}
 
-  // Lock-free while caching is on, but for the first call.
-  [[nodiscard]] bool is_on() const { return on_.load(std::memory_order_acquire) || look(); }
-  // The deleter of what the native allocator caches, whether caching is on now or not.
+  // Lock-free while caching is on, except for the first call.
+  [[nodiscard]] bool is_on() const { return on_.load(std::memory_order_acquire) || initialize_and_get(); }
+  // The native allocator's deleter for memory that it caches, whether or not caching is on now.
   [[nodiscard]] c10::DeleterFnPtr deleter() const {
     const c10::DeleterFnPtr known = deleter_.load(std::memory_order_acquire);
     if (known != nullptr) return known;
-    (void)look();
+    (void)initialize_and_get();
     return deleter_.load();
   }
   [[nodiscard]] bool is_enabled() const {
@@ -38,13 +39,13 @@ class Caching {
   }
 
  private:
-  bool look() const {
+  bool initialize_and_get() const {
     const std::lock_guard lock(mutex_);
-    if (deleter_.load() == nullptr) learn();
+    if (deleter_.load() == nullptr) initialize();
     return on_.load();
   }
-  // The deleter depends on whether caching is enabled, unless it is off for good.
-  void learn() const {
+  // The native allocator has different deleters with and without caching, unless caching is off for good.
+  void initialize() const {
     const bool enabled = native_.isEnabled();
     native_.enable(false);
     const c10::DeleterFnPtr uncached = native_.raw_deleter();
@@ -58,7 +59,7 @@ class Caching {
 
   native::CUDAAllocator& native_;
   mutable std::atomic<bool> on_{false};
-  mutable std::atomic<c10::DeleterFnPtr> deleter_{nullptr};  // null: not learned yet
+  mutable std::atomic<c10::DeleterFnPtr> deleter_{nullptr};  // null: not initialized yet
   mutable bool off_for_good_ = false;
   mutable std::mutex mutex_;
 };

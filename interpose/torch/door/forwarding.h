@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator of PyTorch's that does nothing of its own: every virtual function goes to the native allocator. The
-// differences between PyTorch's versions in these functions end here: those that the door answers itself, and whose
-// parameters changed, reach it in one form.
+// An allocator for PyTorch that forwards every virtual function to the native allocator. It hides the differences
+// between PyTorch's versions: functions that the door implements, and whose parameters differ between versions, are
+// mapped to one protected function each.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,17 @@
 
 namespace stalloc::torch::door {
 
-// How the history is kept (torch.cuda.memory._record_memory_history).
+// The parameters of torch.cuda.memory._record_memory_history.
 struct HistorySettings {
   bool enabled = false;
   native::CreateContextFn recorder = nullptr;
-  std::size_t most_entries = 1;
+  std::size_t max_entries = 1;
   native::RecordContext when = native::RecordContext::NEVER;
   bool clear = false;
-  std::vector<std::string> skipped;
+  std::vector<std::string> skipped_actions;
 };
 
-// Who allocates for a pool of the user's.
+// The allocator of a pool that the user created.
 #if STALLOC_TORCH_MINOR >= 11
 using PoolAllocator = std::shared_ptr<native::CUDAAllocator>;
 #else
@@ -39,7 +39,7 @@ class Forwarding : public native::CUDAAllocator {
   // --- c10::Allocator ---
   void copy_data(void* to, const void* from, std::size_t bytes) const override { native_.copy_data(to, from, bytes); }
 
-  // --- of every version ---
+  // --- in every version ---
   void init(int devices) override { native_.init(devices); }
   bool initialized() override { return native_.initialized(); }
   double getMemoryFraction(c10::DeviceIndex device) override { return native_.getMemoryFraction(device); }
@@ -96,19 +96,19 @@ class Forwarding : public native::CUDAAllocator {
   }
   std::string name() override { return native_.name(); }
 
-  // --- changed on the way ---
+  // --- in every version, with different names or parameters ---
 #if STALLOC_TORCH_MINOR >= 8
   void emptyCache(MempoolId_t pool) override { empty_cache(pool); }
   void createOrIncrefPool(c10::DeviceIndex device, MempoolId_t pool, PoolAllocator allocator) override {
     native_.createOrIncrefPool(device, pool, std::move(allocator));
   }
   void pushCompileContext(std::string& what) override {
-    if (Remarks* own = own_remarks()) own->compiled.push_back(what);
+    if (ThreadMetadata* own = thread_metadata()) own->compile_contexts.push_back(what);
     native_.pushCompileContext(what);
   }
   void popCompileContext() override {
-    Remarks* own = own_remarks();
-    if (own != nullptr && !own->compiled.empty()) own->compiled.pop_back();
+    ThreadMetadata* own = thread_metadata();
+    if (own != nullptr && !own->compile_contexts.empty()) own->compile_contexts.pop_back();
     native_.popCompileContext();
   }
 #else
@@ -123,36 +123,36 @@ class Forwarding : public native::CUDAAllocator {
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool, bool use) override {
     native_.setUseOnOOM(device, pool, use);
   }
-  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
-                     native::RecordContext when, bool clear, const std::vector<std::string>& skipped) override {
-    native_.recordHistory(enabled, recorder, most_entries, when, clear, skipped);
-    keep_history({enabled, recorder, most_entries, when, clear, skipped});
+  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
+                     native::RecordContext when, bool clear, const std::vector<std::string>& skipped_actions) override {
+    native_.recordHistory(enabled, recorder, max_entries, when, clear, skipped_actions);
+    configure_history({enabled, recorder, max_entries, when, clear, skipped_actions});
   }
 #elif STALLOC_TORCH_MINOR >= 8
   native::SnapshotInfo snapshot(MempoolId_t pool) override { return take_snapshot(pool, true); }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool) override { native_.setUseOnOOM(device, pool); }
-  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
+  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
                      native::RecordContext when, bool clear) override {
-    native_.recordHistory(enabled, recorder, most_entries, when, clear);
-    keep_history({enabled, recorder, most_entries, when, clear, {}});
+    native_.recordHistory(enabled, recorder, max_entries, when, clear);
+    configure_history({enabled, recorder, max_entries, when, clear, {}});
   }
 #else
   native::SnapshotInfo snapshot() override { return take_snapshot({0, 0}, true); }
-  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most_entries,
+  void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
                      native::RecordContext when) override {
-    native_.recordHistory(enabled, recorder, most_entries, when);
-    keep_history({enabled, recorder, most_entries, when, !enabled, {}});
+    native_.recordHistory(enabled, recorder, max_entries, when);
+    configure_history({enabled, recorder, max_entries, when, !enabled, {}});
   }
 #endif
 
-  // --- new on the way ---
+  // --- in newer versions only ---
 #if STALLOC_TORCH_MINOR >= 10
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override {
     return native_.getExpandableSegmentSizes(device);
   }
   void setNoSplit(c10::DeviceIndex device, MempoolId_t pool) override { native_.setNoSplit(device, pool); }
   void setUserMetadata(const std::string& metadata) override {
-    if (Remarks* own = own_remarks()) own->metadata = metadata;
+    if (ThreadMetadata* own = thread_metadata()) own->user_metadata = metadata;
     native_.setUserMetadata(metadata);
   }
   std::string getUserMetadata() override { return native_.getUserMetadata(); }
@@ -173,7 +173,7 @@ class Forwarding : public native::CUDAAllocator {
   void markCaptureEnd(c10::DeviceIndex device) override { native_.markCaptureEnd(device); }
   c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override {
     c10::DataPtr pointer = native_.allocateWithAddress(bytes, address);
-    adopt(pointer);
+    use_door_deleter(pointer);
     return pointer;
   }
 #endif
@@ -183,14 +183,14 @@ class Forwarding : public native::CUDAAllocator {
 #endif
 
  protected:
-  // The meaning of those functions, in one form.
+  // The functions whose parameters differ between versions.
   virtual void empty_cache(MempoolId_t pool) = 0;  // {0, 0}: all but private pools
   virtual native::SnapshotInfo take_snapshot(MempoolId_t pool, bool traces) = 0;
-  virtual void keep_history(HistorySettings settings) = 0;
+  virtual void configure_history(HistorySettings settings) = 0;
   virtual Context context_of(const void* address) = 0;
   virtual void annotate(const void* address, const std::string& metadata) = 0;
-  // The native allocator made this pointer; it is made to look like all others.
-  virtual void adopt(c10::DataPtr& pointer) = 0;
+  // Gives a pointer of the native allocator the door's deleter, which all tensors must have.
+  virtual void use_door_deleter(c10::DataPtr& pointer) = 0;
 
   Context native_context_of([[maybe_unused]] const void* address) {
 #if STALLOC_TORCH_MINOR >= 12

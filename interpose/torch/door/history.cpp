@@ -6,13 +6,13 @@
 
 namespace stalloc::torch::door {
 
-void History::keep(HistorySettings settings) {
+void History::configure(HistorySettings settings) {
   const std::lock_guard lock(mutex_);
   if (!settings.enabled || settings.clear) entries_.clear();
   recorder_.store(settings.enabled ? settings.recorder : nullptr);
   when_.store(settings.enabled ? settings.when : native::RecordContext::NEVER);
   settings_ = std::move(settings);
-  update_watched();
+  update_active();
 }
 
 void History::add_tracker(native::AllocatorTraceTracker tracker) {
@@ -20,10 +20,10 @@ void History::add_tracker(native::AllocatorTraceTracker tracker) {
   auto trackers = std::make_shared<Trackers>(*trackers_);
   trackers->push_back(std::move(tracker));
   trackers_ = std::move(trackers);
-  update_watched();
+  update_active();
 }
 
-void History::update_watched() { watched_.store(settings_.enabled || !trackers_->empty()); }
+void History::update_active() { active_.store(settings_.enabled || !trackers_->empty()); }
 
 Context History::ask_recorder() const {
   const native::CreateContextFn recorder = recorder_.load();
@@ -32,11 +32,11 @@ Context History::ask_recorder() const {
 
 void History::add(TraceEntry::Action action, c10::DeviceIndex device, const void* address, std::size_t bytes,
                   cudaStream_t stream, Context context) {
-  // A stack is kept with the block in any case, and in the history only if it is wanted there.
+  // Blocks keep their stack at lower levels, too, but entries of the history have one only from ALLOC on.
   if (when_.load() < native::RecordContext::ALLOC) context = nullptr;
-  const Remarks* remarks = own_remarks();
+  const ThreadMetadata* metadata = thread_metadata();
   TraceEntry entry = make_entry(action, device, reinterpret_cast<std::size_t>(address), bytes, stream,
-                                std::move(context), remarks == nullptr ? Remarks() : *remarks);
+                                std::move(context), metadata == nullptr ? ThreadMetadata() : *metadata);
   std::shared_ptr<const Trackers> trackers;
   {
     const std::lock_guard lock(mutex_);
@@ -44,10 +44,10 @@ void History::add(TraceEntry::Action action, c10::DeviceIndex device, const void
   }
   for (const native::AllocatorTraceTracker& tracker : *trackers) tracker(entry);
   const std::lock_guard lock(mutex_);
-  if (!settings_.enabled || is_named(entry, settings_.skipped)) return;
+  if (!settings_.enabled || is_skipped(entry, settings_.skipped_actions)) return;
   std::deque<TraceEntry>& kept = entries_[device];
   kept.push_back(std::move(entry));
-  while (kept.size() > most_entries()) kept.pop_front();
+  while (kept.size() > max_entries()) kept.pop_front();
 }
 
 void History::merge_into(std::vector<std::vector<TraceEntry>>* traces) const {
@@ -62,8 +62,8 @@ void History::merge_into(std::vector<std::vector<TraceEntry>>* traces) const {
       all.back().time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;  // as the native allocator's
     }
     std::stable_sort(all.begin(), all.end(), is_earlier);
-    if (all.size() > most_entries()) {
-      all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most_entries()));
+    if (all.size() > max_entries()) {
+      all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(max_entries()));
     }
   }
 }

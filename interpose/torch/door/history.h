@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The history of stalloc's half: what happened to its blocks, with the stacks, in PyTorch's own form.
+// The memory history of the heap's blocks, in PyTorch's format: allocations and frees, with stacks.
 #pragma once
 
 #include <algorithm>
@@ -15,41 +15,41 @@
 
 namespace stalloc::torch::door {
 
-// Thread-safe. Throws std::bad_alloc, and what recorders and trackers throw. These run without any lock of the
-// history's, since they may ask the allocator or wait for a thread that does.
+// Thread-safe. Throws std::bad_alloc, and whatever the user's recorders and trackers throw. These are called without a
+// lock, since they may call the allocator or wait for a thread that does.
 class History {
  public:
-  // True when the history is wanted. Lock-free.
-  [[nodiscard]] bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
+  // True if `add` has an effect. Lock-free.
+  [[nodiscard]] bool is_active() const { return active_.load(std::memory_order_relaxed); }
 
-  void keep(HistorySettings settings);
+  void configure(HistorySettings settings);
   void add_tracker(native::AllocatorTraceTracker tracker);
 
-  // The calling thread's stack, if stacks are wanted for what `level` names.
+  // Returns the calling thread's stack if the settings ask for stacks at `level`, else null.
   Context gather(native::RecordContext level) const {
     return when_.load(std::memory_order_relaxed) < level ? nullptr : ask_recorder();
   }
-  // Tells the trackers, and keeps the entry if none of them throws.
+  // Calls the trackers, and adds the entry to the history unless one of them throws.
   void add(TraceEntry::Action action, c10::DeviceIndex device, const void* address, std::size_t bytes,
            cudaStream_t stream, Context context);
 
-  // Puts the entries in between the native allocator's, by time, and leaves of both together as many of the newest as
-  // are kept of a device: `traces` has one list a device.
+  // Merges the entries into the native allocator's by time, and keeps the newest of both, as many as the settings allow
+  // for each device. `traces` has one list for each device.
   void merge_into(std::vector<std::vector<TraceEntry>>* traces) const;
 
  private:
   using Trackers = std::vector<native::AllocatorTraceTracker>;
 
   Context ask_recorder() const;
-  void update_watched();
-  [[nodiscard]] std::size_t most_entries() const { return std::max<std::size_t>(settings_.most_entries, 1); }
+  void update_active();
+  [[nodiscard]] std::size_t max_entries() const { return std::max<std::size_t>(settings_.max_entries, 1); }
 
-  std::atomic<bool> watched_{false};
+  std::atomic<bool> active_{false};
   std::atomic<native::CreateContextFn> recorder_{nullptr};
   std::atomic<native::RecordContext> when_{native::RecordContext::NEVER};
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards the members below
   HistorySettings settings_;
-  std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();  // never changed, but replaced
+  std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();  // immutable; replaced as a whole
   std::map<c10::DeviceIndex, std::deque<TraceEntry>> entries_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a door would otherwise ask of a libstdc++ that is newer than g++ 12's. The headers of g++ 13 leave one function
-// of std::string to the library, which PyTorch's own may lack when an older compiler's comes with it (as conda's does).
-// An explicit instantiation puts it into the door. tests/checks/binary.py looks for others.
+// A function that the door would otherwise need from a libstdc++ newer than that of g++ 12. The headers of g++ 13 leave
+// one function of std::string to the library. The libstdc++ that PyTorch loads may be older and lack it (conda's is),
+// so it is instantiated here. tests/checks/binary.py checks that no other function is needed.
 #include <string>
 
 #if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 13 && _GLIBCXX_USE_CXX11_ABI

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one function that a door exports: it puts itself in front of PyTorch's allocator.
+// The door's only exported function, which puts the door in front of PyTorch's native allocator.
 #include <c10/core/Allocator.h>
 
 #include <cstdlib>
@@ -13,18 +13,18 @@ namespace {
 using stalloc::torch::door::DoorAllocator;
 namespace native = c10::cuda::CUDACachingAllocator;
 
-// Why the door cannot be opened; null: it can.
-const char* find_hindrance(const stalloc_door_library* library) {
+// Returns why the door cannot be opened; null if it can.
+const char* why_not(const stalloc_door_library* library) {
   static std::string text;
   if (library->interface != STALLOC_DOOR_INTERFACE) return "the door is of another version of stalloc than the library";
   native::CUDAAllocator* current = native::allocator.load();
   if (current == nullptr) return "it has no allocator yet";
   if (const std::string name = current->name(); name != "native") {
-    if (name == "cudaMallocAsync") return "backend:cudaMallocAsync";  // the library knows these words
+    if (name == "cudaMallocAsync") return "backend:cudaMallocAsync";  // integration.cpp compares with this text
     text = "its allocator is another one already (" + name + ")";
     return text.c_str();
   }
-  const c10::Allocator* registered = c10::GetAllocator(c10::DeviceType::CUDA);  // null in old versions
+  const c10::Allocator* registered = c10::GetAllocator(c10::DeviceType::CUDA);  // null in older versions
   if (registered != nullptr && registered != current) return "somebody has put another allocator in place";
   if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) return "PYTORCH_NO_CUDA_MEMORY_CACHING is set";
   return nullptr;
@@ -34,7 +34,7 @@ const char* find_hindrance(const stalloc_door_library* library) {
 
 extern "C" __attribute__((visibility("default"))) const char* stalloc_door_open(const stalloc_door_library* library) {
   try {
-    if (const char* hindrance = find_hindrance(library)) return hindrance;
+    if (const char* why = why_not(library)) return why;
     native::CUDAAllocator* current = native::allocator.load();
     auto* door = new DoorAllocator(*current, *library);  // tensors may be freed until the process is gone
     door->open();

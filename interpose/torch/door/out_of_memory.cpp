@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is short: what is tried, what a user grants this process, what the error says.
+// What happens when memory is short: caches are released, the limit that the user has set is divided between both
+// allocators, and the error message is extended.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -13,7 +14,7 @@
 namespace stalloc::torch::door {
 namespace {
 
-bool run_callbacks() {
+bool run_free_memory_callbacks() {
   bool freed = false;
   const auto& registry = c10::FreeCudaMemoryCallbacksRegistry();
   for (const auto& name : registry->Keys()) freed |= registry->Create(name)->Execute();
@@ -31,7 +32,7 @@ std::string format_bytes(std::uint64_t bytes) {
   return bytes <= std::uint64_t{1} << 30 ? in(1 << 20, "MiB") : in(1 << 30, "GiB");
 }
 
-// Replaces what stands between `begin` and `end`, both of which stay.
+// Replaces the text between `begin` and `end`, which both stay; does nothing if they are not found.
 void replace_between(std::string* text, const std::string& begin, const std::string& end, const std::string& what) {
   const std::size_t to = text->find(end);
   const std::size_t from = to == std::string::npos ? to : text->rfind(begin, to);
@@ -41,114 +42,125 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 
 }  // namespace
 
-// The library has already given its own idle memory back for the request. Next, observers that can free tensors are
-// called. Then what other streams still use is waited for, as the native allocator does, and its cache is emptied. At
-// last the native allocator is asked, which reports the error. The library is asked again only when something was
-// freed.
-bool DoorAllocator::try_again(const Request& request, void** address) {
-  Books& own = books(request.device);
+// The heap has already released its idle memory for the request. First, PyTorch's callbacks that free tensors are
+// called. Then, as the native allocator does, frees that wait for other streams are awaited, and the native allocator's
+// cache is emptied. The heap is asked again only if one of these steps freed something. If false is returned, the
+// caller asks the native allocator, which reports the error.
+bool DoorAllocator::free_and_retry(const Request& request, void** address) {
+  DeviceState& state = state_of(request.device);
   const auto natives = [&] {
-    const std::lock_guard lock(own.mutex);
-    return own.statistics.native_reserved();
+    const std::lock_guard lock(state.mutex);
+    return state.statistics.native_reserved();
   };
-  const auto served = [&] { return ask_library(request, address) == STALLOC_DOOR_DONE; };
-  if (run_callbacks() && served()) return true;
-  native_changed(request.device);
+  const auto served = [&] { return allocate_from_heap(request, address) == STALLOC_DOOR_DONE; };
+  if (run_free_memory_callbacks() && served()) return true;
+  update_native_statistics(request.device);
   const std::int64_t before = natives();
   const bool waited = library_.wait_for_frees(request.device) != 0;
   try {
     empty_native_cache({0, 0});
   } catch (const c10::Error&) {
-    // PyTorch 2.6 and 2.7 refuse that while a capture is under way.
+    // PyTorch 2.6 and 2.7 refuse this while a capture is under way.
   }
-  native_changed(request.device);
-  // Otherwise the native allocator tries again, too, and counts that.
+  update_native_statistics(request.device);
+  // If the heap does not serve it now, the native allocator retries, too, and counts the retry.
   if ((!waited && natives() >= before) || !served()) return false;
-  const std::lock_guard lock(own.mutex);
-  own.statistics.retried();
+  const std::lock_guard lock(state.mutex);
+  state.statistics.count_retry();
   return true;
 }
 
+void DoorAllocator::empty_cache(MempoolId_t pool) {
+  if (pool == MempoolId_t{0, 0}) {
+    for (int device = 0; device < devices_.load(); ++device) {
+      if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
+      library_.trim(device, /*wait=*/1);
+    }
+  }
+  empty_native_cache(pool);
+  for (int device = 0; device < devices_.load(); ++device) update_native_statistics(device);
+}
+
 double DoorAllocator::getMemoryFraction(c10::DeviceIndex device) {
-  (void)native_.getMemoryFraction(device);  // which checks the device; its own share may be a part of the user's
-  Books& own = books(device);
-  const std::lock_guard lock(own.mutex);
-  return own.fraction;
+  (void)native_.getMemoryFraction(device);  // throws for an invalid device; its own fraction may be smaller
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  return state.fraction;
 }
 
 void DoorAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
-  native_.setMemoryFraction(fraction, device);  // which checks both
+  native_.setMemoryFraction(fraction, device);  // throws for invalid arguments
   {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    own.fraction = fraction;
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    state.fraction = fraction;
   }
-  set_limits(device);
+  update_heap_limit(device);
 }
 
-// What the user grants this process of the device, in bytes; nothing: all of it.
-std::optional<std::uint64_t> DoorAllocator::share_of(int device) {
-  Books& own = books(device);
+// The bytes of the device that the user lets this process use; nothing if there is no limit.
+std::optional<std::uint64_t> DoorAllocator::granted_bytes(int device) {
+  DeviceState& state = state_of(device);
   double fraction = 1;
   {
-    const std::lock_guard lock(own.mutex);
-    fraction = own.fraction;
+    const std::lock_guard lock(state.mutex);
+    fraction = state.fraction;
   }
   const std::uint64_t total = fraction < 1 ? library_.device_total(device) : 0;
   if (total == 0) return std::nullopt;
   return static_cast<std::uint64_t>(fraction * static_cast<double>(total));
 }
 
-// What stalloc may hold: the user's share less what the native allocator has of it.
-void DoorAllocator::set_limits(int device) {
-  const std::optional<std::uint64_t> share = share_of(device);
-  if (!share) return library_.limit(device, std::numeric_limits<std::uint64_t>::max());
+// The heap may hold the user's limit less what the native allocator holds.
+void DoorAllocator::update_heap_limit(int device) {
+  const std::optional<std::uint64_t> limit = granted_bytes(device);
+  if (!limit) return library_.set_limit(device, std::numeric_limits<std::uint64_t>::max());
   std::uint64_t natives = 0;
   {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    natives = static_cast<std::uint64_t>(own.statistics.native_reserved());
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    natives = static_cast<std::uint64_t>(state.statistics.native_reserved());
   }
-  library_.limit(device, *share - std::min(*share, natives));
+  library_.set_limit(device, *limit - std::min(*limit, natives));
 }
 
-// What the native allocator may hold: the user's share less what stalloc has of it. It knows only of itself.
-void DoorAllocator::grant_native(int device) {
-  const std::optional<std::uint64_t> share = share_of(device);
-  if (!share) return;
-  const std::uint64_t natives = *share - std::min(*share, library_.held(device).all);
+// The native allocator, which does not know of the heap, may hold the user's limit less what the heap holds.
+void DoorAllocator::update_native_limit(int device) {
+  const std::optional<std::uint64_t> limit = granted_bytes(device);
+  if (!limit) return;
+  const std::uint64_t natives = *limit - std::min(*limit, library_.held(device).all);
   native_.setMemoryFraction(static_cast<double>(natives) / static_cast<double>(library_.device_total(device)),
                             static_cast<c10::DeviceIndex>(device));
 }
 
-// Observers are told of the user's share, of which the native allocator may have a part only.
+// The native allocator would pass its own limit, which may be smaller than the user's, to the observer.
 void DoorAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
   native_.attachOutOfMemoryObserver([this, observer = std::move(observer)](std::int64_t device, std::size_t bytes,
                                                                            std::size_t total, std::size_t free) {
-    observer(device, bytes, share_of(static_cast<int>(device)).value_or(total), free);
+    observer(device, bytes, granted_bytes(static_cast<int>(device)).value_or(total), free);
   });
 }
 
-// The native allocator's message, with the figures of both halves.
-std::string DoorAllocator::explain(int device, std::string text) {
+// Extends the native allocator's message by the heap's figures, and replaces its own by those of both allocators.
+std::string DoorAllocator::extend_error(int device, std::string text) {
   stalloc_door_memory memory{};
-  if (library_.memory(device, &memory) == 0) return text;
+  if (library_.memory_info(device, &memory) == 0) return text;
   std::uint64_t live = 0;
   std::uint64_t reserved = 0;
-  std::uint64_t own_live = 0;
+  std::uint64_t heap_live = 0;
   {
-    Books& own = books(device);
-    const std::lock_guard lock(own.mutex);
-    own.statistics.holds(library_.held(device));
-    live = static_cast<std::uint64_t>(own.statistics.bytes());
-    reserved = static_cast<std::uint64_t>(own.statistics.reserved());
-    own_live = static_cast<std::uint64_t>(own.statistics.own_bytes());
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    state.statistics.update_held(library_.held(device));
+    live = static_cast<std::uint64_t>(state.statistics.total_bytes());
+    reserved = static_cast<std::uint64_t>(state.statistics.total_reserved());
+    heap_live = static_cast<std::uint64_t>(state.statistics.heap_bytes());
   }
   replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
   replace_between(&text, "and ", " is reserved by PyTorch but unallocated",
                   format_bytes(reserved - std::min(reserved, live)));
-  if (const auto share = share_of(device)) replace_between(&text, ". ", " allowed; ", format_bytes(*share));
-  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(own_live) + " live, " +
+  if (const auto limit = granted_bytes(device)) replace_between(&text, ". ", " allowed; ", format_bytes(*limit));
+  return text + " Of it stalloc holds " + format_bytes(memory.held) + ": " + format_bytes(heap_live) + " live, " +
          format_bytes(memory.free) + " free (" + format_bytes(memory.largest_hole) + " in one piece).";
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.cuda.memory._snapshot: stalloc's memory as segments, in between the native allocator's.
+// torch.cuda.memory._snapshot: adds the heap's memory, as segments, to those of the native allocator.
 //
-// A physical byte is shown once: where a block lives in a stitched view, the block is a segment of its own, and its
-// bytes are cut out of where they are mapped at home. So what the segments show is what is held. A small block that
-// lies beside large ones is a segment of its own, too, since a segment is of small blocks or of large ones.
+// Each physical byte is shown once, so the sizes of all segments add up to the held memory. A block in a stitched view
+// is a segment of its own, and its bytes are cut out of the segments of the home view. A small block that lies beside
+// large ones is a segment of its own, too, since PyTorch's segments have either small or large blocks.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,17 +15,18 @@ namespace {
 struct Span {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
-  bool for_small = false;  // only small tensors lie there
+  bool for_small = false;  // in the part that serves only small requests
 };
 
-struct Shown {
+// The heap's memory, as `describe` reports it.
+struct HeapMemory {
   stalloc_door_held held;
-  std::vector<Span> home;  // mapped there, neighbours of a kind joined
-  std::vector<Span> used_elsewhere;
+  std::vector<Span> home;            // mapped ranges; adjacent ones of the same kind are joined
+  std::vector<Span> used_elsewhere;  // home ranges whose bytes are shown in another segment
 };
 
-// Of a block, what a snapshot needs.
-struct Live {
+// A live block, as far as a snapshot needs it.
+struct LiveBlock {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
   std::size_t requested = 0;
@@ -33,27 +34,27 @@ struct Live {
   Context context;
 };
 
-bool is_small(const Live& block) { return Statistics::pool_of(block.end - block.begin) == Statistics::kSmall; }
+bool is_small(const LiveBlock& block) { return Statistics::pool_of(block.end - block.begin) == Statistics::kSmall; }
 
 bool is_for_small(const stalloc_door_held& held, std::uintptr_t address) {
   return address >= held.small_begin && address < held.small_end;
 }
 
 void add_home(void* data, std::uintptr_t address, std::uint64_t bytes) {
-  Shown& shown = *static_cast<Shown*>(data);
-  const bool for_small = is_for_small(shown.held, address);
-  if (!shown.home.empty() && shown.home.back().end == address && shown.home.back().for_small == for_small) {
-    shown.home.back().end += bytes;
+  HeapMemory& memory = *static_cast<HeapMemory*>(data);
+  const bool for_small = is_for_small(memory.held, address);
+  if (!memory.home.empty() && memory.home.back().end == address && memory.home.back().for_small == for_small) {
+    memory.home.back().end += bytes;
   } else {
-    shown.home.push_back({address, address + bytes, for_small});
+    memory.home.push_back({address, address + bytes, for_small});
   }
 }
 
 void add_used(void* data, std::uintptr_t address, std::uint64_t bytes) {
-  static_cast<Shown*>(data)->used_elsewhere.push_back({address, address + bytes});
+  static_cast<HeapMemory*>(data)->used_elsewhere.push_back({address, address + bytes});
 }
 
-// What is left of `home` without `cut`.
+// Returns `home` without `cut`.
 std::vector<Span> without(std::vector<Span> home, std::vector<Span> cut) {
   const auto before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
   std::sort(home.begin(), home.end(), before);
@@ -77,15 +78,15 @@ native::BlockInfo free_block(std::uintptr_t bytes) {
   return info;
 }
 
-native::SegmentInfo make_segment(int device, const Span& span, const Live* begin, const Live* end) {
+native::SegmentInfo make_segment(int device, const Span& span, const LiveBlock* begin, const LiveBlock* end) {
   native::SegmentInfo segment;
   segment.device = static_cast<c10::DeviceIndex>(device);
   segment.address = span.begin;
   segment.total_size = span.end - span.begin;
   segment.is_large = !span.for_small;
-  segment.is_expandable = true;  // as mapped memory of the native allocator's
+  segment.is_expandable = true;  // mapped, like the native allocator's expandable segments
   std::uintptr_t at = span.begin;
-  for (const Live* block = begin; block != end; ++block) {
+  for (const LiveBlock* block = begin; block != end; ++block) {
     if (block->begin > at) segment.blocks.push_back(free_block(block->begin - at));
     native::BlockInfo info;
     info.size = block->end - block->begin;
@@ -104,10 +105,10 @@ native::SegmentInfo make_segment(int device, const Span& span, const Live* begin
 }
 
 // Pre: `live` is sorted by address.
-void append_segments(int device, const std::vector<Span>& pieces, const std::vector<Live>& live,
+void append_segments(int device, const std::vector<Span>& pieces, const std::vector<LiveBlock>& live,
                      std::vector<native::SegmentInfo>* segments) {
-  const Live* block = live.data();
-  const Live* const last = live.data() + live.size();
+  const LiveBlock* block = live.data();
+  const LiveBlock* const last = live.data() + live.size();
   const auto append_stitched = [&](std::uintptr_t until) {
     for (; block != last && block->begin < until; ++block) {
       segments->push_back(make_segment(device, {block->begin, block->end, is_small(*block)}, block, block + 1));
@@ -115,7 +116,7 @@ void append_segments(int device, const std::vector<Span>& pieces, const std::vec
   };
   for (const Span& piece : pieces) {
     append_stitched(piece.begin);
-    const Live* first = block;
+    const LiveBlock* first = block;
     while (block != last && block->end <= piece.end) ++block;
     segments->push_back(make_segment(device, piece, first, block));
   }
@@ -128,26 +129,27 @@ native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces)
   native::SnapshotInfo snapshot = native_snapshot(pool, traces);
   if (pool != MempoolId_t{0, 0}) return snapshot;
   for (int device = 0; device < devices_.load(); ++device) {
-    Shown shown{library_.held(device), {}, {}};
-    const stalloc_door_visitor visitor{&shown, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
+    HeapMemory memory{library_.held(device), {}, {}};
+    const stalloc_door_visitor visitor{&memory, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
     library_.describe(device, &visitor);
-    std::vector<Live> live;
-    Books& own = books(device);
+    std::vector<LiveBlock> live;
+    DeviceState& state = state_of(device);
     {
-      const std::lock_guard lock(own.mutex);
-      own.blocks.for_each([&](const Block& block) {
+      const std::lock_guard lock(state.mutex);
+      state.blocks.for_each([&](const Block& block) {
         const auto at = reinterpret_cast<std::uintptr_t>(block.address);
         live.push_back({at, at + block.bytes(), block.requested, block.stream,
                         block.extras == nullptr ? nullptr : block.extras->context});
       });
     }
-    std::sort(live.begin(), live.end(), [](const Live& a, const Live& b) { return a.begin < b.begin; });
-    for (const Live& block : live) {
-      if (is_small(block) && !is_for_small(shown.held, block.begin)) {
-        shown.used_elsewhere.push_back({block.begin, block.end});
+    std::sort(live.begin(), live.end(), [](const LiveBlock& a, const LiveBlock& b) { return a.begin < b.begin; });
+    for (const LiveBlock& block : live) {
+      if (is_small(block) && !is_for_small(memory.held, block.begin)) {
+        memory.used_elsewhere.push_back({block.begin, block.end});
       }
     }
-    append_segments(device, without(std::move(shown.home), std::move(shown.used_elsewhere)), live, &snapshot.segments);
+    append_segments(device, without(std::move(memory.home), std::move(memory.used_elsewhere)), live,
+                    &snapshot.segments);
   }
   std::sort(snapshot.segments.begin(), snapshot.segments.end(),
             [](const auto& a, const auto& b) { return a.address < b.address; });

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer of torch.cuda.memory_stats: the sums of stalloc's half and the native allocator's, and the peaks of these
-// sums.
+// torch.cuda.memory_stats: the sums of the heap's and the native allocator's figures, and the peaks of these sums.
 #pragma once
 
 #include <algorithm>
@@ -13,88 +12,89 @@
 
 namespace stalloc::torch::door {
 
-// Of one device. A tensor counts as small where PyTorch would have put it into its pool of small blocks, and what
-// stalloc keeps for small requests counts as reserved for that pool, as does what small tensors fill of the rest: a
-// plan has one memory for both. stalloc has no segments of its own that could be split: its memory is mapped, as
-// expandable segments are, which PyTorch does not count. Not thread-safe.
+// The statistics of one device. A tensor counts as small if PyTorch would put it into its pool of small blocks. The
+// memory that the heap keeps for small requests counts as reserved for that pool, and so do bytes of small tensors in
+// the rest of the memory (a plan has no part for small requests). The figures of segments and splits are the native
+// allocator's alone: the heap's memory is mapped, like that of expandable segments, which PyTorch does not count there.
+// Not thread-safe.
 class Statistics {
  public:
-  // As c10's StatType.
+  // The same values as c10's StatType.
   enum Pool : std::size_t { kSmall = 1, kLarge = 2 };
-  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as PyTorch rounds them
+  static constexpr std::size_t kLargestSmall = std::size_t{1} << 20;  // bytes, as Block::rounded counts them
   static Pool pool_of(std::size_t bytes) { return bytes <= kLargestSmall ? kSmall : kLarge; }
 
-  // `bytes` at `address` for a request of `requested` bytes, since when stalloc holds that.
-  void allocated(const void* address, std::size_t requested, std::size_t bytes, stalloc_door_held held) {
+  // The heap has served a request of `requested` bytes by `bytes` at `address`, and now holds `held`.
+  void count_allocation(const void* address, std::size_t requested, std::size_t bytes, stalloc_door_held held) {
     const Pool pool = pool_of(bytes);
-    note_addresses(held);
-    if (is_beside(address, pool)) beside_ += static_cast<std::int64_t>(bytes);
+    set_small_range(held);
+    if (is_outside_small_range(address, pool)) small_outside_ += static_cast<std::int64_t>(bytes);
     add(pool, kCount, 1);
     add(pool, kBytes, static_cast<std::int64_t>(bytes));
     add(pool, kRequested, static_cast<std::int64_t>(requested));
-    if (note_held(held)) {
-      note_peaks(kSmall);
-      note_peaks(kLarge);
+    if (set_held(held)) {
+      update_peaks(kSmall);
+      update_peaks(kLarge);
     } else {
-      note_peaks(pool);
+      update_peaks(pool);
     }
   }
-  void freed(const void* address, std::size_t requested, std::size_t bytes) {
+  void count_free(const void* address, std::size_t requested, std::size_t bytes) {
     const Pool pool = pool_of(bytes);
-    if (is_beside(address, pool)) beside_ -= static_cast<std::int64_t>(bytes);
+    if (is_outside_small_range(address, pool)) small_outside_ -= static_cast<std::int64_t>(bytes);
     subtract(pool, kCount, 1);
     subtract(pool, kBytes, static_cast<std::int64_t>(bytes));
     subtract(pool, kRequested, static_cast<std::int64_t>(requested));
   }
-  // Physical memory of stalloc's for the device is now this.
-  void holds(stalloc_door_held held) {
-    note_addresses(held);
-    note_held(held);
-    note_peaks(kSmall);
-    note_peaks(kLarge);
+  // The physical memory that the heap now holds.
+  void update_held(stalloc_door_held held) {
+    set_small_range(held);
+    set_held(held);
+    update_peaks(kSmall);
+    update_peaks(kLarge);
   }
-  void retried() { ++retries_; }
+  void count_retry() { ++retries_; }
 
-  // The native allocator's half is now this.
-  void native_is(const DeviceStats& stats) {
+  // The native allocator's current figures.
+  void update_native(const DeviceStats& stats) {
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (std::size_t type = 0; type < kTypes; ++type) native_[i][type] = (stats.*kMerged[i].stat)[type].current;
     }
-    note_peaks(kSmall);
-    note_peaks(kLarge);
+    update_peaks(kSmall);
+    update_peaks(kLarge);
   }
-  // Adds stalloc's half.
+  // Adds the heap's figures to the native allocator's.
   void merge_into(DeviceStats* stats) {
-    native_is(*stats);
+    update_native(*stats);
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (std::size_t type = 0; type < kTypes; ++type) {
-        const Tally own = of_type(kMerged[i].tally, type);
+        const Tally heap = tally_of(kMerged[i].tally, type);
         auto& stat = (stats->*kMerged[i].stat)[type];
-        stat.current += own.current;
-        stat.allocated += own.allocated;
-        stat.freed += own.freed;
+        stat.current += heap.current;
+        stat.allocated += heap.allocated;
+        stat.freed += heap.freed;
         stat.peak = std::max(stat.peak, peaks_[i][type]);
       }
     }
     stats->num_alloc_retries += retries_;
-    stats->num_device_alloc += growths_;
-    stats->num_device_free += shrinkages_;
+    stats->num_device_alloc += increases_;
+    stats->num_device_free += decreases_;
   }
 
   void reset_accumulated() {
-    for (auto& pool : own_) {
+    for (auto& pool : heap_) {
       for (Tally& tally : pool) tally.allocated = tally.freed = 0;
     }
-    retries_ = growths_ = shrinkages_ = 0;
+    retries_ = increases_ = decreases_ = 0;
   }
   void reset_peaks() {
     peaks_ = {};
-    note_peaks(kSmall);
-    note_peaks(kLarge);
+    update_peaks(kSmall);
+    update_peaks(kLarge);
   }
-  [[nodiscard]] std::int64_t own_bytes() const { return current(kBytes, kAll); }
-  [[nodiscard]] std::int64_t bytes() const { return own_bytes() + native_[kAllocatedBytes][kAll]; }
-  [[nodiscard]] std::int64_t reserved() const { return current(kHeld, kAll) + native_[kReservedBytes][kAll]; }
+  [[nodiscard]] std::int64_t heap_bytes() const { return current(kBytes, kAll); }
+  [[nodiscard]] std::int64_t total_bytes() const { return heap_bytes() + native_[kAllocatedBytes][kAll]; }
+  [[nodiscard]] std::int64_t total_reserved() const { return current(kHeld, kAll) + native_[kReservedBytes][kAll]; }
   [[nodiscard]] std::int64_t native_reserved() const { return native_[kReservedBytes][kAll]; }
 
  private:
@@ -118,65 +118,65 @@ class Statistics {
                                                      {&DeviceStats::reserved_bytes, kHeld}}};
   enum : std::size_t { kAllocatedBytes = 2, kReservedBytes = 5 };  // of kMerged
 
-  // They stay the same, also when the library, being off, says no more of them.
-  void note_addresses(stalloc_door_held held) {
+  // The range never changes once it is known. The library reports none after it was turned off.
+  void set_small_range(stalloc_door_held held) {
     if (held.small_end == 0) return;
     small_begin_ = held.small_begin;
     small_end_ = held.small_end;
   }
-  // Whether a tensor is small and lies where large ones do.
-  [[nodiscard]] bool is_beside(const void* address, Pool pool) const {
+  // Whether a tensor is small but lies outside the part that serves only small requests.
+  [[nodiscard]] bool is_outside_small_range(const void* address, Pool pool) const {
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     return pool == kSmall && (at < small_begin_ || at >= small_end_);
   }
-  Tally& own(Pool pool, std::size_t tally) { return own_[pool - kSmall][tally]; }
-  [[nodiscard]] const Tally& own(Pool pool, std::size_t tally) const { return own_[pool - kSmall][tally]; }
+  Tally& heap(Pool pool, std::size_t tally) { return heap_[pool - kSmall][tally]; }
+  [[nodiscard]] const Tally& heap(Pool pool, std::size_t tally) const { return heap_[pool - kSmall][tally]; }
 
   void add(Pool pool, std::size_t tally, std::int64_t amount) {
-    own(pool, tally).current += amount;
-    own(pool, tally).allocated += amount;
+    heap(pool, tally).current += amount;
+    heap(pool, tally).allocated += amount;
   }
   void subtract(Pool pool, std::size_t tally, std::int64_t amount) {
-    own(pool, tally).current -= amount;
-    own(pool, tally).freed += amount;
+    heap(pool, tally).current -= amount;
+    heap(pool, tally).freed += amount;
   }
-  // True when it has changed.
-  bool note_held(stalloc_door_held held) {
+  // Returns whether it has changed.
+  bool set_held(stalloc_door_held held) {
     const auto all = static_cast<std::int64_t>(held.all);
-    const std::int64_t before = own(kSmall, kHeld).current + own(kLarge, kHeld).current;
-    if (all > before) ++growths_;
-    if (all < before) ++shrinkages_;
+    const std::int64_t before = heap(kSmall, kHeld).current + heap(kLarge, kHeld).current;
+    if (all > before) ++increases_;
+    if (all < before) ++decreases_;
     const auto small = static_cast<std::int64_t>(std::min(held.for_small, held.all));
     const bool of_small = set_held(kSmall, small);
     const bool of_large = set_held(kLarge, all - small);
     return of_small || of_large;
   }
   bool set_held(Pool pool, std::int64_t bytes) {
-    const std::int64_t more = bytes - own(pool, kHeld).current;
+    const std::int64_t more = bytes - heap(pool, kHeld).current;
     if (more > 0) add(pool, kHeld, more);
     if (more < 0) subtract(pool, kHeld, -more);
     return more != 0;
   }
 
   [[nodiscard]] std::int64_t current(std::size_t tally, std::size_t type) const {
-    std::int64_t small = own(kSmall, tally).current;
-    std::int64_t large = own(kLarge, tally).current;
+    std::int64_t small = heap(kSmall, tally).current;
+    std::int64_t large = heap(kLarge, tally).current;
     if (tally == kHeld) {
-      small += beside_;
-      large -= beside_;
+      small += small_outside_;
+      large -= small_outside_;
     }
     return type == kAll ? small + large : type == kSmall ? small : large;
   }
-  [[nodiscard]] Tally of_type(std::size_t tally, std::size_t type) const {
-    const Tally& small = own(kSmall, tally);
-    const Tally& large = own(kLarge, tally);
+  [[nodiscard]] Tally tally_of(std::size_t tally, std::size_t type) const {
+    const Tally& small = heap(kSmall, tally);
+    const Tally& large = heap(kLarge, tally);
     const std::int64_t now = current(tally, type);
     if (type == kSmall) return {now, small.allocated, small.freed};
     if (type == kLarge) return {now, large.allocated, large.freed};
     return {now, small.allocated + large.allocated, small.freed + large.freed};
   }
-  // Of all, and of one pool.
-  void note_peaks(Pool pool) {
+  // Updates the peaks of all memory and of one pool.
+  void update_peaks(Pool pool) {
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (const std::size_t type : {kAll, static_cast<std::size_t>(pool)}) {
         peaks_[i][type] = std::max(peaks_[i][type], current(kMerged[i].tally, type) + native_[i][type]);
@@ -184,15 +184,15 @@ class Statistics {
     }
   }
 
-  std::array<std::array<Tally, kTallies>, 2> own_{};  // of small and large tensors; kHeld: of what is kept for them
-  std::uintptr_t small_begin_ = 0;                    // as in stalloc_door_held
+  std::array<std::array<Tally, kTallies>, 2> heap_{};  // by pool; kHeld: the memory reserved for the pool
+  std::uintptr_t small_begin_ = 0;                     // as in stalloc_door_held
   std::uintptr_t small_end_ = 0;
-  std::int64_t beside_ = 0;  // bytes of small tensors that lie where large ones do
+  std::int64_t small_outside_ = 0;  // bytes of small tensors outside the part for small requests
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;
-  std::int64_t growths_ = 0;  // how often more physical memory was held than when it was last looked at
-  std::int64_t shrinkages_ = 0;
+  std::int64_t increases_ = 0;  // how often held memory was found to have grown since it was last read
+  std::int64_t decreases_ = 0;
 };
 
 }  // namespace stalloc::torch::door

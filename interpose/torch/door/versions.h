@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between the versions of PyTorch that a door can be built for, except for the virtual functions
-// (forwarding.h). The build says which: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
+// The differences between the supported versions of PyTorch, except for those of the virtual functions (forwarding.h).
+// The build defines the version: STALLOC_TORCH_MINOR is 11 for PyTorch 2.11.
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "interpose/torch/door/remarks.h"
+#include "interpose/torch/door/thread_metadata.h"
 
 #ifndef STALLOC_TORCH_MINOR
 #error "STALLOC_TORCH_MINOR names the minor version of PyTorch 2"
@@ -33,9 +33,9 @@ using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 using Context = std::shared_ptr<c10::GatheredContext>;
 
 inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device, std::size_t address, std::size_t bytes,
-                             cudaStream_t stream, Context context, [[maybe_unused]] const Remarks& remarks) {
+                             cudaStream_t stream, Context context, [[maybe_unused]] const ThreadMetadata& metadata) {
 #if STALLOC_TORCH_MINOR >= 8
-  const std::string compiled = remarks.compiled.empty() ? std::string() : remarks.compiled.back();
+  const std::string compiled = metadata.compile_contexts.empty() ? std::string() : metadata.compile_contexts.back();
 #endif
 #if STALLOC_TORCH_MINOR >= 10
   return {action,
@@ -47,7 +47,7 @@ inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device,
           c10::getApproximateTime(),
           std::move(context),
           compiled,
-          remarks.metadata};
+          metadata.user_metadata};
 #elif STALLOC_TORCH_MINOR >= 8
   return {action,  device, address, bytes, stream, MempoolId_t{0, 0}, c10::getApproximateTime(), std::move(context),
           compiled};
@@ -56,7 +56,7 @@ inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device,
 #endif
 }
 
-// The share of each device's memory that the configuration grants this process.
+// The fraction of each device's memory that PyTorch's configuration lets this process use.
 inline double configured_fraction() {
 #if STALLOC_TORCH_MINOR >= 10
   return native::CUDAAllocatorConfig::per_process_memory_fraction();
@@ -65,8 +65,8 @@ inline double configured_fraction() {
 #endif
 }
 
-// Whether an entry is left out of the history because the user said so ("alloc", "free_completed").
-inline bool is_named(const TraceEntry& entry, const std::vector<std::string>& actions) {
+// Whether `actions`, which names the actions that the user excludes from the history, has that of the entry.
+inline bool is_skipped(const TraceEntry& entry, const std::vector<std::string>& actions) {
   const auto name_of = [](TraceEntry::Action action) {
     switch (action) {
       case TraceEntry::ALLOC:

@@ -59,11 +59,11 @@ TEST_CASE("a module is found without a lock that fork does not renew", "[loader]
   }));
 }
 
-TEST_CASE("what stands before what in the search of the global scope", "[loader]") {
+TEST_CASE("the order of modules in the search of the global scope", "[loader]") {
   const auto* const in_libc = reinterpret_cast<const void*>(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"));
   const int on_the_stack = 0;
-  CHECK(loader::is_before(&here, in_libc));
-  CHECK_FALSE(loader::is_before(in_libc, &here));
-  CHECK_FALSE(loader::is_before(&here, &here));
-  CHECK_FALSE(loader::is_before(&on_the_stack, in_libc));
+  CHECK(loader::precedes(&here, in_libc));
+  CHECK_FALSE(loader::precedes(in_libc, &here));
+  CHECK_FALSE(loader::precedes(&here, &here));
+  CHECK_FALSE(loader::precedes(&on_the_stack, in_libc));
 }

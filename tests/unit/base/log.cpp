@@ -87,7 +87,7 @@ TEST_CASE("what the program had pending stays pending") {
   }));
 }
 
-TEST_CASE("a full pipe holds nobody up") {
+TEST_CASE("a full pipe does not block the program") {
   CHECK(holds_in_child([] {
     const int reader = pipe_as_standard_error();
     for (int i = 0; i < 2000; ++i) log::warn("{:>100}", i);

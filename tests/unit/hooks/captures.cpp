@@ -30,13 +30,13 @@ TEST_CASE("a program's captures are known from beginning to end", "[hooks][captu
   CUstream stream = make_stream();
   CUstream other = make_stream();
   REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-  CHECK(machine.captures.holds(stream));
-  CHECK_FALSE(machine.captures.holds(other));
+  CHECK(machine.captures.may_be_captured(stream));
+  CHECK_FALSE(machine.captures.may_be_captured(other));
   CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS);  // it is captured already
   end_capture(other);
-  CHECK(machine.captures.may_be_any());
+  CHECK(machine.captures.may_be_active());
   end_capture(stream);
-  CHECK_FALSE(machine.captures.may_be_any());
+  CHECK_FALSE(machine.captures.may_be_active());
 }
 
 TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks][captures]") {
@@ -52,9 +52,9 @@ TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks]
   Behind end(
       Hook::cuStreamEndCapture, +[](CUstream, CUgraph*) { return CUDA_ERROR_ILLEGAL_STATE; });
   CUgraph graph = nullptr;
-  captures::end(end.call(), nullptr, &graph, Default::PerThread);
+  captures::end(end.call(), nullptr, &graph, DefaultStream::PerThread);
   CHECK(asked == CU_STREAM_PER_THREAD);
-  captures::end(end.call(), nullptr, &graph, Default::Legacy);
+  captures::end(end.call(), nullptr, &graph, DefaultStream::Legacy);
   CHECK(asked == nullptr);
 }
 

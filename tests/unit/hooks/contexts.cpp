@@ -16,19 +16,19 @@ bool was_known;  // when CUDA's own function was called
 
 }  // namespace
 
-TEST_CASE("a heap is found by nobody any more when CUDA resets its device", "[hooks][contexts]") {
+TEST_CASE("a heap is unreachable before CUDA resets its device", "[hooks][contexts]") {
   const Machine machine;
   (void)machine.heap();
   primary = machine.context;
   was_known = true;
   Behind reset(
       Hook::cuDevicePrimaryCtxReset_v2, +[](CUdevice) {
-        was_known = Session::known_heaps()->known(primary) != nullptr;
+        was_known = Session::known_heaps()->find(primary) != nullptr;
         return CUDA_SUCCESS;
       });
   CHECK(contexts::primary_reset(reset.call(), 0) == CUDA_SUCCESS);
   CHECK_FALSE(was_known);
-  CHECK(Session::known_heaps()->known(primary) == nullptr);
+  CHECK(Session::known_heaps()->find(primary) == nullptr);
 }
 
 TEST_CASE("the release of a primary context ends its heap only where it was the last", "[hooks][contexts]") {
@@ -38,13 +38,13 @@ TEST_CASE("the release of a primary context ends its heap only where it was the 
   CUcontext again = nullptr;
   REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
   REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-  CHECK(heaps.known(machine.context) != nullptr);
+  CHECK(heaps.find(machine.context) != nullptr);
   Behind refused(
       Hook::cuDevicePrimaryCtxRelease_v2, +[](CUdevice) { return CUDA_ERROR_INVALID_CONTEXT; });
   CHECK(contexts::primary_release(refused.call(), 0) == CUDA_ERROR_INVALID_CONTEXT);
-  CHECK(heaps.known(machine.context) != nullptr);
+  CHECK(heaps.find(machine.context) != nullptr);
   REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-  CHECK(heaps.known(machine.context) == nullptr);
+  CHECK(heaps.find(machine.context) == nullptr);
 }
 
 TEST_CASE("the end of a green context ends the heap of a primary context that only it held", "[hooks][contexts]") {
@@ -60,15 +60,15 @@ TEST_CASE("the end of a green context ends the heap of a primary context that on
     REQUIRE(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
   }
   REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-  CHECK(heaps.known(machine.context) != nullptr);
+  CHECK(heaps.find(machine.context) != nullptr);
   REQUIRE(cuGreenCtxDestroy(greens[0]) == CUDA_SUCCESS);
-  CHECK(heaps.known(machine.context) != nullptr);
+  CHECK(heaps.find(machine.context) != nullptr);
   Behind refused(
       Hook::cuGreenCtxDestroy, +[](CUgreenCtx) { return CUDA_ERROR_INVALID_CONTEXT; });
   CHECK(contexts::green_destroy(refused.call(), greens[1]) == CUDA_ERROR_INVALID_CONTEXT);
-  CHECK(heaps.known(machine.context) != nullptr);
+  CHECK(heaps.find(machine.context) != nullptr);
   REQUIRE(cuGreenCtxDestroy(greens[1]) == CUDA_SUCCESS);
-  CHECK(heaps.known(machine.context) == nullptr);
+  CHECK(heaps.find(machine.context) == nullptr);
 }
 
 TEST_CASE("peers are granted the memory of the context that they enable", "[hooks][contexts]") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are refused device memory get idle memory of the heaps.
+// A call that is refused device memory is repeated after the heaps have released idle memory.
 #include <cuda.h>
 
 #include "catch.h"
@@ -26,7 +26,7 @@ CUresult create_array() {
   CUDA_ARRAY_DESCRIPTOR shape{};
   CUarray array = nullptr;
   asked = 0;
-  return device_memory::take(original.call(), 0, &array, &shape);
+  return device_memory::call_with_retry(original.call(), 0, &array, &shape);
 }
 
 // So that the heap holds memory in which nothing lives: the pool may keep it.
@@ -73,7 +73,7 @@ TEST_CASE("a request that CUDA refuses is made again when idle memory stood in i
         return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
       });
   CUdeviceptr at = 0;
-  CHECK(memory::alloc_async(original.call(), &at, 128 * kMiB, nullptr, Default::Legacy) == CUDA_SUCCESS);
+  CHECK(memory::alloc_async(original.call(), &at, 128 * kMiB, nullptr, DefaultStream::Legacy) == CUDA_SUCCESS);
   CHECK(asked == 2);
   CHECK(at == 0x1000);
   CHECK(heap.statistics().unplanned_live == 128 * kMiB);
@@ -94,7 +94,7 @@ TEST_CASE("CUDA is asked for what the driver does not count as free, since it ca
   std::size_t free = 0;
   std::size_t total = 0;
   REQUIRE(cuMemGetInfo(&free, &total) == CUDA_SUCCESS);
-  CHECK(memory::alloc_async(original.call(), &at, free + kMiB, nullptr, Default::Legacy) == CUDA_SUCCESS);
+  CHECK(memory::alloc_async(original.call(), &at, free + kMiB, nullptr, DefaultStream::Legacy) == CUDA_SUCCESS);
   CHECK(asked == 1);
   CHECK(at == 0x1000);
 }
@@ -112,7 +112,8 @@ TEST_CASE("a request from a pool that is not served gets idle memory, too", "[ho
       });
   CUdeviceptr at = 0;
   const auto imported = reinterpret_cast<CUmemoryPool>(0x1);
-  CHECK(memory::alloc_from_pool(original.call(), &at, 128 * kMiB, imported, nullptr, Default::Legacy) == CUDA_SUCCESS);
+  CHECK(memory::alloc_from_pool(original.call(), &at, 128 * kMiB, imported, nullptr, DefaultStream::Legacy) ==
+        CUDA_SUCCESS);
   CHECK(asked == 2);
   CHECK(heap.statistics().physical < 64 * kMiB);
 }
@@ -123,12 +124,12 @@ TEST_CASE("a request without bytes, without a place for its answer or without a 
   Behind original(
       Hook::cuMemAllocAsync, +[](CUdeviceptr*, std::size_t, CUstream) { return CUDA_ERROR_UNKNOWN; });
   CUdeviceptr at = 0;
-  CHECK(memory::alloc_async(original.call(), &at, 0, nullptr, Default::Legacy) == CUDA_ERROR_UNKNOWN);
-  CHECK(memory::alloc_async(original.call(), nullptr, kMiB, nullptr, Default::Legacy) == CUDA_ERROR_UNKNOWN);
+  CHECK(memory::alloc_async(original.call(), &at, 0, nullptr, DefaultStream::Legacy) == CUDA_ERROR_UNKNOWN);
+  CHECK(memory::alloc_async(original.call(), nullptr, kMiB, nullptr, DefaultStream::Legacy) == CUDA_ERROR_UNKNOWN);
   REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
-  CHECK(memory::alloc_async(original.call(), &at, kMiB, nullptr, Default::Legacy) == CUDA_ERROR_UNKNOWN);
+  CHECK(memory::alloc_async(original.call(), &at, kMiB, nullptr, DefaultStream::Legacy) == CUDA_ERROR_UNKNOWN);
   REQUIRE(cuCtxSetCurrent(machine.context) == CUDA_SUCCESS);
-  CHECK(memory::alloc_async(original.call(), &at, kMiB, nullptr, Default::Legacy) == CUDA_SUCCESS);
+  CHECK(memory::alloc_async(original.call(), &at, kMiB, nullptr, DefaultStream::Legacy) == CUDA_SUCCESS);
   CHECK(machine.heap().owns(at));
   CHECK(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program gets that looks the driver's functions up by cuGetProcAddress.
+// Look-ups of the driver's functions by cuGetProcAddress.
 #include <cuda.h>
 
 #include <string>
@@ -63,19 +63,19 @@ TEST_CASE("what is found is the original behind the hook from then on", "[hooks]
 TEST_CASE("a function that is not hooked is found as it is", "[hooks][lookup]") {
   const Machine machine;
   CHECK(look_up("cuDeviceGet", own("cuDeviceGet")) == own("cuDeviceGet"));
-  CHECK_FALSE(machine.captures.may_be_any());
+  CHECK_FALSE(machine.captures.may_be_active());
 }
 
 TEST_CASE("a later form of a hooked function is found as it is, and may capture unseen", "[hooks][lookup]") {
   const Machine machine;
   void* const later = reinterpret_cast<void*>(&answer_first);  // none of the exported functions
   CHECK(look_up("cuMemAllocAsync", later) == later);
-  CHECK_FALSE(machine.captures.may_be_any());
+  CHECK_FALSE(machine.captures.may_be_active());
   CHECK(look_up("cuStreamBeginCapture", later) == later);
-  CHECK(machine.captures.may_be_any());
+  CHECK(machine.captures.may_be_active());
 }
 
-TEST_CASE("what the driver does not find, nobody finds", "[hooks][lookup]") {
+TEST_CASE("a function that the driver does not find is not found", "[hooks][lookup]") {
   const Machine machine;
   CHECK(look_up("cuMemAllocAsync", nullptr, CUDA_ERROR_NOT_FOUND) == nullptr);
   CHECK(look_up("cuMemAllocAsync", own("cuMemAllocAsync"), CUDA_ERROR_NOT_FOUND) == own("cuMemAllocAsync"));

@@ -22,7 +22,7 @@ template <class Result, class... Parameters>
 class Behind<Result(Parameters...)> {
  public:
   Behind(hooks::Hook hook, Result (*function)(Parameters...)) : original_(hook) {
-    original_.offer(reinterpret_cast<void*>(function));
+    original_.remember(reinterpret_cast<void*>(function));
   }
   // A call of the program's, from nowhere.
   [[nodiscard]] hooks::Call<Result(Parameters...)> call() { return {original_, nullptr}; }
@@ -52,7 +52,7 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   // Made, if need be. Pre: something is served.
-  [[nodiscard]] serve::Heap& heap() const { return *session->heaps()->of_current(context); }
+  [[nodiscard]] serve::Heap& heap() const { return *session->heaps()->find_or_create(context); }
 
   static void must(CUresult result) {
     if (result != CUDA_SUCCESS) throw std::runtime_error("simcuda returned " + std::to_string(result));

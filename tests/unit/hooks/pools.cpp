@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program is told of its pools while they are served, and what the heaps are told of them.
+// The figures of served pools, and what the heaps learn about pools.
 #include <cuda.h>
 
 #include "catch.h"
@@ -111,11 +111,12 @@ TEST_CASE("a high mark is reset where CUDA resets its own", "[hooks][pools]") {
   CUdeviceptr at = 0;
   REQUIRE(cuMemAllocAsync(&at, 3 * kMiB, nullptr) == CUDA_SUCCESS);
   REQUIRE(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
-  cuuint64_t zero = 0;
+  cuuint64_t default_stream = 0;
   Behind refused(Hook::cuMemPoolSetAttribute, &refuse);
-  CHECK(pools::set_attribute(refused.call(), pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(pools::set_attribute(refused.call(), pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &default_stream) ==
+        CUDA_ERROR_INVALID_VALUE);
   CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 3 * kMiB);
-  CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
+  CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &default_stream) == CUDA_SUCCESS);
   CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 1000);  // CUDA's own
 }
 
@@ -128,8 +129,9 @@ TEST_CASE("a pool that is refused keeps the figures of what was served, and is t
   CUdeviceptr at = 0;
   REQUIRE(cuMemAllocAsync(&at, 4 * kMiB, nullptr) == CUDA_SUCCESS);
   REQUIRE(heap.owns(at));
-  int zero = 0;
-  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &zero) == CUDA_SUCCESS);
+  int default_stream = 0;
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &default_stream) ==
+          CUDA_SUCCESS);
   CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 4 * kMiB);
   CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 4 * kMiB);
   CHECK(true_figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >= 4 * kMiB);
@@ -148,8 +150,8 @@ TEST_CASE("a pool that is refused keeps the figures of what was served, and is t
 TEST_CASE("what CUDA gives counts for the pool that it is from, whatever context asked", "[hooks][pools]") {
   const Machine machine;
   const CUmemoryPool pool = default_pool();
-  cuuint64_t zero = 0;
-  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
+  cuuint64_t default_stream = 0;
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &default_stream) == CUDA_SUCCESS);
   CUcontext other = nullptr;
   REQUIRE(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
   CUstream of_other = nullptr;
@@ -163,7 +165,7 @@ TEST_CASE("what CUDA gives counts for the pool that it is from, whatever context
   CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 68 * kMiB);
   CHECK(true_figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 68 * kMiB);
   REQUIRE(cuMemFreeAsync(early, nullptr) == CUDA_SUCCESS);
-  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
+  REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &default_stream) == CUDA_SUCCESS);
 
   REQUIRE(cuCtxSetCurrent(other) == CUDA_SUCCESS);
   CUdeviceptr late = 0;
@@ -183,9 +185,9 @@ TEST_CASE("a request on another device's stream counts for that device's pool", 
   REQUIRE(cuCtxSetCurrent(second) == CUDA_SUCCESS);
   CUmemoryPool pools[2] = {default_pool(), nullptr};
   REQUIRE(cuDeviceGetDefaultMemPool(&pools[1], 1) == CUDA_SUCCESS);
-  cuuint64_t zero = 0;
+  cuuint64_t default_stream = 0;
   for (CUmemoryPool pool : pools) {
-    REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
+    REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &default_stream) == CUDA_SUCCESS);
   }
   CUstream of_second = nullptr;
   REQUIRE(cuStreamCreate(&of_second, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);

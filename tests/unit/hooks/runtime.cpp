@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a call of the CUDA runtime's is answered without the runtime, and when it is not.
+// When a call of a function of the CUDA runtime is answered without the runtime.
 #include <cuda.h>
 
 #include "catch.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kMiB = 1 << 20;
 constexpr RuntimeResult kRefused = 2;  // cudaErrorMemoryAllocation
 
-// A runtime that counts what it is asked.
+// A runtime that counts calls.
 int asked;
 RuntimeResult runtime_result;
 RuntimeResult answer_alloc(void** out, std::size_t /*bytes*/, CUstream /*stream*/) {
@@ -35,9 +35,9 @@ class Runtime {
     set_device();
   }
   RuntimeResult alloc(void** out, std::size_t bytes = kMiB) {
-    return runtime::alloc_async(alloc_.call(), out, bytes, nullptr, Default::Legacy);
+    return runtime::alloc_async(alloc_.call(), out, bytes, nullptr, DefaultStream::Legacy);
   }
-  RuntimeResult free(void* at) { return runtime::free_async(free_.call(), at, nullptr, Default::Legacy); }
+  RuntimeResult free(void* at) { return runtime::free_async(free_.call(), at, nullptr, DefaultStream::Legacy); }
   RuntimeResult set_device() { return runtime::set_device(set_device_.call(), 0); }
   // An allocation that the runtime answers, which knows the thread from then on.
   void settle() {
@@ -89,7 +89,7 @@ TEST_CASE("the runtime is asked again when it may be about to change the context
   CHECK(asked == 1);
 }
 
-TEST_CASE("what the runtime would not just pass on is asked of it", "[hooks][runtime]") {
+TEST_CASE("requests that the runtime would not just forward are passed to it", "[hooks][runtime]") {
   const Machine machine;
   (void)machine.heap();
   Runtime runtime;
@@ -135,7 +135,7 @@ TEST_CASE("every call of a run that is recorded goes through the runtime", "[hoo
   CHECK(asked == 1);
 }
 
-TEST_CASE("what the heap declines is asked of the runtime, and not of the heap again", "[hooks][runtime]") {
+TEST_CASE("a request that the heap declines goes to the runtime, and not to the heap again", "[hooks][runtime]") {
   static bool declined;
   const Machine machine;
   serve::Heap& heap = machine.heap();
@@ -149,7 +149,7 @@ TEST_CASE("what the heap declines is asked of the runtime, and not of the heap a
       });
   declined = false;
   void* at = nullptr;
-  CHECK(runtime::alloc_async(original.call(), &at, 64 * kMiB, nullptr, Default::Legacy) == kRefused);
+  CHECK(runtime::alloc_async(original.call(), &at, 64 * kMiB, nullptr, DefaultStream::Legacy) == kRefused);
   CHECK(declined);
   CHECK_FALSE(Declined::by_heap());
 }

@@ -88,7 +88,7 @@ class Interpreter {
     frame->put(layout.frame_code, code);
     frame->put(layout.frame_owner, owner);
     frame->put(layout.frame_instruction, &code->bytes[layout.code_instructions] + 2 * instruction);
-    cframe_->put(layout.through, frame);
+    cframe_->put(layout.frame_indirection, frame);
     return innermost_ = frame;
   }
 
@@ -181,7 +181,7 @@ TEST_CASE("there are no frames without a thread, in an interpreter that ends, an
   CHECK(read.capture() == 0);
   thread_state = state;
   CHECK(read.capture() == 1);
-  CHECK_FALSE(read.frames.has_just_failed());
+  CHECK_FALSE(read.frames.take_failure());
 }
 
 TEST_CASE("an interpreter that is not laid out as it should be is left alone for good") {
@@ -196,8 +196,8 @@ TEST_CASE("an interpreter that is not laid out as it should be is left alone for
     spoil(python, outer, inner, code, name);
     Read read(python);
     CHECK(read.capture() == 0);
-    CHECK(read.frames.has_just_failed());
-    CHECK_FALSE(read.frames.has_just_failed());
+    CHECK(read.frames.take_failure());
+    CHECK_FALSE(read.frames.take_failure());
     CHECK(read.capture() == 0);
   };
   using P = Interpreter;

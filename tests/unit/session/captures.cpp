@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a capture counts as under way, and what the driver is asked then.
+// When a capture counts as under way, and which driver functions are called then.
 #include "interpose/session/captures.h"
 
 #include <cuda.h>
@@ -21,7 +21,7 @@ std::atomic<CUstream> captured;
 std::atomic<int> asked;
 CUresult trimming;
 
-// None of CUDA's own names of streams, which are small numbers.
+// Not one of CUDA's special stream handles, which are small numbers.
 CUstream stream(std::uintptr_t name) { return reinterpret_cast<CUstream>(0x100 + name); }
 
 class Driver {
@@ -69,10 +69,10 @@ CUresult end(Captures& captures, CUstream of) {
 
 }  // namespace
 
-TEST_CASE("while nothing is captured the driver is asked nothing", "[session][captures]") {
+TEST_CASE("while nothing is captured, no driver function is called", "[session][captures]") {
   Driver driver;
-  CHECK_FALSE(driver.captures.may_be_any());
-  CHECK_FALSE(driver.captures.holds(stream(1)));
+  CHECK_FALSE(driver.captures.may_be_active());
+  CHECK_FALSE(driver.captures.may_be_captured(stream(1)));
   CHECK(driver.captures.permission() == CUDA_SUCCESS);
   CHECK(asked == 0);
 }
@@ -80,33 +80,33 @@ TEST_CASE("while nothing is captured the driver is asked nothing", "[session][ca
 TEST_CASE("a capture lasts from its beginning to its end", "[session][captures]") {
   Driver driver;
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
-  CHECK(driver.captures.holds(stream(1)));
-  CHECK_FALSE(driver.captures.holds(stream(2)));
-  CHECK(driver.captures.holds(CU_STREAM_LEGACY));  // the driver does not say
+  CHECK(driver.captures.may_be_captured(stream(1)));
+  CHECK_FALSE(driver.captures.may_be_captured(stream(2)));
+  CHECK(driver.captures.may_be_captured(CU_STREAM_LEGACY));  // the driver does not say
   REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
-  CHECK_FALSE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.may_be_active());
 }
 
 TEST_CASE("a capture that does not begin leaves nothing behind", "[session][captures]") {
   Driver driver;
   CHECK(begin(driver.captures, stream(1), CUDA_ERROR_ILLEGAL_STATE) == CUDA_ERROR_ILLEGAL_STATE);
-  CHECK_FALSE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.may_be_active());
 }
 
 TEST_CASE("only the end of a captured stream ends its capture", "[session][captures]") {
   Driver driver;
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
   CHECK(end(driver.captures, stream(2)) == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
-  CHECK(driver.captures.holds(stream(1)));
+  CHECK(driver.captures.may_be_captured(stream(1)));
   // Refused, and the stream is captured as before: as by another thread than the one that began it.
   const CUresult refused = driver.captures.end(stream(1), [] { return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; });
   CHECK(refused == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-  CHECK(driver.captures.holds(stream(1)));
+  CHECK(driver.captures.may_be_captured(stream(1)));
   REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
-  CHECK_FALSE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.may_be_active());
 }
 
-TEST_CASE("an end that fails and yet ends the capture is one", "[session][captures]") {
+TEST_CASE("an end that returns an error may still end the capture", "[session][captures]") {
   Driver driver;
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
   const CUresult invalidated = driver.captures.end(stream(1), [] {
@@ -114,7 +114,7 @@ TEST_CASE("an end that fails and yet ends the capture is one", "[session][captur
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   });
   CHECK(invalidated == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  CHECK_FALSE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.may_be_active());
 }
 
 TEST_CASE("a capture that two threads end at the same time ends once", "[session][captures]") {
@@ -130,9 +130,9 @@ TEST_CASE("a capture that two threads end at the same time ends once", "[session
     return CUDA_SUCCESS;
   });
   second.join();
-  CHECK_FALSE(driver.captures.may_be_any());
+  CHECK_FALSE(driver.captures.may_be_active());
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
-  CHECK(driver.captures.holds(stream(1)));
+  CHECK(driver.captures.may_be_captured(stream(1)));
 }
 
 TEST_CASE("an end counts only where the driver says that there was a capture", "[session][captures]") {
@@ -140,7 +140,7 @@ TEST_CASE("an end counts only where the driver says that there was a capture", "
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
   // The driver does not say whether the legacy stream is captured, until there is no capture.
   driver.captures.end(CU_STREAM_LEGACY, [] { return captured = nullptr, CUDA_ERROR_ILLEGAL_STATE; });
-  CHECK(driver.captures.may_be_any());
+  CHECK(driver.captures.may_be_active());
 }
 
 TEST_CASE("what CUDA refuses during a capture is refused with its error", "[session][captures]") {
@@ -151,17 +151,18 @@ TEST_CASE("what CUDA refuses during a capture is refused with its error", "[sess
   CHECK(driver.captures.permission() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
-TEST_CASE("a later kind of begin, once looked up, may capture forever", "[session][captures]") {
+TEST_CASE("once a newer function that begins captures was looked up, captures may always be under way",
+          "[session][captures]") {
   Driver driver;
-  driver.captures.looked_up("cuStreamCreate");
-  CHECK_FALSE(driver.captures.may_be_any());
-  driver.captures.looked_up("cuStreamBeginCaptureToNext");
-  REQUIRE(driver.captures.may_be_any());
-  CHECK_FALSE(driver.captures.holds(stream(1)));
+  driver.captures.note_lookup("cuStreamCreate");
+  CHECK_FALSE(driver.captures.may_be_active());
+  driver.captures.note_lookup("cuStreamBeginCaptureToNext");
+  REQUIRE(driver.captures.may_be_active());
+  CHECK_FALSE(driver.captures.may_be_captured(stream(1)));
   CHECK(asked == 1);
   for (int i = 0; i < 2; ++i) {
     captured = stream(1);  // by that function
     REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
-    CHECK(driver.captures.may_be_any());
+    CHECK(driver.captures.may_be_active());
   }
 }

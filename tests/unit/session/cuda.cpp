@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions to the driver when it answers, refuses, lacks functions, or is not loaded yet.
+// Queries to the driver when it answers, refuses, lacks functions, or is not loaded yet.
 #include "interpose/session/cuda.h"
 
 #include <cuda.h>
@@ -39,7 +39,8 @@ void check_neutral(Cuda& cuda) {
 
 }  // namespace
 
-TEST_CASE("without a driver each question has its neutral answer, and is asked again later", "[session][cuda]") {
+TEST_CASE("without a driver each query returns its default, and the function is looked up again later",
+          "[session][cuda]") {
   driver_is_loaded = false;
   Cuda cuda(&find_once_loaded);
   check_neutral(cuda);
@@ -64,7 +65,7 @@ TEST_CASE("without a driver each question has its neutral answer, and is asked a
   CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
 }
 
-TEST_CASE("what a driver without a context cannot answer has its neutral answer", "[session][cuda]") {
+TEST_CASE("queries that need a context return their default without one", "[session][cuda]") {
   const Machine machine;
   CHECK(machine.cuda.current_context() == nullptr);
   CHECK(machine.cuda.current_device() == -1);
@@ -72,7 +73,7 @@ TEST_CASE("what a driver without a context cannot answer has its neutral answer"
   CHECK(machine.cuda.device_count() == 2);
 }
 
-TEST_CASE("to ask whether a context is a primary one makes none", "[session][cuda]") {
+TEST_CASE("querying whether a context is a primary one creates none", "[session][cuda]") {
   const Machine machine;
   CUcontext own = nullptr;
   REQUIRE(create_context(&own) == CUDA_SUCCESS);
@@ -87,7 +88,7 @@ TEST_CASE("to ask whether a context is a primary one makes none", "[session][cud
   CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
 }
 
-TEST_CASE("the context that another one's device is asked of stays current", "[session][cuda]") {
+TEST_CASE("querying the device of another context leaves the current context unchanged", "[session][cuda]") {
   const Machine machine;
   const CUcontext second = machine.enter(1);
   const CUcontext first = machine.enter(0);

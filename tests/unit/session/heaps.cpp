@@ -44,7 +44,7 @@ TEST_CASE("a created context is not served, and nobody makes a primary one for i
   REQUIRE(create_context(&own) == CUDA_SUCCESS);
   REQUIRE(machine.primary_state() == 0);
   const std::uint64_t id = machine.cuda.current_context_id();
-  for (int i = 0; i < 3; ++i) REQUIRE(machine.heaps->of_current(own) == nullptr);
+  for (int i = 0; i < 3; ++i) REQUIRE(machine.heaps->find_or_create(own) == nullptr);
   REQUIRE(machine.primary_state() == 0);
   CUcontext next = nullptr;
   REQUIRE(create_context(&next) == CUDA_SUCCESS);
@@ -58,47 +58,47 @@ TEST_CASE("a created context beside the primary one is not served, the primary o
   const CUcontext primary = machine.enter();
   CUcontext own = nullptr;
   REQUIRE(create_context(&own) == CUDA_SUCCESS);
-  REQUIRE(machine.heaps->of_current(own) == nullptr);
-  REQUIRE(machine.heaps->known(own) == nullptr);
+  REQUIRE(machine.heaps->find_or_create(own) == nullptr);
+  REQUIRE(machine.heaps->find(own) == nullptr);
   REQUIRE(cuCtxSetCurrent(primary) == CUDA_SUCCESS);
-  serve::Heap* heap = machine.heaps->of_current(primary);
+  serve::Heap* heap = machine.heaps->find_or_create(primary);
   REQUIRE(heap != nullptr);
-  REQUIRE(machine.heaps->known(primary) == heap);
+  REQUIRE(machine.heaps->find(primary) == heap);
   REQUIRE(cuCtxSetCurrent(own) == CUDA_SUCCESS);
-  REQUIRE(machine.heaps->of_current(own) == nullptr);
+  REQUIRE(machine.heaps->find_or_create(own) == nullptr);
   REQUIRE(cuCtxDestroy(own) == CUDA_SUCCESS);
   machine.heaps->context_released(own);
   REQUIRE(cuCtxSetCurrent(primary) == CUDA_SUCCESS);
-  REQUIRE(machine.heaps->of_current(primary) == heap);
+  REQUIRE(machine.heaps->find_or_create(primary) == heap);
 }
 
 TEST_CASE("a heap ends with its context, however that ends", "[session][heaps]") {
   for (const bool reset : {true, false}) {
     const Machine machine;
     const CUcontext primary = machine.enter();
-    serve::Heap* heap = machine.heaps->of_current(primary);
+    serve::Heap* heap = machine.heaps->find_or_create(primary);
     REQUIRE(heap != nullptr);
     const auto at = heap->allocate_sync(5 * kMiB);
     REQUIRE(at);
-    REQUIRE(machine.heaps->owning(*at) == heap);
+    REQUIRE(machine.heaps->find_owner(*at) == heap);
     machine.heaps->primary_released(0);  // not the last one
     machine.heaps->context_released(primary);
-    REQUIRE(machine.heaps->known(primary) == heap);
+    REQUIRE(machine.heaps->find(primary) == heap);
     if (reset) {
-      machine.heaps->resetting(0);
+      machine.heaps->before_primary_reset(0);
       REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
-      machine.heaps->was_reset(0);
+      machine.heaps->after_primary_reset(0);
     } else {
       REQUIRE(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
       machine.heaps->primary_released(0);
     }
     REQUIRE(heap->is_closed());
-    REQUIRE(machine.heaps->known(primary) == nullptr);
-    REQUIRE(machine.heaps->owning(*at) == nullptr);
+    REQUIRE(machine.heaps->find(primary) == nullptr);
+    REQUIRE(machine.heaps->find_owner(*at) == nullptr);
     REQUIRE_FALSE(heap->find_live(*at));
     REQUIRE(heap->free_sync(*at) == CUDA_ERROR_INVALID_VALUE);
     const CUcontext again = machine.enter();
-    REQUIRE(machine.heaps->of_current(again) == nullptr);  // served once a process
+    REQUIRE(machine.heaps->find_or_create(again) == nullptr);  // served once a process
     REQUIRE(machine.free_bytes() == machine.total_bytes());
     if (reset) REQUIRE(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
   }
@@ -107,13 +107,13 @@ TEST_CASE("a heap ends with its context, however that ends", "[session][heaps]")
 TEST_CASE("a failed device is reset, and all memory is there again", "[session][heaps]") {
   const Machine machine;
   const CUcontext primary = machine.enter();
-  serve::Heap* heap = machine.heaps->of_current(primary);
+  serve::Heap* heap = machine.heaps->find_or_create(primary);
   REQUIRE(heap != nullptr);
   REQUIRE(heap->allocate_sync(5 * kMiB));
   fail_device();
-  machine.heaps->resetting(0);
+  machine.heaps->before_primary_reset(0);
   REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
-  machine.heaps->was_reset(0);
+  machine.heaps->after_primary_reset(0);
   REQUIRE(heap->is_closed());
   machine.enter();
   REQUIRE(machine.free_bytes() == machine.total_bytes());
@@ -131,14 +131,14 @@ TEST_CASE("threads allocate and free while another resets their device", "[sessi
       threads.emplace_back([&machine, &served, &over, primary, number] {
         cuCtxSetCurrent(primary);
         for (int i = 0; !over; ++i) {
-          serve::Heap* heap = machine.heaps->of_current(primary);
+          serve::Heap* heap = machine.heaps->find_or_create(primary);
           const std::size_t bytes = static_cast<std::size_t>(1 + (i * 7 + number) % 20) * 100'000;
           const bool plain = number == 0;
           const auto at = heap == nullptr ? std::nullopt
                           : plain         ? heap->allocate_sync(bytes)
                                           : heap->allocate(bytes, make_stream_key(nullptr, number == 2), nullptr);
           if (!at) continue;
-          serve::Heap* owner = machine.heaps->owning(*at);
+          serve::Heap* owner = machine.heaps->find_owner(*at);
           if (owner != nullptr) (void)owner->find_live(*at + 100);
           if (owner != nullptr && !plain) (void)owner->free_async(*at, make_stream_key(nullptr, number == 2));
           if (owner != nullptr && plain) (void)owner->free_sync(*at);
@@ -147,9 +147,9 @@ TEST_CASE("threads allocate and free while another resets their device", "[sessi
       });
     }
     while (served < 100) std::this_thread::yield();
-    machine.heaps->resetting(0);
+    machine.heaps->before_primary_reset(0);
     REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
-    machine.heaps->was_reset(0);
+    machine.heaps->after_primary_reset(0);
     over = true;
     for (std::thread& thread : threads) thread.join();
     REQUIRE(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
@@ -166,7 +166,7 @@ TEST_CASE("a stream's clock is found by its name, for as long as the stream live
   REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
   REQUIRE(machine.heaps->stream_clock(key(stream)) == nullptr);  // no heap yet
   REQUIRE(machine.heaps->stream_clock(key(nullptr)) == nullptr);
-  serve::Heap* heap = machine.heaps->of_current(primary);
+  serve::Heap* heap = machine.heaps->find_or_create(primary);
   REQUIRE(heap != nullptr);
   serve::StreamClock* clock = machine.heaps->stream_clock(key(stream));
   REQUIRE(clock != nullptr);
@@ -215,9 +215,9 @@ TEST_CASE("a stream's clock is found by its name, for as long as the stream live
     REQUIRE(fresh->ordered_after(5) == 0);
   }
   SECTION("the end of the context is the end of its streams") {
-    machine.heaps->resetting(0);
+    machine.heaps->before_primary_reset(0);
     REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
-    machine.heaps->was_reset(0);
+    machine.heaps->after_primary_reset(0);
     machine.enter();
     CUstream next = nullptr;
     REQUIRE(cuStreamCreate(&next, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);

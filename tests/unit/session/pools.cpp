@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pools are served, of which device, and whose memory peers may touch: on simcuda.
+// Which pools are served, for which device, and which devices may access their memory, on simcuda.
 #include "interpose/session/pools.h"
 
 #include <cuda.h>
@@ -48,7 +48,7 @@ CUmemoryPool default_pool() {
   return pool;
 }
 
-// What a request is booked to: nothing when it is not served, a null pool for the device's own.
+// The pool for which a request counts: null for the device's default pool, nothing if it is not served.
 using Booked = std::optional<CUmemoryPool>;
 const Booked kNotServed;
 const Booked kOwn{nullptr};
@@ -86,7 +86,7 @@ TEST_CASE("only ordinary pools of device memory are served", "[session][pools]")
   Pools pools;
   std::uintptr_t name = 0x1000;
   const auto device_of = [&](const CUmemPoolProps& properties) {
-    pools.created(named(name), properties);
+    pools.add_created(named(name), properties);
     return pools.device_of(named(name++));
   };
   REQUIRE(device_of(ordinary()) == 0);
@@ -107,34 +107,34 @@ TEST_CASE("only ordinary pools of device memory are served", "[session][pools]")
   REQUIRE_FALSE(pools.find(named(name)));
 }
 
-TEST_CASE("what is known of a pool ends with it, and not where destroying fails", "[session][pools]") {
+TEST_CASE("a pool is forgotten when it is destroyed, but not if destroying it fails", "[session][pools]") {
   Pools pools;
-  pools.created(named(0x1000), ordinary());
+  pools.add_created(named(0x1000), ordinary());
   REQUIRE(pools.device_of(named(0x1000)) == 0);
-  pools.ends(named(0x1000));
+  pools.begin_destroy(named(0x1000));
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
-  REQUIRE(pools.counted_on(named(0x1000)) == 0);
-  REQUIRE_FALSE(pools.ended(named(0x1000), false));
+  REQUIRE(pools.counting_device(named(0x1000)) == 0);
+  REQUIRE_FALSE(pools.end_destroy(named(0x1000), false));
   REQUIRE(pools.device_of(named(0x1000)) == 0);
-  pools.ends(named(0x1000));
-  REQUIRE(pools.ended(named(0x1000), true));
+  pools.begin_destroy(named(0x1000));
+  REQUIRE(pools.end_destroy(named(0x1000), true));
   REQUIRE_FALSE(pools.find(named(0x1000)));
-  REQUIRE(pools.counted_on(named(0x1000)) == Pools::kNone);
-  pools.created(named(0x1000), ordinary());
-  pools.ends(named(0x1000));
-  pools.created(named(0x1000), ordinary());  // another one, once CUDA has destroyed the first
-  REQUIRE_FALSE(pools.ended(named(0x1000), true));
+  REQUIRE(pools.counting_device(named(0x1000)) == Pools::kNone);
+  pools.add_created(named(0x1000), ordinary());
+  pools.begin_destroy(named(0x1000));
+  pools.add_created(named(0x1000), ordinary());  // another one, once CUDA has destroyed the first
+  REQUIRE_FALSE(pools.end_destroy(named(0x1000), true));
   REQUIRE(pools.device_of(named(0x1000)) == 0);
   pools.refuse(named(0x1000));
   REQUIRE(pools.device_of(named(0x1000)) == Pools::kNone);
-  REQUIRE(pools.counted_on(named(0x1000)) == 0);
-  pools.found_default(named(0x1000), 0);  // a refused one stays so
+  REQUIRE(pools.counting_device(named(0x1000)) == 0);
+  pools.add_default(named(0x1000), 0);  // a refused one stays so
   REQUIRE(pools.find(named(0x1000)) == Pools::kNone);
 }
 
 TEST_CASE("a heap has what the program's own pools keep idle", "[session][pools]") {
   const Machine machine;
-  serve::Heap* heap = machine.heaps->of_current(machine.enter());
+  serve::Heap* heap = machine.heaps->find_or_create(machine.enter());
   REQUIRE(heap != nullptr);
   CUmemPoolProps exportable = ordinary();
   exportable.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -153,9 +153,9 @@ TEST_CASE("a heap has what the program's own pools keep idle", "[session][pools]
   destroy(machine, pool);
 }
 
-TEST_CASE("requests are booked to the pool that they are from", "[session][pools]") {
+TEST_CASE("requests count for their pool", "[session][pools]") {
   const Machine machine;
-  const serve::Heap& heap = *machine.heaps->of_current(machine.enter());
+  const serve::Heap& heap = *machine.heaps->find_or_create(machine.enter());
   const CUmemoryPool pool = make_pool(machine, ordinary());
   REQUIRE(from_current(machine, heap) == kOwn);
   REQUIRE(from_named(machine, heap, default_pool()) == kOwn);
@@ -175,7 +175,7 @@ TEST_CASE("requests are booked to the pool that they are from", "[session][pools
 
 TEST_CASE("a pool that gets the handle of one that is being destroyed keeps its own figures", "[session][pools]") {
   const Machine machine;
-  serve::Heap& heap = *machine.heaps->of_current(machine.enter());
+  serve::Heap& heap = *machine.heaps->find_or_create(machine.enter());
   const CUmemoryPool pool = make_pool(machine, ordinary());
   const StreamKey legacy = make_stream_key(nullptr, false);
   const auto old = heap.allocate(3 * kMiB, legacy, pool);
@@ -202,7 +202,7 @@ TEST_CASE("an exportable or limited pool is not served, whenever it is made curr
       const CUcontext primary = machine.enter();
       const CUmemoryPool pool = make_pool(machine, properties);
       if (before) make_current(machine, pool);
-      const serve::Heap& heap = *machine.heaps->of_current(primary);
+      const serve::Heap& heap = *machine.heaps->find_or_create(primary);
       if (!before) make_current(machine, pool);
       REQUIRE(from_current(machine, heap) == kNotServed);
       REQUIRE(from_named(machine, heap, pool) == kNotServed);
@@ -215,14 +215,14 @@ TEST_CASE("an exportable or limited pool is not served, whenever it is made curr
   }
 }
 
-TEST_CASE("a pool that somebody made current unseen is found at the first request", "[session][pools]") {
+TEST_CASE("a pool that was made current before there was a heap is found at the first request", "[session][pools]") {
   const Machine machine;
   const CUcontext primary = machine.enter();
   CUmemoryPool pool = nullptr;
   const CUmemPoolProps properties = ordinary();
   REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
   REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
-  const serve::Heap& heap = *machine.heaps->of_current(primary);
+  const serve::Heap& heap = *machine.heaps->find_or_create(primary);
   REQUIRE(from_current(machine, heap) == kNotServed);
   REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
@@ -234,7 +234,7 @@ TEST_CASE("a peer with access to a served pool reaches what the heap holds, then
       const CUcontext primary = machine.enter();
       const CUmemoryPool pool = of_device ? default_pool() : make_pool(machine, ordinary());
       if (before) give_access(machine, pool);
-      serve::Heap& heap = *machine.heaps->of_current(primary);
+      serve::Heap& heap = *machine.heaps->find_or_create(primary);
       const auto early = heap.allocate_sync(3 * kMiB);
       REQUIRE(early);
       if (!before) {
@@ -254,7 +254,7 @@ TEST_CASE("a peer with access to a served pool reaches what the heap holds, then
 
 TEST_CASE("access that is given to no device ends the serving of a pool", "[session][pools]") {
   const Machine machine;
-  const serve::Heap& heap = *machine.heaps->of_current(machine.enter());
+  const serve::Heap& heap = *machine.heaps->find_or_create(machine.enter());
   const CUmemoryPool pool = make_pool(machine, ordinary());
   machine.heaps->pool_access_granted(pool, {CU_MEM_LOCATION_TYPE_HOST, 0});
   REQUIRE(from_named(machine, heap, pool) == kNotServed);

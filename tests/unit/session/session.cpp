@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session does in each mode, and what when something that the mode needs is missing.
+// What a session does in each mode, and when something is missing that the mode needs.
 #include "interpose/session/session.h"
 
 #include <cuda.h>
@@ -37,19 +37,19 @@ TEST_CASE("a session that is off has no parts", "[session]") {
   const Process process(settings({{"STALLOC_MODE", "off"}}));
   CHECK_FALSE(process.session.active());
   CHECK(Session::active_heaps() == nullptr);
-  CHECK(Session::only_serving() == nullptr);
+  CHECK(Session::fast_path_heaps() == nullptr);
 }
 
 TEST_CASE("without a plan there are heaps from the first use on", "[session]") {
   Process process(settings({{"STALLOC_MODE", "dynamic"}}));
   CHECK(process.session.active());
   CHECK(Session::known_heaps() == nullptr);
-  CHECK(Session::only_serving() == nullptr);
+  CHECK(Session::fast_path_heaps() == nullptr);
   Heaps* heaps = process.session.heaps();
   REQUIRE(heaps != nullptr);
   CHECK(process.session.recorder() == nullptr);
   CHECK(Session::known_heaps() == heaps);
-  CHECK(Session::only_serving() == heaps);
+  CHECK(Session::fast_path_heaps() == heaps);
   CHECK(Session::active_heaps() == heaps);
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("a session that records serves too, but not only", "[session]") {
   Process process(settings({{"STALLOC_MODE", "trace"}, {"STALLOC_TRACE", folder / "trace.fb"}}));
   CHECK(process.session.recorder() != nullptr);
   CHECK(process.session.heaps() != nullptr);
-  CHECK(Session::only_serving() == nullptr);
+  CHECK(Session::fast_path_heaps() == nullptr);
 }
 
 TEST_CASE("a session that records alone has no heaps", "[session]") {
@@ -105,7 +105,7 @@ TEST_CASE("a child of fork only forwards where its parent had used CUDA", "[sess
   REQUIRE(process.session.heaps() != nullptr);
   process.session.stop_in_child();
   CHECK_FALSE(process.session.active());
-  CHECK(Session::only_serving() == nullptr);
+  CHECK(Session::fast_path_heaps() == nullptr);
   CHECK(Session::active_heaps() == nullptr);
   CHECK(Session::known_active_heaps() == nullptr);
 }
@@ -113,13 +113,13 @@ TEST_CASE("a child of fork only forwards where its parent had used CUDA", "[sess
 TEST_CASE("a signal is answered once, at the next request", "[session]") {
   Process process(settings({{"STALLOC_MODE", "dynamic"}, {"STALLOC_SIGNAL", std::to_string(SIGUSR2)}}));
   Heaps* heaps = process.session.heaps();
-  REQUIRE(Session::only_serving() == heaps);
+  REQUIRE(Session::fast_path_heaps() == heaps);
   REQUIRE(::raise(SIGUSR2) == 0);
   CHECK(Session::figures_wanted());
-  CHECK(Session::only_serving() == nullptr);  // the request goes where the signal is answered
-  process.session.answer_signal();
+  CHECK(Session::fast_path_heaps() == nullptr);  // the request goes where the signal is answered
+  process.session.log_requested_figures();
   CHECK_FALSE(Session::figures_wanted());
-  CHECK(Session::only_serving() == heaps);
+  CHECK(Session::fast_path_heaps() == heaps);
   ::signal(SIGUSR2, SIG_DFL);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which door a PyTorch needs.
+// Which door fits a version of PyTorch.
 #include "interpose/torch/pytorch.h"
 
 #include <filesystem>

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpose/torch/join_streams.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "interpose/session/session.h"
+
+namespace stalloc::torch {
+namespace {
+
+// Makes `waiter`, a stream of the current context, wait for the work that `stream` was given so far.
+CUresult add_wait(serve::Driver& driver, CUstream waiter, const StreamInContext& stream) noexcept {
+  CUevent event = nullptr;
+  CUresult result = CUDA_SUCCESS;
+  {
+    const serve::ContextScope scope(driver, stream.context);  // an event is recorded on streams of its own context
+    if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+    result = driver.create_event(&event);
+    if (result != CUDA_SUCCESS) return result;
+    result = driver.record_event(event, stream.stream);
+  }
+  if (result == CUDA_SUCCESS) result = driver.wait_event(waiter, event);
+  driver.destroy_event(event);  // CUDA keeps it until the waits on it are over
+  return result;
+}
+
+}  // namespace
+
+// Returns the entry for exactly these streams, else an unused one, else the least recently used one.
+JoinStreams::Entry& JoinStreams::entry_for(std::vector<StreamInContext> streams) {
+  std::sort(streams.begin(), streams.end());
+  Entry* oldest = &entries_.front();
+  for (Entry& entry : entries_) {
+    if (entry.streams == streams) return entry;
+    if (entry.used_at < oldest->used_at) oldest = &entry;
+  }
+  oldest->streams = std::move(streams);
+  return *oldest;
+}
+
+CUresult JoinStreams::join(serve::Driver& driver, std::span<const StreamInContext> streams, CUstream* joined) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    Entry& entry = entry_for({streams.begin(), streams.end()});
+    entry.used_at = ++clock_;
+    if (entry.joined == nullptr) {
+      if (const CUresult result = Session::cuda().create_stream(&entry.joined); result != CUDA_SUCCESS) return result;
+    }
+    for (const StreamInContext& stream : entry.streams) {
+      if (const CUresult result = add_wait(driver, entry.joined, stream); result != CUDA_SUCCESS) return result;
+    }
+    *joined = entry.joined;
+    return CUDA_SUCCESS;
+  } catch (const std::bad_alloc&) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+}
+
+}  // namespace stalloc::torch
