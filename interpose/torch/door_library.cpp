@@ -121,8 +121,8 @@ Result free_of_destroyed_stream(serve::Heap& heap, void* address) noexcept {
   return STALLOC_DOOR_DONE;
 }
 
-// Frees a block behind the work of both streams where the heap cannot tell the two apart (Heap::free_used). Pre: the
-// heap's context is current.
+// Frees a block behind the work of both streams where the heap cannot tell the two apart (Heap::free_with_user). Pre:
+// the heap's context is current.
 CUresult free_on_joined(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   Heaps* heaps = Session::known_active_heaps();
   if (heaps == nullptr) return CUDA_SUCCESS;  // the memory is freed with the process
