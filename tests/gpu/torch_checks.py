@@ -11,13 +11,17 @@ The checks know nothing of stalloc. Exit status 77: the check does not apply her
 
 import argparse
 import collections
+import ctypes
 import gc
 import hashlib
 import json
 import math
 import os
 import pickle
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -383,6 +387,59 @@ def mem_pool(torch):
     if hasattr(pool, "snapshot"):
         addresses = [segment["address"] for segment in pool.snapshot()]
         assert len(addresses) == 1, addresses
+    del inside, pool
+    torch.cuda.empty_cache()
+
+
+def compiled_allocator(torch):
+    """An allocator that another library brings, as RMM's: it asks the driver's own pool."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        not_here("no C compiler")
+    folder = tempfile.mkdtemp()
+    source, library = os.path.join(folder, "allocator.c"), os.path.join(folder, "allocator.so")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write("""#include <stddef.h>
+int cuMemAllocAsync(unsigned long long* address, size_t bytes, void* stream);
+int cuMemFreeAsync(unsigned long long address, void* stream);
+void* allocate(ptrdiff_t bytes, int device, void* stream) {
+  unsigned long long address = 0;
+  return cuMemAllocAsync(&address, (size_t)bytes, stream) == 0 ? (void*)address : NULL;
+}
+void release(void* address, ptrdiff_t bytes, int device, void* stream) {
+  cuMemFreeAsync((unsigned long long)address, stream);
+}
+""")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # for the library's undefined symbols
+    return torch.cuda.memory.CUDAPluggableAllocator(library, "allocate", "release")
+
+
+@check
+def another_allocator(torch):
+    """An allocator that a program puts in place of PyTorch's own, after it has looked at the devices."""
+    assert torch.cuda.device_count() > 0
+    torch.cuda.memory.change_current_allocator(compiled_allocator(torch))
+    for size in (1000, 3 * MIB, 40 * MIB):
+        tensors = [torch.full((size,), i, dtype=torch.uint8, device="cuda") for i in range(4)]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            copies = [tensor + 1 for tensor in tensors]
+            torch.cuda.current_stream().synchronize()
+        assert all((copy == i + 1).all().item() for i, copy in enumerate(copies))
+        del tensors, copies
+
+
+@check
+def pool_of_another_allocator(torch):
+    """A pool whose memory another allocator provides, beside tensors of PyTorch's own."""
+    outside = torch.full((8 * MIB,), 4, dtype=torch.uint8, device="cuda")
+    pool = torch.cuda.MemPool(compiled_allocator(torch).allocator())
+    with torch.cuda.use_mem_pool(pool):
+        inside = [torch.full((8 * MIB,), i, dtype=torch.uint8, device="cuda") for i in range(3)]
+    later = torch.full((8 * MIB,), 5, dtype=torch.uint8, device="cuda")
+    assert all((tensor == i).all().item() for i, tensor in enumerate(inside))
+    assert (outside == 4).all().item() and (later == 5).all().item()
     del inside, pool
     torch.cuda.empty_cache()
 
