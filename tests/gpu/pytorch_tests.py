@@ -7,11 +7,11 @@
 
 DIR is the folder `test` of PyTorch's source (of any release; tests that fail with PyTorch's own allocator do not
 count). Modes are those of torch_battery.py. Each file of tests runs in some processes of its own, all at the same time;
-when a test ends its process, another one runs the tests after it. --out receives a line of JSON for each test and mode
-(results.jsonl), and summary.md. With --again, tests that pass under native and not in another mode are run once more in
-both, one at a time, since tests that run side by side on one GPU disturb each other. --only runs nothing but the tests
-that pytest's -k finds by this name, --times N times in each mode, ten processes at a time, and summary.md says how often
-each passed. Needs pytest and pytest-timeout. Exit status 1: a difference remained.
+when a test ends its process or breaks CUDA's context, another one runs the tests after it. --out receives a line of JSON
+for each test and mode (results.jsonl), and summary.md. With --again, tests that pass under native and not in another mode
+are run once more in both, one at a time, since tests that run side by side on one GPU disturb each other. --only runs
+nothing but the tests that pytest's -k finds by this name, --times N times in each mode, ten processes at a time, and
+summary.md says how often each passed. Needs pytest and pytest-timeout. Exit status 1: a difference remained.
 """
 
 import argparse
@@ -36,10 +36,24 @@ FILES = {"test_cuda.py": (2, ""), "test_cuda_multigpu.py": (1, ""), "test_cuda_t
          "inductor/test_cudagraph_trees.py": (4, "")}
 TEST_SECONDS = 90
 PASSED, FAILED, SKIPPED, ENDED = "passed", "failed", "skipped", "ended its process"
+CONTEXT_BROKEN = 70  # a process's exit status
+
+
+def context_is_broken():
+    """Whether CUDA answers every call of this process with an error, as it does after a fault of a kernel."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 class Recorder:
-    """A plugin of pytest. It leaves out tests that are done or belong to other processes, and notes how each test ends."""
+    """A plugin of pytest. It leaves out tests that are done or belong to other processes, and notes how each test ends.
+    After a test that breaks CUDA's context it ends the process, so that the tests after it run in another one."""
 
     def __init__(self, path, share, of):
         self.path, self.share, self.of = path, share, of
@@ -63,7 +77,10 @@ class Recorder:
         elif report.skipped:
             self.outcome.setdefault(report.nodeid, (SKIPPED, ""))
         if report.when == "teardown":
-            self.write(report.nodeid, *self.outcome.get(report.nodeid, (PASSED, "")))
+            outcome, why = self.outcome.get(report.nodeid, (PASSED, ""))
+            self.write(report.nodeid, outcome, why)
+            if outcome == FAILED and context_is_broken():
+                os._exit(CONTEXT_BROKEN)
 
 
 def read_log(path):
