@@ -68,6 +68,7 @@ struct Sums {
   std::uint64_t peak_held = 0;
   std::size_t emptied = 0;                         // times that the caches were
   std::uint64_t released = 0;                      // bytes then
+  std::uint64_t most_free_then = 0;                // bytes free then in handles that stayed, at most
   std::uint64_t mapped_in_part[kParts] = {};       // handles, by part of the run
   std::map<std::uint64_t, SizeClass> last_growth;  // by bytes
 };
@@ -192,6 +193,7 @@ class Run {
     allocator_.memory().unmap_idle_views();
     ++sums_.emptied;
     sums_.released += allocator_.memory().release_idle(0, false);
+    sums_.most_free_then = std::max(sums_.most_free_then, placement().free_bytes());
   }
 
   void look_at_handles() {
@@ -245,7 +247,8 @@ void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocato
     std::printf("  mapping took %.0f ms of %.0f", static_cast<double>(time.mapping) / 1e6,
                 static_cast<double>(time.elapsed) / 1e6);
     if (sums.emptied > 0) {
-      std::printf("; caches emptied %zu times, %.1f MiB given back", sums.emptied, mebibytes(sums.released));
+      std::printf("; caches emptied %zu times, %.1f MiB given back, at most %.1f MiB free in handles that stayed",
+                  sums.emptied, mebibytes(sums.released), mebibytes(sums.most_free_then));
     }
     std::printf("\n");
   }
