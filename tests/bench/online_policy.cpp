@@ -28,12 +28,9 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/files/csv.h"
-#include "plan/files/file_io.h"
-#include "plan/files/trace_file.h"
-#include "plan/lifetimes.h"
 #include "plan/simulate/null_backend.h"
 #include "plan/simulate/simulate.h"
+#include "tests/bench/problems.h"
 
 using namespace stalloc;
 using plan::HandlePlacement;
@@ -277,23 +274,7 @@ struct Arguments {
 
 // The requests of each device of a trace, or of the one device of a CSV. Ends the program when the file cannot be read.
 std::vector<plan::Problem> read(const std::string& path, std::uint64_t times) {
-  const auto give_up = [&](const std::string& error) {
-    std::fprintf(stderr, "%s: %s\n", path.c_str(), error.c_str());
-    std::exit(1);
-  };
-  auto bytes = plan::read_file(path);
-  if (!bytes.ok()) give_up(bytes.error);
-  std::vector<plan::Problem> problems;
-  if (const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
-      plan::is_csv(text)) {
-    auto problem = plan::parse_csv(text);
-    if (!problem.ok()) give_up(problem.error);
-    problems.push_back(std::move(problem.value));
-  } else {
-    const auto trace = trace::read_trace(path);
-    if (!trace.ok()) give_up(trace.error);
-    problems = plan::find_lifetimes(trace.value).devices;
-  }
+  std::vector<plan::Problem> problems = bench::read_problems(path);
   for (plan::Problem& problem : problems) {
     for (plan::Request& request : problem.requests) {
       if (request.size >= kMiB) request.size *= times;

@@ -22,11 +22,8 @@
 #include <vector>
 
 #include "interpose/serve/heap/heap.h"
-#include "plan/files/csv.h"
-#include "plan/files/file_io.h"
-#include "plan/files/trace_file.h"
-#include "plan/lifetimes.h"
 #include "plan/planner.h"
+#include "tests/bench/problems.h"
 #include "tests/replay/turns.h"
 #include "tests/unit/serve/fake_driver.h"
 
@@ -49,23 +46,14 @@ plan::Problem as_recorded(plan::Problem problem) {
   return problem;
 }
 
-// Of the first device. Empty, and says why, if the file cannot be read.
+// The first device's run. Ends the program if there is none.
 plan::Problem read_run(const char* path) {
-  const auto refuse = [path](const std::string& error) {
-    std::fprintf(stderr, "%s: %s\n", path, error.c_str());
-    return plan::Problem();
-  };
-  const auto bytes = plan::read_file(path);
-  if (!bytes.ok()) return refuse(bytes.error);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
-  if (plan::is_csv(text)) {
-    auto problem = plan::parse_csv(text);
-    return problem.ok() ? as_recorded(std::move(problem.value)) : refuse(problem.error);
+  std::vector<plan::Problem> problems = bench::read_problems(path);
+  if (problems.empty()) {
+    std::fprintf(stderr, "%s: no requests\n", path);
+    std::exit(1);
   }
-  const auto trace = trace::read_trace(path);
-  if (!trace.ok()) return refuse(trace.error);
-  plan::Lifetimes lifetimes = plan::find_lifetimes(trace.value);
-  return lifetimes.devices.empty() ? refuse("no requests") : std::move(lifetimes.devices.front());
+  return problems.front().repeats ? std::move(problems.front()) : as_recorded(std::move(problems.front()));
 }
 
 plan::Problem read(const char* path, bool stacks) {
