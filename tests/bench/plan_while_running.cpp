@@ -61,24 +61,21 @@ plan::Problem part_of(const plan::Problem& problem, std::size_t begin, std::size
 std::optional<PlannedSteps> plan_steps(const plan::Problem& problem, std::size_t seen) {
   const plan::SteadyState steady = plan::find_steady_state(part_of(problem, 0, seen));
   if (steady.period == 0 || steady.catch_all || steady.repetitions < kFewestRepetitions) return std::nullopt;
-  // The second part begins where the planner begins the body of the first, so that it has no prologue.
   std::size_t begin = steady.begin + (steady.repetitions - kFewestRepetitions) * steady.period;
-  for (int part = 0;; ++part) {
-    auto made = plan::plan_device(part_of(problem, begin, seen), {});
-    if (!made.ok()) return std::nullopt;
-    plan::DevicePlan& plan = made.value.plan;
-    if (plan.body == 0) return std::nullopt;
-    if (part == 0 && plan.prologue > 0) {
-      begin += plan.prologue;
-      continue;
-    }
-    const std::size_t first = begin + plan.prologue;
-    const std::size_t later = first + (seen - first + plan.body - 1) / plan.body * plan.body;
-    return PlannedSteps{std::move(plan), later};
+  auto made = plan::plan_device(part_of(problem, begin, seen), {});
+  if (made.ok() && made.value.plan.prologue > 0) {
+    // Again, from where the planner begins the body: a prologue would take memory, and its requests do not come again.
+    begin += made.value.plan.prologue;
+    made = plan::plan_device(part_of(problem, begin, seen), {});
   }
+  if (!made.ok() || made.value.plan.body == 0) return std::nullopt;
+  plan::DevicePlan& plan = made.value.plan;
+  begin += plan.prologue;
+  const std::size_t steps_seen = (seen - begin + plan.body - 1) / plan.body;  // the last one may not be whole
+  return PlannedSteps{std::move(plan), begin + steps_seen * plan.body};
 }
 
-// Whether the next `count` requests are those of the plan. If so, `steps` begins behind them.
+// Whether at least `count` further requests, in whole steps, are those of the plan. `steps` then begins after them.
 bool confirm(const plan::Problem& problem, std::size_t count, PlannedSteps* steps) {
   const plan::DevicePlan& plan = steps->plan;
   const std::size_t end = steps->begin + (count + plan.body - 1) / plan.body * plan.body;
@@ -89,9 +86,9 @@ bool confirm(const plan::Problem& problem, std::size_t count, PlannedSteps* step
     const std::uint64_t planned = plan::round_up(slot.size, plan::kUnitBytes);
     if (plan::round_up(problem.requests[i].size, plan::kUnitBytes) != planned) ++mismatches;
   }
-  const bool fits = mismatches <= (end - steps->begin) / kRequestsPerMismatch;
+  if (mismatches > (end - steps->begin) / kRequestsPerMismatch) return false;
   steps->begin = end;
-  return fits;
+  return true;
 }
 
 // The physical ranges of each slot of a plan's body.
@@ -125,7 +122,8 @@ struct Played {
   std::uint64_t peak_held = 0;   // bytes, in the whole run
   std::uint64_t later_held = 0;  // bytes, at most from the first planned step on
   std::uint64_t later_mapped = 0;
-  std::uint64_t created = 0;  // handles of the plan, created and mapped, with those that its views map
+  std::uint64_t created = 0;    // handles of the plan, created and mapped, with those that its views map
+  std::uint64_t left_free = 0;  // bytes that were free then in handles without the plan, which stayed
   std::size_t later_requests = 0;
   std::size_t in_slots = 0;
 };
@@ -184,6 +182,7 @@ class Run {
     plan_bytes_ = plan.physical_bytes;
     plan_free_.add({0, plan.physical_bytes});
     for (const plan::View& view : plan.views) played->created += view.handles.size();
+    played->left_free = allocator_.placement().free_bytes();
   }
 
   bool take_slot(std::size_t request, std::size_t slot, const plan::DevicePlan& plan) {
@@ -232,11 +231,12 @@ void play(const plan::Problem& problem, std::size_t first, std::size_t confirm_p
   const Played without = Run(problem, between_frees).play(steps->begin, nullptr);
   const Played with = Run(problem, between_frees).play(steps->begin, &*steps);
   std::printf(
-      "  planned at request %zu of %zu, a step of %u, after %zu searches and plans in %.2f s; %llu handles mapped\n",
+      "  planned at request %zu of %zu, a step of %u, after %zu searches and plans in %.2f s; %llu handles mapped, and "
+      "%.4f of live free in the handles that stayed\n",
       steps->begin, problem.requests.size(), steps->plan.body, searches, seconds,
-      static_cast<unsigned long long>(with.created));
+      static_cast<unsigned long long>(with.created), static_cast<double>(with.left_free) / peak);
   std::printf(
-      "  from then on: held / live %.4f instead of %.4f (before: %.4f), handles mapped %llu instead of %llu, "
+      "  from then on: held / live %.4f instead of %.4f (in the whole run %.4f), handles mapped %llu instead of %llu, "
       "%.2f %% of the requests in slots\n",
       static_cast<double>(with.later_held) / peak, static_cast<double>(without.later_held) / peak,
       static_cast<double>(with.peak_held) / peak, static_cast<unsigned long long>(with.later_mapped),
