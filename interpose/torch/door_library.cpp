@@ -121,7 +121,7 @@ Result free_of_destroyed_stream(serve::Heap& heap, void* address) noexcept {
   return STALLOC_DOOR_DONE;
 }
 
-// Frees a block behind the work of both streams where the heap cannot tell the two apart (Heap::free_with_user). Pre:
+// Frees a block after the work of both streams where the heap cannot tell the two apart (Heap::free_with_user). Pre:
 // the heap's context is current.
 CUresult free_on_joined(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   Heaps* heaps = Session::known_active_heaps();

@@ -92,7 +92,7 @@ struct Import {
   CUcontext context = nullptr;
   CUdeviceptr base = 0;
   std::uint64_t reserved_bytes = 0;
-  std::vector<std::uint64_t> mapped;  // bytes of each mapped handle, one behind the other
+  std::vector<std::uint64_t> mapped;  // bytes of each mapped handle, in the order of their addresses
 };
 
 // If the driver refuses to unmap a part, the addresses stay reserved.

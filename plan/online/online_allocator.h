@@ -20,9 +20,9 @@
 //      was made before.
 //   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
 //   4. A stitched view over own bytes, new, lengthened or repaired, without creating memory.
-//   5. Bytes of any stream, behind a wait on the device for the streams that freed them, if the backend can make the
+//   5. Bytes of any stream, after a wait on the device for the streams that freed them, if the backend can make the
 //      request's stream wait for these frees: mapped ones as in step 2, else a stitched view, with new memory for what
-//      is missing. If the stream would have to wait for a stream that the program itself is about to order it behind,
+//      is missing. If the stream would have to wait for a stream after which the program itself is about to order it,
 //      the request prefers a place at home that fits nearly as well and needs no such wait.
 //   6. New memory for the bytes that own bytes lack: after the last handle at home, or at the end of a stitched view.
 //   7. New memory alone, when own bytes could not be made ready.
@@ -292,8 +292,8 @@ std::optional<Place> OnlineAllocator<Backend>::take_mapped(std::uint64_t bytes, 
   return found;
 }
 
-// Takes the best place at home. If the stream would have to wait there for a stream that the program itself is about to
-// order it behind, takes a place that fits nearly as well and needs no such wait, if there is one.
+// Takes the best place at home. If the stream would have to wait there for a stream after which the program itself is
+// about to order it, takes a place that fits nearly as well and needs no such wait, if there is one.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_without_avoidable_wait(Place best, std::uint64_t bytes,
                                                                            StreamIndex stream) {
@@ -341,7 +341,7 @@ std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
   return given_back > 0 && given_back >= placement().peak_physical_bytes() / times ? times : 1;
 }
 
-// Takes home bytes of any stream whose last use is complete. As a last resort, also takes others behind waits and, for
+// Takes home bytes of any stream whose last use is complete. As a last resort, also takes others after waits and, for
 // a small request, bytes among large ones.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t bytes, StreamIndex stream,
@@ -358,7 +358,7 @@ std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t 
   return std::nullopt;
 }
 
-// Takes bytes of any stream, behind waits for those that freed them; for any stream at once, only bytes whose frees are
+// Takes bytes of any stream, after waits for those that freed them; for any stream at once, only bytes whose frees are
 // complete.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_ordered(std::uint64_t bytes, StreamIndex stream) {

@@ -60,12 +60,12 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // Undoes `map`. False: something is still mapped there. Pre: no work is pending that uses these addresses.
   { backend.unmap(address, handles) }
   noexcept->std::same_as<bool>;
-  // Orders the use of free bytes on `stream` behind every free of them; for kAnyStream, true only when all those frees
+  // Orders the use of free bytes on `stream` after every free of them; for kAnyStream, true only when all those frees
   // are complete. False: the bytes may still be in use.
   { backend.make_ready(ranges, stream) }
   noexcept->std::same_as<bool>;
-  // The same, but false where the stream would have to wait for another one that the program itself will probably order
-  // it behind a little later. Pre: the stream is not kAnyStream.
+  // The same, but false where the stream would have to wait for another one after which the program itself will
+  // probably order it a little later. Pre: the stream is not kAnyStream.
   { backend.make_ready_without_avoidable_wait(ranges, stream) }
   noexcept->std::same_as<bool>;
   // True only when the device is known to have finished with the bytes.

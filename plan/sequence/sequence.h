@@ -14,7 +14,7 @@
 namespace stalloc::plan {
 
 enum class StreamMode : std::uint8_t {
-  Order,   // bytes freed on one stream may go to another, behind an event
+  Order,   // bytes freed on one stream may go to another, after an event
   Isolate  // bytes of one stream never go to another
 };
 
@@ -58,7 +58,7 @@ std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index);
 // Maps a problem onto slots. Where sizes vary (SteadyState::sizes), choose_dynamic decides which slots take bytes;
 // where nothing repeats (SteadyState::catch_all), only slots of requests that live through the run take bytes. Marks
 // the leaks of SteadyState as PassReason::Leaked. Marks requests as Unordered if the next use of their bytes could not
-// be ordered behind their free: they were made by cudaMalloc and freed on a stream or, with StreamMode::Isolate, freed
+// be ordered after their free: they were made by cudaMalloc and freed on a stream or, with StreamMode::Isolate, freed
 // on another stream than the one they were made on.
 Sequence make_sequence(const Problem& problem, const SteadyState& steady, StreamMode streams);
 

@@ -396,10 +396,7 @@ def compiled_allocator(torch):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         not_here("no C compiler")
-    folder = tempfile.mkdtemp()
-    source, library = os.path.join(folder, "allocator.c"), os.path.join(folder, "allocator.so")
-    with open(source, "w", encoding="utf-8") as file:
-        file.write("""#include <stddef.h>
+    code = """#include <stddef.h>
 int cuMemAllocAsync(unsigned long long* address, size_t bytes, void* stream);
 int cuMemFreeAsync(unsigned long long address, void* stream);
 void* allocate(ptrdiff_t bytes, int device, void* stream) {
@@ -409,10 +406,12 @@ void* allocate(ptrdiff_t bytes, int device, void* stream) {
 void release(void* address, ptrdiff_t bytes, int device, void* stream) {
   cuMemFreeAsync((unsigned long long)address, stream);
 }
-""")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+"""
     ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)  # for the library's undefined symbols
-    return torch.cuda.memory.CUDAPluggableAllocator(library, "allocate", "release")
+    with tempfile.TemporaryDirectory() as folder:
+        library = os.path.join(folder, "allocator.so")
+        subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True)
+        return torch.cuda.memory.CUDAPluggableAllocator(library, "allocate", "release")
 
 
 @check
