@@ -76,6 +76,10 @@ struct stalloc_statistics {
   uint64_t spare_slots;
   /* bytes: as served_live_peak, plus memory that was freed while other streams still used it */
   uint64_t served_in_use_peak;
+  /* count: times that a step of the program was planned while it ran */
+  uint64_t step_plans;
+  /* count: of dynamic_requests: served at a place of such a plan */
+  uint64_t step_requests;
   /* end */
 };
 

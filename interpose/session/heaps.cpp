@@ -38,7 +38,13 @@ serve::Heap* Heaps::create_if_primary(CUcontext context) noexcept {
 }
 
 std::unique_ptr<serve::Heap> Heaps::create_served_heap(int ordinal, CUcontext context) noexcept {
-  const serve::LogFunction log_line = [](const char* text) { log::warn("{}", text); };
+  const serve::LogFunction log_line = [](serve::LogKind kind, const char* text) {
+    if (kind == serve::LogKind::Warning) {
+      log::warn("{}", text);
+    } else {
+      log::info("{}", text);
+    }
+  };
   std::string why;
   for (const plan::DevicePlan& plan : plan_.devices) {
     if (plan.device != static_cast<std::uint32_t>(ordinal)) continue;

@@ -11,15 +11,17 @@ namespace stalloc::plan {
 
 HandlePlacement::HandlePlacement(const Options& options)
     : options_(options), by_page_(options.small.end / options.page), free_pages_(options.small.begin, options.page) {
+  unmapped_.planned.add(options.planned);
   unmapped_.large.add(options.large);
   unmapped_.small.add(options.small);
 }
 
+const HandlePlacement::Spaces HandlePlacement::kNoSpaces;
+
 const HandlePlacement::Spaces& HandlePlacement::spaces_in(StreamIndex stream, StreamScope scope) const {
-  static const Spaces kNothing;
-  if (scope == StreamScope::None) return kNothing;
+  if (scope == StreamScope::None) return kNoSpaces;
   if (scope == StreamScope::All || (!several_ && stream == first_)) return all_;
-  return stream < own_.size() && own_[stream] ? *own_[stream] : kNothing;
+  return stream < own_.size() && own_[stream] ? *own_[stream] : kNoSpaces;
 }
 
 // Notes that the stream has free bytes. Once a second stream has some, the free bytes of each stream are also kept

@@ -45,7 +45,8 @@ class HandlePlacement {
  public:
   struct Options {
     std::uint64_t page = 0;  // the device's granularity: a power of two
-    Range large;             // physical offsets for handles of large requests; before them are the plan's
+    Range planned;           // physical offsets for the memory of a plan that is made while the program runs; or empty
+    Range large;             // physical offsets for handles of large requests; before them are those of plans
     Range small;             // those for handles of small requests
     OnlinePolicy policy;
   };
@@ -164,7 +165,7 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t page() const { return options_.page; }
   [[nodiscard]] const OnlinePolicy& policy() const { return options_.policy; }
   [[nodiscard]] const Handles& handles() const { return handles_; }
-  // Whether the handle at a physical offset is the plan's.
+  // Whether the handle at a physical offset is a plan's.
   [[nodiscard]] bool is_of_plan(std::uint64_t at) const { return at < options_.large.begin; }
   // Whether the handle at a physical offset is for small requests.
   [[nodiscard]] bool is_for_small(std::uint64_t at) const { return at >= options_.small.begin; }
@@ -172,6 +173,15 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_bytes_; }
   [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }
   [[nodiscard]] std::uint64_t peak_physical_bytes() const { return peak_physical_bytes_; }
+
+  // While the bytes of plans are kept, no request gets them, except by `take`.
+  void keep_plan_bytes(bool keep) { keeps_plan_bytes_ = keep; }
+
+  // The lowest physical offset from which on so many bytes of a plan have no handles.
+  [[nodiscard]] std::optional<std::uint64_t> room_for_plan(std::uint64_t bytes) const {
+    const auto room = unmapped_.planned.best_fit(bytes);
+    return room ? std::optional(room->begin) : std::nullopt;
+  }
 
   // Lends home addresses without handles to a view (`join`), and takes them back.
   void lend_addresses(Range range);
@@ -202,6 +212,10 @@ class HandlePlacement {
     [[nodiscard]] std::uint64_t bytes() const { return large.bytes() + small.bytes() + planned.bytes(); }
   };
 
+  // The free bytes of plans that any request may get.
+  [[nodiscard]] const FreeSpace& planned_of(const Spaces& spaces) const {
+    return keeps_plan_bytes_ ? kNoSpaces.planned : spaces.planned;
+  }
   template <class S>
   [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
     return is_of_plan(at) ? spaces.planned : is_for_small(at) ? spaces.small : spaces.large;
@@ -235,12 +249,15 @@ class HandlePlacement {
     return [this, &spaces](const Range& piece) -> const FreeSpace& { return part(spaces, piece.begin); };
   }
 
+  static const Spaces kNoSpaces;
+
   Options options_;
   Handles handles_;
   SparseArray<Handles::const_iterator> by_page_;  // the handle at each page of the home view
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t bytes_for_small_ = 0;
   std::uint64_t peak_physical_bytes_ = 0;
+  bool keeps_plan_bytes_ = false;
   Overdraft overdraft_;
   std::uint64_t room_ = ~std::uint64_t{0};
   std::uint64_t lent_bytes_ = 0;  // home addresses lent so far

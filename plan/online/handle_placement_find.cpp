@@ -12,8 +12,9 @@ std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex 
   std::uint64_t at = least_stranding_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
   if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = least_stranding_fit(spaces.large, bytes);
   if (at == kNowhere) {
-    const auto fit = spaces.planned.lowest_fit(bytes);
-    at = fit ? fit->begin : least_stranding_fit(spaces.planned, bytes);
+    const FreeSpace& planned = planned_of(spaces);
+    const auto fit = planned.lowest_fit(bytes);
+    at = fit ? fit->begin : least_stranding_fit(planned, bytes);
   }
   return at;
 }
@@ -65,7 +66,7 @@ std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
 std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> out, bool among_large) const {
   const bool small = is_small(bytes) && !among_large;
   const std::size_t count = (small ? all_.small : all_.large).fits(bytes, out);
-  return count + all_.planned.fits(bytes, out.subspan(count));
+  return count + planned_of(all_).fits(bytes, out.subspan(count));
 }
 
 std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {

@@ -53,7 +53,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
 
 std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t bytes, const Spaces& spaces,
                                                                  bool may_grow) const {
-  Stitching stitching = Stitcher({&spaces.large, &spaces.planned}, handle_of()).stitch(bytes, true);
+  Stitching stitching = Stitcher({&spaces.large, &planned_of(spaces)}, handle_of()).stitch(bytes, true);
   Proposal proposal;
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = stitching.offset;
@@ -82,7 +82,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t
   const ViewCache::CachedView& found = views_[proposal.view];
   FreeSpace in_view;
   for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
-  const Stitcher stitcher({&spaces.large, &spaces.planned}, handle_of());
+  const Stitcher stitcher({&spaces.large, &planned_of(spaces)}, handle_of());
   Stitching stitching = stitcher.lengthen(bytes - most, in_view);
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = found.bytes() - most;

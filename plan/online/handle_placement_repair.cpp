@@ -135,7 +135,7 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
   Spare spare;
   FreeSpace in_view;
   for (const Range& piece : views_[best].stitched.pieces()) in_view.add(piece);
-  for (const FreeSpace* space : {&spaces.large, &spaces.planned}) {
+  for (const FreeSpace* space : {&spaces.large, &planned_of(spaces)}) {
     for (const auto& [begin, end] : space->ranges()) {
       auto handle = holding(begin);
       if (handle->first < begin) ++handle;

@@ -18,6 +18,7 @@
 #include "plan/online/handle_placement.h"
 #include "plan/online/online_backend.h"
 #include "plan/placement/units.h"
+#include "plan/plan.h"
 
 namespace stalloc::plan {
 
@@ -108,6 +109,25 @@ class MappedMemory {
   // that show them. False when there are too few, in which case nothing is released, or when the backend refuses.
   bool release_small(std::uint64_t bytes, std::uint64_t largest);
 
+  // --- The memory of a plan that is made while the program runs (plan/running) ---
+
+  // Bytes in handles for large requests that could be released now, once the idle views were unmapped.
+  [[nodiscard]] std::uint64_t idle_bytes();
+  // Where the memory of a plan lies.
+  struct PlanMemory {
+    std::uint64_t home = 0;            // physical offset of the plan's first handle; the others follow at home
+    std::vector<std::uint32_t> views;  // the number of each of the plan's views; 0 for its home view
+  };
+  // Releases those handles, creates the plan's and maps its views. The plan's memory then stays until `forget_plan` is
+  // called, and its bytes are kept for `OnlineAllocator::take_planned` (HandlePlacement::keep_plan_bytes). They are
+  // free for `stream`. Returns nothing if the backend refuses. Pre: no plan is kept.
+  std::optional<PlanMemory> exchange_for_plan(const DevicePlan& plan, StreamIndex stream);
+  // Releases the handles outside the plan that became idle since then, as `idle_bytes` counts them.
+  void release_beside_plan();
+  // From now on, the plan's memory is like all other memory. Does nothing without a plan.
+  void forget_plan() noexcept;
+  [[nodiscard]] bool keeps_plan() const noexcept { return keeps_plan_; }
+
   // Bytes that were released because nobody needed them (`release_idle`, `release_handles`), since the beginning.
   [[nodiscard]] std::uint64_t given_back_bytes() const noexcept { return given_back_; }
   // Time spent in mapping views, and in unmapping those that make room for others: a part of the backend's mapping
@@ -125,7 +145,8 @@ class MappedMemory {
  private:
   using Handles = HandlePlacement::Handles;
 
-  static constexpr std::size_t kViewsTried = 4;  // views that one request examines to make room for another
+  static constexpr std::size_t kViewsTried = 4;        // views that one request examines to make room for another
+  static constexpr std::size_t kHandlesPerBatch = 16;  // that are created for a plan at once
 
   bool grow(const Proposal& proposal, StreamIndex stream);
   void shrink(const Proposal& proposal);
@@ -138,6 +159,9 @@ class MappedMemory {
   void remove_view(std::uint32_t view, bool is_unmapped);
   [[nodiscard]] FreeSpace shown_in_views() const;
 
+  [[nodiscard]] std::vector<std::uint64_t> idle_handles();
+  bool exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream);
+  std::optional<std::uint32_t> map_for_plan(const std::vector<Range>& pieces);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
   void release_idle_small(std::uint64_t grown);
   bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
@@ -149,6 +173,7 @@ class MappedMemory {
   HandlePlacement placement_;
   std::uint64_t stitching_ns_ = 0;
   std::uint64_t given_back_ = 0;
+  bool keeps_plan_ = false;
   FreeSpace view_addresses_;     // addresses for views that no view has
   std::vector<Handle> handles_;  // what `handles_of` returned last
 };
@@ -355,6 +380,7 @@ void MappedMemory<Backend>::shorten_idle_view(std::uint32_t view) {
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::unmap_idle_views() {
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    if (placement_.views()[view].planned) continue;
     if (is_idle(view)) {
       unmap_view(view);
     } else {
@@ -438,8 +464,12 @@ template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::reclaim(std::uint64_t bytes, bool of_plan) {
   const std::uint64_t held = placement_.physical_bytes();
   const std::uint64_t keep = held - std::min(held, round_up(bytes, placement_.page()));
-  const std::uint64_t released = release_until(keep, of_plan);
+  std::uint64_t released = release_until(keep, of_plan);
   if (placement_.physical_bytes() <= keep) return released;
+  unmap_idle_views();
+  released += release_until(keep, of_plan);
+  if (placement_.physical_bytes() <= keep || !keeps_plan_) return released;
+  forget_plan();
   unmap_idle_views();
   return released + release_until(keep, of_plan);
 }
@@ -494,11 +524,126 @@ void MappedMemory<Backend>::release_idle_small(std::uint64_t grown) {
   }
 }
 
-// True when nothing lives on the handle, no work is pending on it, and no view shows it; `shown` is what views show.
+// True when nothing lives on the handle, no work is pending on it, no view shows it, and it is not the memory of a plan
+// that is kept; `shown` is what views show.
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
   const Range range{handle.first, handle.first + handle.second.bytes};
+  if (keeps_plan_ && placement_.is_of_plan(range.begin)) return false;
   return !overlaps(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
+}
+
+// The handles for large requests that could be released now, once the idle views were unmapped.
+template <OnlineBackend Backend>
+std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles() {
+  FreeSpace shown;  // in views that are not idle
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    if (is_idle(view) && !placement_.views()[view].planned) continue;
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+  }
+  std::vector<std::uint64_t> idle;
+  for (const auto& handle : placement_.handles()) {
+    if (!placement_.is_for_small(handle.first) && can_be_released(handle, shown)) idle.push_back(handle.first);
+  }
+  return idle;
+}
+
+template <OnlineBackend Backend>
+std::uint64_t MappedMemory<Backend>::idle_bytes() {
+  std::uint64_t bytes = 0;
+  for (const std::uint64_t at : idle_handles()) bytes += placement_.handles().at(at).bytes;
+  return bytes;
+}
+
+template <OnlineBackend Backend>
+void MappedMemory<Backend>::release_beside_plan() {
+  unmap_idle_views();
+  for (const std::uint64_t at : idle_handles()) release(at);
+}
+
+template <OnlineBackend Backend>
+auto MappedMemory<Backend>::exchange_for_plan(const DevicePlan& plan, StreamIndex stream) -> std::optional<PlanMemory> {
+  unmap_idle_views();
+  const auto home = placement_.room_for_plan(plan.physical_bytes);
+  if (!home || !exchange_handles(plan, *home, stream)) return std::nullopt;
+  std::vector<std::uint64_t> begins;
+  std::uint64_t at = *home;
+  for (const std::uint64_t bytes : plan.handles) {
+    begins.push_back(at);
+    at += bytes;
+  }
+  PlanMemory memory{.home = *home, .views = {0}};
+  keeps_plan_ = true;
+  placement_.keep_plan_bytes(true);
+  for (std::size_t view = 1; view < plan.views.size(); ++view) {
+    std::vector<Range> pieces;
+    for (const std::uint32_t handle : plan.views[view].handles) {
+      append(pieces, {begins[handle], begins[handle] + plan.handles[handle]});
+    }
+    const auto number = map_for_plan(pieces);
+    if (!number) {
+      forget_plan();  // what was mapped is used as other views
+      return std::nullopt;
+    }
+    memory.views.push_back(*number);
+  }
+  return memory;
+}
+
+// Releases idle handles and creates those of a plan, a few at a time, so that never much memory is with the driver,
+// where others could take it. Handles that were created stay if the backend then refuses.
+template <OnlineBackend Backend>
+bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream) {
+  const std::vector<std::uint64_t> idle = idle_handles();
+  auto next = idle.begin();
+  std::uint64_t released = 0;
+  std::uint64_t created = 0;
+  std::vector<Handle> batch;
+  for (std::size_t first = 0; first < plan.handles.size(); first += kHandlesPerBatch) {
+    batch.clear();
+    for (std::size_t i = first; i < std::min(first + kHandlesPerBatch, plan.handles.size()); ++i) {
+      batch.push_back(Handle{plan.handles[i], 0});
+      created += plan.handles[i];
+    }
+    for (; released < created && next != idle.end(); ++next) released += release(*next);
+    if (!backend_.create(at, batch)) return false;
+    for (const Handle& handle : batch) {
+      placement_.add_handle(at, {handle.bytes, handle.id, false}, stream);
+      at += handle.bytes;
+    }
+    counts_.handles += batch.size();
+  }
+  for (; next != idle.end(); ++next) release(*next);
+  return true;
+}
+
+// Maps a view of a plan. Returns its number; nothing if there are no addresses, or the backend refuses.
+template <OnlineBackend Backend>
+std::optional<std::uint32_t> MappedMemory<Backend>::map_for_plan(const std::vector<Range>& pieces) {
+  std::uint64_t bytes = 0;
+  for (const Range& piece : pieces) bytes += piece.bytes();
+  const auto addresses = view_addresses_.best_fit(bytes);
+  if (!addresses) return std::nullopt;
+  const std::uint64_t at = addresses->begin;
+  view_addresses_.subtract({at, at + bytes});
+  const std::uint32_t view = placement_.views().add(pieces, at, bytes, {}, true);
+  handles_of(pieces);
+  if (backend_.map(begin_of(placement_.views()[view]), handles_)) {
+    ++counts_.views;
+    counts_.mapped += handles_.size();
+    return view;
+  }
+  remove_view(view, true);
+  return std::nullopt;
+}
+
+template <OnlineBackend Backend>
+void MappedMemory<Backend>::forget_plan() noexcept {
+  keeps_plan_ = false;
+  placement_.keep_plan_bytes(false);
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    if (placement_.views()[view].planned) placement_.views().release_planned(view);
+  }
 }
 
 // Releases the handle at a physical offset. Returns its bytes; 0 if the backend refuses.

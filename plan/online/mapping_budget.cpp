@@ -13,12 +13,12 @@ constexpr std::uint64_t kMostAllowance = std::numeric_limits<std::int64_t>::max(
 constexpr std::int64_t kEighths = 8;
 constexpr std::int64_t kEighthsPerDoubling = 4;  // of the slack, when stitching takes more than it may at most
 
-// `share` 1: there is no limit.
-LeakyBucket full_bucket(const OnlinePolicy& policy, std::uint64_t share) {
+// `share` 1: there is no limit. `part`: the allowance is divided by it.
+LeakyBucket full_bucket(const OnlinePolicy& policy, std::uint64_t share, std::int64_t part = 1) {
   const std::uint64_t milliseconds = share <= 1 ? kMostAllowance : policy.mapping_allowance;
   const std::uint64_t allowance =
       std::min(milliseconds, kMostAllowance / kNanosecondsAMillisecond) * kNanosecondsAMillisecond;
-  return {std::max<std::uint64_t>(share, 1), static_cast<std::int64_t>(allowance)};
+  return {std::max<std::uint64_t>(share, 1), static_cast<std::int64_t>(allowance) / part};
 }
 
 }  // namespace
@@ -43,7 +43,15 @@ MappingBudget::MappingBudget(const OnlinePolicy& policy)
       held_per_slack_(std::clamp<std::uint64_t>(policy.held_per_slack, 1, kMostAllowance >> kEighths)),
       mapping_(full_bucket(policy, policy.elapsed_per_mapping)),
       stitching_(full_bucket(policy, policy.elapsed_per_mapping)),
-      most_stitching_(full_bucket(policy, policy.elapsed_per_stitching)) {}
+      most_stitching_(full_bucket(policy, policy.elapsed_per_stitching)),
+      giving_back_(full_bucket(policy, policy.elapsed_per_mapping, kEighths)) {}
+
+bool MappingBudget::may_give_back(const MappingTime& now) noexcept {
+  const MappingTime last = last_given_back_.value_or(now);
+  last_given_back_ = now;
+  giving_back_.settle(now.elapsed - last.elapsed, now.mapping - last.mapping);
+  return !giving_back_.eighths_owed();
+}
 
 Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitching) noexcept {
   const std::uint64_t elapsed = now.elapsed - last_.elapsed;
@@ -60,9 +68,7 @@ Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitchi
   if (const auto owed = most_stitching_.eighths_owed()) {
     held_per_slack = std::max<std::uint64_t>(held_per_slack_ >> (*owed / kEighthsPerDoubling), 1);
   }
-  return {.coarseness = std::min(coarseness, coarsest_),
-          .held_per_slack = held_per_slack,
-          .keep_idle = owed_for_all.has_value()};
+  return {.coarseness = std::min(coarseness, coarsest_), .held_per_slack = held_per_slack};
 }
 
 }  // namespace stalloc::plan

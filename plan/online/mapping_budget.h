@@ -43,20 +43,19 @@ struct Overdraft {
   // Not 0: stitching is overdrawn. While no more than held / this is free, requests grow; otherwise small handles are
   // exchanged for larger ones.
   std::uint64_t held_per_slack = 0;
-  bool keep_idle = false;  // idle memory is given back only when it is needed: it would have to be mapped again
 };
 
-// Three leaky buckets: one pays for all mapping, and two for stitching alone. One of these two gains the share of time
-// that mapping should take, and the other the share that stitching may take at most.
+// Four leaky buckets. One pays for all mapping, and two for stitching alone. One of these two gains the share of time
+// that mapping should take, and the other the share that stitching may take at most. The fourth has an eighth of the
+// others' allowance and pays for all mapping since memory was first given back although nobody asked for it.
 //
 // Debt for all mapping makes new handles larger, and so does the credit that stitching has spent, even before anything
 // is owed. The cost of mapping follows the number of handles, so larger ones cost only the memory that is lost in
-// partly used handles. And while anything is owed for all mapping, idle memory is given back only when it is needed.
-// Debt for stitching shows that the existing handles are too small for the program, so free ones are exchanged for
-// larger ones. If the debt still grows, more and more memory may be free before a request stitches, until the program
-// finds holes that fit; this limit grows further when stitching exceeds its own maximum. A program that releases its
-// memory and needs it again owes nothing for stitching, so it is not affected by this slack, which would not help it.
-// Pure; not thread-safe.
+// partly used handles. Debt for stitching shows that the existing handles are too small for the program, so free ones
+// are exchanged for larger ones. If the debt still grows, more and more memory may be free before a request stitches,
+// until the program finds holes that fit; this limit grows further when stitching exceeds its own maximum. A program
+// that releases its memory and needs it again owes nothing for stitching, so it is not affected by this slack, which
+// would not help it. Pure; not thread-safe.
 class MappingBudget {
  public:
   explicit MappingBudget(const OnlinePolicy& policy);
@@ -64,6 +63,9 @@ class MappingBudget {
   // Both as of this moment, and `stitching` the part of now.mapping spent in mapping stitched views and in unmapping
   // those that make room for others, in nanoseconds. None is less than it was at the last call.
   Overdraft overdraft(const MappingTime& now, std::uint64_t stitching) noexcept;
+  // Whether idle memory may be given back although nobody asks for it; the caller then does so. False while the fourth
+  // bucket is overdrawn: a program that synchronises all the time would map its memory again and again.
+  bool may_give_back(const MappingTime& now) noexcept;
 
  private:
   std::uint64_t coarsest_;
@@ -71,6 +73,8 @@ class MappingBudget {
   LeakyBucket mapping_;
   LeakyBucket stitching_;
   LeakyBucket most_stitching_;
+  LeakyBucket giving_back_;
+  std::optional<MappingTime> last_given_back_;  // the latest call of may_give_back
   MappingTime last_;
   std::uint64_t last_stitching_ = 0;
 };

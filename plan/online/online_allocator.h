@@ -96,6 +96,8 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   std::optional<Place> allocate_mapped(std::uint64_t bytes, StreamIndex stream);
   // Takes exactly these ranges, which a plan chose, if they are free and `stream` may use them.
   bool take_exactly(Ranges wanted, StreamIndex stream);
+  // The same for a place in memory of MappedMemory::exchange_for_plan.
+  bool take_planned(Place place, std::uint64_t bytes, StreamIndex stream);
 
   // Gives back a block of `bytes`. The work of `stream` up to now may still use it; kAnyStream: the device has finished
   // with it. For requests of the stream `preferred`, the bytes count as their own. Throws std::bad_alloc; the block is
@@ -161,9 +163,9 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
 
   // Complete the deferred free before you examine free bytes or release memory.
   [[nodiscard]] Memory& memory() noexcept { return memory_; }
-  // False while mapping takes more time than it may; then idle memory is given back only when it is needed. (The
-  // library asks this when the program synchronises.)
-  [[nodiscard]] bool may_give_back_unasked() noexcept { return !current_overdraft().keep_idle; }
+  // Whether the caller may give idle memory back although nobody asks for it, as the library does when the program
+  // synchronises. See MappingBudget::may_give_back.
+  [[nodiscard]] bool may_give_back_unasked() noexcept { return budget_.may_give_back(backend().mapping_time()); }
 
   // A caller that changes the placement must make mappings and handles agree with it.
   [[nodiscard]] HandlePlacement& placement() noexcept { return memory_.placement(); }
@@ -449,6 +451,14 @@ bool OnlineAllocator<Backend>::take_exactly(Ranges wanted, StreamIndex stream) {
   }
   if (!backend().make_ready(wanted, stream)) return false;
   placement().take(wanted, stream, StreamScope::All);
+  return true;
+}
+
+template <OnlineBackend Backend>
+bool OnlineAllocator<Backend>::take_planned(Place place, std::uint64_t bytes, StreamIndex stream) {
+  const Ranges wanted = ranges(place, bytes);
+  if (!take_exactly(wanted, stream)) return false;
+  if (place.view != 0) placement().views().enter(place.view, bytes);
   return true;
 }
 

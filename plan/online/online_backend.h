@@ -93,6 +93,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // may become known only at the next call.
   { backend.poll_frees() }
   noexcept;
+  // The same, but asks the device as often as it takes to know all frees that are complete now. For rare calls.
+  { backend.poll_frees_thoroughly() }
+  noexcept;
   // True only when every free up to that number is already known to be complete. Does not ask the device.
   { std::as_const(backend).is_known_complete_up_to(free_number) }
   noexcept->std::same_as<bool>;

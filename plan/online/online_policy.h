@@ -9,6 +9,8 @@
 
 namespace stalloc::plan {
 
+inline constexpr std::uint64_t kNeverRepeated = std::uint64_t{1} << 63;  // planned_repetitions: off
+
 // The parameters for serving requests without a plan, on a device and in simulations alike.
 struct OnlinePolicy {
 #define STALLOC_POLICY(name, value, unit, off, meaning) std::uint64_t name = value;

@@ -6,7 +6,8 @@
 
 namespace stalloc::plan {
 
-std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent) {
+std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent,
+                             bool planned) {
   if (unused_.empty()) {
     views_.emplace_back();
     try {
@@ -19,11 +20,18 @@ std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at,
     unused_.push_back(numbers());
   }
   const std::uint32_t number = unused_.back();
-  (*this)[number] = {StitchedView(pieces), at, room, lent};
+  (*this)[number] = {.stitched = StitchedView(pieces), .at = at, .room = room, .lent = lent, .planned = planned};
   unused_.pop_back();  // nothing throws from here on
   insert(number);
   link(number);
   return number;
+}
+
+void ViewCache::release_planned(std::uint32_t number) noexcept {
+  CachedView& view = (*this)[number];
+  view.planned = false;
+  insert(number);
+  if (view.live == 0) link(number);
 }
 
 void ViewCache::lengthen(std::uint32_t number, const std::vector<Range>& pieces) {
@@ -51,11 +59,13 @@ std::span<const ViewCache::Entry> ViewCache::from(std::uint64_t bytes) const {
 }
 
 void ViewCache::insert(std::uint32_t number) noexcept {
+  if ((*this)[number].planned) return;
   const Entry entry{(*this)[number].bytes(), number};
   by_bytes_.insert(std::ranges::upper_bound(by_bytes_, entry.bytes, {}, &Entry::bytes), entry);
 }
 
 void ViewCache::erase(std::uint32_t number) noexcept {
+  if ((*this)[number].planned) return;
   auto entry = std::ranges::lower_bound(by_bytes_, (*this)[number].bytes(), {}, &Entry::bytes);
   while (entry->number != number) ++entry;
   by_bytes_.erase(entry);
@@ -83,6 +93,7 @@ void ViewCache::leave(std::uint32_t number, std::uint64_t bytes) noexcept {
 
 void ViewCache::link(std::uint32_t number) noexcept {
   CachedView& view = (*this)[number];
+  if (view.planned) return;
   view.older = most_recent_;
   view.newer = 0;
   (most_recent_ == 0 ? least_recent_ : (*this)[most_recent_].newer) = number;
@@ -91,6 +102,7 @@ void ViewCache::link(std::uint32_t number) noexcept {
 
 void ViewCache::unlink(std::uint32_t number) noexcept {
   const CachedView& view = (*this)[number];
+  if (view.planned) return;
   (view.newer == 0 ? most_recent_ : (*this)[view.newer].older) = view.older;
   (view.older == 0 ? least_recent_ : (*this)[view.older].newer) = view.newer;
 }

@@ -24,6 +24,7 @@ class ViewCache {
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
     std::uint32_t newer = 0;
+    bool planned = false;  // of a plan: only the plan's requests use it, and it is not removed to make room
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
     // The pieces that are mapped for it.
     [[nodiscard]] std::span<const Range> mapped() const {
@@ -38,7 +39,10 @@ class ViewCache {
   };
 
   // Adds a view and returns its number. `room` is at least what the pieces show; with `lent`, exactly that.
-  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent);
+  // `planned` views are in none of the lists below until `release_planned` is called, from which on they are as others.
+  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent,
+                    bool planned = false);
+  void release_planned(std::uint32_t number) noexcept;
   // Pre: the view has room for the pieces. `shorten` undoes it.
   void lengthen(std::uint32_t number, const std::vector<Range>& pieces);
   void shorten(std::uint32_t number, std::size_t pieces);
@@ -62,14 +66,14 @@ class ViewCache {
   [[nodiscard]] const CachedView& operator[](std::uint32_t number) const { return views_[number - 1]; }
   // The highest number that a view has had.
   [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }
-  // How many views exist.
+  // How many views exist, without planned ones.
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
   // The views of at least `bytes`, the smallest first. Valid until the views change.
   [[nodiscard]] std::span<const Entry> from(std::uint64_t bytes) const;
 
  private:
   void change(std::uint32_t number, auto change);
-  // Pre: by_bytes_ has room.
+  // Pre: by_bytes_ has room. None of these four functions does anything with a planned view.
   void insert(std::uint32_t number) noexcept;
   void erase(std::uint32_t number) noexcept;
   void link(std::uint32_t number) noexcept;

@@ -20,8 +20,9 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
   HandlePlacement::Options& placement = options.placement;
   placement.page = std::bit_ceil(page);
   const std::uint64_t part = round_up(kOffsets * live_bytes, placement.page) + kSparePages * placement.page;
-  placement.large = {0, part};
-  placement.small = {part + placement.page, 2 * part + placement.page};
+  placement.planned = {0, part};
+  placement.large = {part + placement.page, 2 * part + placement.page};
+  placement.small = {2 * part + 2 * placement.page, 3 * part + 2 * placement.page};
   placement.policy = policy;
   placement.policy.kept_views = kUnlimited;
   return options;

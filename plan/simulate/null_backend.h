@@ -66,6 +66,7 @@ class NullBackend {
   }
   void freed(std::span<const Range> /*ranges*/, StreamIndex /*stream*/, std::uint64_t /*free_number*/) noexcept {}
   void poll_frees() noexcept { complete_ = frees_; }
+  void poll_frees_thoroughly() noexcept { poll_frees(); }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t /*free_number*/) const noexcept { return is_complete_now(); }
   std::uint64_t latest_free() noexcept { return 0; }
   bool is_complete_up_to(std::uint64_t /*free_number*/) noexcept { return is_complete_now(); }

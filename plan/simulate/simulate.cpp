@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "plan/running/step_server.h"
 #include "plan/sequence/slot_match.h"
 #include "plan/simulate/null_backend.h"
 #include "plan/simulate/simulate_caching.h"
@@ -95,13 +96,22 @@ PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, co
   SimulatedAllocator allocator(simulation_options(granularity, peak_live_bytes(problem)));
   std::vector<std::optional<Place>> places(problem.requests.size());
   std::uint64_t elsewhere = 0;
+  StepServer<SimulatedAllocator> steps(allocator);
   const auto take = [&](std::size_t i) {
     const std::uint64_t bytes = problem.requests[i].bytes();
-    places[i] = allocator.allocate(bytes, stream[i]);
+    if (steps.needs(bytes)) places[i] = steps.serve(allocator, i, bytes, stream[i]);
+    if (!places[i]) places[i] = allocator.allocate(bytes, stream[i]);
     if (!places[i]) elsewhere += bytes;
   };
   const auto give = [&](std::size_t i) {
-    if (places[i]) allocator.defer_free(*places[i], problem.requests[i].bytes(), stream[i]);
+    if (!places[i]) return;
+    const std::uint64_t bytes = problem.requests[i].bytes();
+    if (steps.needs(bytes)) steps.freed(i, stream[i]);
+    if (steps.needs_requests_of(bytes)) {
+      allocator.free(*places[i], bytes, stream[i]);
+    } else {
+      allocator.defer_free(*places[i], bytes, stream[i]);
+    }
   };
   const auto held = [&] { return allocator.placement().physical_bytes() + elsewhere; };
   const auto seen = [&](std::size_t i) {

@@ -28,10 +28,10 @@
 
 #include "interpose/record/recorder.h"
 #include "interpose/serve/heap/heap.h"
-#include "interpose/serve/planned/cursor.h"
 #include "plan/files/csv.h"
 #include "plan/files/file_io.h"
 #include "plan/files/trace_file.h"
+#include "plan/follow/cursor.h"
 #include "plan/lifetimes.h"
 #include "plan/planner.h"
 #include "plan/simulate/simulate.h"
@@ -140,7 +140,10 @@ Result serve_run(const plan::Problem& problem, const Serving& how) {
   plan::PlannedDevice planned;
   if (how.planned) planned = plan_of(problem);
   std::string why;
-  const auto heap = serve::Heap::create(driver, 0, how.planned ? &planned.plan : nullptr, nullptr, {}, &why);
+  serve::HeapOptions options;
+  // Planning the step of a short run would be most of the work, though it is done once. "plan" counts it.
+  if (how.two_streams) options.policy.planned_repetitions = plan::kNeverRepeated;
+  const auto heap = serve::Heap::create(driver, 0, how.planned ? &planned.plan : nullptr, nullptr, options, &why);
   if (!heap) give_up(why);
   Result result;
   std::vector<CUdeviceptr> addresses(problem.requests.size());
@@ -174,7 +177,7 @@ Result serve_run(const plan::Problem& problem, const Serving& how) {
 
 Result match(const plan::Problem& problem) {
   const plan::PlannedDevice planned = plan_of(problem);
-  serve::Cursor cursor(planned.plan);
+  plan::Cursor cursor(planned.plan);
   Result result;
   count([&] {
     for (std::size_t i = 0; i < problem.requests.size(); ++i) {

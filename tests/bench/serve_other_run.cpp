@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
   std::string why;
   const plan::DevicePlan* plan = mode == "dynamic" ? nullptr : &planned.value.plan;
   const auto heap = serve::Heap::create(driver, 0, plan, test::FakeDriver::context(), {}, &why,
-                                        [](const char* text) { std::printf("%s\n", text); });
+                                        [](serve::LogKind /*kind*/, const char* text) { std::printf("%s\n", text); });
   if (heap == nullptr) return std::fprintf(stderr, "%s\n", why.c_str()), 1;
   const std::uint64_t peak = Player(problem, *heap, driver, drop, every).play(plan != nullptr && !plan->lanes.empty());
   const serve::Statistics figures = heap->statistics();

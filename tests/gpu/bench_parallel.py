@@ -37,7 +37,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 START_SECONDS = 100  # until the first step has been made
 STEP_SECONDS = 30
 END_SECONDS = 30     # for the report, and the end of the process
-VARIANTS = ("native", "expandable", "async", "record", "dynamic", "driver", "order", "grow", "never", "serve")
+VARIANTS = ("native", "expandable", "async", "record", "dynamic", "no-step-plan", "driver", "order", "grow", "never", "serve")
 PARALLEL, MEGATRON = HERE / "train_parallel.py", HERE / "train_megatron.py"
 KINDS = {
     "fsdp": (PARALLEL, ["--parallel", "fsdp", "--batch", "3", "--accumulate", "4"]),

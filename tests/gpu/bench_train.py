@@ -29,11 +29,12 @@ import sys
 
 GIB = 1 << 30
 VARIANTS = ("native", "expandable", "async", "dynamic", "driver", "order", "record", "serve")
-DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"},
+DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"}, "no-step-plan": {},
            **{rule: {"STALLOC_CROSS_STREAM": rule} for rule in ("order", "grow", "never")}}
 TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments",
           "async": "cudaMallocAsync (driver pool)", "dynamic": "stalloc, without a plan",
           "driver": "stalloc behind cudaMallocAsync, without a plan",
+          "no-step-plan": "stalloc, without a plan, not even of steps",
           **{rule: f"stalloc, without a plan, {rule}" for rule in ("order", "grow", "never")},
           "record": "stalloc, recording",
           "serve": "stalloc, serving the plan"}
@@ -99,6 +100,9 @@ def environment_for(variant, library, trace=None, plan=None, programs=1):
         environment["STALLOC_LOG_LEVEL"] = "info"
         if programs > 1:
             environment["STALLOC_POLICY"] = policy_in_turns(programs)
+    if variant == "no-step-plan":
+        policy = environment.get("STALLOC_POLICY")
+        environment["STALLOC_POLICY"] = ",".join(filter(None, [policy, "planned_repetitions=off"]))
     if variant in DYNAMIC:
         environment.update({"STALLOC_MODE": "dynamic"}, **DYNAMIC[variant])
     if variant == "record":

@@ -73,6 +73,7 @@ class DeviceBackend {
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }
   void poll_frees() noexcept { order_->poll(); }
+  void poll_frees_thoroughly() noexcept { order_->poll_thoroughly(); }
   [[nodiscard]] bool is_known_complete_up_to(std::uint64_t free_number) const noexcept {
     return order_->is_known_complete(free_number);
   }

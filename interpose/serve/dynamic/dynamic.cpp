@@ -19,15 +19,19 @@ using plan::FreeSpace;
 using plan::Range;
 using plan::ViewCache;
 
-constexpr std::uint64_t kViewAddressFactor = 16;  // addresses for views, in multiples of the home view's
+constexpr std::uint64_t kViewAddressFactor = 8;  // addresses for views, in multiples of the home view's
 
-// Three quarters of the physical offsets are for handles of large requests, the rest for those of small ones.
+// Half of the physical offsets are for the memory of plans that are made while the program runs, three eighths for
+// handles of large requests, and the rest for those of small ones.
 plan::HandlePlacement::Options placement_options(const HeapOptions& options, Range offsets, std::uint64_t page) {
   plan::HandlePlacement::Options placement;
-  const std::uint64_t middle = offsets.begin + offsets.bytes() / 4 / page * page * 3;
+  const std::uint64_t eighth = offsets.bytes() / 8 / page * page;
+  const std::uint64_t large = offsets.begin + 4 * eighth;
+  const std::uint64_t small = large + 3 * eighth;
   placement.page = page;
-  placement.large = {offsets.begin, middle};
-  placement.small = {middle + page, offsets.end};
+  placement.planned = {offsets.begin, large - page};
+  placement.large = {large, small - page};
+  placement.small = {small, offsets.end};
   placement.policy = options.policy;
   return placement;
 }
@@ -35,7 +39,7 @@ plan::HandlePlacement::Options placement_options(const HeapOptions& options, Ran
 }  // namespace
 
 std::uint64_t Dynamic::offset_bytes(std::uint64_t device_bytes, std::uint64_t page) {
-  return plan::round_up(device_bytes * 2, page) + 8 * page;
+  return plan::round_up(device_bytes * 4, page) + 16 * page;
 }
 
 std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapOptions& options,

@@ -91,6 +91,11 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
       heap->dynamic_ =
           Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);
       if (!heap->dynamic_) return nullptr;
+      const plan::OnlinePolicy& policy = options.policy;
+      const bool plans_steps = policy.stitch && policy.planned_repetitions < plan::kNeverRepeated;
+      if (plans_steps && !heap->planned_.exists() && options.cross_stream == CrossStream::Share) {
+        heap->steps_.emplace(*heap->dynamic_);
+      }
     }
     heap->mapping_calls_at_start_ = heap->mapping_calls();
     heap->mapping_ns_at_start_ = nanoseconds_since(begin);
@@ -173,6 +178,27 @@ void Heap::release_all(bool context_lives) noexcept {
   update_physical();
 }
 
+// --- the planner of steps ---
+
+// Tells the planner of steps of a request that was just inserted in the live table.
+[[gnu::always_inline]] inline void Heap::note_served(std::size_t bytes, StreamOrdinal stream) noexcept {
+  try {
+    steps_->served(*dynamic_, live_.last_number(), rounded(bytes), stream);
+  } catch (const std::bad_alloc&) {
+    steps_->restart(*dynamic_);
+  }
+}
+
+// Tells it of a free on `stream`; kNoStream: no work uses the bytes any more.
+[[gnu::always_inline]] inline void Heap::note_freed(const LiveEntry& entry, StreamOrdinal stream) noexcept {
+  if (entry.pool == kNoPool) return;
+  try {
+    steps_->freed(entry.number, stream);
+  } catch (const std::bad_alloc&) {
+    steps_->restart(*dynamic_);
+  }
+}
+
 // --- allocations ---
 
 std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
@@ -193,6 +219,7 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   live_.insert(
       {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest_ordinal(stream)});  // its free left room
   figures_.add_dynamic(bytes, index);
+  if (steps_ && steps_->needs(rounded(bytes))) note_served(bytes, order_.latest_ordinal(stream));
   return block.address;
 }
 
@@ -232,7 +259,10 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   const bool dropped_now = planned_.drop_if_unfit();
   if (dropped_now && options_.plan_is_strict) refuses_.store(true);
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(request, false);
+  const auto planned_step = steps_ ? steps_->taken_up() : std::nullopt;
   lock.unlock();
+  if (planned_step) [[unlikely]]
+    log_planned_step(*planned_step);
   if (dropped_now) [[unlikely]]
     log_dropped_plan();
   if (served != 0) return served;
@@ -258,7 +288,17 @@ void Heap::log_dropped_plan() const noexcept {
   char text[256];
   std::snprintf(text, sizeof text,
                 "the plan does not fit this program and is no longer used (was it made from another run?)%s", where);
-  log_(text);
+  log_(LogKind::Warning, text);
+}
+
+void Heap::log_planned_step(const StepServer::TakenUp& step) const noexcept {
+  if (log_ == nullptr) return;
+  char text[192];
+  std::snprintf(text, sizeof text,
+                "device %d: the program repeats a step of %zu large requests, which from now on have planned places in "
+                "%.2f GiB",
+                device_, step.requests, static_cast<double>(step.bytes) / (1024.0 * 1024.0 * 1024.0));
+  log_(LogKind::Info, text);
 }
 
 // Fills `request`. False if the request cannot be tracked: its stream belongs to another context, there are too many
@@ -310,7 +350,10 @@ CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
     dynamic_->add_free(planned_.take_withheld(), request.stream);
   }
   std::optional<Place> place;
-  if (!pending_frees_.empty()) {
+  if (steps_ && last_resort) steps_->yield_plan_bytes(*dynamic_);
+  if (steps_ && !last_resort && request.pool != kNoPool && steps_->needs(rounded(request.bytes)))
+    place = serve_step(request);
+  if (!place && !pending_frees_.empty()) {
     place = dynamic_->allocate_mapped(rounded(request.bytes), request.stream);
     if (!place) collect_pending_frees(PendingFrees::kAllStreams);
   }
@@ -323,6 +366,21 @@ CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
   if (!pending_frees_.empty()) figures_.count_freed_in_use(pending_frees_.bytes());
   if (dynamic_->is_of_plan(*place)) figures_.count_borrow();
   return address;
+}
+
+// Serves a request at its place in the plan of the program's step, if there is one.
+std::optional<Place> Heap::serve_step(const Request& request) noexcept {
+  try {
+    const std::uint64_t bytes = rounded(request.bytes);
+    std::optional<Place> place = steps_->serve(*dynamic_, live_.last_number() + 1, bytes, request.stream);
+    if (!place && steps_->was_refused() && collect_pending_frees(PendingFrees::kStreamsPerQuery)) {
+      place = steps_->serve_again(*dynamic_, bytes, request.stream);
+    }
+    return place;
+  } catch (const std::bad_alloc&) {
+    steps_->restart(*dynamic_);
+    return std::nullopt;
+  }
 }
 
 bool Heap::needs_bytes_of_plan(const Request& request) const {
@@ -374,8 +432,15 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   figures_.remove_dynamic(entry.bytes, entry.pool);
+  const std::uint64_t bytes = rounded(entry.bytes);
   try {
-    dynamic_->defer_free({entry.address, entry.place}, rounded(entry.bytes), ordinal);
+    if (steps_ && steps_->needs(bytes)) note_freed(entry, ordinal);
+    if (steps_ && steps_->needs_requests_of(bytes)) {
+      complete_deferred_free();
+      dynamic_->free({entry.address, entry.place}, bytes, ordinal);
+    } else {
+      dynamic_->defer_free({entry.address, entry.place}, bytes, ordinal);
+    }
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
@@ -559,6 +624,7 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
 void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
   try {
     if (entry.origin == Origin::Dynamic) {
+      if (steps_ && steps_->needs(rounded(entry.bytes))) note_freed(entry, stream);
       dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream, preferred);
       return;
     }
@@ -735,6 +801,8 @@ Statistics Heap::gather_statistics() const noexcept {
     statistics.view_hits = counts.view_hits;
     statistics.grows = counts.grows;
     statistics.borrows += counts.borrows;
+    if (steps_) statistics.step_plans = steps_->plans();
+    if (steps_) statistics.step_requests = steps_->requests_in_slots();
     statistics.views = dynamic_->views();
   }
   return statistics;

@@ -28,12 +28,14 @@
 #include "interpose/serve/streams/free_fence.h"
 #include "interpose/serve/streams/stream_order.h"
 #include "plan/plan.h"
+#include "plan/running/step_server.h"
 
 namespace stalloc::serve {
 
-// Writes one line for the user, without a newline, to the library's log. It is called on the thread of a request,
-// without any lock held, and must not throw.
-using LogFunction = void (*)(const char* text);
+// Writes one line for the user, without a newline, to the library's log: a warning, or what only a curious user wants
+// to know. It is called on the thread of a request, without any lock held, and must not throw.
+enum class LogKind : std::uint8_t { Warning, Info };
+using LogFunction = void (*)(LogKind kind, const char* text);
 
 // A live range of addresses, as the program asked for it.
 struct LiveRange {
@@ -255,6 +257,7 @@ class Heap {
   // Only locks the heap: for functions that use live ranges and figures, but not the free bytes.
   using PlainLock = std::lock_guard<HeapMutex>;
   struct Offsets;
+  using StepServer = plan::StepServer<Dynamic>;
 
   // A request whose stream and pool are known to the heap.
   struct Request {
@@ -285,6 +288,10 @@ class Heap {
   CUdeviceptr take_slot(std::uint32_t slot, const Request& request);
   void log_dropped_plan() const noexcept;
   CUdeviceptr serve_dynamic(const Request& request, bool last_resort);
+  std::optional<Place> serve_step(const Request& request) noexcept;
+  void note_served(std::size_t bytes, StreamOrdinal stream) noexcept;
+  void note_freed(const LiveEntry& entry, StreamOrdinal stream) noexcept;
+  void log_planned_step(const StepServer::TakenUp& step) const noexcept;
   [[nodiscard]] bool needs_bytes_of_plan(const Request& request) const;
   void merge(StreamOrdinal stream);
 
@@ -347,6 +354,7 @@ class Heap {
   // The members that most requests use come first, in one cache line and the beginning of the next.
   LiveTable live_;
   std::unique_ptr<Dynamic> dynamic_;  // null: off; refers to order_ and planned_'s arena, and is destroyed before them
+  std::optional<StepServer> steps_;   // nothing with a plan, and if the policy says so
   StreamOrder order_;
   LiveTable unplanned_;
   PendingFrees pending_frees_;

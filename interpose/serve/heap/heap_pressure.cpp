@@ -89,7 +89,7 @@ void Heap::log_exhaustion(const Request& request) {
                   device_, gibibytes(request.bytes), gibibytes(figures_.live()), gibibytes(figures_.physical()),
                   gibibytes(dynamic_->free_bytes()), gibibytes(dynamic_->largest_free()));
   }
-  log_(text);
+  log_(LogKind::Warning, text);
 }
 
 std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
@@ -165,7 +165,7 @@ std::uint64_t Heap::largest_free() const noexcept {
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
   const PlainLock lock(mutex_);
   if (planned_.tracks_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
-  return planned_.withheld_bytes() + (dynamic_ ? dynamic_->free_plan_bytes() : 0);
+  return planned_.exists() && dynamic_ ? planned_.withheld_bytes() + dynamic_->free_plan_bytes() : 0;
 }
 
 // Releases idle memory that no pending work uses, until at most `keep_bytes` bytes are held. Returns the bytes
@@ -178,6 +178,7 @@ std::uint64_t Heap::release_idle(std::uint64_t keep_bytes) {
   } else {
     if (planned_.state() == PlanState::Dropped) merge(kNoStream);
     if (planned_.is_dropped()) dynamic_->add_free(planned_.take_withheld(), kNoStream);
+    if (steps_) steps_->restart(*dynamic_);  // their memory is given back, too
     const std::uint64_t keep = keep_bytes - std::min(keep_bytes, planned_.unmerged_bytes());
     dynamic_->memory().unmap_idle_views();
     released = dynamic_->memory().release_idle(keep, planned_.is_dropped());

@@ -48,6 +48,8 @@ class LiveTable {
       index_insert(entry.address, entry.bytes);
     }
   }
+  // The number of the entry that was inserted last.
+  [[nodiscard]] std::uint64_t last_number() const noexcept { return last_number_; }
   // The entry that starts at `address`; null: there is none. Valid until the next insert or erase.
   [[nodiscard]] const LiveEntry* find(CUdeviceptr address) const noexcept;
   // Pre: an entry starts at `address`.

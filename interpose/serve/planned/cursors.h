@@ -5,12 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "interpose/serve/planned/cursor.h"
-#include "interpose/serve/planned/plan_match.h"
 #include "interpose/serve/streams/thread_id.h"
+#include "plan/follow/cursor.h"
+#include "plan/follow/plan_match.h"
 #include "plan/plan.h"
 
 namespace stalloc::serve {
+
+using plan::Cursor;
+using plan::PlanMatch;
 
 // One cursor for all requests. If the plan has lanes, one cursor for each lane, which the requests of one thread move.
 //

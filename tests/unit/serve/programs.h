@@ -72,6 +72,7 @@ class Program {
   void request(const ProgramRequest& wanted) {
     ++now_;
     give_back_the_dead();
+    if (!deviates_) return serve(wanted);
     if (random_() % 20 == 0) return;  // the planned request is not made
     if (random_() % 20 == 0) serve({random_() % kPage + 1, 3, random_()});
     serve(wanted);
@@ -91,17 +92,20 @@ class Program {
   void allow_synchronous(bool allowed) { synchronous_ = allowed; }
   // From now on, some requests are freed at once and made again.
   void drop_some() { drops_ = true; }
+  // Without deviations, exactly the given requests are made, and each is freed on its stream after its lifetime.
+  void allow_deviations(bool allowed) { deviates_ = allowed; }
 
  private:
   void serve(const ProgramRequest& wanted) {
-    const StreamKey stream = random_() % 10 == 0 ? any_stream() : streams_[wanted.stream % streams_.size()];
-    const bool for_all = synchronous_ && random_() % 16 == 0;
+    const StreamKey stream =
+        deviates_ && random_() % 10 == 0 ? any_stream() : streams_[wanted.stream % streams_.size()];
+    const bool for_all = deviates_ && synchronous_ && random_() % 16 == 0;
     const auto address = for_all ? heap_->allocate_sync(wanted.bytes) : heap_->allocate(wanted.bytes, stream, nullptr);
     if (!address) ++refused_;
     if (!address) return;
     ++served_;
     shadow_->take(*address, wanted.bytes, for_all ? streams_ : std::vector<StreamKey>{stream});
-    const std::uint64_t late = random_() % 10 == 0 ? random_() % 30 : 0;
+    const std::uint64_t late = deviates_ && random_() % 10 == 0 ? random_() % 30 : 0;
     live_.push_back({*address, wanted.bytes, stream, now_ + wanted.lifetime + late, for_all});
     driver_->work(stream);
   }
@@ -126,10 +130,10 @@ class Program {
   }
 
   bool give_back(const Live& live) {
-    if (synchronous_ && random_() % 16 == 0) return give_back_synchronously(live);
-    if (!live.for_all && random_() % 8 == 0) return give_back_while_used(live);
+    if (deviates_ && synchronous_ && random_() % 16 == 0) return give_back_synchronously(live);
+    if (deviates_ && !live.for_all && random_() % 8 == 0) return give_back_while_used(live);
     moments_.push_back({driver_->work(live.stream)});
-    const StreamKey stream = random_() % 8 == 0 ? hand_over(live.stream) : live.stream;
+    const StreamKey stream = deviates_ && random_() % 8 == 0 ? hand_over(live.stream) : live.stream;
     moments_.back().push_back(driver_->work(stream));
     shadow_->give(live.address, live.bytes, &moments_.back());
     if (heap_->free_async(live.address, stream) == CUDA_SUCCESS) return true;
@@ -180,6 +184,7 @@ class Program {
   std::size_t refused_ = 0;
   bool synchronous_ = true;
   bool drops_ = false;
+  bool deviates_ = true;
 };
 
 inline std::vector<StreamKey> new_streams(FakeDriver& driver, std::size_t count) {

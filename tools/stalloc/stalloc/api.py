@@ -17,7 +17,7 @@ STATISTICS = (
     "refused_slots", "stitches", "borrows", "waits", "grows", "mapping_calls_at_start", "mapping_calls_after_start",
     "views", "view_hits", "misses", "physical_peak", "spared_waits", "planned_live", "dynamic_live", "unplanned_live",
     "served_live_peak", "unplanned_large_requests", "resynchronisations", "mapping_ns_at_start",
-    "mapping_ns_after_start", "spare_slots", "served_in_use_peak",
+    "mapping_ns_after_start", "spare_slots", "served_in_use_peak", "step_plans", "step_requests",
 )
 # end
 

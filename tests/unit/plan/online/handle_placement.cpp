@@ -151,6 +151,33 @@ TEST_CASE("mapping may take a share of the time, and an allowance; what is owed 
   REQUIRE(unlimited.overdraft({100 * kMillisecond, 100 * kMillisecond}, 100 * kMillisecond).coarseness == 1);
 }
 
+TEST_CASE("memory is given back unasked as long as mapping takes little time then") {
+  constexpr std::uint64_t kMillisecond = 1'000'000;
+  OnlinePolicy policy;
+  policy.elapsed_per_mapping = 10;
+  policy.mapping_allowance = 80;
+  MappingBudget budget(policy);
+  MappingTime time{.elapsed = 0, .mapping = 500 * kMillisecond};  // what was mapped before does not count
+  const auto after = [&](std::uint64_t elapsed, std::uint64_t mapping) {
+    time.elapsed += elapsed * kMillisecond;
+    time.mapping += mapping * kMillisecond;
+    return budget.may_give_back(time);
+  };
+  REQUIRE(after(0, 0));
+  REQUIRE(after(0, 10));  // an eighth of the allowance
+  REQUIRE_FALSE(after(0, 1));
+  REQUIRE_FALSE(after(5, 0));
+  REQUIRE(after(5, 0));  // paid by the time
+  REQUIRE_FALSE(after(0, 100000));
+  REQUIRE_FALSE(after(99, 0));  // no more is owed than the allowance
+  REQUIRE(after(1, 0));
+
+  policy.elapsed_per_mapping = 1;  // off
+  MappingBudget unlimited(policy);
+  REQUIRE(unlimited.may_give_back({}));
+  REQUIRE(unlimited.may_give_back({0, 1000 * kMillisecond}));
+}
+
 TEST_CASE("what stitching spends makes new handles larger before anything is owed") {
   constexpr std::uint64_t kMillisecond = 1'000'000;
   OnlinePolicy policy;

@@ -102,3 +102,26 @@ TEST_CASE("views are found by their bytes, and those without life in the order o
     compare(cache, views, recent);
   }
 }
+
+TEST_CASE("a planned view is in no list until it is released", "[plan][online]") {
+  ViewCache cache;
+  const std::uint32_t planned = cache.add({{0, 4 * kUnitBytes}}, 0, 4 * kUnitBytes, {}, true);
+  const std::uint32_t other = cache.add({{0, kUnitBytes}}, 0, kUnitBytes, {});
+  REQUIRE(cache.count() == 1);
+  REQUIRE(cache.from(0).size() == 1);
+  REQUIRE(cache.least_recent() == other);
+  cache.enter(planned, kUnitBytes);
+  cache.leave(planned, kUnitBytes);
+  REQUIRE(cache.most_recent() == other);
+  const bool in_use = GENERATE(false, true);
+  if (in_use) cache.enter(planned, kUnitBytes);
+  cache.release_planned(planned);
+  REQUIRE(cache.count() == 2);
+  REQUIRE(cache.from(2 * kUnitBytes).front().number == planned);
+  REQUIRE(cache.most_recent() == (in_use ? other : planned));
+  if (in_use) cache.leave(planned, kUnitBytes);
+  REQUIRE(cache.most_recent() == planned);
+  cache.remove(planned);
+  REQUIRE(cache.count() == 1);
+  REQUIRE(cache.most_recent() == other);
+}

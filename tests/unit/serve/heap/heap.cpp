@@ -22,7 +22,7 @@ constexpr std::uint64_t kKiB = 1024;
 
 int logs = 0;
 std::string last_log;
-void count_log(const char* text) {
+void count_log(serve::LogKind /*kind*/, const char* text) {
   ++logs;
   last_log = text;
 }

@@ -8,10 +8,10 @@
 #include <optional>
 #include <vector>
 
-#include "interpose/serve/planned/plan_match.h"
+#include "plan/follow/plan_match.h"
 #include "plan/plan.h"
 
-namespace stalloc::serve {
+namespace stalloc::plan {
 
 // Follows the slots in the order of the recorded requests, and matches requests with slots by size:
 //
@@ -43,11 +43,11 @@ class Cursor {
   struct Difference {
     std::uint64_t request = 0;   // its number, from 1 on
     std::uint64_t bytes = 0;     // as requested
-    std::uint64_t expected = 0;  // bytes of the next slot, rounded up to plan::kUnitBytes; 0: the plan had ended
+    std::uint64_t expected = 0;  // bytes of the next slot, rounded up to kUnitBytes; 0: the plan had ended
   };
 
   // Throws std::bad_alloc.
-  explicit Cursor(const plan::DevicePlan& plan);
+  explicit Cursor(const DevicePlan& plan);
 
   // Returns what the plan says about the program's next request, and moves the cursor. Pre: `bytes` > 0.
   Next next(std::uint64_t bytes) noexcept;
@@ -80,8 +80,8 @@ class Cursor {
  private:
   using Position = std::uint32_t;
   struct ExpectedSlot {
-    std::uint32_t units = 0;  // of plan::kUnitBytes
-    plan::SlotKind kind = plan::SlotKind::Static;
+    std::uint32_t units = 0;  // of kUnitBytes
+    SlotKind kind = SlotKind::Static;
     bool varies = false;  // `units` is an upper size
   };
   struct Gram {
@@ -125,4 +125,4 @@ class Cursor {
   std::optional<Difference> first_difference_;
 };
 
-}  // namespace stalloc::serve
+}  // namespace stalloc::plan

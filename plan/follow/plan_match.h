@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace stalloc::serve {
+namespace stalloc::plan {
 
 // `fits` becomes false for good when fewer than a tenth of the first thousand requests, or of any later hundred
 // thousand, found a slot. Not thread-safe.
@@ -30,4 +30,4 @@ class PlanMatch {
   bool fits_ = true;
 };
 
-}  // namespace stalloc::serve
+}  // namespace stalloc::plan

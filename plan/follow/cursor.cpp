@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "interpose/serve/planned/cursor.h"
+#include "plan/follow/cursor.h"
 
 #include <algorithm>
 #include <bit>
 #include <limits>
 #include <utility>
 
-namespace stalloc::serve {
+namespace stalloc::plan {
 namespace {
-
-using plan::SlotKind;
 
 constexpr int kSearchDistance = 64;         // slots searched in each direction for the end of a deviation
 constexpr std::size_t kLeastAgreement = 2;  // requests that must match before the cursor moves
@@ -17,7 +15,7 @@ constexpr int kManyRecentMisses = 8;        // of the latest 16 requests: the po
 constexpr int kCandidates = 64;             // places that are compared to find it again
 
 std::uint32_t to_units(std::uint64_t bytes) noexcept {
-  const std::uint64_t units = bytes / plan::kUnitBytes + (bytes % plan::kUnitBytes != 0);
+  const std::uint64_t units = bytes / kUnitBytes + (bytes % kUnitBytes != 0);
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(units, std::numeric_limits<std::uint32_t>::max()));
 }
 
@@ -27,9 +25,9 @@ constexpr std::uint64_t kSeed = 0xcbf29ce484222325ULL;
 
 }  // namespace
 
-Cursor::Cursor(const plan::DevicePlan& plan) : body_begin_(plan.prologue), body_end_(plan.prologue + plan.body) {
+Cursor::Cursor(const DevicePlan& plan) : body_begin_(plan.prologue), body_end_(plan.prologue + plan.body) {
   slots_.reserve(plan.slots.size());
-  for (const plan::Slot& slot : plan.slots)
+  for (const Slot& slot : plan.slots)
     slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
   for (const std::uint32_t slot : plan.varying) slots_[slot].varies = true;
   index_grams();
@@ -56,7 +54,7 @@ Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
 // for matching requests stays short.
 [[gnu::noinline]] Cursor::Position Cursor::deviate(std::uint64_t bytes) noexcept {
   if (!first_difference_) {
-    const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * plan::kUnitBytes : 0;
+    const std::uint64_t expected = at_ < slots_.size() ? std::uint64_t{slots_[at_].units} * kUnitBytes : 0;
     first_difference_ = {seen_, bytes, expected};
   }
   const Position found = find_after_deviation(std::exchange(keeps_place_, false));
@@ -207,4 +205,4 @@ void Cursor::index_grams() {
   std::sort(grams_.begin(), grams_.end());
 }
 
-}  // namespace stalloc::serve
+}  // namespace stalloc::plan

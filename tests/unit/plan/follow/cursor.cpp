@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "interpose/serve/planned/cursor.h"
+#include "plan/follow/cursor.h"
 
 #include <numeric>
 #include <random>
@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "catch.h"
-#include "plans.h"
+#include "tests/unit/serve/plans.h"
 
 using namespace stalloc;
 using namespace stalloc::test;
-using serve::Cursor;
+using plan::Cursor;
 using Answer = Cursor::Answer;
 
 namespace {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/running/step_planner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/planner.h"
+#include "plan/running/repetition.h"
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::size_t kMostLogged = std::size_t{1} << 18;  // requests; a search takes a tenth of a second then
+constexpr std::size_t kFewestRepetitions = 3;              // for a step to be found
+constexpr std::size_t kPlannedRepetitions = 4;             // the latest ones, of which the plan is made
+constexpr std::size_t kLeastShare = 4;                     // the repetitions found are at least (the log / this)
+constexpr std::size_t kRequestsPerMismatch = 100;          // with more than one mismatch in so many, a step has changed
+constexpr std::size_t kMostOffers = 16;                    // of a plan that is not taken up
+
+// Leaves only the slots of the body.
+void keep_body(DevicePlan* plan) {
+  const auto begin = plan->slots.begin() + plan->prologue;
+  plan->slots.erase(begin + plan->body, plan->slots.end());
+  plan->slots.erase(plan->slots.begin(), plan->slots.begin() + plan->prologue);
+  std::erase_if(plan->varying,
+                [plan](std::uint32_t slot) { return slot < plan->prologue || slot - plan->prologue >= plan->body; });
+  for (std::uint32_t& slot : plan->varying) slot -= plan->prologue;
+  plan->waits.clear();
+  plan->prologue = 0;
+}
+
+// How many handles are mapped to take up a plan.
+std::uint64_t handles_mapped_for(const DevicePlan& plan) {
+  std::uint64_t handles = 0;
+  for (const View& view : plan.views) handles += view.handles.size();
+  return handles;
+}
+
+}  // namespace
+
+StepPlanner::StepPlanner(std::uint64_t page, const OnlinePolicy& policy)
+    : page_(page),
+      repetitions_(std::max<std::uint64_t>(policy.planned_repetitions, kPlannedRepetitions + 1)),
+      held_per_handle_(policy.held_per_coarse_handle) {}
+
+void StepPlanner::restart() noexcept {
+  log_.clear();
+  step_.reset();
+  next_search_ = kFirstSearch;
+  offers_ = false;
+}
+
+// Called at a request, which is the last in the log, if there is a step or it is time to search.
+void StepPlanner::advance(std::uint64_t mapped) {
+  offers_ = false;
+  if (step_ && !continues()) step_.reset();
+  if (step_ && log_.size() - 1 == step_->begin + step_->period) begin_repetition(mapped);
+  if (!step_ && log_.size() >= next_search_) search(mapped);
+}
+
+void StepPlanner::search(std::uint64_t mapped) {
+  const std::size_t seen = log_.size();
+  const bool maps = mapped != std::exchange(mapped_at_search_, mapped);
+  if (seen >= kMostLogged) return restart();
+  next_search_ = seen + seen / 4;
+  if (!maps) return;
+  const Repetition found = find_repetition(log_.sizes(), kFewestRepetitions);
+  if (found.length < seen / kLeastShare) return;
+  step_.emplace(Step{.period = found.period,
+                     .begin = seen - found.period,
+                     .until = seen + seen / 2,
+                     .repetitions = found.length / found.period,
+                     .mapped = mapped,
+                     .mapped_at_first = mapped});
+}
+
+// Whether the latest request is that of the step.
+bool StepPlanner::continues() {
+  const std::size_t request = log_.size() - 1;
+  if (log_.sizes()[request] == log_.sizes()[request - step_->period]) return true;
+  return ++step_->mismatches <= step_->period / kRequestsPerMismatch;
+}
+
+// Called at the first request of a repetition.
+void StepPlanner::begin_repetition(std::uint64_t mapped) {
+  step_->begin = log_.size() - 1;
+  ++step_->repetitions;
+  step_->mismatches = 0;
+  const bool maps = mapped != std::exchange(step_->mapped, mapped);
+  if (log_.size() >= kMostLogged) return restart();
+  if (!maps || step_->begin < step_->until || step_->repetitions < repetitions_) return;
+  if (!step_->plan && !make_plan()) return restart();
+  if (mapped - step_->mapped_at_first < handles_mapped_for(*step_->plan)) return;
+  if (log_.size() - 1 != step_->begin) return;
+  if (step_->offers++ == kMostOffers) return restart();
+  offers_ = true;
+}
+
+// Plans the step from its latest repetitions. Its begin may be moved to a later request. False: it cannot be planned.
+bool StepPlanner::make_plan() {
+  std::size_t begin = step_->begin - kPlannedRepetitions * step_->period;
+  Problem problem = log_.problem(begin, page_);
+  // The plan's memory is created and mapped at once, which takes time for each handle.
+  const std::uint64_t cap = std::max(kDefaultHandleBytes, peak_live_bytes(problem) / held_per_handle_);
+  const PlanOptions options{.handle_cap = std::max(page_, cap)};
+  auto made = plan_device(problem, options);
+  if (made.ok() && made.value.plan.prologue > 0) {
+    // Again, from where the planner begins the body: a prologue would take memory, and its requests do not come again.
+    begin += made.value.plan.prologue;
+    problem = log_.problem(begin, page_);
+    made = plan_device(problem, options);
+  }
+  if (!made.ok() || made.value.plan.body == 0 || made.value.plan.physical_bytes == 0) return false;
+  DevicePlan& plan = step_->plan.emplace(std::move(made.value.plan));
+  begin += plan.prologue;
+  keep_body(&plan);
+  step_->period = plan.body;
+  const std::size_t request = log_.size() - 1;
+  while (begin < request) begin += plan.body;
+  step_->begin = begin == request ? begin : begin - plan.body;  // the present repetition's
+  return true;
+}
+
+}  // namespace stalloc::plan

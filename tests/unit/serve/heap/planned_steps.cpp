@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs whose steps are planned while they run. Whatever they do before and afterwards, no byte is served twice, and
+// none before its latest use is complete.
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "interpose/serve/heap/heap.h"
+#include "programs.h"
+#include "shadow.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::HeapOptions;
+using serve::Statistics;
+
+namespace {
+
+constexpr std::size_t kRequests = 150;  // in a step
+constexpr int kUntilPlanned = 26;       // steps
+// Programs whose steps map memory as long as they are not planned.
+constexpr std::uint64_t kMappingSeeds[] = {1, 2};
+
+// Views that were made before are not found again, so that a program that stitches maps memory in every step.
+HeapOptions forgetful_options() {
+  HeapOptions options = small_options();
+  options.policy.searched_views = 0;
+  return options;
+}
+
+// Nothing lives from one step to the next.
+std::vector<ProgramRequest> random_step(Random& random) {
+  std::vector<ProgramRequest> step;
+  while (step.size() < kRequests) {
+    const std::uint64_t largest = random() % 3 == 0 ? 12 * kPage : 2 * kPage;
+    const std::uint64_t lifetime = std::min<std::uint64_t>(random() % 40 + 1, kRequests - step.size());
+    step.push_back({random() % largest + 1, static_cast<std::uint32_t>(lifetime), random() % 2});
+  }
+  return step;
+}
+
+struct Setting {
+  FakeDriver driver;
+  std::unique_ptr<Heap> heap;
+  Random random;
+  std::vector<ProgramRequest> step;
+
+  explicit Setting(std::uint64_t seed, const HeapOptions& options = forgetful_options(),
+                   std::uint64_t device_bytes = std::uint64_t{1} << 30)
+      : driver(kPage, device_bytes), random(seed), step(random_step(random)) {
+    std::string why;
+    heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
+    REQUIRE(heap);
+  }
+
+  // Makes whole steps, after each of which the program waits for its work. `each` is called after each request.
+  template <class Each>
+  void run(Program& program, int steps, Each each) {
+    for (int i = 0; i < steps; ++i) {
+      for (const ProgramRequest& request : step) program.request(request), each();
+      program.finish();
+      driver.finish_all_work();
+    }
+  }
+  void run(Program& program, int steps) {
+    run(program, steps, [] {});
+  }
+  Statistics statistics() const { return heap->statistics(); }
+  // Whether a step of the program maps memory.
+  bool maps(Program& program) {
+    const std::uint64_t before = statistics().mapping_calls_after_start;
+    run(program, 1);
+    return statistics().mapping_calls_after_start != before;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a step that repeats and maps memory is planned", "[serve][steps]") {
+  const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
+  CAPTURE(seed);
+  Setting set(seed);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
+  program.allow_deviations(false);
+  set.run(program, kUntilPlanned);
+  const Statistics planned = set.statistics();
+  REQUIRE(planned.step_plans == 1);
+  REQUIRE(planned.step_requests > 0);
+  set.run(program, 3);
+  const Statistics after = set.statistics();
+  REQUIRE(after.mapping_calls_after_start == planned.mapping_calls_after_start);
+  REQUIRE(after.physical_peak == planned.physical_peak);
+  REQUIRE(after.step_requests - planned.step_requests > kRequests);
+}
+
+TEST_CASE("a program leaves the plan of its step, and another is made", "[serve][steps]") {
+  const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
+  CAPTURE(seed);
+  Setting set(seed);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
+  program.allow_deviations(false);
+  set.run(program, kUntilPlanned);
+  REQUIRE(set.statistics().step_plans == 1);
+  SECTION("for a while") {
+    program.allow_deviations(true);
+    REQUIRE_NOTHROW(set.run(program, 4, [&] {
+      if (set.random() % 50 == 0) set.driver.finish_all_work();
+    }));
+    program.allow_deviations(false);
+    set.run(program, 2);
+    const std::uint64_t before = set.statistics().step_requests;
+    set.run(program, 1);
+    REQUIRE(set.statistics().step_requests > before);
+    REQUIRE(set.statistics().step_plans == 1);
+  }
+  SECTION("for good") {
+    set.step = random_step(set.random);
+    set.run(program, 10);
+    const std::uint64_t before = set.statistics().step_requests;
+    set.run(program, 1);
+    REQUIRE(set.statistics().step_requests == before);
+    set.run(program, kUntilPlanned);
+    REQUIRE_FALSE(set.maps(program));
+  }
+  SECTION("and gives its memory back") {
+    program.finish();
+    set.driver.finish_all_work();
+    set.heap->trim(0);
+    REQUIRE(set.statistics().physical == 0);
+    set.run(program, kUntilPlanned);
+    REQUIRE_FALSE(set.maps(program));
+  }
+  program.finish();
+  set.driver.finish_all_work();
+  REQUIRE(set.statistics().dynamic_live == 0);
+  set.heap->trim(0);
+  REQUIRE(set.statistics().physical == 0);
+  set.heap.reset();
+  REQUIRE(set.driver.is_clean());
+}
+
+TEST_CASE("planned steps while driver calls fail and memory is given back", "[serve][steps]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 5)));
+  CAPTURE(seed);
+  Setting set(seed);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
+  program.allow_deviations(false);
+  set.run(program, kUntilPlanned / 2);
+  REQUIRE_NOTHROW(set.run(program, kUntilPlanned, [&] {
+    if (set.random() % 200 == 0) set.driver.fail_at(set.random() % 40 + 1);
+    if (seed % 3 == 0 && set.random() % 1000 == 0) set.heap->trim(set.random() % 20 * kPage);
+  }));
+  set.driver.fail_at(0);
+  program.finish();
+  set.heap.reset();
+  REQUIRE(set.driver.holds_nothing());
+}
+
+TEST_CASE("planned steps in scarce memory", "[serve][steps]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 5)));
+  CAPTURE(seed);
+  Setting measured(seed);
+  Shadow unused(&measured.driver);
+  Program first(&measured.driver, measured.heap.get(), &unused, new_streams(measured.driver, 2), seed);
+  first.allow_deviations(false);
+  measured.run(first, kUntilPlanned);
+  Setting set(seed, forgetful_options(), measured.statistics().physical_peak + 24 * kPage);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
+  program.allow_deviations(false);
+  set.run(program, kUntilPlanned);
+  REQUIRE(program.refused() == 0);
+  program.allow_deviations(true);
+  REQUIRE_NOTHROW(set.run(program, 4));
+}
+
+TEST_CASE("a step that maps nothing is not planned", "[serve][steps]") {
+  Setting set(1, small_options());
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 1), 1);
+  program.allow_deviations(false);
+  set.step.assign(kRequests, {2 * kPage, 3, 0});
+  set.run(program, kUntilPlanned);
+  REQUIRE(set.statistics().step_plans == 0);
+}
+
+TEST_CASE("no step is planned where the policy says so", "[serve][steps]") {
+  HeapOptions options = forgetful_options();
+  options.policy.planned_repetitions = plan::kNeverRepeated;
+  Setting set(1, options);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), 1);
+  program.allow_deviations(false);
+  set.run(program, kUntilPlanned);
+  REQUIRE(set.statistics().step_plans == 0);
+}
