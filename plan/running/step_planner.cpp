@@ -15,6 +15,7 @@ constexpr std::size_t kFewestRepetitions = 3;              // for a step to be f
 constexpr std::size_t kPlannedRepetitions = 4;             // the latest ones, of which the plan is made
 constexpr std::size_t kLeastShare = 4;                     // the repetitions found are at least (the log / this)
 constexpr std::size_t kRequestsPerMismatch = 100;          // with more than one mismatch in so many, a step has changed
+constexpr std::size_t kMostQuiet = 16;                     // repetitions without mapping before logging stops
 constexpr std::size_t kMostOffers = 16;                    // of a plan that is not taken up
 
 // Leaves only the slots of the body.
@@ -48,6 +49,14 @@ void StepPlanner::restart() noexcept {
   step_.reset();
   next_search_ = kFirstSearch;
   offers_ = false;
+  sleeps_ = false;
+}
+
+// Stops logging until memory is mapped again.
+void StepPlanner::sleep(std::uint64_t mapped) noexcept {
+  restart();
+  mapped_at_search_ = mapped;
+  sleeps_ = true;
 }
 
 // Called at a request, which is the last in the log, if there is a step or it is time to search.
@@ -61,7 +70,7 @@ void StepPlanner::advance(std::uint64_t mapped) {
 void StepPlanner::search(std::uint64_t mapped) {
   const std::size_t seen = log_.size();
   const bool maps = mapped != std::exchange(mapped_at_search_, mapped);
-  if (seen >= kMostLogged) return restart();
+  if (seen >= kMostLogged) return maps ? restart() : sleep(mapped);
   next_search_ = seen + seen / 4;
   if (!maps) return;
   const Repetition found = find_repetition(log_.sizes(), kFewestRepetitions);
@@ -87,6 +96,8 @@ void StepPlanner::begin_repetition(std::uint64_t mapped) {
   ++step_->repetitions;
   step_->mismatches = 0;
   const bool maps = mapped != std::exchange(step_->mapped, mapped);
+  step_->quiet = maps ? 0 : step_->quiet + 1;
+  if (step_->quiet == kMostQuiet) return sleep(mapped);
   if (log_.size() >= kMostLogged) return restart();
   if (!maps || step_->begin < step_->until || step_->repetitions < repetitions_) return;
   if (!step_->plan && !make_plan()) return restart();

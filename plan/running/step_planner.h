@@ -13,7 +13,8 @@
 //   3. Taking up a plan maps memory, too. So once the program has mapped as many handles since the step was found, the
 //      plan is offered at the beginning of each further step, as long as the requests follow it.
 //
-// Only large requests count: small ones have memory of their own (online/handle_placement.h), and are not planned.
+// A program that has mapped nothing for many steps is not logged until it maps memory again. Only large requests count:
+// small ones have memory of their own (online/handle_placement.h), and are not planned.
 #pragma once
 
 #include <cstddef>
@@ -37,11 +38,16 @@ class StepPlanner {
   // The program makes its next request; as for RequestLog::add. `counts` says what has been mapped so far. Now and then
   // it searches and plans, which takes some hundredths of a second.
   void requested(std::uint64_t number, std::uint64_t bytes, StreamIndex stream, const OnlineCounts& counts) {
+    const std::uint64_t mapped = counts.handles + counts.mapped;
+    if (sleeps_ && mapped == mapped_at_search_) return;
+    sleeps_ = false;
     log_.add(number, bytes, stream);
-    if (step_ || log_.size() >= next_search_) advance(counts.handles + counts.mapped);
+    if (step_ || log_.size() >= next_search_) advance(mapped);
   }
   // As for RequestLog.
-  void freed(std::uint64_t number, StreamIndex stream) { log_.freed(number, stream); }
+  void freed(std::uint64_t number, StreamIndex stream) {
+    if (!sleeps_) log_.freed(number, stream);
+  }
   // True when there is a plan which the latest requests followed, and the latest one begins its body.
   [[nodiscard]] bool offers() const noexcept { return offers_; }
   // True as long as there is a plan that may be offered.
@@ -65,6 +71,7 @@ class StepPlanner {
     std::uint64_t mapped_at_first = 0;  // handles mapped when the step was found
     std::optional<DevicePlan> plan{};   // its body is one repetition
     std::size_t offers = 0;             // of the plan
+    std::size_t quiet = 0;              // the latest repetitions in which nothing was mapped
   };
 
   void advance(std::uint64_t mapped);
@@ -72,6 +79,7 @@ class StepPlanner {
   bool continues();
   void begin_repetition(std::uint64_t mapped);
   bool make_plan();
+  void sleep(std::uint64_t mapped) noexcept;
 
   const std::uint64_t page_;
   const std::uint64_t repetitions_;      // that must be seen before a step is planned
@@ -81,6 +89,7 @@ class StepPlanner {
   std::size_t next_search_ = kFirstSearch;  // when the log has so many requests
   std::uint64_t mapped_at_search_ = 0;      // handles mapped at the latest search
   bool offers_ = false;
+  bool sleeps_ = false;  // nothing is logged until something is mapped
 };
 
 }  // namespace stalloc::plan

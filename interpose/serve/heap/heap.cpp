@@ -18,7 +18,9 @@
 //      (`Dynamic::take_exactly`). Otherwise, before the plan's body begins, `serve_spare` takes a slot of the request's
 //      size that the plan never frees (`Planned::offer_spare`).
 //   7. `serve_dynamic` serves a request that has no slot or whose slot is taken. It merges the plan's free bytes before
-//      memory grows much beside them (`needs_bytes_of_plan`, `merge`), and calls `Dynamic::allocate`.
+//      memory grows much beside them (`needs_bytes_of_plan`, `merge`). Without a plan, it takes the place that the
+//      request has in the plan of the program's step, if there is one (`serve_step`). Otherwise it calls
+//      `Dynamic::allocate`.
 //   8. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
 //   9. CUDA serves every other request, and the caller reports that by `note_unplanned`.
 //

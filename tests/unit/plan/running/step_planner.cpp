@@ -85,6 +85,15 @@ TEST_CASE("a step is not offered while nothing is mapped, or little", "[plan][ru
   }
 }
 
+TEST_CASE("a program that maps memory again after many steps without is planned, too", "[plan][running]") {
+  Steps steps;
+  REQUIRE(steps.step(300, 1) == false);
+  REQUIRE(steps.steps_until_offer(300, 0, 200) == 200);
+  const int made = steps.steps_until_offer(300, kMapped);
+  REQUIRE(made >= 6);
+  REQUIRE(made < 20);
+}
+
 TEST_CASE("a program whose steps differ is not planned", "[plan][running]") {
   Steps steps;
   for (std::size_t i = 0; i < 60; ++i) REQUIRE_FALSE(steps.step(300 + i, kMapped));
