@@ -68,7 +68,6 @@ class StepServer {
   [[nodiscard]] std::optional<TakenUp> taken_up() noexcept { return std::exchange(taken_up_, std::nullopt); }
 
  private:
-  static constexpr std::uint64_t kHeldPerExcess = 256;  // with a plan, (most held / this) more may be held than before
   static constexpr std::size_t kStepsPerCheck = 8;
   static constexpr std::uint32_t kNoSlot = ~std::uint32_t{0};
 
@@ -122,7 +121,7 @@ void StepServer<Allocator>::take_up(Allocator& allocator, StreamIndex stream) {
   allocator.complete_deferred_free();
   memory.backend().poll_frees_thoroughly();
   const std::uint64_t most = placement.peak_physical_bytes();
-  most_beside_ = most + most / kHeldPerExcess;
+  most_beside_ = most + most / placement.policy().held_per_step_plan;
   if (placement.physical_bytes() - memory.idle_bytes() + plan.physical_bytes > most_beside_) return;
   const auto made = memory.exchange_for_plan(plan, stream);
   if (!made) {

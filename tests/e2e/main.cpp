@@ -32,6 +32,7 @@ struct Arguments {
   std::size_t event_step = 3;
   std::uint64_t loader = 0;
   bool forget_start = false;
+  bool waits = false;
   bool fork_first = false;
   std::vector<std::string> variables;
   bool is_leave = false;
@@ -57,6 +58,7 @@ int parse(int argc, char** argv, Arguments& to) {
                  "seed of the moments at which another thread prepares batches; 0: there is no such thread");
   app.add_option("--print-variable", to.variables,
                  "name of an environment variable; the program prints it as it finds it");
+  app.add_flag("--wait", to.waits, "wait for the device after each step, and let CUDA's pool keep its memory then");
   app.add_flag("--forget-start", to.forget_start,
                "write over the arguments and the environment, as setproctitle does, and leave the working folder");
   app.add_flag("--fork-first", to.fork_first, "let a child of fork do everything, as the workers of a fork server do");
@@ -101,13 +103,24 @@ void forget_start(int argc, char** argv, char** envp) {
   if (chdir("/") != 0) std::exit(3);
 }
 
+// Otherwise the pool's idle memory is given back whenever the program waits for the device.
+void keep_memory_of_pool(int device) {
+  cudaMemPool_t pool = nullptr;
+  must(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");
+  std::uint64_t everything = ~std::uint64_t{0};
+  must(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything), "cudaMemPoolSetAttribute");
+}
+
 void train(const Arguments& arguments, Host& host) {
   std::deque<Training> runs;
   std::optional<Loader> loader;
   const auto tick = [&loader] {
     if (loader) loader->tick();
   };
-  for (int device = 0; device < arguments.devices; ++device) runs.emplace_back(host, arguments.shape, device, tick);
+  for (int device = 0; device < arguments.devices; ++device) {
+    runs.emplace_back(host, arguments.shape, device, tick);
+    if (arguments.waits) keep_memory_of_pool(device);
+  }
   if (arguments.loader != 0) loader.emplace(host, arguments.loader);
   for (std::size_t step = 0; step < arguments.steps; ++step) {
     StepChange change;
@@ -116,7 +129,10 @@ void train(const Arguments& arguments, Host& host) {
       must(cudaSetDevice(0), "cudaSetDevice");
       change = happen(arguments.event, host, runs.front());
     }
-    for (Training& training : runs) training.step(change);
+    for (Training& training : runs) {
+      training.step(change);
+      if (arguments.waits) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    }
   }
 }
 

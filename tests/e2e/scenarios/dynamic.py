@@ -41,6 +41,17 @@ def dynamic_stress(bench):
 
 
 @scenario
+def planned_steps(bench):
+    """Steps are planned while they run, and every tensor's data stay right: views that are never found again make the
+    program map memory in every step."""
+    for options in (["--streams", "1"], ["--streams", "3"], ["--backward-thread", "--streams", "2"]):
+        for event, late in (([], {}), ([], LATE), (["--event", "extra", "--event-step", "60"], LATE)):
+            done = expect_sound(bench.dynamic("--steps", "80", "--wait", *options, *event, **late,
+                                              STALLOC_POLICY="small_bytes=4k,searched_views=off,held_per_step_plan=8"))
+            expect(done.figures[0]["step_plans"] > 0 and done.figures[0]["step_requests"] > 0, "no step was planned", done)
+
+
+@scenario
 def dynamic_out_of_memory(bench):
     """Memory runs out at the n-th create or map, and the host does not notice."""
     for call in ("SIMCUDA_FAIL_CREATE", "SIMCUDA_FAIL_MAP"):
