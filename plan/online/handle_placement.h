@@ -177,7 +177,7 @@ class HandlePlacement {
   // While the bytes of plans are kept, no request gets them, except by `take`.
   void keep_plan_bytes(bool keep) { keeps_plan_bytes_ = keep; }
 
-  // The lowest physical offset from which on so many bytes of a plan have no handles.
+  // A physical offset from which on there is room for so many bytes of a plan.
   [[nodiscard]] std::optional<std::uint64_t> room_for_plan(std::uint64_t bytes) const {
     const auto room = unmapped_.planned.best_fit(bytes);
     return room ? std::optional(room->begin) : std::nullopt;
