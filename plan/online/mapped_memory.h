@@ -538,7 +538,7 @@ template <OnlineBackend Backend>
 std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles() {
   FreeSpace shown;  // in views that are not idle
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (is_idle(view) && !placement_.views()[view].planned) continue;
+    if (is_idle(view)) continue;
     for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
   }
   std::vector<std::uint64_t> idle;

@@ -10,7 +10,7 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::size_t kMostLogged = std::size_t{1} << 18;  // requests; a search takes a tenth of a second then
+constexpr std::size_t kMostLogged = std::size_t{1} << 18;  // requests; with their frees they take 9 MiB
 constexpr std::size_t kFewestRepetitions = 3;              // for a step to be found
 constexpr std::size_t kPlannedRepetitions = 4;             // the latest ones, of which the plan is made
 constexpr std::size_t kLeastShare = 4;                     // the repetitions found are at least (the log / this)

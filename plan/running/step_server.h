@@ -29,7 +29,7 @@ class StepServer {
         planner_(allocator.placement().page(), allocator.placement().policy()) {}
 
   // Whether requests of this size may have slots: only large ones do. Pre of `serve`, `served` and `freed`: they do.
-  [[nodiscard]] bool needs(std::uint64_t bytes) const noexcept { return bytes > small_bytes_ && !stopped_; }
+  [[nodiscard]] bool may_have_slot(std::uint64_t bytes) const noexcept { return bytes > small_bytes_ && !stopped_; }
   // Call this for each such request, before it is served otherwise. Returns the place of its slot, which is taken;
   // nothing if it has none. `number` is as for RequestLog::add. Pre: the stream is not kAnyStream.
   std::optional<Place> serve(Allocator& allocator, std::uint64_t number, std::uint64_t bytes, StreamIndex stream);
@@ -44,7 +44,7 @@ class StepServer {
     if (!cursor_) planner_.requested(number, bytes, stream, allocator.counts());
   }
   // True if the free of a block of this size must not be deferred: the next request of its size may have a slot.
-  [[nodiscard]] bool needs_requests_of(std::uint64_t bytes) const noexcept {
+  [[nodiscard]] bool takes_each_request_of(std::uint64_t bytes) const noexcept {
     return bytes > small_bytes_ && (cursor_ || planner_.has_plan());
   }
   // Call this at each free of a request of which `serve` or `served` was told. As for RequestLog.

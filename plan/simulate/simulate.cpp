@@ -99,15 +99,15 @@ PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, co
   StepServer<SimulatedAllocator> steps(allocator);
   const auto take = [&](std::size_t i) {
     const std::uint64_t bytes = problem.requests[i].bytes();
-    if (steps.needs(bytes)) places[i] = steps.serve(allocator, i, bytes, stream[i]);
+    if (steps.may_have_slot(bytes)) places[i] = steps.serve(allocator, i, bytes, stream[i]);
     if (!places[i]) places[i] = allocator.allocate(bytes, stream[i]);
     if (!places[i]) elsewhere += bytes;
   };
   const auto give = [&](std::size_t i) {
     if (!places[i]) return;
     const std::uint64_t bytes = problem.requests[i].bytes();
-    if (steps.needs(bytes)) steps.freed(i, stream[i]);
-    if (steps.needs_requests_of(bytes)) {
+    if (steps.may_have_slot(bytes)) steps.freed(i, stream[i]);
+    if (steps.takes_each_request_of(bytes)) {
       allocator.free(*places[i], bytes, stream[i]);
     } else {
       allocator.defer_free(*places[i], bytes, stream[i]);

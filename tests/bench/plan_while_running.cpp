@@ -59,15 +59,15 @@ Played play(const plan::Problem& problem, std::uint64_t between_frees, const pla
   for (std::size_t i = 0; i < requests.size(); ++i) {
     for (const std::size_t ended : ends[i]) {
       const std::uint64_t bytes = requests[ended].bytes();
-      if (steps.needs(bytes)) steps.freed(ended, kStream);
-      if (steps.needs_requests_of(bytes)) {
+      if (steps.may_have_slot(bytes)) steps.freed(ended, kStream);
+      if (steps.takes_each_request_of(bytes)) {
         allocator.free(places[ended], bytes, kStream);
       } else {
         allocator.defer_free(places[ended], bytes, kStream);
       }
     }
     if (const std::uint64_t bytes = requests[i].bytes(); bytes > 0) {
-      const auto place = steps.needs(bytes) ? steps.serve(allocator, i, bytes, kStream) : std::nullopt;
+      const auto place = steps.may_have_slot(bytes) ? steps.serve(allocator, i, bytes, kStream) : std::nullopt;
       if (place) ++played.in_slots;
       places[i] = place ? *place : *allocator.allocate(bytes, kStream);
       if (requests[i].until <= requests.size()) ends[requests[i].until].push_back(i);

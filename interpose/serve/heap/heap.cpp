@@ -221,7 +221,7 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
   live_.insert(
       {block.address, bytes, block.view, Origin::Dynamic, index, order_.latest_ordinal(stream)});  // its free left room
   figures_.add_dynamic(bytes, index);
-  if (steps_ && steps_->needs(rounded(bytes))) note_served(bytes, order_.latest_ordinal(stream));
+  if (steps_ && steps_->may_have_slot(rounded(bytes))) note_served(bytes, order_.latest_ordinal(stream));
   return block.address;
 }
 
@@ -353,7 +353,7 @@ CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
   }
   std::optional<Place> place;
   if (steps_ && last_resort) steps_->yield_plan_bytes(*dynamic_);
-  if (steps_ && !last_resort && request.pool != kNoPool && steps_->needs(rounded(request.bytes)))
+  if (steps_ && !last_resort && request.pool != kNoPool && steps_->may_have_slot(rounded(request.bytes)))
     place = serve_step(request);
   if (!place && !pending_frees_.empty()) {
     place = dynamic_->allocate_mapped(rounded(request.bytes), request.stream);
@@ -436,8 +436,8 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   figures_.remove_dynamic(entry.bytes, entry.pool);
   const std::uint64_t bytes = rounded(entry.bytes);
   try {
-    if (steps_ && steps_->needs(bytes)) note_freed(entry, ordinal);
-    if (steps_ && steps_->needs_requests_of(bytes)) {
+    if (steps_ && steps_->may_have_slot(bytes)) note_freed(entry, ordinal);
+    if (steps_ && steps_->takes_each_request_of(bytes)) {
       complete_deferred_free();
       dynamic_->free({entry.address, entry.place}, bytes, ordinal);
     } else {
@@ -626,7 +626,7 @@ PhysicalRanges Heap::ranges(const LiveEntry& entry) {
 void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred) {
   try {
     if (entry.origin == Origin::Dynamic) {
-      if (steps_ && steps_->needs(rounded(entry.bytes))) note_freed(entry, stream);
+      if (steps_ && steps_->may_have_slot(rounded(entry.bytes))) note_freed(entry, stream);
       dynamic_->free({entry.address, entry.place}, rounded(entry.bytes), stream, preferred);
       return;
     }

@@ -44,37 +44,50 @@ std::vector<ProgramRequest> random_step(Random& random) {
   return step;
 }
 
+std::unique_ptr<Heap> make_heap(FakeDriver& driver, const HeapOptions& options) {
+  std::string why;
+  auto heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
+  REQUIRE(heap);
+  return heap;
+}
+
+// A program of two streams, which repeats its step exactly until deviations are allowed.
 struct Setting {
   FakeDriver driver;
   std::unique_ptr<Heap> heap;
   Random random;
   std::vector<ProgramRequest> step;
+  Shadow shadow;
+  Program program;
 
   explicit Setting(std::uint64_t seed, const HeapOptions& options = forgetful_options(),
                    std::uint64_t device_bytes = std::uint64_t{1} << 30)
-      : driver(kPage, device_bytes), random(seed), step(random_step(random)) {
-    std::string why;
-    heap = Heap::create(driver, 0, nullptr, FakeDriver::context(), options, &why);
-    REQUIRE(heap);
+      : driver(kPage, device_bytes),
+        heap(make_heap(driver, options)),
+        random(seed),
+        step(random_step(random)),
+        shadow(&driver),
+        program(&driver, heap.get(), &shadow, new_streams(driver, 2), seed) {
+    program.allow_deviations(false);
   }
 
   // Makes whole steps, after each of which the program waits for its work. `each` is called after each request.
   template <class Each>
-  void run(Program& program, int steps, Each each) {
+  void run(int steps, Each each) {
     for (int i = 0; i < steps; ++i) {
       for (const ProgramRequest& request : step) program.request(request), each();
       program.finish();
       driver.finish_all_work();
     }
   }
-  void run(Program& program, int steps) {
-    run(program, steps, [] {});
+  void run(int steps) {
+    run(steps, [] {});
   }
   Statistics statistics() const { return heap->statistics(); }
   // Whether a step of the program maps memory.
-  bool maps(Program& program) {
+  bool maps() {
     const std::uint64_t before = statistics().mapping_calls_after_start;
-    run(program, 1);
+    run(1);
     return statistics().mapping_calls_after_start != before;
   }
 };
@@ -85,14 +98,11 @@ TEST_CASE("a step that repeats and maps memory is planned", "[serve][steps]") {
   const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
   CAPTURE(seed);
   Setting set(seed);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
-  program.allow_deviations(false);
-  set.run(program, kUntilPlanned);
+  set.run(kUntilPlanned);
   const Statistics planned = set.statistics();
   REQUIRE(planned.step_plans == 1);
   REQUIRE(planned.step_requests > 0);
-  set.run(program, 3);
+  set.run(3);
   const Statistics after = set.statistics();
   REQUIRE(after.mapping_calls_after_start == planned.mapping_calls_after_start);
   REQUIRE(after.physical_peak == planned.physical_peak);
@@ -103,41 +113,38 @@ TEST_CASE("a program leaves the plan of its step, and another is made", "[serve]
   const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
   CAPTURE(seed);
   Setting set(seed);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
-  program.allow_deviations(false);
-  set.run(program, kUntilPlanned);
+  set.run(kUntilPlanned);
   REQUIRE(set.statistics().step_plans == 1);
   SECTION("for a while") {
-    program.allow_deviations(true);
-    REQUIRE_NOTHROW(set.run(program, 4, [&] {
+    set.program.allow_deviations(true);
+    REQUIRE_NOTHROW(set.run(4, [&] {
       if (set.random() % 50 == 0) set.driver.finish_all_work();
     }));
-    program.allow_deviations(false);
-    set.run(program, 2);
+    set.program.allow_deviations(false);
+    set.run(2);
     const std::uint64_t before = set.statistics().step_requests;
-    set.run(program, 1);
+    set.run(1);
     REQUIRE(set.statistics().step_requests > before);
     REQUIRE(set.statistics().step_plans == 1);
   }
   SECTION("for good") {
     set.step = random_step(set.random);
-    set.run(program, 10);
+    set.run(10);
     const std::uint64_t before = set.statistics().step_requests;
-    set.run(program, 1);
+    set.run(1);
     REQUIRE(set.statistics().step_requests == before);
-    set.run(program, kUntilPlanned);
-    REQUIRE_FALSE(set.maps(program));
+    set.run(kUntilPlanned);
+    REQUIRE_FALSE(set.maps());
   }
   SECTION("and gives its memory back") {
-    program.finish();
+    set.program.finish();
     set.driver.finish_all_work();
     set.heap->trim(0);
     REQUIRE(set.statistics().physical == 0);
-    set.run(program, kUntilPlanned);
-    REQUIRE_FALSE(set.maps(program));
+    set.run(kUntilPlanned);
+    REQUIRE_FALSE(set.maps());
   }
-  program.finish();
+  set.program.finish();
   set.driver.finish_all_work();
   REQUIRE(set.statistics().dynamic_live == 0);
   set.heap->trim(0);
@@ -150,16 +157,13 @@ TEST_CASE("planned steps while driver calls fail and memory is given back", "[se
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 5)));
   CAPTURE(seed);
   Setting set(seed);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
-  program.allow_deviations(false);
-  set.run(program, kUntilPlanned / 2);
-  REQUIRE_NOTHROW(set.run(program, kUntilPlanned, [&] {
+  set.run(kUntilPlanned / 2);
+  REQUIRE_NOTHROW(set.run(kUntilPlanned, [&] {
     if (set.random() % 200 == 0) set.driver.fail_at(set.random() % 40 + 1);
     if (seed % 3 == 0 && set.random() % 1000 == 0) set.heap->trim(set.random() % 20 * kPage);
   }));
   set.driver.fail_at(0);
-  program.finish();
+  set.program.finish();
   set.heap.reset();
   REQUIRE(set.driver.holds_nothing());
 }
@@ -168,27 +172,18 @@ TEST_CASE("planned steps in scarce memory", "[serve][steps]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 5)));
   CAPTURE(seed);
   Setting measured(seed);
-  Shadow unused(&measured.driver);
-  Program first(&measured.driver, measured.heap.get(), &unused, new_streams(measured.driver, 2), seed);
-  first.allow_deviations(false);
-  measured.run(first, kUntilPlanned);
+  measured.run(kUntilPlanned);
   Setting set(seed, forgetful_options(), measured.statistics().physical_peak + 24 * kPage);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), seed);
-  program.allow_deviations(false);
-  set.run(program, kUntilPlanned);
-  REQUIRE(program.refused() == 0);
-  program.allow_deviations(true);
-  REQUIRE_NOTHROW(set.run(program, 4));
+  set.run(kUntilPlanned);
+  REQUIRE(set.program.refused() == 0);
+  set.program.allow_deviations(true);
+  REQUIRE_NOTHROW(set.run(4));
 }
 
 TEST_CASE("a step that maps nothing is not planned", "[serve][steps]") {
   Setting set(1, small_options());
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 1), 1);
-  program.allow_deviations(false);
   set.step.assign(kRequests, {2 * kPage, 3, 0});
-  set.run(program, kUntilPlanned);
+  set.run(kUntilPlanned);
   REQUIRE(set.statistics().step_plans == 0);
 }
 
@@ -196,9 +191,6 @@ TEST_CASE("no step is planned where the policy says so", "[serve][steps]") {
   HeapOptions options = forgetful_options();
   options.policy.planned_repetitions = plan::kNeverRepeated;
   Setting set(1, options);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 2), 1);
-  program.allow_deviations(false);
-  set.run(program, kUntilPlanned);
+  set.run(kUntilPlanned);
   REQUIRE(set.statistics().step_plans == 0);
 }
