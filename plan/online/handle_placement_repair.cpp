@@ -122,7 +122,7 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
   std::vector<Shown> shown;
   for (const std::uint32_t view : recent_empty_views(views_, bytes)) {
     if (best != 0 && window.used <= 1) break;
-    if (!is_idle(view)) continue;
+    if (views_[view].stitched.has_holes() || !is_idle(view)) continue;
     show(views_[view], shown);
     const Window found = least_used(shown, bytes);
     if (found.end == 0 || found.used >= (best == 0 ? most : window.used)) continue;

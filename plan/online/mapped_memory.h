@@ -88,7 +88,7 @@ class MappedMemory {
   // Unmaps and removes a view. False: something of it is still mapped. Pre: it is idle, or nothing was placed in it
   // yet.
   bool unmap_view(std::uint32_t view);
-  // Unmaps the views, and ends of views, in which nothing lives and which no pending work may use.
+  // Unmaps the views, and parts of views, in which nothing lives and which no pending work may use.
   void unmap_idle_views();
   // Makes room for another view of `bytes` in number and addresses: removes the least recently used views if they are
   // idle. False: there is no room.
@@ -111,7 +111,7 @@ class MappedMemory {
 
   // --- The memory of a plan that is made while the program runs (plan/running) ---
 
-  // Bytes in handles for large requests that could be released now, once the idle views were unmapped.
+  // Bytes in handles for large requests that could be released now, after `unmap_idle_views`.
   [[nodiscard]] std::uint64_t idle_bytes();
   // Where the memory of a plan lies.
   struct PlanMemory {
@@ -155,11 +155,12 @@ class MappedMemory {
   std::optional<std::uint32_t> lengthen_view(const Proposal& proposal);
 
   bool shorten_view(std::uint32_t view, std::size_t pieces);
-  void shorten_idle_view(std::uint32_t view);
+  void cut_idle_parts(std::uint32_t view);
   void remove_view(std::uint32_t view, bool is_unmapped);
   [[nodiscard]] FreeSpace shown_in_views() const;
+  [[nodiscard]] FreeSpace shown_without_idle_parts();
 
-  [[nodiscard]] std::vector<std::uint64_t> idle_handles();
+  [[nodiscard]] std::vector<std::uint64_t> idle_handles(const FreeSpace& shown);
   bool exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream);
   std::optional<std::uint32_t> map_for_plan(const std::vector<Range>& pieces);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
@@ -333,7 +334,16 @@ bool MappedMemory<Backend>::is_idle(std::uint32_t view) noexcept {
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::unmap_view(std::uint32_t view) {
   const ViewCache::CachedView& dropped = placement_.views()[view];
-  const bool unmapped = backend_.unmap(begin_of(dropped), handles_of(dropped.mapped()));
+  const Ranges pieces = dropped.mapped();
+  bool unmapped = !dropped.stays_mapped;
+  for (std::size_t first = 0; first < pieces.size();) {
+    std::size_t next = first;
+    while (next < pieces.size() && pieces[next].bytes() > 0) ++next;  // up to a hole
+    const std::vector<Handle>& handles = handles_of(pieces.subspan(first, next - first));
+    const VirtualAddress at = behind(begin_of(dropped), dropped.stitched.start(first));
+    unmapped = (handles.empty() || backend_.unmap(at, handles)) && unmapped;
+    first = next + 1;
+  }
   remove_view(view, unmapped);
   return unmapped;
 }
@@ -365,16 +375,37 @@ bool MappedMemory<Backend>::shorten_view(std::uint32_t view, std::size_t pieces)
   return unmapped;
 }
 
-// Unmaps the idle end of a view in which something lives. A view at lent home addresses keeps its end, which is mapped
-// in the home view and not for this view.
+// Unmaps the handles of a view in which nothing lives, so that what lives in the view, which may be weights, does not
+// keep them. A view at lent home addresses keeps its last piece, which is mapped in the home view and not for this
+// view.
 template <OnlineBackend Backend>
-void MappedMemory<Backend>::shorten_idle_view(std::uint32_t view) {
-  if (placement_.views()[view].lent.bytes() > 0) return;
-  const std::vector<Range>& pieces = placement_.views()[view].stitched.pieces();
-  while (pieces.size() > 1) {
-    const Range last = pieces.back();
-    if (!placement_.is_free(last) || !backend_.is_complete({&last, 1}) || !shorten_view(view, 1)) return;
+void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
+  struct Part {
+    Range offsets;  // in the view
+    std::vector<Handle> handles;
+  };
+  ViewCache::CachedView& view = placement_.views()[number];
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < view.mapped().size(); ++i) {
+    const Range piece = view.mapped()[i];
+    auto handle = placement_.handles().find(piece.begin);
+    for (; handle != placement_.handles().end() && handle->first < piece.end; ++handle) {
+      const Range range{handle->first, handle->first + handle->second.bytes};
+      if (!placement_.is_free(range) || !backend_.is_complete({&range, 1})) continue;
+      const std::uint64_t at = view.stitched.start(i) + range.begin - piece.begin;
+      if (parts.empty() || parts.back().offsets.end != at) parts.push_back({{at, at}, {}});
+      parts.back().offsets.end += range.bytes();
+      parts.back().handles.push_back(Handle{range.bytes(), handle->second.id});
+    }
   }
+  for (const Part& part : parts) {
+    const VirtualAddress at = behind(begin_of(view), part.offsets.begin);
+    placement_.views().cut(number, part.offsets);  // first, since it may throw
+    if (backend_.unmap(at, part.handles)) continue;
+    view.stays_mapped = true;
+    view.room = view.bytes();
+  }
+  if (!parts.empty() && view.bytes() == 0) remove_view(number, !view.stays_mapped);
 }
 
 template <OnlineBackend Backend>
@@ -384,7 +415,7 @@ void MappedMemory<Backend>::unmap_idle_views() {
     if (is_idle(view)) {
       unmap_view(view);
     } else {
-      shorten_idle_view(view);
+      cut_idle_parts(view);
     }
   }
 }
@@ -415,6 +446,21 @@ FreeSpace MappedMemory<Backend>::shown_in_views() const {
   FreeSpace shown;
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+  }
+  return shown;
+}
+
+// The same after `unmap_idle_views`.
+template <OnlineBackend Backend>
+FreeSpace MappedMemory<Backend>::shown_without_idle_parts() {
+  FreeSpace shown;
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    const ViewCache::CachedView& shows = placement_.views()[view];
+    if (shows.planned) {
+      for (const Range& piece : shows.stitched.pieces()) shown.add(piece);
+    } else if (shows.lent.bytes() > 0 && !is_idle(view)) {
+      shown.add(shows.stitched.pieces().back());
+    }
   }
   return shown;
 }
@@ -533,14 +579,9 @@ bool MappedMemory<Backend>::can_be_released(const Handles::value_type& handle, c
   return !overlaps(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
-// The handles for large requests that could be released now, once the idle views were unmapped.
+// The handles for large requests that can be released if views show no more than `shown`.
 template <OnlineBackend Backend>
-std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles() {
-  FreeSpace shown;  // in views that are not idle
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (is_idle(view)) continue;
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
-  }
+std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(const FreeSpace& shown) {
   std::vector<std::uint64_t> idle;
   for (const auto& handle : placement_.handles()) {
     if (!placement_.is_for_small(handle.first) && can_be_released(handle, shown)) idle.push_back(handle.first);
@@ -551,14 +592,14 @@ std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles() {
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::idle_bytes() {
   std::uint64_t bytes = 0;
-  for (const std::uint64_t at : idle_handles()) bytes += placement_.handles().at(at).bytes;
+  for (const std::uint64_t at : idle_handles(shown_without_idle_parts())) bytes += placement_.handles().at(at).bytes;
   return bytes;
 }
 
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::release_beside_plan() {
   unmap_idle_views();
-  for (const std::uint64_t at : idle_handles()) release(at);
+  for (const std::uint64_t at : idle_handles(shown_in_views())) release(at);
 }
 
 template <OnlineBackend Backend>
@@ -594,7 +635,7 @@ auto MappedMemory<Backend>::exchange_for_plan(const DevicePlan& plan, StreamInde
 // where others could take it. Handles that were created stay if the backend then refuses.
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream) {
-  const std::vector<std::uint64_t> idle = idle_handles();
+  const std::vector<std::uint64_t> idle = idle_handles(shown_in_views());
   auto next = idle.begin();
   std::uint64_t released = 0;
   std::uint64_t created = 0;

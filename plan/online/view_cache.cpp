@@ -42,6 +42,10 @@ void ViewCache::shorten(std::uint32_t number, std::size_t pieces) {
   change(number, [&](StitchedView& stitched) { stitched.shorten(pieces); });
 }
 
+void ViewCache::cut(std::uint32_t number, Range part) {
+  change(number, [&](StitchedView& stitched) { stitched.cut(part); });
+}
+
 void ViewCache::change(std::uint32_t number, auto change) {
   erase(number);
   try {

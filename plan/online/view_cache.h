@@ -24,7 +24,8 @@ class ViewCache {
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
     std::uint32_t newer = 0;
-    bool planned = false;  // of a plan: only the plan's requests use it, and it is not removed to make room
+    bool planned = false;       // of a plan: only the plan's requests use it, and it is not removed to make room
+    bool stays_mapped = false;  // something of it could not be unmapped, so its addresses are not used again
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
     // The pieces that are mapped for it.
     [[nodiscard]] std::span<const Range> mapped() const {
@@ -46,6 +47,8 @@ class ViewCache {
   // Pre: the view has room for the pieces. `shorten` undoes it.
   void lengthen(std::uint32_t number, const std::vector<Range>& pieces);
   void shorten(std::uint32_t number, std::size_t pieces);
+  // As StitchedView::cut.
+  void cut(std::uint32_t number, Range part);
   void remove(std::uint32_t number);
 
   // A request of `bytes`, not 0, begins (`enter`) or ends (`leave`) to live in a view. A view in which nothing lives

@@ -21,18 +21,25 @@ struct Place {
 
 using StreamIndex = std::uint32_t;  // ordinal of a stream in a placement
 
-// A view: its pieces follow one another. Not thread-safe.
+// A view: its pieces follow one another. A piece without bytes is a hole: addresses at which nothing is mapped. Not
+// thread-safe.
 class StitchedView {
  public:
   StitchedView() = default;
   explicit StitchedView(const std::vector<Range>& pieces);
   [[nodiscard]] const std::vector<Range>& pieces() const { return pieces_; }
+  // Where a piece begins in the view.
+  [[nodiscard]] std::uint64_t start(std::size_t piece) const { return starts_[piece]; }
   [[nodiscard]] std::uint64_t bytes() const { return starts_.empty() ? 0 : starts_.back(); }
+  [[nodiscard]] bool has_holes() const { return has_holes_; }
   // Appends further pieces; `shorten` removes them again.
   void lengthen(const std::vector<Range>& pieces);
-  // Removes the last `pieces` pieces. Pre: the view has more pieces than that.
+  // Removes the last `pieces` pieces.
   void shorten(std::size_t pieces);
-  // Appends the physical ranges of [offset, offset + bytes) to `out`, joined where they touch.
+  // Makes a hole of `part`, which is in offsets; at the end, the view becomes shorter instead. Pre: nothing lives
+  // there.
+  void cut(Range part);
+  // Appends the physical ranges of [offset, offset + bytes) to `out`, joined where they touch. Pre: no hole is there.
   void translate(std::uint64_t offset, std::uint64_t bytes, std::vector<Range>& out) const;
   // The shortest free stretch of at least `bytes` that begins and ends at multiples of `step`, as offsets; empty if
   // there is none. `space_of(piece)` returns the FreeSpace with the free bytes of a piece.
@@ -45,6 +52,7 @@ class StitchedView {
  private:
   std::vector<Range> pieces_;
   std::vector<std::uint64_t> starts_;  // offset of each piece, and the end
+  bool has_holes_ = false;
 };
 
 template <class SpaceOf>

@@ -307,6 +307,72 @@ TEST_CASE("the idle end of a view in use is released", "[serve][dynamic]") {
   REQUIRE_THROWS_AS(fixture.driver.physical(view + 6 * kPage), FakeDriver::Misuse);
 }
 
+namespace {
+
+// A view whose last four of six pages are in use, and blocks elsewhere of which every other one is in use.
+struct ViewInUse {
+  explicit ViewInUse(Fixture* fixture) : blocks(fixture->scatter(6)) {
+    const CUdeviceptr view = fixture->allocate_pages(6);
+    fixture->free(view);
+    const CUdeviceptr front = fixture->allocate_pages(2);
+    REQUIRE(fixture->driver.physical(view) == fixture->driver.physical(front));
+    weights = fixture->allocate_pages(4);
+    REQUIRE(weights == view + 2 * kPage);
+    fixture->free(front);
+  }
+  std::vector<CUdeviceptr> blocks;
+  CUdeviceptr weights = 0;
+};
+
+}  // namespace
+
+TEST_CASE("what lives in a view does not keep the other handles of the view", "[serve][dynamic]") {
+  Fixture fixture;
+  const ViewInUse made(&fixture);
+  REQUIRE(fixture.physical() == 12 * kPage);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 10 * kPage);
+  REQUIRE_THROWS_AS(fixture.driver.physical(made.weights - kPage), FakeDriver::Misuse);
+  const std::vector<std::uint64_t> shown = physical_of(&fixture, made.weights, 4);
+  // The view is not used where it shows nothing, and not repaired while it does so.
+  fixture.allocate_pages(2);
+  REQUIRE(fixture.physical() == 12 * kPage);
+  fixture.free(made.weights);
+  REQUIRE(fixture.allocate_pages(4) == made.weights);
+  REQUIRE(physical_of(&fixture, made.weights, 4) == shown);
+  fixture.free(made.weights);
+  const CUdeviceptr larger = fixture.allocate_pages(6);
+  REQUIRE(larger != made.weights - 2 * kPage);
+  fixture.free(larger);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 8 * kPage);
+}
+
+TEST_CASE("addresses of a view that could not be unmapped are not used again", "[serve][dynamic]") {
+  Fixture fixture;
+  const ViewInUse made(&fixture);
+  fixture.driver.finish_all_work();
+  const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
+  CAPTURE(call);
+  fixture.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
+  fixture.heap->trim(0);
+  fixture.driver.fail_at(0);
+  std::vector<CUdeviceptr> others;
+  for (const std::uint64_t pages : {6, 2, 4, 8}) {
+    others.push_back(fixture.allocate_pages(pages));
+    REQUIRE((others.back() + pages * kPage <= made.weights || others.back() >= made.weights + 4 * kPage));
+    REQUIRE_NOTHROW(physical_of(&fixture, others.back(), pages));
+  }
+  for (const CUdeviceptr block : others) fixture.free(block);
+  fixture.free(made.weights);
+  for (std::size_t i = 1; i < made.blocks.size(); i += 2) fixture.free(made.blocks[i]);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE(fixture.physical() == 0);
+}
+
 TEST_CASE("without stitching, memory grows", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
