@@ -11,8 +11,8 @@ Kinds, after those of STAlloc's measurements (Llama2-7B, tensor parallel 4, pipe
   ZR  data parallel over all ranks with the distributed optimizer (ZeRO 1), every layer recomputed
   T   tensor parallel over all ranks, attention recomputed
 
-The layers have the shape of Llama2-7B's; --layers 8 on two ranks gives each rank as many bytes of weights as 32 layers
-on 8 GPUs. They are Megatron-core's own layers (no Transformer Engine, no Apex). Every rank writes DIR/rank-N.json, as
+With --tensor-ranks N, N ranks share each stage of a pipeline. The layers have the shape of Llama2-7B's; --layers 8 on two
+ranks, or 16 on four, gives each rank as many bytes of weights as 32 layers on 8 GPUs. They are Megatron-core's own layers (no Transformer Engine, no Apex). Every rank writes DIR/rank-N.json, as
 train.py reports. A rank that runs out of memory says so and ends with status 3. Needs PyTorch and megatron-core;
 nothing is downloaded.
 """
@@ -51,6 +51,8 @@ def make_parser():
                         help="how the model is distributed and recomputed, see above")
     parser.add_argument("--size", choices=SIZES, default="7b", help="of each layer")
     parser.add_argument("--layers", type=int, default=8, help="of the whole model (8)")
+    parser.add_argument("--tensor-ranks", type=int, default=1,
+                        help="ranks that share each stage of a pipeline by tensor parallelism (1)")
     parser.add_argument("--batch", type=int, default=2, help="sequences in a microbatch")
     parser.add_argument("--seq", type=int, default=2048, help="tokens in a sequence")
     parser.add_argument("--accumulate", type=int, default=8, help="microbatches in a step, of each data parallel rank")
@@ -77,12 +79,13 @@ class Training:
         self.options, self.torch, self.device = options, torch, device
         kind, ranks = KINDS[options.kind], torch.distributed.get_world_size()
         self.virtual = kind.get("virtual")
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=ranks if kind.get("tensor") else 1,
-            pipeline_model_parallel_size=ranks if kind.get("pipeline") else 1,
-            virtual_pipeline_model_parallel_size=self.virtual, create_gloo_process_groups=False)
+        tensor_ranks = ranks if kind.get("tensor") else options.tensor_ranks
+        self.split = dict(tensor_model_parallel_size=tensor_ranks,
+                          pipeline_model_parallel_size=ranks // tensor_ranks if kind.get("pipeline") else 1,
+                          virtual_pipeline_model_parallel_size=self.virtual)
+        parallel_state.initialize_model_parallel(**self.split, create_gloo_process_groups=False)
         model_parallel_cuda_manual_seed(options.seed)
-        self.config = self.make_config(kind, ranks)
+        self.config = self.make_config(kind)
         self.chunks = self.make_chunks(parallel_state, kind)
         self.optimizer = self.make_optimizer(kind)
         self.schedule = get_forward_backward_func()
@@ -92,7 +95,7 @@ class Training:
         # All ranks of a pipeline see the same tokens; each chunk of a rank reads them by itself.
         self.tokens = [self.read_tokens(options.seed + data_rank) for _ in self.chunks]
 
-    def make_config(self, kind, ranks):
+    def make_config(self, kind):
         from megatron.core.transformer import TransformerConfig
 
         torch, size = self.torch, SIZES[self.options.size]
@@ -107,10 +110,7 @@ class Training:
             activation_func=torch.nn.functional.silu, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
             bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16, gradient_accumulation_fusion=False,
             masked_softmax_fusion=False, deterministic_mode=self.options.deterministic,
-            tensor_model_parallel_size=ranks if kind.get("tensor") else 1,
-            pipeline_model_parallel_size=ranks if kind.get("pipeline") else 1,
-            virtual_pipeline_model_parallel_size=self.virtual, overlap_p2p_comm=bool(self.virtual),
-            batch_p2p_comm=not self.virtual, **recompute)
+            overlap_p2p_comm=bool(self.virtual), batch_p2p_comm=not self.virtual, **self.split, **recompute)
 
     def make_chunks(self, parallel_state, kind):
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads

@@ -11,6 +11,7 @@
 #include <span>
 #include <utility>
 
+#include "interpose/serve/driver/clock.h"
 #include "interpose/serve/driver/driver.h"
 #include "interpose/serve/dynamic/mapper.h"
 #include "interpose/serve/streams/stream_order.h"

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <new>
 
+#include "interpose/serve/driver/clock.h"
+
 namespace stalloc::serve {
 
 class Mapper::Timer {

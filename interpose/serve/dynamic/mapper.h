@@ -4,7 +4,6 @@
 
 #include <cuda.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,12 +13,6 @@
 #include "interpose/serve/driver/driver.h"
 
 namespace stalloc::serve {
-
-// The clock of the time that mapping takes.
-inline std::uint64_t nanoseconds_since(std::chrono::steady_clock::time_point begin) noexcept {
-  const auto passed = std::chrono::steady_clock::now() - begin;
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
-}
 
 // A handle in a contiguous range of addresses. Handles in a list are mapped one after another.
 struct MappedHandle {
