@@ -132,13 +132,14 @@ std::string check(const Problem& problem, const PlanOptions& options, std::uint6
   return {};
 }
 
-// The layout is always there: a beginning can be laid out whatever the requests are.
+// A beginning can be laid out whatever the requests are, so the layout is there unless the search ended early.
 Candidate find_best_candidate(const Problem& problem, const LayoutOptions& layout, const PlanOptions& options) {
   Steps found = options.whole_run ? Steps{} : find_steps(problem);
   if (found.steady.period == 0 && !options.whole_run) found.steady = find_beginning(problem);
   Candidate best = make_candidate(problem, std::move(found), layout, options);
   try_twice_as_long(problem, layout, options, &best);
-  if (!best.layout) best = make_candidate(problem, {find_beginning(problem), {}}, layout, options);
+  const bool ended = layout.left != nullptr && *layout.left == 0;
+  if (!best.layout && !ended) best = make_candidate(problem, {find_beginning(problem), {}}, layout, options);
   return best;
 }
 
@@ -193,7 +194,10 @@ Expected<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& o
                                                 : kDefaultGranularity;
   if (std::string error = check(problem, options, plan.granularity); !error.empty()) return Result::failure(error);
 
-  const Candidate best = find_best_candidate(problem, {plan.granularity, options.streams, options.progress}, options);
+  std::uint64_t left = options.most_examined;
+  const Candidate best =
+      find_best_candidate(problem, {plan.granularity, options.streams, options.progress, &left}, options);
+  if (!best.layout) return Result::failure("the search for places ended before any were found");
   const Layout& layout = *best.layout;
   const std::uint64_t cap = handle_pages(layout.pages, plan.granularity, options);
   if (layout.pages > kMostHandles * cap) {

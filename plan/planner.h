@@ -33,6 +33,9 @@ struct PlanOptions {
   double contiguous_seconds = 1;                   // time for improving it; the result depends on the machine's speed
   std::uint64_t contiguous_capacity = 0;           // stop improving at this many bytes; 0: as few as possible
   std::function<void(double)> progress = nullptr;  // 0 to 1; may be empty
+  // The search for places ends with the best ones so far when so many ranges were examined; each takes some tens of
+  // nanoseconds. If there are none so far, the device is not planned. Not used with `contiguous`.
+  std::uint64_t most_examined = ~std::uint64_t{0};
 };
 
 // Figures of a plan for its summary.
@@ -59,7 +62,8 @@ struct PlannedDevice {
 // The word for a reason, as summaries print it.
 const char* describe(PassReason reason);
 
-// Plans one device. Errors: options that cannot be used; more slots than a plan can number. Pure; deterministic.
+// Plans one device. Errors: options that cannot be used; more slots than a plan can number; no places were found before
+// the search ended. Pure; deterministic.
 Expected<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options);
 
 }  // namespace stalloc::plan

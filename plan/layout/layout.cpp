@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <tuple>
 
@@ -75,6 +76,8 @@ std::uint64_t pages_enough(std::uint64_t bound) { return bound + bound / 1000; }
 constexpr std::size_t kViewsEnough = 16;
 // Above this number of slots, time matters more than views.
 constexpr std::size_t kMostForViews = 200'000;
+// As many pairs of slots are packed in the time in which a range is examined.
+constexpr std::uint64_t kPairsPerExamined = 8;
 
 // Tries rules until one is good enough, and keeps the best.
 class Search {
@@ -86,11 +89,12 @@ class Search {
   }
 
   std::optional<Layout> run() {
-    for (std::size_t r = 0; r < kRules.size() && !done(); ++r) {
+    for (std::size_t r = 0; r < kRules.size() && !done() && !ends_early(); ++r) {
       report(0.5 * static_cast<double>(r) / kRules.size());
       if (!attempt(hints(kRules[r]), bound_, true) && !best_) return std::nullopt;
       if (r == 0 && !done()) try_packed();
     }
+    if (!best_) return std::nullopt;
     try_fewer_pages();
     report(1.0);
     return std::move(best_);
@@ -108,6 +112,19 @@ class Search {
            (best_->stitched.size() <= kViewsEnough || sequence_.slots.size() > kMostForViews);
   }
 
+  // How many ranges may still be examined.
+  [[nodiscard]] std::uint64_t left() const { return options_.left == nullptr ? ~std::uint64_t{0} : *options_.left; }
+  [[nodiscard]] bool ends_early() const { return left() == 0; }
+  void note_examined(std::uint64_t ranges) {
+    if (options_.left != nullptr) *options_.left -= std::min(*options_.left, ranges);
+  }
+  // How many slots may be packed in the time that is left.
+  [[nodiscard]] std::size_t most_packed() const {
+    const std::uint64_t square = kMostPacked * kMostPacked / kPairsPerExamined;
+    if (left() >= square) return kMostPacked;
+    return static_cast<std::size_t>(std::sqrt(static_cast<double>(left() * kPairsPerExamined)));
+  }
+
   [[nodiscard]] SweepHints hints(const Rule& rule) const {
     SweepHints hints{{}, synchronous_, {}};
     hints.fits.reserve(live_.size());
@@ -119,7 +136,9 @@ class Search {
 
   // Keeps the layout if it is the best so far. False where there is none.
   bool attempt(SweepHints hints, std::uint64_t pages, bool grow) {
-    std::optional<Layout> layout = Sweep(sequence_, options_, hints).run(pages, grow);
+    Sweep sweep(sequence_, options_, hints, left());
+    std::optional<Layout> layout = sweep.run(pages, grow);
+    note_examined(sweep.examined());
     if (!layout) return false;
     if (best_ && key(*layout) >= key(*best_)) return true;
     best_ = std::move(layout);
@@ -133,15 +152,16 @@ class Search {
     const Range room{round_up(synchronous_, page), bound_ * page};
     for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
       if (done()) return;
-      std::optional<Packed> packed = pack_long_lived(sequence_, room, page, first);
+      std::optional<Packed> packed = pack_long_lived(sequence_, room, page, first, most_packed());
       if (!packed) continue;
+      note_examined(packed->lives.size() * packed->lives.size() / kPairsPerExamined);
       attempt({std::vector<Fit>(live_.size(), Fit::Highest), synchronous_, std::move(packed)}, bound_, true);
     }
   }
 
   // Fewer pages from the start leave other gaps, and often do: halve the distance to the bound while it can be halved.
   void try_fewer_pages() {
-    for (std::uint64_t low = bound_ + 1; low < best_->pages && best_->pages > enough_;) {
+    for (std::uint64_t low = bound_ + 1; low < best_->pages && best_->pages > enough_ && !ends_early();) {
       report(0.5 + 0.5 * static_cast<double>(low - bound_) / static_cast<double>(best_->pages - bound_));
       const std::uint64_t pages = low + (best_->pages - low) / 2;
       if (!attempt(best_hints_, pages, false)) low = pages + 1;

@@ -17,6 +17,9 @@ struct LayoutOptions {
   StreamMode streams = StreamMode::Order;
   // Called between sweeps with the progress, 0 to 1. May be empty.
   std::function<void(double)> progress = nullptr;
+  // How many ranges may still be examined (PagePlacement::examined). Each search lowers it, and ends with the best
+  // layout so far when it is 0. Null: there is no limit.
+  std::uint64_t* left = nullptr;
 };
 
 struct Layout {
@@ -33,7 +36,8 @@ struct Layout {
 // none is near the bound, the best one is tried again with fewer pages. The rules use known lifetimes: slots that live
 // across a moment of (nearly) peak use are kept together at the low end, and all others are placed at the high end, so
 // that few pages are partly used at the peak. If this takes many views, long-lived slots are packed first (packed.h).
-// Empty only if the body's lifetimes contradict each other; the caller then plans the whole range once.
+// Empty if the body's lifetimes contradict each other; the caller then plans the whole range once. Also empty if the
+// search ends before there is any layout.
 std::optional<Layout> make_layout(const Sequence& sequence, const LayoutOptions& options);
 
 }  // namespace stalloc::plan

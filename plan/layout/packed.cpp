@@ -10,8 +10,6 @@ namespace stalloc::plan {
 namespace {
 
 constexpr std::uint64_t kLongLife = 16;
-// Packing takes up to the square of this.
-constexpr std::size_t kMostPacked = 8192;
 
 // Whether all requests, except synchronous ones, allocate on one stream. The streams of their frees do not matter.
 bool one_stream(const Sequence& sequence) {
@@ -60,11 +58,12 @@ BufferGroup choose(const Sequence& sequence) {
 
 }  // namespace
 
-std::optional<Packed> pack_long_lived(const Sequence& sequence, Range room, std::uint64_t page, PackFirst first) {
+std::optional<Packed> pack_long_lived(const Sequence& sequence, Range room, std::uint64_t page, PackFirst first,
+                                      std::size_t most) {
   if (!one_stream(sequence)) return std::nullopt;
   const BufferGroup group = choose(sequence);
   const std::vector<Buffer>& buffers = group.buffers;
-  if (buffers.empty() || buffers.size() > kMostPacked) return std::nullopt;
+  if (buffers.empty() || buffers.size() > most) return std::nullopt;
   const std::vector<std::size_t> order = make_order(buffers, page, first);
   const std::optional<Packing> packing = GreedyPacker(buffers).pack(order, GreedyPacker::Gap::First, nullptr);
   if (!packing || packing->bytes > room.bytes()) return std::nullopt;

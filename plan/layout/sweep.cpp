@@ -8,6 +8,8 @@ namespace {
 
 // Steps of growth for one request that are one page each.
 constexpr int kSinglePages = 64;
+// As many wrapped slots are looked at in the time in which a range is examined.
+constexpr std::size_t kWrappedPerExamined = 16;
 
 // Every stream on which a slot is allocated or freed, in ascending order.
 std::vector<std::uint32_t> streams_in(const Sequence& sequence) {
@@ -33,10 +35,12 @@ PagePlacement::Options placement_options(const Sequence& sequence, const LayoutO
 
 }  // namespace
 
-Sweep::Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints)
+Sweep::Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints,
+             std::uint64_t most_examined)
     : sequence_(sequence),
       options_(options),
       hints_(hints),
+      most_examined_(most_examined),
       streams_(streams_in(sequence)),
       placement_(placement_options(sequence, options, streams_.size())) {}
 
@@ -85,6 +89,7 @@ std::optional<Layout> Sweep::run(std::uint64_t pages, bool grow) {
 bool Sweep::begin_body() {
   for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
     if (!wraps(slot)) continue;
+    if (ends_early()) return false;
     const std::size_t released = sequence_.slots[slot].upper - sequence_.body;
     const std::size_t before = sequence_.slots[slot].twin;
     if (before != kNone) {
@@ -102,6 +107,7 @@ bool Sweep::begin_body() {
 }
 
 bool Sweep::place(std::size_t slot) {
+  if (ends_early()) return false;
   const SequenceSlot& entry = sequence_.slots[slot];
   avoided_.clear();
   if (wraps(slot)) {
@@ -138,7 +144,7 @@ bool Sweep::take(std::size_t slot) {
   const std::uint64_t free = placement_.free_bytes(request.stream);
   std::uint64_t missing =
       request.bytes > free ? (request.bytes - free + options_.granularity - 1) / options_.granularity : 1;
-  for (int attempt = 0; !place && grow_; ++attempt) {
+  for (int attempt = 0; !place && grow_ && !ends_early(); ++attempt) {
     placement_.grow(missing);
     missing = attempt < kSinglePages ? 1 : 2 * missing;
     place = placement_.take(request);
@@ -166,6 +172,7 @@ void Sweep::find_avoided(std::size_t slot) {
     auto next = std::upper_bound(lives.begin(), lives.end(), entry.lower, before);
     for (; next != lives.end() && next->first < upper; ++next) avoided_.push_back(next->second);
   }
+  examined_ += 1 + avoided_.size();
   if (!in_body(slot)) return;
   const auto avoid = [this](const WrappedSlot& wrapped) {
     avoided_.insert(avoided_.end(), wrapped.ranges.begin(), wrapped.ranges.end());
@@ -174,6 +181,7 @@ void Sweep::find_avoided(std::size_t slot) {
                                [](std::size_t at, const WrappedSlot& wrapped) { return at < wrapped.slot; });
   for (; next != wrapped_.end() && next->slot < entry.upper; ++next) avoid(*next);
   if (placement_.kinds() < 2) return;
+  examined_ += wrapped_.size() / kWrappedPerExamined;
   for (const WrappedSlot& wrapped : wrapped_) {
     if (!share(wrapped.slot, slot)) avoid(wrapped);
   }

@@ -24,13 +24,16 @@ struct SweepHints {
 // Pure; not thread-safe. Throws std::bad_alloc.
 class Sweep {
  public:
-  // The arguments must outlive the sweep.
-  Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints);
+  // The arguments must outlive the sweep. It ends when `most_examined` ranges were examined.
+  Sweep(const Sequence& sequence, const LayoutOptions& options, const SweepHints& hints,
+        std::uint64_t most_examined = ~std::uint64_t{0});
 
   // Places all slots in `pages` pages; call it only once. If these are not enough, it adds pages one by one if `grow`
   // is set, and otherwise returns nothing. It also returns nothing if a slot cannot have the place that was chosen for
-  // it (see make_layout).
+  // it (see make_layout), or if the sweep ends early.
   std::optional<Layout> run(std::uint64_t pages, bool grow);
+  // Ranges examined so far.
+  [[nodiscard]] std::uint64_t examined() const { return examined_ + placement_.examined(); }
 
  private:
   // A slot that lives across the body's end, so that its lifetime wraps around the body. Its place is known when the
@@ -66,10 +69,13 @@ class Sweep {
   void hold(std::size_t slot, std::size_t upper) { releases_.emplace(upper, slot); }
   void release_until(std::size_t slot);
   void find_avoided(std::size_t slot);
+  [[nodiscard]] bool ends_early() const { return examined() > most_examined_; }
 
   const Sequence& sequence_;
   const LayoutOptions& options_;
   const SweepHints& hints_;
+  const std::uint64_t most_examined_;
+  std::uint64_t examined_ = 0;          // by the sweep itself
   std::vector<std::uint32_t> streams_;  // the stream of the problem for each StreamIndex
   PagePlacement placement_;
   bool grow_ = false;

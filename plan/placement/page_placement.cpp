@@ -41,9 +41,10 @@ class PagePlacement::Hidden {
  public:
   Hidden(PagePlacement& placement, std::span<const Range> avoid) {
     if (avoid.empty()) return;
-    placement.for_each_space([this, avoid](FreeSpace& space) {
+    placement.for_each_space([this, avoid, &placement](FreeSpace& space) {
       auto& [of, parts] = hidden_.emplace_back(&space, std::vector<Range>());
       for (const Range& range : avoid) space.intersect(range, parts);
+      placement.examined_ += avoid.size() + parts.size();
       for (const Range& part : parts) of->subtract(part);
     });
   }
@@ -92,12 +93,14 @@ void PagePlacement::for_each_space(Function function) {
 }
 
 void PagePlacement::remove(std::span<const Range> ranges) {
+  examined_ += ranges.size();
   for_each_space([ranges](FreeSpace& space) {
     for (const Range& range : ranges) space.subtract(range);
   });
 }
 
 void PagePlacement::add(std::span<const Range> ranges, StreamIndex owner) {
+  examined_ += ranges.size();
   for (const Range& range : ranges) {
     if (usable_.empty()) {
       free_.add(range);
@@ -122,8 +125,7 @@ std::optional<Place> PagePlacement::find(const Request& request, std::uint64_t s
   return place;
 }
 
-std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Request& request,
-                                              std::uint64_t step) const {
+std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Request& request, std::uint64_t step) {
   std::optional<Range> range;
   if (step > kUnitBytes) {
     range = paged_fit(space, request.bytes, request.fit, step);
@@ -137,8 +139,7 @@ std::optional<Place> PagePlacement::find_free(const FreeSpace& space, const Requ
   return find_in_views(space, request.bytes, step);
 }
 
-std::optional<Place> PagePlacement::find_in_views(const FreeSpace& space, std::uint64_t bytes,
-                                                  std::uint64_t step) const {
+std::optional<Place> PagePlacement::find_in_views(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) {
   const auto space_of = [&space](const Range&) -> const FreeSpace& { return space; };
   // Programs that repeat themselves have tens of views. Requests that never repeat on several streams have thousands,
   // and looking at all of them for each request takes minutes.
@@ -147,6 +148,7 @@ std::optional<Place> PagePlacement::find_in_views(const FreeSpace& space, std::u
   Range shortest;
   for (std::size_t v = views_.size() - std::min(views_.size(), kMostSearched); v < views_.size(); ++v) {
     if (views_[v].bytes() < bytes) continue;
+    examined_ += views_[v].pieces().size();
     const Range run = views_[v].shortest_free(bytes, step, space_of);
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
     best = {static_cast<std::uint32_t>(v + 1), run.begin};
@@ -160,6 +162,9 @@ std::optional<Place> PagePlacement::stitch(const FreeSpace& space, std::uint64_t
   if (space.bytes() < bytes) return std::nullopt;
   const auto page_of = [page](std::uint64_t at) { return Range{at / page * page, at / page * page + page}; };
   Stitching stitching = Stitcher({&space}, page_of).stitch(bytes, step < page);
+  // Each piece is the best of all ranges.
+  for (auto range = space.ranges().begin(); range != space.ranges().end(); ++range)
+    examined_ += stitching.pieces.size();
   if (stitching.missing > 0) return std::nullopt;
   views_.emplace_back(std::move(stitching.pieces));
   return Place{static_cast<std::uint32_t>(views_.size()), stitching.offset};

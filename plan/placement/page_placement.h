@@ -72,14 +72,16 @@ class PagePlacement {
   [[nodiscard]] std::size_t kinds() const { return usable_.empty() ? 1 : usable_.size(); }
   [[nodiscard]] std::uint64_t physical_bytes() const { return physical_; }
   [[nodiscard]] const std::vector<StitchedView>& stitched() const { return views_; }
+  // Ranges that were examined or changed so far, about. The time that placing takes grows with it.
+  [[nodiscard]] std::uint64_t examined() const { return examined_; }
 
  private:
   class Hidden;  // hides free bytes while it lives
 
   // `step`: places are multiples of it, a unit or a page.
   std::optional<Place> find(const Request& request, std::uint64_t step);
-  std::optional<Place> find_free(const FreeSpace& space, const Request& request, std::uint64_t step) const;
-  std::optional<Place> find_in_views(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step) const;
+  std::optional<Place> find_free(const FreeSpace& space, const Request& request, std::uint64_t step);
+  std::optional<Place> find_in_views(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step);
   std::optional<Place> stitch(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step);
   const FreeSpace& usable(StreamIndex stream) const;
   [[nodiscard]] bool crosses(StreamIndex stream) const { return options_.cross_stream && stream != kSynchronous; }
@@ -90,6 +92,7 @@ class PagePlacement {
 
   Options options_;
   std::uint64_t physical_ = 0;
+  std::uint64_t examined_ = 0;
   // With only one kind of bytes, `free_` has them. Otherwise it has the bytes that some stream may use, and `usable_`
   // has, for each stream and last for synchronous requests, those that it may use without waiting for another stream.
   FreeSpace free_;

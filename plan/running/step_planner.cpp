@@ -17,6 +17,8 @@ constexpr std::size_t kLeastShare = 4;                     // the repetitions fo
 constexpr std::size_t kRequestsPerMismatch = 100;          // with more than one mismatch in so many, a step has changed
 constexpr std::size_t kMostQuiet = 16;                     // repetitions without mapping before logging stops
 constexpr std::size_t kMostOffers = 16;                    // of a plan that is not taken up
+constexpr std::uint64_t kMostExamined = 2'000'000;         // ranges, in planning once (PlanOptions)
+constexpr std::size_t kLatestFirstSearch = kMostLogged / 4;  // requests before the first search, after useless plans
 
 // Leaves only the slots of the body.
 void keep_body(DevicePlan* plan) {
@@ -47,9 +49,15 @@ StepPlanner::StepPlanner(std::uint64_t page, const OnlinePolicy& policy)
 void StepPlanner::restart() noexcept {
   log_.clear();
   step_.reset();
-  next_search_ = kFirstSearch;
+  next_search_ = std::min(kFirstSearch << std::min<std::size_t>(useless_, 16), kLatestFirstSearch);
   offers_ = false;
   sleeps_ = false;
+}
+
+// Begins anew after a plan that could not be made, or was never taken up. The next one is likely to be useless, too.
+void StepPlanner::give_up() noexcept {
+  ++useless_;
+  restart();
 }
 
 // Stops logging until memory is mapped again.
@@ -100,10 +108,10 @@ void StepPlanner::begin_repetition(std::uint64_t mapped) {
   if (step_->quiet == kMostQuiet) return sleep(mapped);
   if (log_.size() >= kMostLogged) return restart();
   if (!maps || step_->begin < step_->until || step_->repetitions < repetitions_) return;
-  if (!step_->plan && !make_plan()) return restart();
+  if (!step_->plan && !make_plan()) return give_up();
   if (mapped - step_->mapped_at_first < handles_mapped_for(*step_->plan)) return;
   if (log_.size() - 1 != step_->begin) return;
-  if (step_->offers++ == kMostOffers) return restart();
+  if (step_->offers++ == kMostOffers) return give_up();
   offers_ = true;
 }
 
@@ -113,7 +121,7 @@ bool StepPlanner::make_plan() {
   Problem problem = log_.problem(begin, page_);
   // The plan's memory is created and mapped at once, which takes time for each handle.
   const std::uint64_t cap = std::max(kDefaultHandleBytes, peak_live_bytes(problem) / held_per_handle_);
-  const PlanOptions options{.handle_cap = std::max(page_, cap)};
+  const PlanOptions options{.handle_cap = std::max(page_, cap), .most_examined = kMostExamined};
   auto made = plan_device(problem, options);
   if (made.ok() && made.value.plan.prologue > 0) {
     // Again, from where the planner begins the body: a prologue would take memory, and its requests do not come again.

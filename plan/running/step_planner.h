@@ -13,6 +13,11 @@
 //   3. Taking up a plan maps memory, too. So once the program has mapped as many handles since the step was found, the
 //      plan is offered at the beginning of each further step, as long as the requests follow it.
 //
+// Planning is done while the heap is locked, so the search for places is limited (PlanOptions::most_examined): a step
+// that needs more is not planned. After each plan that could not be made, or that was offered many times and not taken
+// up, the first search comes after twice as many requests as before, so that planning never takes much of a program's
+// time.
+//
 // A program that has mapped nothing for many steps is not logged until it maps memory again. Only large requests count:
 // small ones have memory of their own (online/handle_placement.h), and are not planned.
 #pragma once
@@ -54,8 +59,10 @@ class StepPlanner {
   [[nodiscard]] bool has_plan() const noexcept { return step_ && step_->plan; }
   // The plan: only the slots of its body, which begins with the latest request. Pre: `offers`.
   [[nodiscard]] const DevicePlan& plan() const noexcept { return *step_->plan; }
-  // Forgets everything, as when the program's memory was given back.
+  // Forgets the requests and the step, as when the program's memory was given back.
   void restart() noexcept;
+  // How many plans could not be made, or were not taken up as often as they were offered.
+  [[nodiscard]] std::size_t useless_plans() const noexcept { return useless_; }
 
  private:
   static constexpr std::size_t kFirstSearch = 2048;  // requests before the first search
@@ -80,6 +87,7 @@ class StepPlanner {
   void begin_repetition(std::uint64_t mapped);
   bool make_plan();
   void sleep(std::uint64_t mapped) noexcept;
+  void give_up() noexcept;
 
   const std::uint64_t page_;
   const std::uint64_t repetitions_;      // that must be seen before a step is planned
@@ -88,6 +96,7 @@ class StepPlanner {
   std::optional<Step> step_;
   std::size_t next_search_ = kFirstSearch;  // when the log has so many requests
   std::uint64_t mapped_at_search_ = 0;      // handles mapped at the latest search
+  std::size_t useless_ = 0;                 // plans
   bool offers_ = false;
   bool sleeps_ = false;  // nothing is logged until something is mapped
 };

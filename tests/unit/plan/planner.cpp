@@ -358,3 +358,20 @@ TEST_CASE("the granularity is the device's unless told otherwise") {
   CHECK(plan_and_check(problem).plan.granularity == 1 << 16);
   CHECK(plan_and_check(problem, {.granularity = 4096}).plan.granularity == 4096);
 }
+
+TEST_CASE("the search for places ends early where the options say so", "[plan]") {
+  for (std::uint32_t seed = 1; seed <= 10; ++seed) {
+    CAPTURE(seed);
+    const Problem problem = random_loop(seed, 1 + seed % 3);
+    const PlanOptions options{.granularity = kSmallPage};
+    const std::uint64_t pages = plan_and_check(problem, options).plan.physical_bytes;
+    PlanOptions limited = options;
+    limited.most_examined = 1;
+    REQUIRE_FALSE(plan_device(problem, limited).ok());
+    // The first places are found at some limit, and all are found at a higher one.
+    for (; !plan_device(problem, limited).ok(); limited.most_examined *= 2) REQUIRE(limited.most_examined < 1 << 30);
+    REQUIRE(plan_and_check(problem, limited).plan.physical_bytes >= pages);
+    limited.most_examined = 1 << 30;
+    REQUIRE(plan_and_check(problem, limited).plan.physical_bytes == pages);
+  }
+}

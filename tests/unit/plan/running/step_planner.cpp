@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <random>
 #include <vector>
 
 #include "catch.h"
@@ -115,6 +116,45 @@ TEST_CASE("nothing is offered right after a restart", "[plan][running]") {
   REQUIRE_FALSE(steps.planner.offers());
   REQUIRE_FALSE(steps.planner.has_plan());
   REQUIRE(steps.steps_until_offer(300, kMapped) >= 6);
+}
+
+// Finding places for it takes time that grows with the square of the step.
+TEST_CASE("a step whose places take long to find is not planned, and rarely tried again", "[plan][running]") {
+  constexpr std::size_t kLength = 2000;
+  std::mt19937 random(1);
+  struct Wanted {
+    std::uint64_t bytes = 0;
+    std::size_t lifetime = 0;  // in requests
+    plan::StreamIndex stream = 0;
+  };
+  std::vector<Wanted> step(kLength);
+  for (Wanted& wanted : step) {
+    wanted.bytes = kPage / 2 + (1 + random() % 20'000) * plan::kUnitBytes;
+    wanted.lifetime = 1 + random() % kLength;
+    wanted.stream = 1 + random() % 3;
+  }
+  StepPlanner planner(kPage, plan::OnlinePolicy{});
+  plan::OnlineCounts counts;
+  std::vector<std::vector<std::uint64_t>> dead(2 * kLength);  // by the request before which they are freed
+  for (std::uint64_t now = 0; now < 60 * kLength; ++now) {
+    std::vector<std::uint64_t>& freed = dead[now % dead.size()];
+    for (const std::uint64_t number : freed) planner.freed(number, 1);
+    freed.clear();
+    const Wanted& wanted = step[now % kLength];
+    planner.requested(now, wanted.bytes, wanted.stream, counts);
+    dead[(now + wanted.lifetime) % dead.size()].push_back(now);
+    ++counts.mapped;
+    REQUIRE_FALSE(planner.offers());
+  }
+  REQUIRE(planner.useless_plans() >= 1);
+  REQUIRE(planner.useless_plans() <= 5);
+}
+
+TEST_CASE("a plan that is not taken up is made less and less often", "[plan][running]") {
+  Steps steps;
+  for (int i = 0; i < 1000; ++i) steps.step(300, kMapped);
+  REQUIRE(steps.planner.useless_plans() >= 2);
+  REQUIRE(steps.planner.useless_plans() <= 8);
 }
 
 TEST_CASE("the log pairs requests and frees", "[plan][running]") {
