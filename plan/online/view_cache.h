@@ -69,7 +69,8 @@ class ViewCache {
   [[nodiscard]] const CachedView& operator[](std::uint32_t number) const { return views_[number - 1]; }
   // The highest number that a view has had.
   [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }
-  // How many views exist, without planned ones.
+  // How many views exist; the same without planned ones.
+  [[nodiscard]] std::size_t existing() const { return views_.size() - unused_.size(); }
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
   // The views of at least `bytes`, the smallest first. Valid until the views change.
   [[nodiscard]] std::span<const Entry> from(std::uint64_t bytes) const;

@@ -78,7 +78,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement().free_bytes(); }
   [[nodiscard]] std::uint64_t free_plan_bytes() const noexcept { return placement().free_plan_bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement().largest_free(); }
-  [[nodiscard]] std::size_t views() const noexcept { return placement().views().count(); }
+  [[nodiscard]] std::size_t views() const noexcept { return placement().views().existing(); }
   [[nodiscard]] const Mapper& mapper() const noexcept { return backend().mapper(); }
 
  private:

@@ -109,6 +109,21 @@ TEST_CASE("a step that repeats and maps memory is planned", "[serve][steps]") {
   REQUIRE(after.step_requests - planned.step_requests > kRequests);
 }
 
+TEST_CASE("the views of a plan count as views that are mapped", "[serve][steps]") {
+  const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
+  CAPTURE(seed);
+  Setting set(seed);
+  set.run(kUntilPlanned + 3);
+  REQUIRE(set.statistics().step_plans == 1);
+  const std::uint64_t views = set.statistics().views;
+  REQUIRE(views > 0);
+  // Nothing lives, so everything is unmapped, and each view in one call or more.
+  const std::uint64_t before = set.statistics().mapping_calls_after_start;
+  set.heap->trim(0);
+  REQUIRE(set.statistics().views == 0);
+  REQUIRE(set.statistics().mapping_calls_after_start - before >= views);
+}
+
 TEST_CASE("a program leaves the plan of its step, and another is made", "[serve][steps]") {
   const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
   CAPTURE(seed);
