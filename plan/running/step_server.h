@@ -2,6 +2,7 @@
 // Serves a program's requests where the plan of its step has them, once there is such a plan (step_planner.h).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,10 +18,11 @@ namespace stalloc::plan {
 // For one online allocator, which owns all memory: the plan's memory is part of it (MappedMemory::exchange_for_plan).
 //
 // A plan is taken up at the beginning of a step: idle memory is exchanged for that of the plan, if hardly more than
-// ever before is then held. From then on each large request moves the cursor, and is served at its slot if the slot's
-// bytes are free. All others are served without the plan: beside it as long as hardly more is held, else also from its
-// free bytes. The plan is forgotten, and the program's requests are logged anew, when less than half of the requests
-// find their slots, or when the program gives its memory back. Not thread-safe. Throws std::bad_alloc.
+// ever before is then held, and the backend still creates memory. From then on each large request moves the cursor, and
+// is served at its slot if the slot's bytes are free. All others are served without the plan: beside it as long as
+// hardly more is held, else also from its free bytes. The plan is forgotten, and the program's requests are logged
+// anew, when less than half of the requests find their slots, or when the program gives its memory back. Not
+// thread-safe. Throws std::bad_alloc.
 template <class Allocator>
 class StepServer {
  public:
@@ -69,10 +71,12 @@ class StepServer {
 
  private:
   static constexpr std::size_t kStepsPerCheck = 8;
+  static constexpr std::uint64_t kPagesToSpare = 32;  // a backend may refuse the last pages of a device
   static constexpr std::uint32_t kNoSlot = ~std::uint32_t{0};
 
   void take_up(Allocator& allocator, StreamIndex stream);
   bool check_step(Allocator& allocator);
+  static bool can_create(const Allocator& allocator, std::uint64_t held);
 
   const std::uint64_t small_bytes_;
   StepPlanner planner_;
@@ -122,7 +126,8 @@ void StepServer<Allocator>::take_up(Allocator& allocator, StreamIndex stream) {
   memory.backend().poll_frees_thoroughly();
   const std::uint64_t most = placement.peak_physical_bytes();
   most_beside_ = most + most / placement.policy().held_per_step_plan;
-  if (placement.physical_bytes() - memory.idle_bytes() + plan.physical_bytes > most_beside_) return;
+  const std::uint64_t held = placement.physical_bytes() - memory.idle_bytes() + plan.physical_bytes;
+  if (held > most_beside_ || !can_create(allocator, held)) return;
   const auto made = memory.exchange_for_plan(plan, stream);
   if (!made) {
     stopped_ = true;
@@ -141,6 +146,15 @@ void StepServer<Allocator>::take_up(Allocator& allocator, StreamIndex stream) {
   planner_.restart();
 }
 
+// Whether the backend would create memory until so many bytes are held. If not, because the program holds more than a
+// limit that was set since, or another one has the rest of the device, then idle memory that is released is lost.
+template <class Allocator>
+bool StepServer<Allocator>::can_create(const Allocator& allocator, std::uint64_t held) {
+  const std::uint64_t now = allocator.placement().physical_bytes();
+  const std::uint64_t more = held - std::min(held, now) + kPagesToSpare * allocator.placement().page();
+  return allocator.backend().room() >= more;
+}
+
 // Whether the plan is still followed. Called before each large request.
 template <class Allocator>
 bool StepServer<Allocator>::check_step(Allocator& allocator) {
@@ -153,7 +167,7 @@ bool StepServer<Allocator>::check_step(Allocator& allocator) {
     first_step_ = false;
     allocator.complete_deferred_free();
     allocator.memory().backend().poll_frees_thoroughly();
-    allocator.memory().release_beside_plan();
+    if (can_create(allocator, allocator.placement().physical_bytes())) allocator.memory().release_beside_plan();
   }
   if (requests_ < kStepsPerCheck * places_.size()) return true;
   const bool fits = 2 * in_slots_ >= requests_;

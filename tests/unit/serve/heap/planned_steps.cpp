@@ -195,6 +195,35 @@ TEST_CASE("planned steps in scarce memory", "[serve][steps]") {
   REQUIRE_NOTHROW(set.run(4));
 }
 
+// The program holds more than a limit that is set while it runs, or another one takes the rest of the device. Then
+// memory that is released to take up a plan could not be created again.
+TEST_CASE("no request is refused because of a plan when memory becomes scarce", "[serve][steps]") {
+  constexpr std::uint64_t kSeed = 2;
+  const bool by_limit = GENERATE(true, false);
+  const int steps_before = GENERATE(kUntilPlanned / 2, kUntilPlanned);
+  CAPTURE(by_limit, steps_before);
+  const auto refused = [&](const HeapOptions& options) {
+    Setting set(kSeed, options);
+    set.run(steps_before);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    CUdeviceptr others = 0;
+    const std::uint64_t held = set.statistics().physical;
+    if (by_limit) {
+      set.heap->set_limit(held - held / 4);
+    } else {
+      REQUIRE(set.driver.memory_info(&free, &total) == CUDA_SUCCESS);
+      REQUIRE(set.driver.allocate_plain(&others, free) == CUDA_SUCCESS);
+    }
+    set.run(kUntilPlanned);
+    if (others != 0) set.driver.free_plain(others);
+    return set.program.refused();
+  };
+  HeapOptions never = forgetful_options();
+  never.policy.planned_repetitions = plan::kNeverRepeated;
+  REQUIRE(refused(forgetful_options()) <= refused(never));
+}
+
 TEST_CASE("a step that maps nothing is not planned", "[serve][steps]") {
   Setting set(1, small_options());
   set.step.assign(kRequests, {2 * kPage, 3, 0});
