@@ -126,7 +126,7 @@ class MappedMemory {
   void release_beside_plan();
   // From now on, the plan's memory is like all other memory. Does nothing without a plan.
   void forget_plan() noexcept;
-  [[nodiscard]] bool keeps_plan() const noexcept { return keeps_plan_; }
+  [[nodiscard]] bool keeps_plan() const noexcept { return plan_.bytes() > 0; }
 
   // Bytes that were released because nobody needed them (`release_idle`, `release_handles`), since the beginning.
   [[nodiscard]] std::uint64_t given_back_bytes() const noexcept { return given_back_; }
@@ -155,7 +155,7 @@ class MappedMemory {
   std::optional<std::uint32_t> lengthen_view(const Proposal& proposal);
 
   bool shorten_view(std::uint32_t view, std::size_t pieces);
-  void cut_idle_parts(std::uint32_t view);
+  void cut_idle_parts(std::uint32_t number);
   void remove_view(std::uint32_t view, bool is_unmapped);
   [[nodiscard]] FreeSpace shown_in_views() const;
   [[nodiscard]] FreeSpace shown_without_idle_parts();
@@ -174,7 +174,7 @@ class MappedMemory {
   HandlePlacement placement_;
   std::uint64_t stitching_ns_ = 0;
   std::uint64_t given_back_ = 0;
-  bool keeps_plan_ = false;
+  Range plan_;                   // physical offsets of the plan that is kept; empty: none is
   FreeSpace view_addresses_;     // addresses for views that no view has
   std::vector<Handle> handles_;  // what `handles_of` returned last
 };
@@ -514,7 +514,7 @@ std::uint64_t MappedMemory<Backend>::reclaim(std::uint64_t bytes, bool of_plan) 
   if (placement_.physical_bytes() <= keep) return released;
   unmap_idle_views();
   released += release_until(keep, of_plan);
-  if (placement_.physical_bytes() <= keep || !keeps_plan_) return released;
+  if (placement_.physical_bytes() <= keep || !keeps_plan()) return released;
   forget_plan();
   unmap_idle_views();
   return released + release_until(keep, of_plan);
@@ -575,7 +575,7 @@ void MappedMemory<Backend>::release_idle_small(std::uint64_t grown) {
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
   const Range range{handle.first, handle.first + handle.second.bytes};
-  if (keeps_plan_ && placement_.is_of_plan(range.begin)) return false;
+  if (range.begin >= plan_.begin && range.begin < plan_.end) return false;
   return !overlaps(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
@@ -614,7 +614,7 @@ auto MappedMemory<Backend>::exchange_for_plan(const DevicePlan& plan, StreamInde
     at += bytes;
   }
   PlanMemory memory{.home = *home, .views = {0}};
-  keeps_plan_ = true;
+  plan_ = {*home, at};
   placement_.keep_plan_bytes(true);
   for (std::size_t view = 1; view < plan.views.size(); ++view) {
     std::vector<Range> pieces;
@@ -680,7 +680,7 @@ std::optional<std::uint32_t> MappedMemory<Backend>::map_for_plan(const std::vect
 
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::forget_plan() noexcept {
-  keeps_plan_ = false;
+  plan_ = {};
   placement_.keep_plan_bytes(false);
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     if (placement_.views()[view].planned) placement_.views().release_planned(view);

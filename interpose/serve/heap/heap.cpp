@@ -55,6 +55,7 @@
 #include <vector>
 
 #include "interpose/serve/driver/clock.h"
+
 namespace stalloc::serve {
 
 // How the heap's physical offsets (physical.h) are divided: first the plan's, then the dynamic sub-allocator's. In
