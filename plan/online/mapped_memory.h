@@ -335,7 +335,7 @@ template <OnlineBackend Backend>
 bool MappedMemory<Backend>::unmap_view(std::uint32_t view) {
   const ViewCache::CachedView& dropped = placement_.views()[view];
   const Ranges pieces = dropped.mapped();
-  bool unmapped = !dropped.stays_mapped;
+  bool unmapped = true;
   for (std::size_t first = 0; first < pieces.size();) {
     std::size_t next = first;
     while (next < pieces.size() && pieces[next].bytes() > 0) ++next;  // up to a hole
@@ -354,8 +354,9 @@ void MappedMemory<Backend>::remove_view(std::uint32_t view, bool is_unmapped) {
   const ViewCache::CachedView& removed = placement_.views()[view];
   const Range lent = removed.lent;
   const Range addresses{removed.at, removed.at + removed.room};
+  const bool is_free = is_unmapped && !removed.stays_mapped;
   placement_.views().remove(view);
-  if (!is_unmapped) return;
+  if (!is_free) return;
   if (lent.bytes() > 0) {
     placement_.return_addresses(lent);
   } else {
@@ -401,11 +402,10 @@ void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
   for (const Part& part : parts) {
     const VirtualAddress at = behind(begin_of(view), part.offsets.begin);
     placement_.views().cut(number, part.offsets);  // first, since it may throw
-    if (backend_.unmap(at, part.handles)) continue;
-    view.stays_mapped = true;
-    view.room = view.bytes();
+    if (!backend_.unmap(at, part.handles)) view.stays_mapped = true;
   }
-  if (!parts.empty() && view.bytes() == 0) remove_view(number, !view.stays_mapped);
+  if (view.stays_mapped) view.room = view.bytes();
+  if (!parts.empty() && view.bytes() == 0) remove_view(number, true);
 }
 
 template <OnlineBackend Backend>
