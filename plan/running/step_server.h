@@ -39,6 +39,12 @@ class StepServer {
   [[nodiscard]] bool was_refused() const noexcept { return cursor_ && refused_ != kNoSlot; }
   // Call this if frees have completed since then.
   std::optional<Place> serve_again(Allocator& allocator, std::uint64_t bytes, StreamIndex stream);
+  // Call this before any other request is served: it gets no bytes of the plan unless much more than ever before would
+  // be held otherwise.
+  void keep_plan_bytes_from(Allocator& allocator, std::uint64_t bytes) noexcept {
+    if (!cursor_) return;
+    allocator.placement().keep_plan_bytes(allocator.placement().physical_bytes() + bytes <= most_beside_);
+  }
   // Call this before a request is served as a last resort: it may get the plan's bytes.
   void yield_plan_bytes(Allocator& allocator) noexcept { allocator.placement().keep_plan_bytes(false); }
   // Call this for a request that was served already, by the block of the deferred free.
@@ -105,7 +111,7 @@ std::optional<Place> StepServer<Allocator>::serve(Allocator& allocator, std::uin
   const Cursor::Next next = cursor_->next(bytes);
   refused_ = next.answer == Cursor::Answer::Serve ? next.slot : kNoSlot;
   allocator.complete_deferred_free();
-  allocator.placement().keep_plan_bytes(allocator.placement().physical_bytes() + bytes <= most_beside_);
+  keep_plan_bytes_from(allocator, bytes);
   return serve_again(allocator, bytes, stream);
 }
 

@@ -354,9 +354,13 @@ CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
     dynamic_->add_free(planned_.take_withheld(), request.stream);
   }
   std::optional<Place> place;
-  if (steps_ && last_resort) steps_->yield_plan_bytes(*dynamic_);
-  if (steps_ && !last_resort && request.pool != kNoPool && steps_->may_have_slot(rounded(request.bytes)))
+  if (steps_ && last_resort) {
+    steps_->yield_plan_bytes(*dynamic_);
+  } else if (steps_ && request.pool != kNoPool && steps_->may_have_slot(rounded(request.bytes))) {
     place = serve_step(request);
+  } else if (steps_) {
+    steps_->keep_plan_bytes_from(*dynamic_, rounded(request.bytes));
+  }
   if (!place && !pending_frees_.empty()) {
     place = dynamic_->allocate_mapped(rounded(request.bytes), request.stream);
     if (!place) collect_pending_frees(PendingFrees::kAllStreams);

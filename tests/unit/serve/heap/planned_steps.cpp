@@ -124,6 +124,21 @@ TEST_CASE("the views of a plan count as views that are mapped", "[serve][steps]"
   REQUIRE(set.statistics().mapping_calls_after_start - before >= views);
 }
 
+TEST_CASE("a request without a stream gets the plan's bytes before much more memory is held", "[serve][steps]") {
+  const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
+  CAPTURE(seed);
+  Setting set(seed);
+  set.run(kUntilPlanned);
+  REQUIRE(set.statistics().step_plans == 1);
+  const std::uint64_t before = set.statistics().physical;
+  const auto block = set.heap->allocate_sync(before / 2);
+  REQUIRE(block);
+  REQUIRE(set.statistics().physical == before);
+  REQUIRE(set.heap->free_sync(*block) == CUDA_SUCCESS);
+  set.run(2);
+  REQUIRE(set.statistics().step_plans == 1);
+}
+
 TEST_CASE("a program leaves the plan of its step, and another is made", "[serve][steps]") {
   const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
   CAPTURE(seed);
