@@ -42,7 +42,7 @@ class StepServer {
   // Call this before any other request is served: it gets no bytes of the plan unless much more than ever before would
   // be held otherwise.
   void keep_plan_bytes_from(Allocator& allocator, std::uint64_t bytes) noexcept {
-    if (!cursor_) return;
+    if (!cursor_ || !allocator.memory().keeps_plan()) return;
     allocator.placement().keep_plan_bytes(allocator.placement().physical_bytes() + bytes <= most_beside_);
   }
   // Call this before a request is served as a last resort: it may get the plan's bytes.
