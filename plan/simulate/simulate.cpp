@@ -99,7 +99,11 @@ PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, co
   StepServer<SimulatedAllocator> steps(allocator);
   const auto take = [&](std::size_t i) {
     const std::uint64_t bytes = problem.requests[i].bytes();
-    if (steps.may_have_slot(bytes)) places[i] = steps.serve(allocator, i, bytes, stream[i]);
+    if (steps.may_have_slot(bytes)) {
+      places[i] = steps.serve(allocator, i, bytes, stream[i]);
+    } else {
+      steps.keep_plan_bytes_from(allocator, bytes);
+    }
     if (!places[i]) places[i] = allocator.allocate(bytes, stream[i]);
     if (!places[i]) elsewhere += bytes;
   };

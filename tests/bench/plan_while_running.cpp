@@ -67,7 +67,12 @@ Played play(const plan::Problem& problem, std::uint64_t between_frees, const pla
       }
     }
     if (const std::uint64_t bytes = requests[i].bytes(); bytes > 0) {
-      const auto place = steps.may_have_slot(bytes) ? steps.serve(allocator, i, bytes, kStream) : std::nullopt;
+      std::optional<plan::Place> place;
+      if (steps.may_have_slot(bytes)) {
+        place = steps.serve(allocator, i, bytes, kStream);
+      } else {
+        steps.keep_plan_bytes_from(allocator, bytes);
+      }
       if (place) ++played.in_slots;
       places[i] = place ? *place : *allocator.allocate(bytes, kStream);
       if (requests[i].until <= requests.size()) ends[requests[i].until].push_back(i);
