@@ -20,6 +20,7 @@ import bench_programs  # noqa: E402
 import bench_train  # noqa: E402
 import bench_turns  # noqa: E402
 import comm_battery  # noqa: E402
+import framework_programs  # noqa: E402
 import frameworks  # noqa: E402
 import largest_batch  # noqa: E402
 import ranks  # noqa: E402
@@ -258,6 +259,47 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(frameworks.row("jax", "serve", "identical", said.replace("unplanned_requests=2", "unplanned_requests=0")),
                          "| jax | serve | identical | 7 | 3 | 0 | 1.0 | 2.0000 |")
         self.assertEqual(frameworks.row("jax", "alone", "identical", ""), "| jax | alone | identical | 0 | 0 | 0 | 0.0 |  |")
+
+    def verdicts(self, alone, serve, again=None, tolerance=0.0):
+        runs = {"alone": frameworks.Run(numbers=alone), "serve": frameworks.Run(numbers=serve, reason="status 1")}
+        return frameworks.verdicts(runs, lambda: frameworks.Run(numbers=again), tolerance)
+
+    def test_numbers_may_differ_only_where_they_differ_alone(self):
+        numbers = ["0x1.0p+0", "-7"]
+        self.assertEqual(self.verdicts(numbers, numbers), {"alone": ("identical", True), "serve": ("identical", True)})
+        self.assertEqual(self.verdicts(numbers, None)["serve"], ("status 1", False))
+        other, third = ["0x1.02p+0", "-7"], ["0x1.04p+0", "-7"]
+        self.assertFalse(self.verdicts(numbers, other, numbers, 0.1)["serve"][1])
+        self.assertFalse(self.verdicts(numbers, other, third)["serve"][1])
+        self.assertFalse(self.verdicts(numbers, [*other, "1"], third, 0.1)["serve"][1])
+        self.assertFalse(self.verdicts(numbers, ["nan", "-7"], third, 0.1)["serve"][1])
+        self.assertEqual(self.verdicts(numbers, other, third, 0.1)["serve"], ("apart by 7.8e-03, alone by 1.5e-02", True))
+
+    def test_summary(self):
+        said = ("stalloc: device 0: live=0 live_peak=1048576 planned_requests=6 dynamic_requests=2 unplanned_requests=0 "
+                "physical_peak=1572864\n")
+        runs = {mode: frameworks.Run(seconds, ["1"], said="" if mode == "alone" else said)
+                for seconds, mode in ((1.2, "alone"), (2.0, "serve"), (3.4, "dynamic"))}
+        self.assertEqual(frameworks.summary("jax", runs, dict.fromkeys(runs, ("identical", True))),
+                         "| jax | 1.0 | 1.5000 | 1.5000 | 75.0 % | identical | 1 2 3 |")
+
+    def test_the_reason_is_the_exception(self):
+        said = "Traceback:\n  File x\nValueError: a | b\nstalloc: device 0: live=0\nmore\n"
+        self.assertEqual(frameworks.reason_of(said, 1), "status 1: ValueError: a / b")
+
+    def test_options(self):
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = frameworks.parse_arguments(["--library", __file__, "--tool", __file__, "--out", folder, "--modes",
+                                                    "dynamic,alone", "--programs", "jax,torch-func"])
+            self.assertEqual((arguments.modes, arguments.programs), (["alone", "dynamic"], ["jax", "torch-func"]))
+            self.assertEqual(frameworks.parse_arguments(["--cpu", "--out", folder]).modes, ["alone", "again"])
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+                frameworks.parse_arguments(["--out", folder])
+
+    def test_programs_that_need_what_is_not_installed_are_known(self):
+        program = frameworks.PROGRAMS["cuda-core"]
+        needs = ("no_such", "no_such.module", "os")
+        self.assertEqual(framework_programs.Program(program.function, needs, True, 0.0).missing(), list(needs[:2]))
 
 
 if __name__ == "__main__":
