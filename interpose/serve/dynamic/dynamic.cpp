@@ -100,9 +100,12 @@ CUresult Dynamic::grant_access(int peer) noexcept {
   }
   for (std::uint32_t number = 1; number <= placement().views().numbers(); ++number) {
     const ViewCache::CachedView& view = placement().views()[number];
-    if (view.bytes() == 0) continue;
-    const CUresult result = backend().renew_access(Memory::begin_of(view), view.bytes());
-    if (result != CUDA_SUCCESS) return result;
+    for (std::size_t i = 0; i < view.mapped().size(); ++i) {
+      const std::uint64_t bytes = view.mapped()[i].bytes();
+      if (bytes == 0) continue;  // nothing is mapped in a hole
+      const plan::VirtualAddress at = Memory::behind(Memory::begin_of(view), view.stitched.start(i));
+      if (const CUresult result = backend().renew_access(at, bytes); result != CUDA_SUCCESS) return result;
+    }
   }
   return CUDA_SUCCESS;
 }

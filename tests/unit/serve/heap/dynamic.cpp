@@ -350,6 +350,18 @@ TEST_CASE("what lives in a view does not keep the other handles of the view", "[
   REQUIRE(fixture.physical() == 8 * kPage);
 }
 
+TEST_CASE("a peer can use what lives in a view that shows nothing elsewhere", "[serve][dynamic]") {
+  Fixture fixture;
+  const ViewInUse made(&fixture);
+  fixture.driver.finish_all_work();
+  fixture.heap->trim(0);
+  REQUIRE_THROWS_AS(fixture.driver.physical(made.weights - kPage), FakeDriver::Misuse);
+  REQUIRE(fixture.heap->grant_access(3) == CUDA_SUCCESS);
+  for (std::uint64_t page = 0; page < 4; ++page) {
+    REQUIRE_NOTHROW(fixture.driver.physical(made.weights + page * kPage, 3));
+  }
+}
+
 TEST_CASE("addresses of a view that could not be unmapped are not used again", "[serve][dynamic]") {
   Fixture fixture;
   const ViewInUse made(&fixture);
