@@ -54,7 +54,7 @@ void StepPlanner::restart() noexcept {
   sleeps_ = false;
 }
 
-// Begins anew after a plan that could not be made, or was never taken up. The next one is likely to be useless, too.
+// The next plan is likely to be useless, too.
 void StepPlanner::give_up() noexcept {
   ++useless_;
   restart();

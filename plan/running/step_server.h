@@ -31,7 +31,7 @@ class StepServer {
         planner_(allocator.placement().page(), allocator.placement().policy()) {}
 
   // Whether requests of this size may have slots: only large ones do. Pre of `serve`, `served` and `freed`: they do.
-  [[nodiscard]] bool may_have_slot(std::uint64_t bytes) const noexcept { return bytes > small_bytes_ && !stopped_; }
+  [[nodiscard]] bool may_have_slot(std::uint64_t bytes) const noexcept { return bytes > small_bytes_; }
   // Call this for each such request, before it is served otherwise. Returns the place of its slot, which is taken;
   // nothing if it has none. `number` is as for RequestLog::add. Pre: the stream is not kAnyStream.
   std::optional<Place> serve(Allocator& allocator, std::uint64_t number, std::uint64_t bytes, StreamIndex stream);
@@ -93,7 +93,6 @@ class StepServer {
   std::uint32_t refused_ = kNoSlot;  // the slot of the latest request, if its bytes were not free
   std::uint64_t most_beside_ = 0;    // more bytes are not held before requests without slots get the plan's bytes
   bool first_step_ = false;
-  bool stopped_ = false;  // no plan is made any more: the backend refused the memory of one
   std::optional<TakenUp> taken_up_;
   std::uint64_t plans_ = 0;
   std::uint64_t requests_in_slots_ = 0;
@@ -135,10 +134,7 @@ void StepServer<Allocator>::take_up(Allocator& allocator, StreamIndex stream) {
   const std::uint64_t held = placement.physical_bytes() - memory.idle_bytes() + plan.physical_bytes;
   if (held > most_beside_ || !can_create(allocator, held)) return;
   const auto made = memory.exchange_for_plan(plan, stream);
-  if (!made) {
-    stopped_ = true;
-    return planner_.restart();
-  }
+  if (!made) return planner_.give_up();
   cursor_.emplace(plan);
   places_.clear();
   for (const Slot& slot : plan.slots) {

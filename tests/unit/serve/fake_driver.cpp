@@ -113,7 +113,7 @@ CUresult FakeDriver::map(CUdeviceptr at, std::size_t bytes, CUmemGenericAllocati
   require(behind == mappings_.end() || behind->first >= at + bytes, "map over nothing mapped");
   require(behind == mappings_.begin() || std::prev(behind)->first + std::prev(behind)->second.bytes <= at,
           "map over nothing mapped");
-  if (fails()) return error_;
+  if (fails() || refuses_to_map) return error_;
   ++found->second.mappings;
   mappings_[at] = {bytes, handle, {}};
   return CUDA_SUCCESS;

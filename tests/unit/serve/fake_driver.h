@@ -74,6 +74,7 @@ class FakeDriver final : public serve::Driver {
   std::function<void()> while_synchronizing;  // called during each wait for the context; may be empty
   // While it is set, another thread captures in global mode: frees that wait fail.
   std::atomic<bool> captures_globally{false};
+  std::atomic<bool> refuses_to_map{false};
   std::size_t most_plain_blocks = ~std::size_t{0};  // that can be allocated
   // Called before `bytes` bytes at an address are unmapped; may be empty.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;

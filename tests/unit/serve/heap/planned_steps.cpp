@@ -198,6 +198,25 @@ TEST_CASE("planned steps while driver calls fail and memory is given back", "[se
   REQUIRE(set.driver.holds_nothing());
 }
 
+TEST_CASE("a step is planned again after the driver has refused the memory of its plan", "[serve][steps]") {
+  constexpr std::uint64_t kSeed = 6;  // the program goes on to map memory
+  std::size_t requests = 0;
+  std::size_t taken_up = 0;  // the request at which the plan is taken up
+  Setting measured(kSeed);
+  measured.run(kUntilPlanned, [&] {
+    ++requests;
+    if (taken_up == 0 && measured.statistics().step_plans == 1) taken_up = requests;
+  });
+  REQUIRE(taken_up > 0);
+  Setting set(kSeed);
+  requests = 0;
+  set.run(kUntilPlanned, [&] { set.driver.refuses_to_map = ++requests == taken_up - 1; });
+  REQUIRE(set.statistics().step_plans == 0);
+  set.run(60);
+  REQUIRE(set.statistics().step_plans == 1);
+  REQUIRE_FALSE(set.maps());
+}
+
 TEST_CASE("planned steps in scarce memory", "[serve][steps]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 5)));
   CAPTURE(seed);
