@@ -171,7 +171,7 @@ std::uint64_t Heap::idle_plan_bytes() const noexcept {
 // Releases idle memory that no pending work uses, until at most `keep_bytes` bytes are held. Returns the bytes
 // released.
 std::uint64_t Heap::release_idle(std::uint64_t keep_bytes) {
-  if (is_closed()) return 0;
+  if (is_closed() || figures_.physical() <= keep_bytes) return 0;
   std::uint64_t released = 0;
   if (!dynamic_) {
     released = planned_.release_idle_handles(order_);

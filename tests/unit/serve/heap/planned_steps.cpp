@@ -139,6 +139,18 @@ TEST_CASE("a request without a stream gets the plan's bytes before much more mem
   REQUIRE(set.statistics().step_plans == 1);
 }
 
+TEST_CASE("a program that gives nothing back keeps its views and the plan of its step", "[serve][steps]") {
+  Setting set(kMappingSeeds[0]);
+  set.run(kUntilPlanned + 3);
+  const Statistics before = set.statistics();
+  REQUIRE(before.step_plans == 1);
+  set.heap->trim(before.physical);
+  REQUIRE(set.statistics().views == before.views);
+  set.run(1);
+  REQUIRE(set.statistics().mapping_calls_after_start == before.mapping_calls_after_start);
+  REQUIRE(set.statistics().step_requests > before.step_requests);
+}
+
 TEST_CASE("a program leaves the plan of its step, and another is made", "[serve][steps]") {
   const std::uint64_t seed = GENERATE(from_range(std::begin(kMappingSeeds), std::end(kMappingSeeds)));
   CAPTURE(seed);
