@@ -87,6 +87,7 @@ class Program {
 
   StreamKey& any_stream() { return streams_[random_() % streams_.size()]; }
   const std::vector<StreamKey>& streams() const { return streams_; }
+  const std::vector<Live>& live() const { return live_; }
   std::size_t served() const { return served_; }
   std::size_t refused() const { return refused_; }
   void allow_synchronous(bool allowed) { synchronous_ = allowed; }

@@ -17,34 +17,14 @@
 #include "interpose/serve/heap/heap.h"
 #include "programs.h"
 #include "shadow.h"
+#include "steps.h"
 
 using namespace stalloc;
 using namespace stalloc::test;
 
 namespace {
 
-constexpr std::uint64_t kSmallPage = 4096;  // few cells of the shadow, which take most of the time
-constexpr std::size_t kRequests = 150;      // in a step
-constexpr int kMostSteps = 100;             // until it is planned
-
-std::vector<ProgramRequest> random_step(Random& random) {
-  std::vector<ProgramRequest> step;
-  while (step.size() < kRequests) {
-    const std::uint64_t largest = random() % 3 == 0 ? 12 * kSmallPage : 2 * kSmallPage;
-    const std::uint64_t lifetime = std::min<std::uint64_t>(random() % 40 + 1, kRequests - step.size());
-    step.push_back({random() % largest + 1, static_cast<std::uint32_t>(lifetime), random() % 2});
-  }
-  return step;
-}
-
-// Such that a program that stitches maps memory in every step.
-serve::HeapOptions forgetful_options() {
-  serve::HeapOptions options = small_options();
-  options.policy.small_bytes = kSmallPage / 4;
-  options.policy.smallest_stitched = kSmallPage;
-  options.policy.searched_views = 0;
-  return options;
-}
+constexpr int kMostSteps = 100;  // until it is planned
 
 struct Ignoring final : Heap::Visitor {
   void home(CUdeviceptr /*address*/, std::uint64_t /*bytes*/) override {}
