@@ -6,10 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "plan/running/step_server.h"
 #include "plan/sequence/slot_match.h"
-#include "plan/simulate/null_backend.h"
 #include "plan/simulate/simulate_caching.h"
+#include "plan/simulate/simulated_heap.h"
 
 namespace stalloc::plan {
 namespace {
@@ -93,31 +92,18 @@ PeakMemory simulate_expandable(const Problem& problem, const HeldObserver& obser
 
 PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, const HeldObserver& observer) {
   const std::vector<StreamIndex> stream = number_streams(problem);
-  SimulatedAllocator allocator(simulation_options(granularity, peak_live_bytes(problem)));
+  SimulatedHeap heap(simulation_options(granularity, peak_live_bytes(problem)));
   std::vector<std::optional<Place>> places(problem.requests.size());
   std::uint64_t elsewhere = 0;
-  StepServer<SimulatedAllocator> steps(allocator);
   const auto take = [&](std::size_t i) {
     const std::uint64_t bytes = problem.requests[i].bytes();
-    if (steps.may_have_slot(bytes)) {
-      places[i] = steps.serve(allocator, i, bytes, stream[i]);
-    } else {
-      steps.keep_plan_bytes_from(allocator, bytes);
-    }
-    if (!places[i]) places[i] = allocator.allocate(bytes, stream[i]);
+    places[i] = heap.allocate(i, bytes, stream[i]);
     if (!places[i]) elsewhere += bytes;
   };
   const auto give = [&](std::size_t i) {
-    if (!places[i]) return;
-    const std::uint64_t bytes = problem.requests[i].bytes();
-    if (steps.may_have_slot(bytes)) steps.freed(i, stream[i]);
-    if (steps.takes_each_request_of(bytes)) {
-      allocator.free(*places[i], bytes, stream[i]);
-    } else {
-      allocator.defer_free(*places[i], bytes, stream[i]);
-    }
+    if (places[i]) heap.free(i, *places[i], problem.requests[i].bytes(), stream[i]);
   };
-  const auto held = [&] { return allocator.placement().physical_bytes() + elsewhere; };
+  const auto held = [&] { return heap.allocator().placement().physical_bytes() + elsewhere; };
   const auto seen = [&](std::size_t i) {
     if (observer) observer(i, held());
   };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the dynamic sub-allocator's placement (plan/online) over a recorded trace without a device, for choosing its
-// numbers: what it would hold, where its free bytes lie when memory grows for the last time, and what mapping would
-// cost; and what small tensors still pin when all others are gone and idle memory was given back. Prints a few lines
-// for each device, and is not a test. All streams are treated as one, unless `--set` says what a request does about
-// memory that another stream freed (cross_stream=order, grow, never or share).
+// Serves the requests of a recorded run as the library does without a plan (plan/online, plan/running), but without a
+// device, for choosing the numbers of the policy: what would be held, which steps would be planned while they run,
+// where free bytes lie when memory grows for the last time, and what mapping would cost; and what small tensors still
+// pin when all others are gone and idle memory was given back. Prints a few lines for each device, and is not a test.
+// All streams are treated as one, unless `--set` says what a request does about memory that another stream freed
+// (cross_stream=order, grow, never or share).
 //
 //     online_policy [--set NAME=VALUE,...] [--times N] [--seed N] [--empty-caches N] [--empty-at I,J,...] TRACE...
 //     online_policy --ablate [--seeds N] TRACE...
@@ -28,8 +29,8 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/simulate/null_backend.h"
 #include "plan/simulate/simulate.h"
+#include "plan/simulate/simulated_heap.h"
 #include "tests/bench/problems.h"
 
 using namespace stalloc;
@@ -60,13 +61,22 @@ struct SizeClass {
   std::uint64_t free_in_partly = 0;  // bytes in partly used ones
 };
 
+// A step that was planned.
+struct Planned {
+  std::size_t before = 0;          // the request before which the plan was taken up
+  std::size_t requests = 0;        // large ones in the step
+  std::uint64_t mapped_until = 0;  // handles
+  std::uint64_t peak_held = 0;     // bytes, since then
+};
+
 struct Sums {
   std::uint64_t peak_live = 0;
   std::uint64_t peak_held = 0;
-  std::size_t emptied = 0;                         // times that the caches were
-  std::uint64_t released = 0;                      // bytes then
-  std::uint64_t most_free_then = 0;                // bytes free then in handles that stayed, at most
-  std::uint64_t mapped_in_part[kParts] = {};       // handles, by part of the run
+  std::size_t emptied = 0;                    // times that the caches were
+  std::uint64_t released = 0;                 // bytes then
+  std::uint64_t most_free_then = 0;           // bytes free then in handles that stayed, at most
+  std::uint64_t mapped_in_part[kParts] = {};  // handles, by part of the run
+  std::vector<Planned> planned;
   std::map<std::uint64_t, SizeClass> last_growth;  // by bytes
 };
 
@@ -113,15 +123,15 @@ class Run {
       : requests_(problem.requests),
         streams_(rules.cross_stream ? plan::number_streams(problem)
                                     : std::vector<plan::StreamIndex>(problem.requests.size(), kStream)),
-        allocator_(plan::simulation_options(kPage, plan::peak_live_bytes(problem), rules.policy,
-                                            rules.cross_stream.value_or(plan::kDefaultCrossStream)),
-                   plan::NullBackend(rules.between_frees, device_bytes(problem, rules))) {}
+        heap_(plan::simulation_options(kPage, plan::peak_live_bytes(problem), rules.policy,
+                                       rules.cross_stream.value_or(plan::kDefaultCrossStream)),
+              plan::NullBackend(rules.between_frees, device_bytes(problem, rules))) {}
 
   void begin_with_blocks(std::uint64_t seed) {
     std::mt19937_64 random(seed);
     for (std::size_t i = 0; i < kBlocks; ++i) {
       const std::uint64_t bytes = (1 + random() % (kLargestBlock / plan::kUnitBytes)) * plan::kUnitBytes;
-      (void)allocator_.allocate(bytes, kStream);
+      (void)heap_.allocate(i, bytes, kStream);
       before_ += bytes;
     }
   }
@@ -136,7 +146,7 @@ class Run {
     std::uint64_t live = before_;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       for (const std::size_t ended : ends[i]) {
-        allocator_.defer_free(places_[ended], requests_[ended].bytes(), streams_[ended]);
+        free(ended);
         live -= requests_[ended].bytes();
       }
       if (next_emptied < emptied_.size() && emptied_[next_emptied] == i) {
@@ -147,12 +157,16 @@ class Run {
       if (bytes == 0) continue;
       const std::uint64_t held = placement().physical_bytes();
       const std::uint64_t mapped = mapped_so_far();
-      places_[i] = *allocator_.allocate(bytes, streams_[i]);
+      places_[i] = *heap_.allocate(kBlocks + i, bytes, streams_[i]);
+      if (const auto step = heap_.taken_up()) sums_.planned.push_back({i, step->requests, mapped_so_far(), 0});
       sums_.mapped_in_part[i * kParts / requests_.size()] += mapped_so_far() - mapped;
       if (placement().physical_bytes() > held) look_at_handles();
       live += bytes;
       sums_.peak_live = std::max(sums_.peak_live, live);
       sums_.peak_held = std::max(sums_.peak_held, placement().physical_bytes());
+      if (!sums_.planned.empty()) {
+        sums_.planned.back().peak_held = std::max(sums_.planned.back().peak_held, placement().physical_bytes());
+      }
       if (requests_[i].until <= requests_.size()) ends[requests_[i].until].push_back(i);
     }
     return sums_;
@@ -165,7 +179,7 @@ class Run {
       const std::uint64_t bytes = requests_[i].bytes();
       if (bytes == 0 || requests_[i].until < requests_.size()) continue;
       if (bytes > kMiB) {
-        allocator_.defer_free(places_[i], bytes, streams_[i]);
+        free(i);
       } else {
         live += bytes;
       }
@@ -173,7 +187,7 @@ class Run {
     empty_cache();
     return live;
   }
-  const plan::SimulatedAllocator& allocator() const { return allocator_; }
+  const plan::SimulatedHeap& heap() const { return heap_; }
 
  private:
   static std::uint64_t device_bytes(const plan::Problem& problem, const Rules& rules) {
@@ -181,15 +195,14 @@ class Run {
                                      : plan::peak_live_bytes(problem) * rules.device_percent / 100;
   }
 
-  const HandlePlacement& placement() const { return allocator_.placement(); }
-  std::uint64_t mapped_so_far() const { return allocator_.counts().handles + allocator_.counts().mapped; }
+  const HandlePlacement& placement() const { return heap_.allocator().placement(); }
+  std::uint64_t mapped_so_far() const { return heap_.allocator().counts().handles + heap_.allocator().counts().mapped; }
+
+  void free(std::size_t i) { heap_.free(kBlocks + i, places_[i], requests_[i].bytes(), streams_[i]); }
 
   void empty_cache() {
-    allocator_.complete_deferred_free();
-    allocator_.backend().poll_frees();
-    allocator_.memory().unmap_idle_views();
     ++sums_.emptied;
-    sums_.released += allocator_.memory().release_idle(0, false);
+    sums_.released += heap_.release_idle();
     sums_.most_free_then = std::max(sums_.most_free_then, placement().free_bytes());
   }
 
@@ -210,7 +223,7 @@ class Run {
 
   const std::vector<plan::Request>& requests_;
   const std::vector<plan::StreamIndex> streams_;
-  plan::SimulatedAllocator allocator_;
+  plan::SimulatedHeap heap_;
   std::vector<plan::Place> places_;
   std::vector<std::size_t> emptied_;
   std::uint64_t before_ = 0;  // bytes that were allocated before the run
@@ -230,16 +243,16 @@ double held_to_live(const Sums& sums) {
   return static_cast<double>(sums.peak_held) / static_cast<double>(sums.peak_live);
 }
 
-void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocator& allocator) {
-  const plan::SimulatedAllocator::Counts& counts = allocator.counts();
+void print(std::uint32_t device, const Sums& sums, const plan::SimulatedHeap& heap) {
+  const plan::SimulatedAllocator::Counts& counts = heap.allocator().counts();
   std::printf(
       "device %u: peak live %.1f MiB, physical %.1f MiB (%.5f), %llu handles created, %llu mapped in %llu views "
-      "(lengthened %llu times, repaired %llu), about %.0f ms\n",
+      "(repaired %llu times), about %.0f ms\n",
       device, mebibytes(sums.peak_live), mebibytes(sums.peak_held), held_to_live(sums),
       static_cast<unsigned long long>(counts.handles), static_cast<unsigned long long>(counts.mapped),
-      static_cast<unsigned long long>(counts.views), static_cast<unsigned long long>(counts.lengthened),
-      static_cast<unsigned long long>(counts.repaired), mapping_milliseconds(counts));
-  const plan::MappingTime time = allocator.backend().mapping_time();
+      static_cast<unsigned long long>(counts.views), static_cast<unsigned long long>(counts.repaired),
+      mapping_milliseconds(counts));
+  const plan::MappingTime time = heap.allocator().backend().mapping_time();
   if (time.elapsed > 0) {
     std::printf("  mapping took %.0f ms of %.0f", static_cast<double>(time.mapping) / 1e6,
                 static_cast<double>(time.elapsed) / 1e6);
@@ -252,6 +265,17 @@ void print(std::uint32_t device, const Sums& sums, const plan::SimulatedAllocato
   std::printf("  handles mapped in each tenth of the run:");
   for (const std::uint64_t part : sums.mapped_in_part) std::printf(" %llu", static_cast<unsigned long long>(part));
   std::printf("\n");
+  for (const Planned& step : sums.planned) {
+    std::printf(
+        "  before request %zu a step of %zu large ones was planned: held / live %.5f from then on, %llu handles "
+        "mapped\n",
+        step.before, step.requests, static_cast<double>(step.peak_held) / static_cast<double>(sums.peak_live),
+        static_cast<unsigned long long>(counts.handles + counts.mapped - step.mapped_until));
+  }
+  if (heap.steps().plans() > 0) {
+    std::printf("  %llu requests were served in slots\n",
+                static_cast<unsigned long long>(heap.steps().requests_in_slots()));
+  }
   for (const auto& [bytes, of_size] : sums.last_growth) {
     std::printf("  last growth: %6.1f MiB x %llu, free in whole ones %.1f MiB, in %llu partly used ones %.1f MiB\n",
                 mebibytes(bytes), static_cast<unsigned long long>(of_size.handles), mebibytes(of_size.free_in_whole),
@@ -329,7 +353,7 @@ Draws draw(const std::vector<plan::Problem>& problems, const Rules& rules, std::
       run.begin_with_blocks(seed);
       const Sums sums = run.play();
       draws.held_to_live.push_back(held_to_live(sums));
-      draws.milliseconds.push_back(mapping_milliseconds(run.allocator().counts()));
+      draws.milliseconds.push_back(mapping_milliseconds(run.heap().allocator().counts()));
     }
   }
   return draws;
@@ -378,7 +402,7 @@ void ablate(const std::vector<plan::Problem>& problems, const Rules& rules, std:
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Plays recorded runs through the placement without a plan, without a device.");
+  CLI::App app("Serves recorded runs as the library does without a plan, without a device.");
   app.add_option("TRACE", arguments.traces, "recorded runs, or CSVs of requests")->required()->check(CLI::ExistingFile);
   app.add_option("--set", arguments.set, "parameters of the policy, and cross_stream: name=value,...");
   app.add_option("--times", arguments.times, "requests of 1 MiB and more are so many times as large")
@@ -412,10 +436,10 @@ int main(int argc, char** argv) {
         std::sort(emptied.begin(), emptied.end());
         run.empty_caches_before(std::move(emptied));
         if (arguments.seed != 0) run.begin_with_blocks(arguments.seed);
-        print(problem.device, run.play(), run.allocator());
+        print(problem.device, run.play(), run.heap());
         const std::uint64_t small = run.keep_small();
         std::printf("  without what is larger than 1 MiB: live %.1f MiB, physical %.1f MiB\n", mebibytes(small),
-                    mebibytes(run.allocator().placement().physical_bytes()));
+                    mebibytes(run.heap().allocator().placement().physical_bytes()));
       }
       all.push_back(std::move(problem));
     }
