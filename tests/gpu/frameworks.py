@@ -8,8 +8,8 @@
 
 Each program (framework_programs/) whose libraries are installed is run alone, recorded, served from the plan made of that,
 and in dynamic mode. All four runs must print the same numbers to the last bit, and the library must have served. Where
-one differs, the program is run alone once more: if that differs too, the numbers need only agree within the tolerance that
-the program states. DIR receives each run's output and numbers, traces, plans, and frameworks.md, which is printed too.
+one differs, the program is run alone once more: it may differ four times as much as the two runs alone do, or as much as the
+program states. DIR receives each run's output and numbers, traces, plans, and frameworks.md, which is printed too.
 Exit status: 0 all of this holds, 1 not.
 """
 
@@ -31,6 +31,7 @@ from framework_programs import PROGRAMS, NotHere  # noqa: E402
 MODES = ("alone", "record", "serve", "dynamic")
 NOT_HERE = 77  # exit status of a program that cannot run on this machine
 RUN_SECONDS = 180  # what takes longer hangs
+TIMES_APART = 4  # where two runs alone differ, a run under stalloc may differ this many times as much
 EVERYWHERE = {
     "XLA_FLAGS": "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -44,12 +45,18 @@ class Run:
     said: str = ""  # its standard error
 
     def counts(self):
-        names = ("live_peak", "physical_peak", "planned_requests", "unplanned_requests", "dynamic_requests")
+        names = ("served_live_peak", "physical_peak", "planned_requests", "unplanned_requests", "dynamic_requests")
         return [sum(one[name] for one in figures.logged(self.said)) for name in names]
 
 
+def file_of(name, kind, arguments, rank="0"):
+    """The trace or the plan of a program. Some programs set the variables of a launcher, so that their files would get a
+    rank in their names anyway."""
+    return arguments.out / f"{name}.{rank}.{kind}.fb"
+
+
 def environment_of(mode, arguments, name):
-    trace, plan = arguments.out / f"{name}.trace.fb", arguments.out / f"{name}.plan.fb"
+    trace, plan = (file_of(name, kind, arguments, "%r") for kind in ("trace", "plan"))
     variant = "native" if mode in ("alone", "again") else mode
     environment = bench_train.environment_for(variant, arguments.library, trace, plan)
     # Alone, JAX is set as under stalloc except for the allocator; otherwise it would take most of the card.
@@ -70,12 +77,12 @@ def reason_of(said, status):
 def run(name, mode, arguments):
     """Runs a program in a mode."""
     if mode == "serve":
-        planned = subprocess.run([str(arguments.tool), str(arguments.out / f"{name}.trace.fb"), "-o",
-                                  str(arguments.out / f"{name}.plan.fb")], capture_output=True, text=True, check=False)
+        trace, plan = (str(file_of(name, kind, arguments)) for kind in ("trace", "plan"))
+        planned = subprocess.run([str(arguments.tool), trace, "-o", plan], capture_output=True, text=True, check=False)
         if planned.returncode != 0:
             return Run(reason=f"planning: {planned.stderr.strip()}")
     if mode == "record":  # a trace of an earlier call: the library does not replace it
-        (arguments.out / f"{name}.trace.fb").unlink(missing_ok=True)
+        file_of(name, "trace", arguments).unlink(missing_ok=True)
     paths = [arguments.out / f"{name}-{mode}.{kind}" for kind in ("numbers", "txt")]
     started = time.monotonic()
     with open(paths[0], "wb") as numbers, open(paths[1], "wb") as said:  # not pipes, which workers may keep open
@@ -112,7 +119,7 @@ def difference(first, second):
 
 def row(name, mode, same, said):
     live, physical, planned, unplanned, dynamic = Run(said=said).counts()
-    ratio = f"{physical / live:.4f}" if live and not unplanned else ""  # what CUDA holds for unplanned requests is not known
+    ratio = f"{physical / live:.4f}" if live else ""
     return f"| {name} | {mode} | {same} | {planned} | {dynamic} | {unplanned} | {live / (1 << 20):.1f} | {ratio} |"
 
 
@@ -133,7 +140,7 @@ def verdicts(runs, again, tolerance):
         else:
             apart = difference(reference, done.numbers)
             words[mode] = (f"apart by {apart:.1e}, alone by {varies:.1e}" if varies else f"different by {apart:.1e}",
-                           bool(varies) and apart <= tolerance)
+                           apart <= max(tolerance, TIMES_APART * (varies or 0)))
     return words
 
 

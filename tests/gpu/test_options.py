@@ -252,12 +252,10 @@ class Communication(unittest.TestCase):
 
 class Frameworks(unittest.TestCase):
     def test_row(self):
-        said = ("stalloc: device 0: live=0 live_peak=1048576 physical=4096 planned_requests=7 dynamic_requests=3 "
-                "unplanned_requests=2 physical_peak=2097152\n")
+        said = ("stalloc: device 0: live=0 live_peak=4194304 physical=4096 planned_requests=7 dynamic_requests=3 "
+                "unplanned_requests=2 physical_peak=2097152 served_live_peak=1048576\n")
         self.assertEqual(frameworks.row("jax", "serve", "identical", said),
-                         "| jax | serve | identical | 7 | 3 | 2 | 1.0 |  |")
-        self.assertEqual(frameworks.row("jax", "serve", "identical", said.replace("unplanned_requests=2", "unplanned_requests=0")),
-                         "| jax | serve | identical | 7 | 3 | 0 | 1.0 | 2.0000 |")
+                         "| jax | serve | identical | 7 | 3 | 2 | 1.0 | 2.0000 |")
         self.assertEqual(frameworks.row("jax", "alone", "identical", ""), "| jax | alone | identical | 0 | 0 | 0 | 0.0 |  |")
 
     def verdicts(self, alone, serve, again=None, tolerance=0.0):
@@ -268,16 +266,17 @@ class Frameworks(unittest.TestCase):
         numbers = ["0x1.0p+0", "-7"]
         self.assertEqual(self.verdicts(numbers, numbers), {"alone": ("identical", True), "serve": ("identical", True)})
         self.assertEqual(self.verdicts(numbers, None)["serve"], ("status 1", False))
-        other, third = ["0x1.02p+0", "-7"], ["0x1.04p+0", "-7"]
-        self.assertFalse(self.verdicts(numbers, other, numbers, 0.1)["serve"][1])
-        self.assertFalse(self.verdicts(numbers, other, third)["serve"][1])
+        other, third, far = (["0x1.02p+0", "-7"], ["0x1.04p+0", "-7"], ["0x1.80p+0", "-7"])
+        self.assertFalse(self.verdicts(numbers, other, numbers)["serve"][1])
+        self.assertTrue(self.verdicts(numbers, other, numbers, 0.1)["serve"][1])
+        self.assertFalse(self.verdicts(numbers, far, third, 0.1)["serve"][1])
         self.assertFalse(self.verdicts(numbers, [*other, "1"], third, 0.1)["serve"][1])
         self.assertFalse(self.verdicts(numbers, ["nan", "-7"], third, 0.1)["serve"][1])
-        self.assertEqual(self.verdicts(numbers, other, third, 0.1)["serve"], ("apart by 7.8e-03, alone by 1.5e-02", True))
+        self.assertEqual(self.verdicts(numbers, other, third)["serve"], ("apart by 7.8e-03, alone by 1.5e-02", True))
 
     def test_summary(self):
         said = ("stalloc: device 0: live=0 live_peak=1048576 planned_requests=6 dynamic_requests=2 unplanned_requests=0 "
-                "physical_peak=1572864\n")
+                "physical_peak=1572864 served_live_peak=1048576\n")
         runs = {mode: frameworks.Run(seconds, ["1"], said="" if mode == "alone" else said)
                 for seconds, mode in ((1.2, "alone"), (2.0, "serve"), (3.4, "dynamic"))}
         self.assertEqual(frameworks.summary("jax", runs, dict.fromkeys(runs, ("identical", True))),

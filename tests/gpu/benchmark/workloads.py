@@ -124,7 +124,7 @@ class Training:
         torch = self.torch
         if self.options.offload:
             self.host = [parameter.detach().to("cpu", torch.float32, copy=True) for parameter in self.trained]
-            return torch.optim.AdamW(self.host, lr=1e-5)
+            return torch.optim.AdamW(self.host, lr=1e-5, fused=True)
         kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.options.optimizer]
         return kind(self.trained, lr=1e-5)
 

@@ -25,7 +25,7 @@ class Program:
     function: typing.Callable
     needs: tuple  # the modules that must be installed
     served: bool  # False: the library leaves such requests to CUDA (docs/compatibility.md)
-    tolerance: float  # relative; it counts only where two runs alone differ
+    tolerance: float  # relative; for programs whose runs alone differ now and then
 
     def missing(self):
         return [module for module in self.needs if not installed(module)]

@@ -111,7 +111,8 @@ def static_cache_program():
     return numbers
 
 
-@program("qlora", "bitsandbytes", "transformers", "peft")
+# Of eight runs alone on an H100 one differed from the others, by 2.5e-4 from the fifth step on.
+@program("qlora", "bitsandbytes", "transformers", "peft", tolerance=0.001)
 def qlora_program():
     """The recipe of QLoRA: weights of 4 bits, an adapter, recomputation, and a paged optimizer."""
     torch = seeded_torch()
