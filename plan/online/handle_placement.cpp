@@ -104,11 +104,6 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   handles_.erase(found);
 }
 
-void HandlePlacement::lend_addresses(Range range) {
-  unmapped_.large.subtract(range);
-  lent_bytes_ += range.bytes();
-}
-
 bool HandlePlacement::is_free(Range range) const { return part(all_, range.begin).contains(range); }
 
 std::vector<std::uint64_t> HandlePlacement::free_pages_for_small() const {

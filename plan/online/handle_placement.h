@@ -65,10 +65,6 @@ class HandlePlacement {
     std::uint64_t offset = 0;         // of the request, in the view or the home view
     std::vector<std::uint64_t> grow;  // bytes of handles to create first, one after another from `grow_at`
     std::uint64_t grow_at = 0;
-    Range lent;  // home addresses before `grow_at` in which a new view shows its old handles (`join`)
-    [[nodiscard]] std::span<const Range> mapped() const {  // the pieces that are to be mapped for the view
-      return lent.bytes() > 0 ? std::span(pieces).first(pieces.size() - 1) : std::span(pieces);
-    }
     [[nodiscard]] std::uint64_t shown() const {  // bytes of the pieces
       std::uint64_t bytes = 0;
       for (const Range& piece : pieces) bytes += piece.bytes();
@@ -183,10 +179,6 @@ class HandlePlacement {
     return room ? std::optional(room->begin) : std::nullopt;
   }
 
-  // Lends home addresses without handles to a view (`join`), and takes them back.
-  void lend_addresses(Range range);
-  void return_addresses(Range range) { unmapped_.large.add(range); }
-
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
@@ -237,7 +229,6 @@ class HandlePlacement {
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
   [[nodiscard]] std::optional<Proposal> lengthen(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
-  void join(Proposal* proposal) const;
   bool add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow, Proposal* proposal) const;
   [[nodiscard]] auto handle_of() const {
     return [this](std::uint64_t at) {
@@ -260,10 +251,9 @@ class HandlePlacement {
   bool keeps_plan_bytes_ = false;
   Overdraft overdraft_;
   std::uint64_t room_ = ~std::uint64_t{0};
-  std::uint64_t lent_bytes_ = 0;  // home addresses lent so far
-  Spaces unmapped_;               // physical offsets without handles
-  Spaces all_;                    // free bytes of all streams
-  FreePages free_pages_;          // of the same, except those of small requests, which no view shows
+  Spaces unmapped_;       // physical offsets without handles
+  Spaces all_;            // free bytes of all streams
+  FreePages free_pages_;  // of the same, except those of small requests, which no view shows
   // As long as only one stream has had bytes, `all_` has its own bytes.
   StreamIndex first_ = 0;
   bool any_ = false;

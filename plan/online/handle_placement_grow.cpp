@@ -58,7 +58,6 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t b
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = stitching.offset;
   if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
-  join(&proposal);
   return proposal;
 }
 
@@ -103,26 +102,6 @@ bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, 
   proposal->grow_at = room->begin;
   proposal->pieces.push_back({room->begin, room->begin + bytes});
   return true;
-}
-
-// The new handles of a new view are mapped at home anyway. Where the home view has room, the old ones are mapped a
-// second time right before them, so that the new ones are mapped only once. Small views are left out: they gain more by
-// addresses in which they can be lengthened later.
-//
-//     home   |aa......|bbbb....| ... |  lent  |........|
-//                [1]                  [1 again]   [new]
-//                                        |..... ........|   the view
-void HandlePlacement::join(Proposal* proposal) const {
-  if (proposal->grow.empty() || proposal->pieces.size() < 2) return;
-  const std::uint64_t grown = proposal->pieces.back().bytes();
-  const std::uint64_t old = proposal->shown() - grown;
-  if (old + grown < physical_bytes_ / options_.policy.held_per_joined_view) return;
-  if (lent_bytes_ + old > options_.large.bytes() / options_.policy.home_per_lent) return;
-  const auto room = unmapped_.large.best_fit(old + grown);
-  if (!room) return;
-  proposal->lent = {room->begin, room->begin + old};
-  proposal->grow_at = proposal->lent.end;
-  proposal->pieces.back() = {proposal->grow_at, proposal->grow_at + grown};
 }
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,

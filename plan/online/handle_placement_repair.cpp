@@ -69,7 +69,7 @@ std::vector<std::uint32_t> recent_empty_views(const ViewCache& views, std::uint6
   for (std::uint32_t number = views.most_recent(); number != 0 && found.size() < kMostExamined;
        number = views.older(number)) {
     const ViewCache::CachedView& view = views[number];
-    if (view.bytes() >= bytes && view.lent.bytes() == 0) found.push_back(number);
+    if (view.bytes() >= bytes) found.push_back(number);
   }
   return found;
 }

@@ -3,8 +3,8 @@
 // proposes, and keeps the placement in agreement with what the backend has mapped.
 //
 // Physical memory consists of handles. Each handle is mapped at its place in the home view, and may also be shown by
-// stitched views. A view has addresses in the range for views, or it is lent addresses in the home view right before
-// its new handles (`lent`; HandlePlacement::join). Nothing is unmapped or released while pending work may use it.
+// stitched views, which have addresses in a range of their own. Nothing is unmapped or released while pending work may
+// use it.
 #pragma once
 
 #include <algorithm>
@@ -74,9 +74,7 @@ class MappedMemory {
 
   // The address at which a view begins.
   [[nodiscard]] static VirtualAddress begin_of(const ViewCache::CachedView& view) noexcept {
-    const bool at_home = view.lent.bytes() > 0;
-    return at_home ? VirtualAddress{VirtualAddress::Space::Home, view.lent.begin}
-                   : VirtualAddress{VirtualAddress::Space::Views, view.at};
+    return {VirtualAddress::Space::Views, view.at};
   }
   // The address `bytes` behind another one.
   [[nodiscard]] static VirtualAddress behind(VirtualAddress begin, std::uint64_t bytes) noexcept {
@@ -151,7 +149,7 @@ class MappedMemory {
   bool grow(const Proposal& proposal, StreamIndex stream);
   void shrink(const Proposal& proposal);
   std::optional<Place> stitch(const Proposal& proposal);
-  std::optional<std::uint32_t> make_view(const Proposal& proposal);
+  std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, std::uint64_t times_room, bool planned);
   std::optional<std::uint32_t> lengthen_view(const Proposal& proposal);
 
   bool shorten_view(std::uint32_t view, std::size_t pieces);
@@ -162,7 +160,6 @@ class MappedMemory {
 
   [[nodiscard]] std::vector<std::uint64_t> idle_handles(const FreeSpace& shown);
   bool exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream);
-  std::optional<std::uint32_t> map_for_plan(const std::vector<Range>& pieces);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
   void release_idle_small(std::uint64_t grown);
   bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
@@ -285,31 +282,33 @@ void MappedMemory<Backend>::shrink(const Proposal& proposal) {
 template <OnlineBackend Backend>
 std::optional<Place> MappedMemory<Backend>::stitch(const Proposal& proposal) {
   const std::uint64_t before = backend_.mapping_time().mapping;
-  const std::optional<std::uint32_t> view = proposal.view == 0 ? make_view(proposal) : lengthen_view(proposal);
+  const std::optional<std::uint32_t> view =
+      proposal.view == 0 ? make_view(proposal.pieces, placement_.policy().view_room, false) : lengthen_view(proposal);
   stitching_ns_ += backend_.mapping_time().mapping - before;
   if (!view) return std::nullopt;
-  ++(proposal.view == 0 ? counts_.views : counts_.lengthened);
-  counts_.mapped += handles_.size();
   return Place{*view, proposal.offset};
 }
 
+// Maps a new view, with addresses for up to `times_room` times what it shows. Returns its number; nothing if there are
+// no addresses, or the backend refuses.
 template <OnlineBackend Backend>
-std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const Proposal& proposal) {
-  std::uint64_t room = proposal.shown();
-  std::uint64_t at = 0;
-  handles_of(proposal.mapped());
-  if (proposal.lent.bytes() > 0) {
-    placement_.lend_addresses(proposal.lent);
-  } else {
-    room = std::min(placement_.policy().view_room * room, view_addresses_.largest());
-    if (room < proposal.shown()) return std::nullopt;
-    at = view_addresses_.best_fit(room)->begin;
-    view_addresses_.subtract({at, at + room});
+std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<Range>& pieces,
+                                                              std::uint64_t times_room, bool planned) {
+  std::uint64_t bytes = 0;
+  for (const Range& piece : pieces) bytes += piece.bytes();
+  const std::uint64_t room = std::min(times_room * bytes, view_addresses_.largest());
+  if (room < bytes) return std::nullopt;
+  const std::uint64_t at = view_addresses_.best_fit(room)->begin;
+  view_addresses_.subtract({at, at + room});
+  handles_of(pieces);
+  const std::uint32_t view = placement_.views().add(pieces, at, room, planned);
+  if (!backend_.map(begin_of(placement_.views()[view]), handles_)) {
+    remove_view(view, true);
+    return std::nullopt;
   }
-  const std::uint32_t view = placement_.views().add(proposal.pieces, at, room, proposal.lent);
-  if (backend_.map(begin_of(placement_.views()[view]), handles_)) return view;
-  remove_view(view, true);
-  return std::nullopt;
+  ++counts_.views;
+  counts_.mapped += handles_.size();
+  return view;
 }
 
 // A view that cannot be lengthened is not tried again: the same refusal would meet every request.
@@ -319,7 +318,11 @@ std::optional<std::uint32_t> MappedMemory<Backend>::lengthen_view(const Proposal
   const VirtualAddress end = behind(begin_of(view), view.bytes());
   handles_of(proposal.pieces);
   placement_.views().lengthen(proposal.view, proposal.pieces);
-  if (backend_.map(end, handles_)) return proposal.view;
+  if (backend_.map(end, handles_)) {
+    ++counts_.lengthened;
+    counts_.mapped += handles_.size();
+    return proposal.view;
+  }
   placement_.views().shorten(proposal.view, proposal.pieces.size());
   view.room = view.bytes();
   return std::nullopt;
@@ -334,7 +337,7 @@ bool MappedMemory<Backend>::is_idle(std::uint32_t view) noexcept {
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::unmap_view(std::uint32_t view) {
   const ViewCache::CachedView& dropped = placement_.views()[view];
-  const Ranges pieces = dropped.mapped();
+  const Ranges pieces = dropped.stitched.pieces();
   bool unmapped = true;
   for (std::size_t first = 0; first < pieces.size();) {
     std::size_t next = first;
@@ -352,16 +355,10 @@ bool MappedMemory<Backend>::unmap_view(std::uint32_t view) {
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::remove_view(std::uint32_t view, bool is_unmapped) {
   const ViewCache::CachedView& removed = placement_.views()[view];
-  const Range lent = removed.lent;
   const Range addresses{removed.at, removed.at + removed.room};
   const bool is_free = is_unmapped && !removed.stays_mapped;
   placement_.views().remove(view);
-  if (!is_free) return;
-  if (lent.bytes() > 0) {
-    placement_.return_addresses(lent);
-  } else {
-    view_addresses_.add(addresses);
-  }
+  if (is_free) view_addresses_.add(addresses);
 }
 
 // Unmaps the last `pieces` of a view. False: something of them is still mapped. Pre: the view has more pieces than
@@ -369,7 +366,7 @@ void MappedMemory<Backend>::remove_view(std::uint32_t view, bool is_unmapped) {
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::shorten_view(std::uint32_t view, std::size_t pieces) {
   ViewCache::CachedView& shortened = placement_.views()[view];
-  handles_of(shortened.mapped().last(pieces));
+  handles_of(Ranges(shortened.stitched.pieces()).last(pieces));
   placement_.views().shorten(view, pieces);
   const bool unmapped = backend_.unmap(behind(begin_of(shortened), shortened.bytes()), handles_);
   if (!unmapped) shortened.room = shortened.bytes();
@@ -377,8 +374,7 @@ bool MappedMemory<Backend>::shorten_view(std::uint32_t view, std::size_t pieces)
 }
 
 // Unmaps the handles of a view in which nothing lives, so that what lives in the view, which may be weights, does not
-// keep them. A view at lent home addresses keeps its last piece, which is mapped in the home view and not for this
-// view.
+// keep them.
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
   struct Part {
@@ -387,8 +383,8 @@ void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
   };
   ViewCache::CachedView& view = placement_.views()[number];
   std::vector<Part> parts;
-  for (std::size_t i = 0; i < view.mapped().size(); ++i) {
-    const Range piece = view.mapped()[i];
+  for (std::size_t i = 0; i < view.stitched.pieces().size(); ++i) {
+    const Range piece = view.stitched.pieces()[i];
     auto handle = placement_.handles().find(piece.begin);
     for (; handle != placement_.handles().end() && handle->first < piece.end; ++handle) {
       const Range range{handle->first, handle->first + handle->second.bytes};
@@ -456,11 +452,8 @@ FreeSpace MappedMemory<Backend>::shown_without_idle_parts() {
   FreeSpace shown;
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     const ViewCache::CachedView& shows = placement_.views()[view];
-    if (shows.planned) {
-      for (const Range& piece : shows.stitched.pieces()) shown.add(piece);
-    } else if (shows.lent.bytes() > 0 && !is_idle(view)) {
-      shown.add(shows.stitched.pieces().back());
-    }
+    if (!shows.planned) continue;
+    for (const Range& piece : shows.stitched.pieces()) shown.add(piece);
   }
   return shown;
 }
@@ -621,7 +614,7 @@ auto MappedMemory<Backend>::exchange_for_plan(const DevicePlan& plan, StreamInde
     for (const std::uint32_t handle : plan.views[view].handles) {
       append(pieces, {begins[handle], begins[handle] + plan.handles[handle]});
     }
-    const auto number = map_for_plan(pieces);
+    const auto number = make_view(pieces, 1, true);
     if (!number) {
       forget_plan();  // what was mapped is used as other views
       return std::nullopt;
@@ -656,26 +649,6 @@ bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64
   }
   for (; next != idle.end(); ++next) release(*next);
   return true;
-}
-
-// Maps a view of a plan. Returns its number; nothing if there are no addresses, or the backend refuses.
-template <OnlineBackend Backend>
-std::optional<std::uint32_t> MappedMemory<Backend>::map_for_plan(const std::vector<Range>& pieces) {
-  std::uint64_t bytes = 0;
-  for (const Range& piece : pieces) bytes += piece.bytes();
-  const auto addresses = view_addresses_.best_fit(bytes);
-  if (!addresses) return std::nullopt;
-  const std::uint64_t at = addresses->begin;
-  view_addresses_.subtract({at, at + bytes});
-  const std::uint32_t view = placement_.views().add(pieces, at, bytes, {}, true);
-  handles_of(pieces);
-  if (backend_.map(begin_of(placement_.views()[view]), handles_)) {
-    ++counts_.views;
-    counts_.mapped += handles_.size();
-    return view;
-  }
-  remove_view(view, true);
-  return std::nullopt;
 }
 
 template <OnlineBackend Backend>

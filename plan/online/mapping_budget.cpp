@@ -11,6 +11,7 @@ namespace {
 constexpr std::uint64_t kNanosecondsAMillisecond = 1'000'000;
 constexpr std::uint64_t kMostAllowance = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr std::int64_t kEighths = 8;
+constexpr std::int64_t kForGivingBack = 16;      // the allowance is so many times that of giving memory back
 constexpr std::int64_t kEighthsPerDoubling = 4;  // of the slack, when stitching takes more than it may at most
 
 // `share` 1: there is no limit. `part`: the allowance is divided by it.
@@ -44,7 +45,7 @@ MappingBudget::MappingBudget(const OnlinePolicy& policy)
       mapping_(full_bucket(policy, policy.elapsed_per_mapping)),
       stitching_(full_bucket(policy, policy.elapsed_per_mapping)),
       most_stitching_(full_bucket(policy, policy.elapsed_per_stitching)),
-      giving_back_(full_bucket(policy, policy.elapsed_per_mapping, kEighths)) {}
+      giving_back_(full_bucket(policy, policy.elapsed_per_mapping, kForGivingBack)) {}
 
 bool MappingBudget::may_give_back(const MappingTime& now) noexcept {
   const MappingTime last = last_given_back_.value_or(now);

@@ -46,7 +46,7 @@ struct Overdraft {
 };
 
 // Four leaky buckets. One pays for all mapping, and two for stitching alone. One of these two gains the share of time
-// that mapping should take, and the other the share that stitching may take at most. The fourth has an eighth of the
+// that mapping should take, and the other the share that stitching may take at most. The fourth has a sixteenth of the
 // others' allowance and pays for all mapping since memory was first given back although nobody asked for it.
 //
 // Debt for all mapping makes new handles larger, and so does the credit that stitching has spent, even before anything

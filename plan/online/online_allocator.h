@@ -377,7 +377,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
   if (may_grow && placement().depends_on_room(bytes)) placement().set_room(backend().room());
   auto proposal = placement().propose(bytes, stream, scope, may_grow, may_stitch && scope != StreamScope::None);
   if (proposal && !proposal->pieces.empty() && proposal->grow.empty() && stream != kAnyStream) {
-    const std::size_t most = memory_.handle_count(proposal->mapped()) / placement().policy().handles_per_repaired;
+    const std::size_t most = memory_.handle_count(proposal->pieces) / placement().policy().handles_per_repaired;
     const auto repair = propose_repair(bytes, stream, scope, most);
     if (repair) {
       const auto repaired = memory_.carry_out(*repair);

@@ -6,8 +6,7 @@
 
 namespace stalloc::plan {
 
-std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent,
-                             bool planned) {
+std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, bool planned) {
   if (unused_.empty()) {
     views_.emplace_back();
     try {
@@ -20,7 +19,7 @@ std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at,
     unused_.push_back(numbers());
   }
   const std::uint32_t number = unused_.back();
-  (*this)[number] = {.stitched = StitchedView(pieces), .at = at, .room = room, .lent = lent, .planned = planned};
+  (*this)[number] = {.stitched = StitchedView(pieces), .at = at, .room = room, .planned = planned};
   unused_.pop_back();  // nothing throws from here on
   insert(number);
   link(number);

@@ -19,7 +19,6 @@ class ViewCache {
     StitchedView stitched;       // empty: the number is not in use
     std::uint64_t at = 0;        // place in the range of addresses for views, bytes
     std::uint64_t room = 0;      // bytes that it may show there
-    Range lent;                  // not empty: it lies at these home addresses, and its last piece follows at home
     std::uint64_t live = 0;      // bytes of the requests that live in it
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
@@ -27,11 +26,6 @@ class ViewCache {
     bool planned = false;       // of a plan: only the plan's requests use it, and it is not removed to make room
     bool stays_mapped = false;  // something of it could not be unmapped, so its addresses are not used again
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
-    // The pieces that are mapped for it.
-    [[nodiscard]] std::span<const Range> mapped() const {
-      const std::span<const Range> all = stitched.pieces();
-      return lent.bytes() > 0 ? all.first(all.size() - 1) : all;
-    }
   };
   // A view in the order of sizes.
   struct Entry {
@@ -39,10 +33,9 @@ class ViewCache {
     std::uint32_t number = 0;
   };
 
-  // Adds a view and returns its number. `room` is at least what the pieces show; with `lent`, exactly that.
-  // `planned` views are in none of the lists below until `release_planned` is called, from which on they are as others.
-  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, Range lent,
-                    bool planned = false);
+  // Adds a view and returns its number. `room` is at least what the pieces show. `planned` views are in none of the
+  // lists below until `release_planned` is called, from which on they are as others.
+  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, bool planned = false);
   void release_planned(std::uint32_t number) noexcept;
   // Pre: the view has room for the pieces. `shorten` undoes it.
   void lengthen(std::uint32_t number, const std::vector<Range>& pieces);

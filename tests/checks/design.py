@@ -76,7 +76,6 @@ def of_numbers(source, text):
             f"addresses for {words.get(n['view_room'])} what it showed",
             f"at most {shares.get(n['handles_per_repaired'])} as many handles as a new view would need",
             f"small requests have more than 1/{n['held_per_small']} of it to themselves",
-            f"A new view of at least 1/{n['held_per_joined_view']} of what is held",
             f"a block of up to {n['deferred_free_bytes'] >> 20} MiB"]
     yield from (f"docs/design.md does not say: {phrase}" for phrase in said if phrase not in flat)
 

@@ -100,8 +100,8 @@ CUresult Dynamic::grant_access(int peer) noexcept {
   }
   for (std::uint32_t number = 1; number <= placement().views().numbers(); ++number) {
     const ViewCache::CachedView& view = placement().views()[number];
-    for (std::size_t i = 0; i < view.mapped().size(); ++i) {
-      const std::uint64_t bytes = view.mapped()[i].bytes();
+    for (std::size_t i = 0; i < view.stitched.pieces().size(); ++i) {
+      const std::uint64_t bytes = view.stitched.pieces()[i].bytes();
       if (bytes == 0) continue;  // nothing is mapped in a hole
       const plan::VirtualAddress at = Memory::behind(Memory::begin_of(view), view.stitched.start(i));
       if (const CUresult result = backend().renew_access(at, bytes); result != CUDA_SUCCESS) return result;

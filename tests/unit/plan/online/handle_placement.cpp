@@ -155,7 +155,7 @@ TEST_CASE("memory is given back unasked as long as mapping takes little time the
   constexpr std::uint64_t kMillisecond = 1'000'000;
   OnlinePolicy policy;
   policy.elapsed_per_mapping = 10;
-  policy.mapping_allowance = 80;
+  policy.mapping_allowance = 160;
   MappingBudget budget(policy);
   MappingTime time{.elapsed = 0, .mapping = 500 * kMillisecond};  // what was mapped before does not count
   const auto after = [&](std::uint64_t elapsed, std::uint64_t mapping) {
@@ -164,7 +164,7 @@ TEST_CASE("memory is given back unasked as long as mapping takes little time the
     return budget.may_give_back(time);
   };
   REQUIRE(after(0, 0));
-  REQUIRE(after(0, 10));  // an eighth of the allowance
+  REQUIRE(after(0, 10));  // a sixteenth of the allowance
   REQUIRE_FALSE(after(0, 1));
   REQUIRE_FALSE(after(5, 0));
   REQUIRE(after(5, 0));  // paid by the time

@@ -71,7 +71,7 @@ TEST_CASE("views are found by their bytes, and those without life in the order o
     Expected* view = views.empty() ? nullptr : &views[below(views.size())];
     if (action == 0 && views.size() < 60) {
       std::vector<Range> pieces = some_pieces();
-      const std::uint32_t number = cache.add(pieces, 0, 1000 * kUnitBytes, {});
+      const std::uint32_t number = cache.add(pieces, 0, 1000 * kUnitBytes);
       views.push_back({number, std::move(pieces), {}});
       recent.push_back(number);
     } else if (action == 1) {
@@ -105,8 +105,8 @@ TEST_CASE("views are found by their bytes, and those without life in the order o
 
 TEST_CASE("a planned view is in no list until it is released", "[plan][online]") {
   ViewCache cache;
-  const std::uint32_t planned = cache.add({{0, 4 * kUnitBytes}}, 0, 4 * kUnitBytes, {}, true);
-  const std::uint32_t other = cache.add({{0, kUnitBytes}}, 0, kUnitBytes, {});
+  const std::uint32_t planned = cache.add({{0, 4 * kUnitBytes}}, 0, 4 * kUnitBytes, true);
+  const std::uint32_t other = cache.add({{0, kUnitBytes}}, 0, kUnitBytes);
   REQUIRE(cache.count() == 1);
   REQUIRE(cache.from(0).size() == 1);
   REQUIRE(cache.least_recent() == other);

@@ -109,40 +109,6 @@ TEST_CASE("a stitched view grows only by the missing bytes", "[serve][dynamic]")
   REQUIRE(fixture.statistics().stitches == 1);
 }
 
-TEST_CASE("the new handles of a view are mapped once, right after the old ones", "[serve][dynamic]") {
-  Fixture fixture;
-  const CUdeviceptr first = fixture.allocate_pages(2);
-  fixture.allocate_pages(2);
-  fixture.free(first);
-  const std::uint64_t mapped = fixture.statistics().mapping_calls_after_start;
-  const CUdeviceptr stitched = fixture.allocate_pages(4);
-  // Two new handles are created and mapped, with access; the two old ones are mapped, with access.
-  REQUIRE(fixture.statistics().mapping_calls_after_start == mapped + 5 + 3);
-  REQUIRE(fixture.driver.physical(stitched) == fixture.driver.physical(first));
-  fixture.free(stitched);
-  REQUIRE(fixture.allocate_pages(2) == first);
-  REQUIRE(fixture.allocate_pages(2) == stitched + 2 * kPage);  // in the home view, at the address of the stitched view
-  fixture.driver.finish_all_work();
-  fixture.heap->trim(0);
-  REQUIRE(fixture.physical() == 6 * kPage);  // nothing is idle: all bytes of the view are in use at other addresses
-  REQUIRE(fixture.statistics().views == 0);
-  REQUIRE_THROWS_AS(fixture.driver.physical(stitched), FakeDriver::Misuse);
-  REQUIRE(fixture.driver.physical(stitched + 2 * kPage) != 0);
-}
-
-TEST_CASE("addresses of such a view are used again", "[serve][dynamic]") {
-  Fixture fixture;
-  const std::vector<CUdeviceptr> blocks = fixture.scatter(4);
-  const CUdeviceptr view = fixture.allocate_pages(6);
-  const CUdeviceptr end = view + 6 * kPage;
-  fixture.free(view);
-  for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.free(blocks[i]);
-  fixture.driver.finish_all_work();
-  fixture.heap->trim(0);
-  REQUIRE(fixture.physical() == 0);
-  REQUIRE(fixture.allocate_pages((end - blocks[0]) / kPage) == blocks[0]);  // the addresses of the view are free again
-}
-
 namespace {
 
 // Returns a view of six pages whose first two are in use in the home view. Four pages are free at its end, and two
@@ -487,15 +453,11 @@ TEST_CASE("shared memory: the best place is taken, although another stream freed
 
 namespace {
 
-// The program makes a stream wait for the work that another stream had been given at the free with that number.
-void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner, std::uint64_t number) {
+// The program makes a stream wait for all work that another stream has been given so far.
+void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
   serve::StreamClock* clock = fixture->heap->clock(waiter);
   REQUIRE(clock != nullptr);
-  clock->raise(fixture->heap->clock(owner)->ordinal(), number);
-}
-// The same for all work that the other stream has been given so far.
-void order_behind(Fixture* fixture, StreamKey waiter, StreamKey owner) {
-  order_behind(fixture, waiter, owner, fixture->heap->clocks().latest_number());
+  clock->raise(fixture->heap->clock(owner)->ordinal(), fixture->heap->clocks().latest_number());
 }
 
 }  // namespace
@@ -933,11 +895,9 @@ struct ShardedTraining {
     REQUIRE(fixture.heap->free_async(address, key) == CUDA_SUCCESS);
   }
   void begin_layer() {
-    if (program_orders) {
-      order_behind(&fixture, fixture.stream, fixture.other, before_layer);
-      order_behind(&fixture, fixture.other, fixture.stream, before_layer);
-    }
-    before_layer = fixture.heap->clocks().latest_number();
+    if (!program_orders) return;
+    order_behind(&fixture, fixture.stream, fixture.other);
+    order_behind(&fixture, fixture.other, fixture.stream);
   }
   void step() {
     std::vector<CUdeviceptr> activations;
@@ -968,7 +928,6 @@ struct ShardedTraining {
   static constexpr int kLayers = 12;
   Fixture fixture;
   bool program_orders;
-  std::uint64_t before_layer = 0;  // the number of the latest free
 };
 
 }  // namespace
