@@ -46,7 +46,7 @@ def planned_steps(bench):
     program map memory in every step."""
     for options in (["--streams", "1"], ["--streams", "3"], ["--backward-thread", "--streams", "2"]):
         for event, late in (([], {}), ([], LATE), (["--event", "extra", "--event-step", "60"], LATE)):
-            done = expect_sound(bench.dynamic("--steps", "80", "--wait", *options, *event, **late,
+            done = expect_sound(bench.dynamic("--steps", "80", "--microbatches", "4", "--wait", *options, *event, **late,
                                               STALLOC_POLICY="small_bytes=4k,searched_views=off,held_per_step_plan=8"))
             expect(done.figures[0]["step_plans"] > 0 and done.figures[0]["step_requests"] > 0, "no step was planned", done)
 
