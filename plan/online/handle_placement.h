@@ -170,7 +170,7 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t bytes_for_small() const { return bytes_for_small_; }
   [[nodiscard]] std::uint64_t peak_physical_bytes() const { return peak_physical_bytes_; }
 
-  // While the bytes of plans are kept, no request gets them, except by `take`.
+  // While the bytes of plans are kept, no request gets them, except by `take`, or in a view that was made before.
   void keep_plan_bytes(bool keep) { keeps_plan_bytes_ = keep; }
 
   // A physical offset from which on there is room for so many bytes of a plan.

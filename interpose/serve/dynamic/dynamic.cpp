@@ -93,21 +93,23 @@ void Dynamic::adopt(Arena* arena) {
 
 CUresult Dynamic::grant_access(int peer) noexcept {
   if (!backend().remember_peer(peer)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult first_refusal = CUDA_SUCCESS;
+  const auto renew = [&](plan::VirtualAddress at, std::uint64_t bytes) {
+    const CUresult result = backend().renew_access(at, bytes);
+    if (first_refusal == CUDA_SUCCESS) first_refusal = result;
+  };
   for (const auto& [at, handle] : placement().handles()) {
-    if (handle.planned) continue;
-    const CUresult result = backend().renew_access({plan::VirtualAddress::Space::Home, at}, handle.bytes);
-    if (result != CUDA_SUCCESS) return result;
+    if (!handle.planned) renew({plan::VirtualAddress::Space::Home, at}, handle.bytes);
   }
   for (std::uint32_t number = 1; number <= placement().views().numbers(); ++number) {
     const ViewCache::CachedView& view = placement().views()[number];
     for (std::size_t i = 0; i < view.stitched.pieces().size(); ++i) {
       const std::uint64_t bytes = view.stitched.pieces()[i].bytes();
       if (bytes == 0) continue;  // nothing is mapped in a hole
-      const plan::VirtualAddress at = Memory::behind(Memory::begin_of(view), view.stitched.start(i));
-      if (const CUresult result = backend().renew_access(at, bytes); result != CUDA_SUCCESS) return result;
+      renew(Memory::behind(Memory::begin_of(view), view.stitched.start(i)), bytes);
     }
   }
-  return CUDA_SUCCESS;
+  return first_refusal;
 }
 
 }  // namespace stalloc::serve

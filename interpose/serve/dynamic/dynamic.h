@@ -60,7 +60,8 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   // Adds free bytes of the plan; requests of `stream` get them first. Their frees must be marked in the order already.
   void add_free(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }
 
-  // From now on, kernels of `peer` may access this memory, both what is mapped and what will be.
+  // From now on, kernels of `peer` may access this memory, both what is mapped and what will be. Returns the first
+  // refusal of the driver; what it does not refuse is accessible all the same.
   CUresult grant_access(int peer) noexcept;
 
   // As for DeviceBackend.

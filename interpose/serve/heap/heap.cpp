@@ -719,8 +719,9 @@ StreamClock* Heap::clock(StreamKey stream) noexcept {
 CUresult Heap::grant_access(int peer) noexcept {
   const CompletingLock lock(*this);
   if (is_closed()) return CUDA_SUCCESS;
-  if (const CUresult result = planned_.grant_access(peer); result != CUDA_SUCCESS) return result;
-  return dynamic_ ? dynamic_->grant_access(peer) : CUDA_SUCCESS;
+  const CUresult to_plan = planned_.grant_access(peer);
+  const CUresult to_dynamic = dynamic_ ? dynamic_->grant_access(peer) : CUDA_SUCCESS;
+  return to_plan != CUDA_SUCCESS ? to_plan : to_dynamic;
 }
 
 void Heap::update_physical() noexcept {

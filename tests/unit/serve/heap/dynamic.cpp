@@ -328,6 +328,23 @@ TEST_CASE("a peer can use what lives in a view that shows nothing elsewhere", "[
   }
 }
 
+TEST_CASE("a peer gets access to all other memory if the driver refuses it for a part", "[serve][dynamic]") {
+  Fixture fixture;
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(fixture.allocate_pages(1));
+  fixture.driver.fail_at(3, CUDA_ERROR_UNKNOWN);
+  REQUIRE(fixture.heap->grant_access(3) == CUDA_ERROR_UNKNOWN);
+  int refused = 0;
+  for (const CUdeviceptr block : blocks) {
+    try {
+      fixture.driver.physical(block, 3);
+    } catch (const FakeDriver::Misuse&) {
+      ++refused;
+    }
+  }
+  REQUIRE(refused == 1);
+}
+
 TEST_CASE("addresses of a view that could not be unmapped are not used again", "[serve][dynamic]") {
   Fixture fixture;
   const ViewInUse made(&fixture);
