@@ -156,7 +156,7 @@ class MappedMemory {
   void cut_idle_parts(std::uint32_t number);
   void remove_view(std::uint32_t view, bool is_unmapped);
   [[nodiscard]] FreeSpace shown_in_views() const;
-  [[nodiscard]] FreeSpace shown_without_idle_parts();
+  [[nodiscard]] FreeSpace shown_in_planned_views() const;
 
   [[nodiscard]] std::vector<std::uint64_t> idle_handles(const FreeSpace& shown);
   bool exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream);
@@ -285,8 +285,7 @@ std::optional<Place> MappedMemory<Backend>::stitch(const Proposal& proposal) {
   const std::optional<std::uint32_t> view =
       proposal.view == 0 ? make_view(proposal.pieces, placement_.policy().view_room, false) : lengthen_view(proposal);
   stitching_ns_ += backend_.mapping_time().mapping - before;
-  if (!view) return std::nullopt;
-  return Place{*view, proposal.offset};
+  return view ? std::optional(Place{*view, proposal.offset}) : std::nullopt;
 }
 
 // Maps a new view, with addresses for up to `times_room` times what it shows. Returns its number; nothing if there are
@@ -446,14 +445,13 @@ FreeSpace MappedMemory<Backend>::shown_in_views() const {
   return shown;
 }
 
-// The same after `unmap_idle_views`.
+// The physical offsets that planned views show, which keep them.
 template <OnlineBackend Backend>
-FreeSpace MappedMemory<Backend>::shown_without_idle_parts() {
+FreeSpace MappedMemory<Backend>::shown_in_planned_views() const {
   FreeSpace shown;
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    const ViewCache::CachedView& shows = placement_.views()[view];
-    if (!shows.planned) continue;
-    for (const Range& piece : shows.stitched.pieces()) shown.add(piece);
+    if (!placement_.views()[view].planned) continue;
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
   }
   return shown;
 }
@@ -585,7 +583,7 @@ std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(const FreeSpace& 
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::idle_bytes() {
   std::uint64_t bytes = 0;
-  for (const std::uint64_t at : idle_handles(shown_without_idle_parts())) bytes += placement_.handles().at(at).bytes;
+  for (const std::uint64_t at : idle_handles(shown_in_planned_views())) bytes += placement_.handles().at(at).bytes;
   return bytes;
 }
 

@@ -162,8 +162,8 @@ class Heap {
   // Returns the clock of a stream, which is created at the first call; null: the stream has none. The heap owns it, and
   // it is valid until the stream is destroyed. Pre: the stream belongs to `context`.
   StreamClock* clock(StreamKey stream) noexcept;
-  // From now on, kernels of the device `peer` may access this heap's memory, but for parts
-  // that the driver refuses. Returns its first refusal.
+  // From now on, kernels of the device `peer` may access this heap's memory, but for parts that the driver refuses.
+  // Returns its first refusal.
   CUresult grant_access(int peer) noexcept;
 
   // Returns idle memory to the device until at most `keep_bytes` bytes are held. It unmaps views without live ranges
