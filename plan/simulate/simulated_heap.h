@@ -20,10 +20,10 @@ class SimulatedHeap {
   // it: requests for any stream at once (kAnyStream) cannot be served.
   std::optional<Place> allocate(std::uint64_t number, std::uint64_t bytes, StreamIndex stream) {
     std::optional<Place> place;
-    if (!steps_.may_have_slot(bytes)) {
-      steps_.keep_plan_bytes_from(allocator_, bytes);
-    } else if (stream != kAnyStream) {
+    if (steps_.may_have_slot(bytes) && stream != kAnyStream) {
       place = steps_.serve(allocator_, number, bytes, stream);
+    } else {
+      steps_.keep_plan_bytes_from(allocator_, bytes);
     }
     return place ? place : allocator_.allocate(bytes, stream);
   }
