@@ -16,21 +16,23 @@ struct Growth {
   std::uint64_t held = 0;                  // held already
   std::uint64_t most_held = 0;             // the most that was ever held
   std::uint64_t room = ~std::uint64_t{0};  // what can still be created
-  std::uint64_t coarseness = 1;            // a factor (MappingBudget), not bytes
-  bool stitching_overdrawn = false;        // stitching alone has cost more than mapping may
+  std::uint64_t coarseness = 1;            // these two are factors (MappingBudget), not bytes
+  std::uint64_t bounds = 1;
+  bool stitching_overdrawn = false;  // stitching alone has cost more than mapping may
 };
 
 // Returns the sizes, in bytes, of handles for the missing bytes and less than a page more; `page` is a power of two.
-// Where `coarseness` makes handles larger, the last one may be larger than necessary. Pure; throws std::bad_alloc.
+// Pure; throws std::bad_alloc.
 //
 // The cost of mapping follows the number of handles. Memory is lost in partly used handles, whose number hardly depends
 // on how much is held, so the size of new handles follows what is held. It also follows the request, since few large
 // requests are live at the same time, and a program may request a large part of the device only to find out how much is
-// available. Where mapping has exceeded its budget, handles are larger. The remainder is made of smaller handles. For a
-// program that creates its memory again and again, larger handles save calls in proportion to their size; for a program
-// that stitches, they save more, so its handles may be twice as large. Where the device is nearly full, lost memory
-// limits what a program can do, so handles are small there, except for large requests. This does not apply once
-// stitching is overdrawn, since small handles would make such a program only slower.
+// available. The remainder is made of smaller handles.
+//
+// Where mapping has exceeded its budget, handles are larger, but each is a small part of its request, so that requests
+// of a few pages leave small handles for others of their size. Where the device is nearly full, lost memory limits what
+// a program can do, so handles are small there, except for large requests. This does not apply once stitching is
+// overdrawn, since small handles would make such a program only slower.
 std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Growth& growth, std::uint64_t page);
 
 }  // namespace stalloc::plan

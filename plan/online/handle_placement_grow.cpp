@@ -113,6 +113,7 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                            .most_held = peak_physical_bytes_,
                            .room = room_,
                            .coarseness = coarseness,
+                           .bounds = overdraft_.bounds,
                            .stitching_overdrawn = overdraft_.held_per_slack > 0},
                           options_.page);
 }

@@ -338,7 +338,7 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
 // Returns how many times larger new handles are because the program gives its memory back; 1 if it does not.
 template <OnlineBackend Backend>
 std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
-  const std::uint64_t times = placement().policy().coarse_returns;
+  const std::uint64_t times = placement().policy().coarsest;
   const std::uint64_t given_back = memory_.given_back_bytes();
   return given_back > 0 && given_back >= placement().peak_physical_bytes() / times ? times : 1;
 }

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares parameters of the policy without a plan on recorded runs, without a device: a table of held / live and of mapping.
 
-  compare_policies.py --build build/release [--set NAME=VALUE,...]... [--times-dear X] [--seeds N] RUN...
+  compare_policies.py --build build/release... [--set NAME=VALUE,...]... [--times-dear X] [--empty-caches N] [--seeds N] RUN...
 
 Each cell is the mean over random beginnings (`online_policy --seed`). A RUN is a CSV of requests, which may be compressed (.xz).
 Between two frees pass 170 us, or what a run's name says of itself: 250 us for those of Megatron-core, 30 us for tensors of
 random size, which do nothing else. With --times-dear X each handle takes X times as long to map as on an idle card: this is
-the same as X times less time between frees and X times less allowance, in another unit of time.
+the same as X times less time between frees and X times less allowance, in another unit of time. With --empty-caches N each
+program gives its idle memory back N times, where least is live. Several builds, as of two versions, are compared side by side.
 """
 
 import argparse
@@ -28,9 +29,10 @@ ALLOWANCE = re.compile(r"STALLOC_POLICY\(mapping_allowance, (\d+),")
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", required=True, type=pathlib.Path)
+    parser.add_argument("--build", required=True, action="append", type=pathlib.Path, dest="builds")
     parser.add_argument("--set", action="append", metavar="NAME=VALUE,...", dest="policies", help='"" for the defaults')
     parser.add_argument("--times-dear", type=float, default=1.0)
+    parser.add_argument("--empty-caches", default="0", metavar="N")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
     arguments = parser.parse_args()
@@ -46,10 +48,11 @@ def settings(policy, dear, usual_allowance):
     return ",".join("=".join(item) for item in values.items())
 
 
-def play(program, run, policy, seed, dear):
+def play(build, run, policy, seed, dear, emptied):
     """Held / live bytes and the milliseconds of mapping."""
     between = next((us for name, us in MICROSECONDS.items() if name in run.name), OTHERWISE)
-    done = subprocess.run([program, "--between", str(round(between / dear)), "--seed", str(seed), "--set", policy, run],
+    done = subprocess.run([build / "tests/bench/online_policy", "--between", str(round(between / dear)), "--seed", str(seed),
+                           "--empty-caches", emptied, "--set", policy, run],
                           check=True, text=True, stdout=subprocess.PIPE)
     return (float(re.search(r"MiB \(([\d.]+)\)", done.stdout)[1]),
             dear * int(re.search(r"mapping took (\d+) ms", done.stdout)[1]))
@@ -59,9 +62,11 @@ def main():
     arguments = parse_arguments()
     sources = pathlib.Path(__file__).resolve().parents[2]
     usual = ALLOWANCE.search((sources / "plan/online/online_policy.def").read_text(encoding="utf-8"))[1]
-    program = arguments.build / "tests/bench/online_policy"
-    print("| run | " + " | ".join(policy or "defaults" for policy in arguments.policies) + " |")
-    print("|---|" + "---|" * len(arguments.policies), flush=True)
+    columns = [(build, policy) for build in arguments.builds for policy in arguments.policies]
+    several = len(arguments.builds) > 1
+    print("| run | " + " | ".join((f"{build.name}: " if several else "") + (policy or "defaults") for build, policy in columns) +
+          " |")
+    print("|---|" + "---|" * len(columns), flush=True)
     rows = []
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for run in arguments.runs:
@@ -69,9 +74,9 @@ def main():
                 plain = pathlib.Path(folder) / run.stem
                 plain.write_bytes(lzma.decompress(run.read_bytes()))
                 run = plain
-            played = [[pool.submit(play, program, run, settings(policy, arguments.times_dear, usual), seed,
-                                   arguments.times_dear) for seed in range(1, arguments.seeds + 1)]
-                      for policy in arguments.policies]
+            played = [[pool.submit(play, build, run, settings(policy, arguments.times_dear, usual), seed,
+                                   arguments.times_dear, arguments.empty_caches) for seed in range(1, arguments.seeds + 1)]
+                      for build, policy in columns]
             rows.append([[statistics.mean(values) for values in zip(*(one.result() for one in seeds))] for seeds in played])
             print(f"| {run.stem} | " + " | ".join(f"{held:.4f}, {ms:.0f} ms" for held, ms in rows[-1]) + " |", flush=True)
     means = [[statistics.mean(values) for values in zip(*column)] for column in zip(*rows)]
