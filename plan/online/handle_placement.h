@@ -186,6 +186,7 @@ class HandlePlacement {
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
   [[nodiscard]] std::uint64_t free_bytes(Range range) const;
   [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }
+  [[nodiscard]] const FreeSpace& free_space_of_plan() const { return all_.planned; }
   [[nodiscard]] std::uint64_t largest_free() const;
   // True when a stream other than this one may have free bytes.
   [[nodiscard]] bool others_have_bytes(StreamIndex stream) const { return several_ || (any_ && stream != first_); }

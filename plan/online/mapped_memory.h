@@ -114,12 +114,16 @@ class MappedMemory {
   // Where the memory of a plan lies.
   struct PlanMemory {
     std::uint64_t home = 0;            // physical offset of the plan's first handle; the others follow at home
-    std::vector<std::uint32_t> views;  // the number of each of the plan's views; 0 for its home view
+    std::vector<std::uint32_t> views;  // the number of each of the plan's views; 0: the home view, or not mapped yet
   };
-  // Releases those handles, creates the plan's and maps its views. The plan's memory then stays until `forget_plan` is
-  // called, and its bytes are kept for `OnlineAllocator::take_planned` (HandlePlacement::keep_plan_bytes). They are
-  // free for `stream`. Returns nothing if the backend refuses. Pre: no plan is kept.
-  std::optional<PlanMemory> exchange_for_plan(const DevicePlan& plan, StreamIndex stream);
+  // Creates the plan's handles, but not the late ones (`is_late`, by handle; empty: none is), releases as much idle
+  // memory, and maps the views that show no late handle. The plan's memory then stays until `forget_plan` is called,
+  // and its bytes are kept for `OnlineAllocator::take_planned` (HandlePlacement::keep_plan_bytes). They are free for
+  // `stream`. Returns nothing if the backend refuses. Pre: no plan is kept.
+  std::optional<PlanMemory> exchange_for_plan(const DevicePlan& plan, const std::vector<bool>& is_late,
+                                              StreamIndex stream);
+  // Does the rest for the late handles. False: the backend refuses, and the plan was forgotten. Pre: some are late.
+  bool complete_plan(const DevicePlan& plan, const std::vector<bool>& is_late, StreamIndex stream, PlanMemory* memory);
   // Releases the handles outside the plan that became idle since then, as `idle_bytes` counts them.
   void release_beside_plan();
   // From now on, the plan's memory is like all other memory. Does nothing without a plan.
@@ -159,7 +163,9 @@ class MappedMemory {
   [[nodiscard]] FreeSpace shown_in_planned_views() const;
 
   [[nodiscard]] std::vector<std::uint64_t> idle_handles(const FreeSpace& shown);
-  bool exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream);
+  template <class IsWanted>
+  bool exchange_handles(const DevicePlan& plan, std::uint64_t home, IsWanted is_wanted, StreamIndex stream);
+  bool map_plan_views(const DevicePlan& plan, const std::vector<bool>& is_late, PlanMemory* memory);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
   void release_idle_small(std::uint64_t grown);
   bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
@@ -445,17 +451,6 @@ FreeSpace MappedMemory<Backend>::shown_in_views() const {
   return shown;
 }
 
-// The physical offsets that planned views show, which keep them.
-template <OnlineBackend Backend>
-FreeSpace MappedMemory<Backend>::shown_in_planned_views() const {
-  FreeSpace shown;
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (!placement_.views()[view].planned) continue;
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
-  }
-  return shown;
-}
-
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release_idle(std::uint64_t keep, bool of_plan) {
   const std::uint64_t released = release_until(keep, of_plan);
@@ -570,94 +565,6 @@ bool MappedMemory<Backend>::can_be_released(const Handles::value_type& handle, c
   return !overlaps(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
-// The handles for large requests that can be released if views show no more than `shown`.
-template <OnlineBackend Backend>
-std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(const FreeSpace& shown) {
-  std::vector<std::uint64_t> idle;
-  for (const auto& handle : placement_.handles()) {
-    if (!placement_.is_for_small(handle.first) && can_be_released(handle, shown)) idle.push_back(handle.first);
-  }
-  return idle;
-}
-
-template <OnlineBackend Backend>
-std::uint64_t MappedMemory<Backend>::idle_bytes() {
-  std::uint64_t bytes = 0;
-  for (const std::uint64_t at : idle_handles(shown_in_planned_views())) bytes += placement_.handles().at(at).bytes;
-  return bytes;
-}
-
-template <OnlineBackend Backend>
-void MappedMemory<Backend>::release_beside_plan() {
-  unmap_idle_views();
-  for (const std::uint64_t at : idle_handles(shown_in_views())) release(at);
-}
-
-template <OnlineBackend Backend>
-auto MappedMemory<Backend>::exchange_for_plan(const DevicePlan& plan, StreamIndex stream) -> std::optional<PlanMemory> {
-  unmap_idle_views();
-  const auto home = placement_.room_for_plan(plan.physical_bytes);
-  if (!home || !exchange_handles(plan, *home, stream)) return std::nullopt;
-  std::vector<std::uint64_t> begins;
-  std::uint64_t at = *home;
-  for (const std::uint64_t bytes : plan.handles) {
-    begins.push_back(at);
-    at += bytes;
-  }
-  PlanMemory memory{.home = *home, .views = {0}};
-  plan_ = {*home, at};
-  placement_.keep_plan_bytes(true);
-  for (std::size_t view = 1; view < plan.views.size(); ++view) {
-    std::vector<Range> pieces;
-    for (const std::uint32_t handle : plan.views[view].handles) {
-      append(pieces, {begins[handle], begins[handle] + plan.handles[handle]});
-    }
-    const auto number = make_view(pieces, 1, true);
-    if (!number) {
-      forget_plan();  // what was mapped is used as other views
-      return std::nullopt;
-    }
-    memory.views.push_back(*number);
-  }
-  return memory;
-}
-
-// Releases idle handles and creates those of a plan, a few at a time, so that never much memory is with the driver,
-// where others could take it. Handles that were created stay if the backend then refuses.
-template <OnlineBackend Backend>
-bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64_t at, StreamIndex stream) {
-  const std::vector<std::uint64_t> idle = idle_handles(shown_in_views());
-  auto next = idle.begin();
-  std::uint64_t released = 0;
-  std::uint64_t created = 0;
-  std::vector<Handle> batch;
-  for (std::size_t first = 0; first < plan.handles.size(); first += kHandlesPerBatch) {
-    batch.clear();
-    for (std::size_t i = first; i < std::min(first + kHandlesPerBatch, plan.handles.size()); ++i) {
-      batch.push_back(Handle{plan.handles[i], 0});
-      created += plan.handles[i];
-    }
-    for (; released < created && next != idle.end(); ++next) released += release(*next);
-    if (!backend_.create(at, batch)) return false;
-    for (const Handle& handle : batch) {
-      placement_.add_handle(at, {handle.bytes, handle.id, false}, stream);
-      at += handle.bytes;
-    }
-    counts_.handles += batch.size();
-  }
-  for (; next != idle.end(); ++next) release(*next);
-  return true;
-}
-
-template <OnlineBackend Backend>
-void MappedMemory<Backend>::forget_plan() noexcept {
-  plan_ = {};
-  placement_.keep_plan_bytes(false);
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (placement_.views()[view].planned) placement_.views().release_planned(view);
-  }
-}
-
 // Releases the handle at a physical offset. Returns its bytes; 0 if the backend refuses.
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release(std::uint64_t at) {
@@ -681,3 +588,5 @@ auto MappedMemory<Backend>::handles_of(Ranges pieces) -> const std::vector<Handl
 }
 
 }  // namespace stalloc::plan
+
+#include "plan/online/mapped_memory_plan.h"

@@ -32,9 +32,8 @@
 //   2. Fast path: without a plan, a free on the stream that was looked up last is deferred (`Dynamic::defer_free`).
 //   3. Otherwise `free_slow_path` finds the stream's ordinal (`StreamOrder::ordinal`), removes the block from the live
 //      table and the figures, and calls `make_reusable`. That marks the bytes with the stream and the number of the
-//      free
-//      (`StreamOrder::mark_freed`) and adds them to the free bytes of the plan (`Planned::release`) or of the dynamic
-//      sub-allocator (`Dynamic::add_free`, `Dynamic::free`).
+//      free (`StreamOrder::mark_freed`) and adds them to the free bytes of the plan (`Planned::release`) or of the
+//      dynamic sub-allocator (`Dynamic::add_free`, `Dynamic::free`).
 //   4. If other streams cannot be ordered after the stream, `free_after_event` records an event, and
 //      `collect_pending_frees` calls `make_reusable` when the event has completed. `free_when_complete` always does so.
 //   5. `free_with_user` does what `free_slow_path` does, and then marks the bytes with both streams
@@ -384,6 +383,7 @@ std::optional<Place> Heap::serve_step(const Request& request) noexcept {
     if (!place && steps_->was_refused() && collect_pending_frees(PendingFrees::kStreamsPerQuery)) {
       place = steps_->serve_again(*dynamic_, bytes, request.stream);
     }
+    if (!place) place = steps_->serve_elsewhere(*dynamic_, bytes, request.stream);
     return place;
   } catch (const std::bad_alloc&) {
     steps_->restart(*dynamic_);

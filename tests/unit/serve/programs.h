@@ -80,6 +80,11 @@ class Program {
     if (drops_ && random_() % 4 == 0) drop_and_ask_again(wanted);
   }
 
+  // Frees what ends before the next request.
+  void end_step() {
+    ++now_;
+    give_back_the_dead();
+  }
   void finish() {
     now_ += 1000;
     give_back_the_dead();

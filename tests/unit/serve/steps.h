@@ -24,14 +24,16 @@ inline serve::HeapOptions forgetful_options() {
   return options;
 }
 
-// Nothing lives from one step to the next.
-inline std::vector<ProgramRequest> random_step(Random& random) {
+// Nothing lives from one step to the next, but for a block of `carried` bytes, if that is not 0: so many that they must
+// not be held twice when the step's plan is taken up.
+inline std::vector<ProgramRequest> random_step(Random& random, std::uint64_t carried = 0) {
   std::vector<ProgramRequest> step;
   while (step.size() < kRequestsOfStep) {
     const std::uint64_t largest = random() % 3 == 0 ? 12 * kSmallPage : 2 * kSmallPage;
     const std::uint64_t lifetime = std::min<std::uint64_t>(random() % 40 + 1, kRequestsOfStep - step.size());
     step.push_back({random() % largest + 1, static_cast<std::uint32_t>(lifetime), random() % 2});
   }
+  if (carried != 0) step[kRequestsOfStep - 10] = {carried, 20, 0};
   return step;
 }
 

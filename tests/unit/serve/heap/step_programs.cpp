@@ -55,7 +55,7 @@ struct Setting {
     program.allow_deviations(false);
     for (int i = 0; i < kMostSteps && heap->statistics().step_plans == 0; ++i) {
       for (const ProgramRequest& request : step) program.request(request);
-      program.finish();
+      program.end_step();
       driver.finish_all_work();
     }
   }
@@ -122,12 +122,14 @@ struct Setting {
 }  // namespace
 
 TEST_CASE("random programs whose step is planned", "[serve][steps]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(8, 9, 13, 20));  // whose steps map memory
+  const auto seed = static_cast<std::uint64_t>(GENERATE(14, 18, 19, 20));  // whose steps map memory
   const bool scarce = GENERATE(false, true);
   CAPTURE(seed, scarce);
   Setting set(seed, scarce ? 180 : 100000);
   Random random(seed);
-  const std::vector<ProgramRequest> step = random_step(random);
+  const std::uint64_t carried = GENERATE(as<std::uint64_t>{}, 0, 20 * kSmallPage);
+  CAPTURE(carried);
+  const std::vector<ProgramRequest> step = random_step(random, carried);
   REQUIRE_NOTHROW(set.repeat(step));
   REQUIRE(set.heap->statistics().step_plans == 1);
   for (int i = 0; i < 8; ++i) REQUIRE_NOTHROW(set.deviate(step));
