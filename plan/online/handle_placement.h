@@ -182,7 +182,7 @@ class HandlePlacement {
   [[nodiscard]] ViewCache& views() { return views_; }
   [[nodiscard]] const ViewCache& views() const { return views_; }
 
-  // Free bytes of all streams, bytes of the plan included: all, those in a range, those of the plan, the largest range.
+  // Free bytes of all streams, bytes of the plan included: all, those in a range, those of plans, the largest range.
   [[nodiscard]] std::uint64_t free_bytes() const { return all_.bytes(); }
   [[nodiscard]] std::uint64_t free_bytes(Range range) const;
   [[nodiscard]] std::uint64_t free_plan_bytes() const { return all_.planned.bytes(); }

@@ -20,8 +20,8 @@ struct LateHandles {
   std::uint64_t ended_bytes = 0;  // of the blocks of the step before that have ended by then
 };
 
-// Chooses the moment at which the most memory of the first step is least. Pre: the plan has only a body. O(n log n)
-// in the numbers of slots and handles. Pure; throws std::bad_alloc.
+// Chooses the moment so that the most memory of the first step is least. Pre: the plan has only a body. O(n log n) in
+// the number of slots, of handles, and of handles that stitched views show. Pure; throws std::bad_alloc.
 LateHandles choose_late_handles(const DevicePlan& plan);
 
 }  // namespace stalloc::plan

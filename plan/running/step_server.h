@@ -181,6 +181,7 @@ void StepServer<Allocator>::take_up(Allocator& allocator, StreamIndex stream) {
   LateHandles late = choose_late_handles(plan);
   const std::uint64_t now = placement.physical_bytes();
   const std::uint64_t idle = memory.idle_bytes();
+  // Held now, and when the late handles are created. Idle memory stays as long as the plan lacks as much.
   const std::uint64_t at_once = plan.physical_bytes - late.bytes;
   const std::uint64_t first = now + at_once - std::min(idle, at_once);
   const std::uint64_t all = now - idle + plan.physical_bytes;

@@ -9,6 +9,11 @@ namespace stalloc::plan {
 namespace {
 
 constexpr std::size_t kMostUnrolled = 4;
+// There is no steady state if more than (the body's bytes / this) leak. Nor is there if more than (its requests / this)
+// leak and it repeats fewer times than this: a few sizes may do so by chance.
+constexpr std::uint64_t kBytesPerLeaked = 16;
+constexpr std::size_t kRequestsPerLeak = 4;
+constexpr std::size_t kRepetitionsOfLeaks = 3;
 
 // Equal numbers for equal keys.
 template <class Key>
@@ -79,18 +84,21 @@ std::size_t steps_needed(const std::vector<Request>& requests, const Run& run, c
   const std::size_t most = std::min(std::max(kMostUnrolled, fewest), (run.end - run.begin) / period);
   std::size_t steps = std::min(fewest, most);
   std::uint64_t bytes = 0;
-  std::uint64_t leaked = 0;
+  std::uint64_t leaked_bytes = 0;
+  std::size_t leaks = 0;
   for (std::size_t phase = 0; phase < period; ++phase) {
     const std::uint64_t size = bytes_of(requests[run.begin + phase], sizes[phase]);
     bytes += size;
     if (size == 0) continue;
     if (lives[phase] > most * period) {
-      leaked += size;
+      leaked_bytes += size;
+      ++leaks;
     } else {
       steps = std::max(steps, static_cast<std::size_t>((lives[phase] + period - 1) / period));
     }
   }
-  return leaked > bytes / 16 ? 0 : steps;
+  const bool by_chance = leaks > period / kRequestsPerLeak && run.end - run.begin < kRepetitionsOfLeaks * period;
+  return leaked_bytes > bytes / kBytesPerLeaked || by_chance ? 0 : steps;
 }
 
 // Bytes live across the boundary before each phase, when the phases repeat forever.

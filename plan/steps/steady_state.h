@@ -58,7 +58,8 @@ std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, Reque
 // bytes are live across its boundary, but after those requests of the first repetition that stay live although later
 // repetitions free theirs: an optimizer's state has the sizes of the gradients. Requests that outlive their step make
 // the body two or more steps long; those that outlive even that are leaks (see SteadyState::lives). If leaks are more
-// than a sixteenth of the body's bytes, there is no steady state. Where no sizes repeat, repetitions are searched in
+// than a sixteenth of the body's bytes, or more than a quarter of its requests and it repeats only twice, there is no
+// steady state. Where no sizes repeat, repetitions are searched in
 // the sequence of (call site, stream): steps in which each request comes from the same place in the program and only
 // sizes vary, as in a mixture of experts. This needs recorded stacks. `fewest_steps`: the body has at least this many
 // steps, if the run is long enough. O(n log n). Pure.

@@ -213,6 +213,20 @@ TEST_CASE("a small leak in every step is no obstacle; a large one is no steady s
   }
 }
 
+TEST_CASE("sizes that repeat twice, and of which more than a quarter leak, repeat by chance") {
+  const std::size_t leaks = GENERATE(1, 2, 3, 4);
+  const std::size_t repetitions = GENERATE(2, 3, 8);
+  const std::vector<std::uint32_t> step = {500, 600, 700, 800, 1, 2, 3, 4};
+  std::vector<std::pair<std::size_t, std::uint64_t>> lives;
+  for (std::size_t repetition = 0; repetition < repetitions; ++repetition) {
+    for (std::size_t leak = 0; leak < leaks; ++leak) {
+      lives.emplace_back(repetition * step.size() + 4 + leak, plan::kNever);
+    }
+  }
+  const auto steady = plan::find_steady_state(problem_of(repeat(step, repetitions), lives));
+  CHECK(steady.period == (leaks <= 2 || repetitions > 2 ? step.size() : 0));
+}
+
 TEST_CASE("what only the first repetition makes to stay is no leak of the others") {
   const std::size_t period = 5;
   const auto tokens = repeat({10, 20, 100, 40, 50}, 8);
