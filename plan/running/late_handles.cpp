@@ -2,6 +2,7 @@
 #include "plan/running/late_handles.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "plan/problem.h"
@@ -11,49 +12,28 @@ namespace {
 
 // For each handle the request of the body that uses it first; the number of slots for a handle that none uses. A view
 // is mapped as a whole, so a slot in a stitched view uses all of its handles.
-class FirstUses {
- public:
-  explicit FirstUses(const DevicePlan& plan) : uses_(plan.handles.size(), plan.slots.size()) {
-    std::uint64_t end = 0;
-    for (const std::uint64_t bytes : plan.handles) ends_.push_back(end += bytes);
-    for (std::size_t handle = 0; handle <= uses_.size(); ++handle) unused_.push_back(handle);
-    std::vector<bool> is_mapped(plan.views.size());
-    for (std::size_t i = 0; i < plan.slots.size(); ++i) {
-      const Slot& slot = plan.slots[i];
-      if (slot.kind == SlotKind::PassThrough || slot.size == 0) continue;
-      if (slot.view == 0) {
-        use_home(slot.offset, slot.offset + slot.size, i);
-      } else if (!is_mapped[slot.view]) {
-        is_mapped[slot.view] = true;
-        for (const std::uint32_t handle : plan.views[slot.view].handles) use(handle, i);
-      }
+std::vector<std::size_t> first_uses(const DevicePlan& plan) {
+  std::vector<std::size_t> uses(plan.handles.size(), plan.slots.size());
+  std::map<std::uint64_t, std::size_t> unused;  // the handles that no slot has used yet, by their end in the home view
+  std::uint64_t end = 0;
+  for (std::size_t handle = 0; handle < plan.handles.size(); ++handle) unused[end += plan.handles[handle]] = handle;
+  std::vector<bool> is_mapped(plan.views.size());
+  for (std::size_t i = 0; i < plan.slots.size(); ++i) {
+    const Slot& slot = plan.slots[i];
+    if (slot.kind == SlotKind::PassThrough || slot.size == 0) continue;
+    if (slot.view > 0 && !is_mapped[slot.view]) {
+      is_mapped[slot.view] = true;
+      for (const std::uint32_t handle : plan.views[slot.view].handles) uses[handle] = std::min(uses[handle], i);
+    }
+    if (slot.view > 0) continue;
+    auto next = unused.upper_bound(slot.offset);
+    while (next != unused.end() && next->first - plan.handles[next->second] < slot.offset + slot.size) {
+      uses[next->second] = std::min(uses[next->second], i);
+      next = unused.erase(next);
     }
   }
-  [[nodiscard]] const std::vector<std::size_t>& uses() const { return uses_; }
-
- private:
-  void use(std::size_t handle, std::size_t request) {
-    if (unused_[handle] != handle) return;
-    uses_[handle] = request;
-    unused_[handle] = handle + 1;
-  }
-  void use_home(std::uint64_t begin, std::uint64_t end, std::size_t request) {
-    const auto first = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
-    for (std::size_t handle = next_unused(first); handle < uses_.size(); handle = next_unused(handle)) {
-      if (handle > 0 && ends_[handle - 1] >= end) break;
-      use(handle, request);
-    }
-  }
-  // The first handle from `handle` on that is not used yet; the number of handles if all are.
-  std::size_t next_unused(std::size_t handle) {
-    while (unused_[handle] != handle) handle = unused_[handle] = unused_[unused_[handle]];
-    return handle;
-  }
-
-  std::vector<std::uint64_t> ends_;  // of the handles in the home view
-  std::vector<std::size_t> uses_;
-  std::vector<std::size_t> unused_;  // itself, or a later handle: those between are used
-};
+  return uses;
+}
 
 // The blocks that live across the beginning of a step: before which of its requests each is freed, and its bytes.
 // Sorted.
@@ -72,8 +52,7 @@ std::vector<std::pair<std::size_t, std::uint64_t>> blocks_of_step_before(const D
 }  // namespace
 
 LateHandles choose_late_handles(const DevicePlan& plan) {
-  const FirstUses first_uses(plan);
-  const std::vector<std::size_t>& uses = first_uses.uses();
+  const std::vector<std::size_t> uses = first_uses(plan);
   std::vector<std::pair<std::size_t, std::uint64_t>> handles;  // by their first use
   for (std::size_t i = 0; i < uses.size(); ++i) handles.emplace_back(uses[i], plan.handles[i]);
   std::sort(handles.begin(), handles.end());
