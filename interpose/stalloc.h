@@ -34,7 +34,7 @@ struct stalloc_statistics {
   uint64_t unplanned_requests;
   /* count: planned requests whose bytes were still taken, or whose stream could not be ordered after their frees */
   uint64_t refused_slots;
-  /* count: stitched views made, lengthened or repaired */
+  /* count: stitched views made or repaired */
   uint64_t stitches;
   /* count: requests served from free bytes of the plan, or from bytes that another stream freed */
   uint64_t borrows;

@@ -15,9 +15,8 @@ std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Gr
   const std::uint64_t by_room = growth.stitching_overdrawn ? growth.room : growth.room / policy.room_per_handle;
   const std::uint64_t by_held = std::min(held / policy.held_per_handle, by_room);
   std::uint64_t bytes = whole_pages(std::max(by_held, growth.request / policy.handles_per_request));
-  const std::uint64_t by_most = growth.most_held / policy.held_per_coarse_handle * growth.bounds;
-  const std::uint64_t by_request = growth.request / policy.request_per_coarse_handle * growth.bounds;
-  const std::uint64_t coarse = std::min({bytes * growth.coarseness, by_most, by_request, by_room});
+  const std::uint64_t by_most = growth.most_held / policy.held_per_coarse_handle * growth.bound;
+  const std::uint64_t coarse = std::min({bytes * growth.coarseness, by_most, by_room});
   bytes = std::max(bytes, whole_pages(coarse));
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {

@@ -17,7 +17,7 @@ struct Growth {
   std::uint64_t most_held = 0;             // the most that was ever held
   std::uint64_t room = ~std::uint64_t{0};  // what can still be created
   std::uint64_t coarseness = 1;            // a factor (Overdraft), not bytes
-  std::uint64_t bounds = 1;                // the same: how many times higher the policy's bounds are
+  std::uint64_t bound = 1;                 // the same: how many times higher the bound on larger handles is
   bool stitching_overdrawn = false;        // stitching alone has cost more than mapping may
 };
 
@@ -29,10 +29,9 @@ struct Growth {
 // requests are live at the same time, and a program may request a large part of the device only to find out how much is
 // available. The remainder is made of smaller handles.
 //
-// Where mapping has exceeded its budget, handles are larger, but at first each is a small part of its request, so that
-// requests of a few pages leave small handles for others of their size. Where the device is nearly full, lost memory
-// limits what a program can do, so handles are small there, except for large requests. This does not apply once
-// stitching is overdrawn, since small handles would make such a program only slower.
+// Where mapping has exceeded its budget, handles are larger, up to a share of what was held. Where the device is nearly
+// full, lost memory limits what a program can do, so handles are small there, except for large requests. This does not
+// apply once stitching is overdrawn, since small handles would make such a program only slower.
 std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Growth& growth, std::uint64_t page);
 
 }  // namespace stalloc::plan

@@ -8,10 +8,9 @@
 //      The plan's handles come last, since their slots will be needed. Among these the lowest range that fits is taken:
 //      it is near bytes of requests that live through the run, so it blocks few short-lived slots,
 //   2. the shortest free stretch of an existing stitched view,
-//   3. a stitched view (stitching.h) over free handles, with new handles only for what is missing: an existing view
-//      that is free at its end, lengthened by the rest, or a new one. If nothing is missing, an existing view in which
-//      nothing lives is preferred, and repaired: the handles that it shows and that others use are exchanged for free
-//      ones.
+//   3. a stitched view (stitching.h) over free handles, with new handles only for what is missing. If nothing is
+//      missing, an existing view in which nothing lives is preferred, and repaired: the handles that it shows and that
+//      others use are exchanged for free ones.
 // The cost of mapping follows the number of handles much more than their bytes, so the size of new handles grows with
 // what is held (growth.h). Small requests use their own small handles, in a separate part of the home view, so that
 // they do not pin large ones. But if another page would exceed the most that was ever held, and small requests have
@@ -61,15 +60,9 @@ class HandlePlacement {
   // How to serve a request for which no free range is long enough.
   struct Proposal {
     std::vector<Range> pieces;        // for a view, new handles included; empty: extend the home view instead
-    std::uint32_t view = 0;           // to be lengthened by the pieces; 0: they make a new one
     std::uint64_t offset = 0;         // of the request, in the view or the home view
     std::vector<std::uint64_t> grow;  // bytes of handles to create first, one after another from `grow_at`
     std::uint64_t grow_at = 0;
-    [[nodiscard]] std::uint64_t shown() const {  // bytes of the pieces
-      std::uint64_t bytes = 0;
-      for (const Range& piece : pieces) bytes += piece.bytes();
-      return bytes;
-    }
     [[nodiscard]] std::uint64_t grown() const { return std::accumulate(grow.begin(), grow.end(), std::uint64_t{0}); }
   };
 
@@ -229,8 +222,6 @@ class HandlePlacement {
                                                        std::uint64_t coarseness) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
-  [[nodiscard]] std::optional<Proposal> lengthen(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
-  bool add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow, Proposal* proposal) const;
   [[nodiscard]] auto handle_of() const {
     return [this](std::uint64_t at) {
       const auto handle = holding(at);

@@ -3,6 +3,7 @@
 #include "plan/online/handle_placement.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/online/growth.h"
 #include "plan/placement/stitching.h"
@@ -17,10 +18,6 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
   if (may_grow) extended = extend(bytes, spaces);
   if (!may_stitch || !is_stitchable(bytes)) return extended;
   std::optional<Proposal> stitched = stitch(bytes, spaces, may_grow);
-  // If stitching is overdrawn, there are many views, and examining all of them would take long.
-  std::optional<Proposal> lengthened;
-  if (overdraft_.held_per_slack == 0) lengthened = lengthen(bytes, spaces, may_grow);
-  if (lengthened && (!stitched || lengthened->grown() <= stitched->grown())) stitched.swap(lengthened);
   if (!stitched || !extended) return stitched ? stitched : extended;
   return extended->grown() <= stitched->grown() ? extended : stitched;
 }
@@ -51,57 +48,24 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
   return proposal;
 }
 
+// Proposes a view of free handles, with new ones for what is missing. Nothing if new ones are needed and not allowed,
+// or the home view has no place for them.
 std::optional<HandlePlacement::Proposal> HandlePlacement::stitch(std::uint64_t bytes, const Spaces& spaces,
                                                                  bool may_grow) const {
-  Stitching stitching = Stitcher({&spaces.large, &planned_of(spaces)}, handle_of()).stitch(bytes, true);
+  Stitching stitching = Stitcher({&spaces.large, &planned_of(spaces)}, handle_of(), page()).stitch(bytes, true);
   Proposal proposal;
   proposal.pieces = std::move(stitching.pieces);
   proposal.offset = stitching.offset;
-  if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
+  if (stitching.missing == 0) return proposal;
+  if (!may_grow) return std::nullopt;
+  proposal.grow = new_handles(stitching.missing, bytes, overdraft_.coarseness);
+  const std::uint64_t grown = proposal.grown();
+  const auto room = unmapped_.large.best_fit(grown);
+  if (!room) return std::nullopt;
+  proposal.grow_at = room->begin;
+  proposal.pieces.push_back({room->begin, room->begin + grown});
+  if (stitching.end.bytes() > 0) proposal.pieces.push_back(stitching.end);
   return proposal;
-}
-
-// Proposes to lengthen the view that has most free bytes at its end, since those are mapped already.
-std::optional<HandlePlacement::Proposal> HandlePlacement::lengthen(std::uint64_t bytes, const Spaces& spaces,
-                                                                   bool may_grow) const {
-  Proposal proposal;
-  std::uint64_t most = round_up(bytes / options_.policy.request_per_free_end, kUnitBytes);
-  for (std::uint32_t number = 1; number <= views_.numbers(); ++number) {
-    const ViewCache::CachedView& candidate = views_[number];
-    if (candidate.bytes() == 0) continue;
-    // If a page or more is free at its end, its last page is free, and a bit says whether it is.
-    const std::uint64_t end = candidate.stitched.pieces().back().end;
-    if (most >= options_.page && !free_pages_.holds({end - options_.page, end})) continue;
-    const std::uint64_t free = candidate.stitched.free_at_end(space_of(spaces)) / kUnitBytes * kUnitBytes;
-    if (free < most || free >= bytes || candidate.bytes() + bytes - free > candidate.room) continue;
-    most = free;
-    proposal.view = number;
-  }
-  if (proposal.view == 0) return std::nullopt;
-  const ViewCache::CachedView& found = views_[proposal.view];
-  FreeSpace in_view;
-  for (const Range& piece : found.stitched.pieces()) in_view.add(piece);
-  const Stitcher stitcher({&spaces.large, &planned_of(spaces)}, handle_of());
-  Stitching stitching = stitcher.lengthen(bytes - most, in_view);
-  proposal.pieces = std::move(stitching.pieces);
-  proposal.offset = found.bytes() - most;
-  if (!add_missing(stitching.missing, bytes, may_grow, &proposal)) return std::nullopt;
-  return found.bytes() + proposal.shown() <= found.room ? std::optional(proposal) : std::nullopt;
-}
-
-// Adds new handles for what is missing behind the pieces of a proposal. False when that is not allowed, or the home
-// view has no place for them.
-bool HandlePlacement::add_missing(std::uint64_t missing, std::uint64_t request, bool may_grow,
-                                  Proposal* proposal) const {
-  if (missing == 0) return true;
-  if (!may_grow) return false;
-  proposal->grow = new_handles(missing, request, overdraft_.coarseness);
-  const std::uint64_t bytes = proposal->grown();
-  const auto room = unmapped_.large.best_fit(bytes);
-  if (!room) return false;
-  proposal->grow_at = room->begin;
-  proposal->pieces.push_back({room->begin, room->begin + bytes});
-  return true;
 }
 
 std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, std::uint64_t request,
@@ -113,7 +77,7 @@ std::vector<std::uint64_t> HandlePlacement::new_handles(std::uint64_t missing, s
                            .most_held = peak_physical_bytes_,
                            .room = room_,
                            .coarseness = coarseness,
-                           .bounds = overdraft_.bounds,
+                           .bound = overdraft_.bound,
                            .stitching_overdrawn = overdraft_.held_per_slack > 0},
                           options_.page);
 }

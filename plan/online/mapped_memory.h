@@ -28,14 +28,13 @@ inline bool overlaps(const FreeSpace& space, Range range) {
 
 // What an online allocator has done so far.
 struct OnlineCounts {
-  std::uint64_t view_hits = 0;   // requests served in a view made before
-  std::uint64_t views = 0;       // stitched views made
-  std::uint64_t lengthened = 0;  // times that a view was lengthened
-  std::uint64_t repaired = 0;    // times that handles of an idle view were exchanged for others
-  std::uint64_t mapped = 0;      // handles mapped for any of these
-  std::uint64_t handles = 0;     // handles created
-  std::uint64_t grows = 0;       // requests for which new memory was created
-  std::uint64_t borrows = 0;     // requests served from bytes that another stream freed
+  std::uint64_t view_hits = 0;  // requests served in a view made before
+  std::uint64_t views = 0;      // stitched views made
+  std::uint64_t repaired = 0;   // times that handles of an idle view were exchanged for others
+  std::uint64_t mapped = 0;     // handles mapped for any of these
+  std::uint64_t handles = 0;    // handles created
+  std::uint64_t grows = 0;      // requests for which new memory was created
+  std::uint64_t borrows = 0;    // requests served from bytes that another stream freed
 };
 
 // All sizes are in bytes. Not thread-safe: in the library the heap's lock covers it. Functions throw only for want of
@@ -72,7 +71,7 @@ class MappedMemory {
 
   // The address at which a view begins.
   [[nodiscard]] static VirtualAddress begin_of(const ViewCache::CachedView& view) noexcept {
-    return {VirtualAddress::Space::Views, view.at};
+    return {VirtualAddress::Space::Views, view.addresses.begin};
   }
   // The address `bytes` behind another one.
   [[nodiscard]] static VirtualAddress behind(VirtualAddress begin, std::uint64_t bytes) noexcept {
@@ -151,10 +150,8 @@ class MappedMemory {
   bool grow(const Proposal& proposal, StreamIndex stream);
   void shrink(const Proposal& proposal);
   std::optional<Place> stitch(const Proposal& proposal);
-  std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, std::uint64_t times_room, bool planned);
-  std::optional<std::uint32_t> lengthen_view(const Proposal& proposal);
+  std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, bool planned);
 
-  bool shorten_view(std::uint32_t view, std::size_t pieces);
   void cut_idle_parts(std::uint32_t number);
   void remove_view(std::uint32_t view, bool is_unmapped);
   [[nodiscard]] FreeSpace shown_in_views() const;
@@ -191,13 +188,7 @@ std::optional<Place> MappedMemory<Backend>::carry_out(const Proposal& proposal, 
 
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::undo(const Proposal& proposal, Place place) {
-  if (!proposal.pieces.empty()) {
-    if (proposal.view == 0) {
-      unmap_view(place.view);
-    } else {
-      shorten_view(place.view, proposal.pieces.size());
-    }
-  }
+  if (place.view != 0) unmap_view(place.view);
   shrink(proposal);
 }
 

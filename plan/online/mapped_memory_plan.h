@@ -127,7 +127,7 @@ bool MappedMemory<Backend>::map_plan_views(const DevicePlan& plan, const std::ve
     if (memory->views[view] != 0 || std::any_of(handles.begin(), handles.end(), is_missing)) continue;
     std::vector<Range> pieces;
     for (const std::uint32_t handle : handles) append(pieces, {begins[handle], begins[handle] + plan.handles[handle]});
-    const auto number = make_view(pieces, 1, true);
+    const auto number = make_view(pieces, true);
     if (!number) {
       forget_plan();
       return false;

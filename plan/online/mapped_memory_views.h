@@ -12,29 +12,26 @@
 
 namespace stalloc::plan {
 
-// Maps the pieces of a proposal as a new view, or at the end of an existing one.
+// Maps the pieces of a proposal as a view.
 template <OnlineBackend Backend>
 std::optional<Place> MappedMemory<Backend>::stitch(const Proposal& proposal) {
   const std::uint64_t before = backend_.mapping_time().mapping;
-  const std::optional<std::uint32_t> view =
-      proposal.view == 0 ? make_view(proposal.pieces, placement_.policy().view_room, false) : lengthen_view(proposal);
+  const std::optional<std::uint32_t> view = make_view(proposal.pieces, false);
   stitching_ns_ += backend_.mapping_time().mapping - before;
   return view ? std::optional(Place{*view, proposal.offset}) : std::nullopt;
 }
 
-// Maps a new view, with addresses for up to `times_room` times what it shows. Returns its number; nothing if there are
-// no addresses, or the backend refuses.
+// Maps a new view. Returns its number; nothing if there are no addresses, or the backend refuses.
 template <OnlineBackend Backend>
-std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<Range>& pieces,
-                                                              std::uint64_t times_room, bool planned) {
+std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<Range>& pieces, bool planned) {
   std::uint64_t bytes = 0;
   for (const Range& piece : pieces) bytes += piece.bytes();
-  const std::uint64_t room = std::min(times_room * bytes, view_addresses_.largest());
-  if (room < bytes) return std::nullopt;
-  const std::uint64_t at = view_addresses_.best_fit(room)->begin;
-  view_addresses_.subtract({at, at + room});
+  const auto addresses = view_addresses_.best_fit(bytes);
+  if (!addresses) return std::nullopt;
+  const std::uint64_t at = addresses->begin;
+  view_addresses_.subtract({at, at + bytes});
   handles_of(pieces);
-  const std::uint32_t view = placement_.views().add(pieces, at, room, planned);
+  const std::uint32_t view = placement_.views().add(pieces, at, planned);
   if (!backend_.map(begin_of(placement_.views()[view]), handles_)) {
     remove_view(view, true);
     return std::nullopt;
@@ -42,23 +39,6 @@ std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<
   ++counts_.views;
   counts_.mapped += handles_.size();
   return view;
-}
-
-// A view that cannot be lengthened is not tried again: the same refusal would meet every request.
-template <OnlineBackend Backend>
-std::optional<std::uint32_t> MappedMemory<Backend>::lengthen_view(const Proposal& proposal) {
-  ViewCache::CachedView& view = placement_.views()[proposal.view];
-  const VirtualAddress end = behind(begin_of(view), view.bytes());
-  handles_of(proposal.pieces);
-  placement_.views().lengthen(proposal.view, proposal.pieces);
-  if (backend_.map(end, handles_)) {
-    ++counts_.lengthened;
-    counts_.mapped += handles_.size();
-    return proposal.view;
-  }
-  placement_.views().shorten(proposal.view, proposal.pieces.size());
-  view.room = view.bytes();
-  return std::nullopt;
 }
 
 template <OnlineBackend Backend>
@@ -88,22 +68,10 @@ bool MappedMemory<Backend>::unmap_view(std::uint32_t view) {
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::remove_view(std::uint32_t view, bool is_unmapped) {
   const ViewCache::CachedView& removed = placement_.views()[view];
-  const Range addresses{removed.at, removed.at + removed.room};
+  const Range addresses = removed.addresses;
   const bool is_free = is_unmapped && !removed.stays_mapped;
   placement_.views().remove(view);
   if (is_free) view_addresses_.add(addresses);
-}
-
-// Unmaps the last `pieces` of a view. False: something of them is still mapped. Pre: the view has more pieces than
-// that; these pieces are free, and the device has finished with them.
-template <OnlineBackend Backend>
-bool MappedMemory<Backend>::shorten_view(std::uint32_t view, std::size_t pieces) {
-  ViewCache::CachedView& shortened = placement_.views()[view];
-  handles_of(Ranges(shortened.stitched.pieces()).last(pieces));
-  placement_.views().shorten(view, pieces);
-  const bool unmapped = backend_.unmap(behind(begin_of(shortened), shortened.bytes()), handles_);
-  if (!unmapped) shortened.room = shortened.bytes();
-  return unmapped;
 }
 
 // Unmaps the handles of a view in which nothing lives, so that what lives in the view, which may be weights, does not
@@ -133,7 +101,6 @@ void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
     placement_.views().cut(number, part.offsets);  // first, since it may throw
     if (!backend_.unmap(at, part.handles)) view.stays_mapped = true;
   }
-  if (view.stays_mapped) view.room = view.bytes();
   if (!parts.empty() && view.bytes() == 0) remove_view(number, true);
 }
 
@@ -153,7 +120,7 @@ template <OnlineBackend Backend>
 bool MappedMemory<Backend>::make_room_for_view(std::uint64_t bytes) {
   const OnlinePolicy& policy = placement_.policy();
   const auto has_room = [&] {
-    return placement_.views().count() < policy.kept_views && view_addresses_.largest() >= policy.view_room * bytes;
+    return placement_.views().count() < policy.kept_views && view_addresses_.largest() >= bytes;
   };
   for (std::size_t i = 0; i < kViewsTried && !has_room(); ++i) {
     const std::uint32_t oldest = placement_.views().least_recent();

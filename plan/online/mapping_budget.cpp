@@ -13,7 +13,7 @@ constexpr std::uint64_t kMostAllowance = std::numeric_limits<std::int64_t>::max(
 constexpr std::int64_t kEighths = 8;
 constexpr std::int64_t kForGivingBack = 16;      // the allowance is so many times that of giving memory back
 constexpr std::int64_t kEighthsPerDoubling = 4;  // of the slack, when stitching takes more than it may at most
-constexpr std::int64_t kEighthsPerBounds = 2;    // until the bounds on larger handles double
+constexpr std::int64_t kEighthsPerBound = 2;     // until the bound on larger handles doubles
 
 // `share` 1: there is no limit. `part`: the allowance is divided by it.
 LeakyBucket full_bucket(const OnlinePolicy& policy, std::uint64_t share, std::int64_t part = 1) {
@@ -63,17 +63,17 @@ Overdraft MappingBudget::overdraft(const MappingTime& now, std::uint64_t stitchi
   last_ = now;
   last_stitching_ = stitching;
   std::uint64_t coarseness = std::uint64_t{1} << stitching_.eighths_spent();
-  std::uint64_t bounds = 1;
+  std::uint64_t bound = 1;
   if (const auto owed = mapping_.eighths_owed()) {
     coarseness = std::max(coarseness, std::uint64_t{2} << *owed);
-    bounds = std::uint64_t{1} << (*owed / kEighthsPerBounds);
+    bound = std::uint64_t{1} << (*owed / kEighthsPerBound);
   }
   std::uint64_t held_per_slack = 0;
   if (const auto owed = stitching_.eighths_owed()) held_per_slack = held_per_slack_ << (kEighths - *owed);
   if (const auto owed = most_stitching_.eighths_owed()) {
     held_per_slack = std::max<std::uint64_t>(held_per_slack_ >> (*owed / kEighthsPerDoubling), 1);
   }
-  return {.coarseness = std::min(coarseness, coarsest_), .bounds = bounds, .held_per_slack = held_per_slack};
+  return {.coarseness = std::min(coarseness, coarsest_), .bound = bound, .held_per_slack = held_per_slack};
 }
 
 }  // namespace stalloc::plan

@@ -40,7 +40,7 @@ class LeakyBucket {
 // What the allocator does to map less, at the cost of memory. The defaults are for a budget that is not overdrawn.
 struct Overdraft {
   std::uint64_t coarseness = 1;  // new handles are so many times larger, a power of two
-  std::uint64_t bounds = 1;      // and the policy's bounds on such handles so many times higher, a power of two
+  std::uint64_t bound = 1;       // and the bound on such handles is so many times higher, a power of two
   // Not 0: stitching is overdrawn. While no more than held / this is free, requests grow; otherwise small handles are
   // exchanged for larger ones.
   std::uint64_t held_per_slack = 0;
@@ -52,7 +52,7 @@ struct Overdraft {
 //
 // Debt for all mapping makes new handles larger, and so does the credit that stitching has spent, even before anything
 // is owed. The cost of mapping follows the number of handles, so larger ones cost only the memory that is lost in
-// partly used handles. Bounds limit that memory, but a debt that grows raises them. Debt for stitching shows that the
+// partly used handles. A bound limits that memory, but a debt that grows raises it. Debt for stitching shows that the
 // existing handles are too small for the program, so free ones are exchanged for larger ones. If the debt still grows,
 // more and more memory may be free before a request stitches, until the program finds holes that fit; this limit grows
 // further when stitching exceeds its own maximum. A program that releases its memory and needs it again owes nothing

@@ -19,12 +19,12 @@
 //   2. Own bytes that are mapped: a contiguous free range of the home view, else a free stretch of a stitched view that
 //      was made before.
 //   3. Bytes of other streams whose last use is known to be complete. Using them costs nothing.
-//   4. A stitched view over own bytes, new, lengthened or repaired, without creating memory.
+//   4. A stitched view over own bytes, new or repaired, without creating memory.
 //   5. Bytes of any stream, after a wait on the device for the streams that freed them, if the backend can make the
 //      request's stream wait for these frees: mapped ones as in step 2, else a stitched view, with new memory for what
 //      is missing. If the stream would have to wait for a stream after which the program itself is about to order it,
 //      the request prefers a place at home that fits nearly as well and needs no such wait.
-//   6. New memory for the bytes that own bytes lack: after the last handle at home, or at the end of a stitched view.
+//   6. New memory for the bytes that own bytes lack: after the last handle at home, or within a stitched view.
 //   7. New memory alone, when own bytes could not be made ready.
 //
 // Steps 3 and 5 apply when another stream than the request's has free bytes. `CrossStream` changes what a request does
@@ -414,13 +414,12 @@ bool OnlineAllocator<Backend>::make_ready(const Proposal& proposal, std::uint64_
   if (proposal.pieces.empty()) {
     if (proposal.offset < proposal.grow_at) in_view_.push_back({proposal.offset, proposal.grow_at});
   } else {
-    std::uint64_t at = proposal.view == 0 ? 0 : placement().views()[proposal.view].bytes();
-    if (proposal.offset < at) placement().translate({proposal.view, proposal.offset}, at - proposal.offset, in_view_);
-    const std::size_t created = proposal.grow.empty() ? 0 : 1;  // the last piece
-    for (const Range& piece : std::span(proposal.pieces).first(proposal.pieces.size() - created)) {
+    std::uint64_t at = 0;
+    for (const Range& piece : proposal.pieces) {
+      const bool is_new = !proposal.grow.empty() && piece.begin == proposal.grow_at;
       const std::uint64_t begin = std::max(proposal.offset, at) - at;
       const std::uint64_t end = std::min(piece.bytes(), std::max(proposal.offset + bytes, at) - at);
-      if (begin < end) in_view_.push_back({piece.begin + begin, piece.begin + end});
+      if (begin < end && !is_new) in_view_.push_back({piece.begin + begin, piece.begin + end});
       at += piece.bytes();
     }
   }

@@ -6,7 +6,7 @@
 
 namespace stalloc::plan {
 
-std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, bool planned) {
+std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, bool planned) {
   if (unused_.empty()) {
     views_.emplace_back();
     try {
@@ -19,7 +19,9 @@ std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at,
     unused_.push_back(numbers());
   }
   const std::uint32_t number = unused_.back();
-  (*this)[number] = {.stitched = StitchedView(pieces), .at = at, .room = room, .planned = planned};
+  StitchedView view(pieces);
+  const Range addresses{at, at + view.bytes()};
+  (*this)[number] = {.stitched = std::move(view), .addresses = addresses, .planned = planned};
   unused_.pop_back();  // nothing throws from here on
   insert(number);
   link(number);
@@ -33,22 +35,10 @@ void ViewCache::release_planned(std::uint32_t number) noexcept {
   if (view.live == 0) link(number);
 }
 
-void ViewCache::lengthen(std::uint32_t number, const std::vector<Range>& pieces) {
-  change(number, [&](StitchedView& stitched) { stitched.lengthen(pieces); });
-}
-
-void ViewCache::shorten(std::uint32_t number, std::size_t pieces) {
-  change(number, [&](StitchedView& stitched) { stitched.shorten(pieces); });
-}
-
 void ViewCache::cut(std::uint32_t number, Range part) {
-  change(number, [&](StitchedView& stitched) { stitched.cut(part); });
-}
-
-void ViewCache::change(std::uint32_t number, auto change) {
   erase(number);
   try {
-    change((*this)[number].stitched);
+    (*this)[number].stitched.cut(part);
   } catch (...) {
     insert(number);
     throw;

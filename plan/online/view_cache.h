@@ -17,8 +17,7 @@ class ViewCache {
  public:
   struct CachedView {
     StitchedView stitched;       // empty: the number is not in use
-    std::uint64_t at = 0;        // place in the range of addresses for views, bytes
-    std::uint64_t room = 0;      // bytes that it may show there
+    Range addresses;             // in the range of addresses for views
     std::uint64_t live = 0;      // bytes of the requests that live in it
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
@@ -33,13 +32,10 @@ class ViewCache {
     std::uint32_t number = 0;
   };
 
-  // Adds a view and returns its number. `room` is at least what the pieces show. `planned` views are in none of the
-  // lists below until `release_planned` is called, from which on they are as others.
-  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, std::uint64_t room, bool planned = false);
+  // Adds a view whose addresses begin at `at`, and returns its number. `planned` views are in none of the lists below
+  // until `release_planned` is called, from which on they are as others.
+  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, bool planned = false);
   void release_planned(std::uint32_t number) noexcept;
-  // Pre: the view has room for the pieces. `shorten` undoes it.
-  void lengthen(std::uint32_t number, const std::vector<Range>& pieces);
-  void shorten(std::uint32_t number, std::size_t pieces);
   // As StitchedView::cut.
   void cut(std::uint32_t number, Range part);
   void remove(std::uint32_t number);
@@ -69,7 +65,6 @@ class ViewCache {
   [[nodiscard]] std::span<const Entry> from(std::uint64_t bytes) const;
 
  private:
-  void change(std::uint32_t number, auto change);
   // Pre: by_bytes_ has room. None of these four functions does anything with a planned view.
   void insert(std::uint32_t number) noexcept;
   void erase(std::uint32_t number) noexcept;

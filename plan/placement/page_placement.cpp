@@ -161,7 +161,7 @@ std::optional<Place> PagePlacement::stitch(const FreeSpace& space, std::uint64_t
   const std::uint64_t page = options_.granularity;
   if (space.bytes() < bytes) return std::nullopt;
   const auto page_of = [page](std::uint64_t at) { return Range{at / page * page, at / page * page + page}; };
-  Stitching stitching = Stitcher({&space}, page_of).stitch(bytes, step < page);
+  Stitching stitching = Stitcher({&space}, page_of, page).stitch(bytes, step < page);
   // Each piece is the best of all ranges.
   for (auto range = space.ranges().begin(); range != space.ranges().end(); ++range)
     examined_ += stitching.pieces.size();

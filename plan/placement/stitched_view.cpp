@@ -6,17 +6,9 @@
 
 namespace stalloc::plan {
 
-StitchedView::StitchedView(const std::vector<Range>& pieces) : starts_{0} { lengthen(pieces); }
-
-void StitchedView::lengthen(const std::vector<Range>& pieces) {
-  starts_.reserve(starts_.size() + pieces.size());
-  pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
+StitchedView::StitchedView(const std::vector<Range>& pieces) : pieces_(pieces), starts_{0} {
+  starts_.reserve(pieces.size() + 1);
   for (const Range& piece : pieces) starts_.push_back(starts_.back() + piece.bytes());
-}
-
-void StitchedView::shorten(std::size_t pieces) {
-  pieces_.resize(pieces_.size() - pieces);
-  starts_.resize(starts_.size() - pieces);
 }
 
 void StitchedView::cut(Range part) {
@@ -38,7 +30,8 @@ void StitchedView::cut(Range part) {
   }
   const auto is_piece = [](Range piece) { return piece.bytes() > 0; };
   const auto end = std::find_if(left.pieces_.rbegin(), left.pieces_.rend(), is_piece);
-  left.shorten(static_cast<std::size_t>(end - left.pieces_.rbegin()));
+  left.pieces_.resize(static_cast<std::size_t>(left.pieces_.rend() - end));
+  left.starts_.resize(left.pieces_.size() + 1);
   left.has_holes_ = !std::all_of(left.pieces_.begin(), left.pieces_.end(), is_piece);
   *this = std::move(left);
 }

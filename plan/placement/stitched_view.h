@@ -32,10 +32,6 @@ class StitchedView {
   [[nodiscard]] std::uint64_t start(std::size_t piece) const { return starts_[piece]; }
   [[nodiscard]] std::uint64_t bytes() const { return starts_.empty() ? 0 : starts_.back(); }
   [[nodiscard]] bool has_holes() const { return has_holes_; }
-  // Appends further pieces; `shorten` removes them again.
-  void lengthen(const std::vector<Range>& pieces);
-  // Removes the last `pieces` pieces.
-  void shorten(std::size_t pieces);
   // Makes a hole of `part`, which is in offsets; at the end, the view becomes shorter instead. Pre: nothing lives
   // there.
   void cut(Range part);
@@ -45,9 +41,6 @@ class StitchedView {
   // there is none. `space_of(piece)` returns the FreeSpace with the free bytes of a piece.
   template <class SpaceOf>
   [[nodiscard]] Range shortest_free(std::uint64_t bytes, std::uint64_t step, SpaceOf space_of) const;
-  // The number of free bytes at the end of the view, in the same way.
-  template <class SpaceOf>
-  [[nodiscard]] std::uint64_t free_at_end(SpaceOf space_of) const;
 
  private:
   std::vector<Range> pieces_;
@@ -83,18 +76,6 @@ Range StitchedView::shortest_free(std::uint64_t bytes, std::uint64_t step, Space
   }
   finish();
   return shortest;
-}
-
-template <class SpaceOf>
-std::uint64_t StitchedView::free_at_end(SpaceOf space_of) const {
-  std::uint64_t bytes = 0;
-  for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece) {
-    const auto free = space_of(*piece).at_or_after(piece->end - 1);
-    if (!free || free->begin >= piece->end) break;
-    bytes += piece->end - std::max(free->begin, piece->begin);
-    if (free->begin > piece->begin) break;
-  }
-  return bytes;
 }
 
 }  // namespace stalloc::plan

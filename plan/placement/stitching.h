@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the free bytes for a new stitched view, or for lengthening one.
+// Chooses the free bytes for a new stitched view.
 //
 // Physical memory is a row of blocks that can be mapped only as a whole: pages in planning, handles at run time. A view
 // shows whole blocks. A request may begin inside its first block and end inside its last one, so only parts of blocks
@@ -10,8 +10,11 @@
 //                     |bb......|........  ........|........|
 //                         ^ the request: offset 2
 //
-// Blocks that lengthen a view are mapped after its last one; the request then begins in the free bytes at its former
-// end.
+// Where free bytes are missing, new blocks follow the pieces. A partly free block behind them, in which the request
+// ends, may save a page of them:
+//
+//     view                [1]   [2]      new      [3]
+//                     |bb......|........|========|...ddddd|
 //
 // The rule "stitch before you grow" is from GMLake (ASPLOS'24), whose blocks have one size. Pure.
 #pragma once
@@ -30,14 +33,16 @@ struct Stitching {
   std::vector<Range> pieces;  // of whole blocks
   std::uint64_t offset = 0;   // of the request, in the first piece of a new view
   std::uint64_t missing = 0;  // bytes that new blocks after the pieces must provide
+  Range end;                  // a piece after the new blocks, in whose last block the request ends; or empty
 };
 
-// `block_of(at)` returns the block that contains the free byte `at`. `may_begin_inside`: the request may begin inside a
-// block.
+// `block_of(at)` returns the block that contains the free byte `at`. New blocks have a multiple of `page` bytes.
+// `may_begin_inside`: the request may begin inside a block.
 template <class BlockOf>
 class Stitcher {
  public:
-  Stitcher(std::initializer_list<const FreeSpace*> spaces, BlockOf block_of) : block_of_(block_of), spaces_(spaces) {}
+  Stitcher(std::initializer_list<const FreeSpace*> spaces, BlockOf block_of, std::uint64_t page)
+      : block_of_(block_of), spaces_(spaces), page_(page) {}
 
   [[nodiscard]] Stitching stitch(std::uint64_t bytes, bool may_begin_inside) const {
     const Range head = may_begin_inside ? best_head() : Range{};
@@ -51,20 +56,13 @@ class Stitcher {
     return result;
   }
 
-  // Chooses `bytes` to be mapped after the last block of a view that shows the blocks of `shown` already: a view shows
-  // no block twice.
-  [[nodiscard]] Stitching lengthen(std::uint64_t bytes, const FreeSpace& shown) const {
-    Stitching result;
-    fill(&result, pieces_beside(shown), bytes);
-    return result;
-  }
-
  private:
   // A free range as a candidate for a piece of a view.
   struct Piece {
     std::uint64_t first;  // the first block's begin in the range
     std::uint64_t whole;  // bytes of whole blocks from there
     std::uint64_t all;    // the same with the free part of the last block
+    [[nodiscard]] std::uint64_t part() const { return all - whole; }
   };
 
   static bool is_shorter(const Piece& a, const Piece& b) {
@@ -75,56 +73,63 @@ class Stitcher {
   // long ones for later.
   void fill(Stitching* result, std::vector<Piece> pieces, std::uint64_t need) const {
     std::sort(pieces.begin(), pieces.end(), is_shorter);
+    std::size_t left = pieces.size();  // the others are used
     while (need > 0) {
       const Piece* last = nullptr;
-      for (const Piece& piece : pieces) {
+      for (const Piece& piece : std::span(pieces).first(left)) {
         if (piece.all >= need && (last == nullptr || piece.all < last->all)) last = &piece;
       }
       if (last != nullptr) {
         result->pieces.push_back({last->first, block_of_(last->first + need - 1).end});
         return;
       }
-      if (pieces.empty() || pieces.back().whole == 0) break;
-      const Piece longest = pieces.back();
-      pieces.pop_back();
+      if (left == 0 || pieces[left - 1].whole == 0) break;
+      const Piece& longest = pieces[--left];
       result->pieces.push_back({longest.first, longest.first + longest.whole});
       need -= longest.whole;
     }
     result->missing = need;
+    if (need > 0) add_end(result, pieces);
   }
 
-  // The free ranges, except `head`, that contain the beginning of a block. No piece ends in the block in which `head`
-  // begins, since a view maps no block twice.
+  // Lets the request end in the free part of a block, behind the other pieces, if this saves a page of new blocks.
+  // Takes the smallest part that saves as many pages as any. Pre: all whole blocks of `pieces` are used.
+  void add_end(Stitching* result, const std::vector<Piece>& pieces) const {
+    const auto created_with = [this, missing = result->missing](std::uint64_t part) {
+      return round_up(missing - std::min(missing, part), page_);
+    };
+    const Piece* best = nullptr;
+    std::uint64_t fewest = created_with(0);
+    for (const Piece& piece : pieces) {
+      const std::uint64_t created = created_with(piece.part());
+      const bool is_smaller = best != nullptr && piece.part() < best->part();
+      if (created > fewest || (created == fewest && !is_smaller)) continue;
+      best = &piece;
+      fewest = created;
+    }
+    if (best == nullptr) return;
+    std::erase_if(result->pieces, [best](const Range& piece) { return piece.begin == best->first; });
+    const Range end{best->first, block_of_(best->first + best->all - 1).end};
+    result->missing -= std::min(result->missing, best->part());
+    if (result->missing > 0) {
+      result->end = end;
+    } else {
+      result->pieces.push_back(end);
+    }
+  }
+
+  // The free ranges that contain the beginning of a block. No piece ends in the block of `head`, since a view maps no
+  // block twice.
   [[nodiscard]] std::vector<Piece> pieces_without(Range head) const {
     std::vector<Piece> pieces;
     for (const FreeSpace* space : spaces_) {
       for (const auto& [begin, end] : space->ranges()) {
-        if (head.bytes() > 0 && begin == head.begin) continue;
         std::optional<Piece> piece = piece_of({begin, end});
         if (!piece) continue;
         if (head.bytes() > 0 && piece->all != piece->whole && block_of_(end - 1) == block_of_(head.begin)) {
           piece->all = piece->whole;
         }
         if (piece->all > 0) pieces.push_back(*piece);
-      }
-    }
-    return pieces;
-  }
-
-  [[nodiscard]] std::vector<Piece> pieces_beside(const FreeSpace& shown) const {
-    std::vector<Piece> pieces;
-    std::vector<Range> hidden;
-    for (const FreeSpace* space : spaces_) {
-      for (const auto& [begin, end] : space->ranges()) {
-        hidden.clear();
-        shown.intersect({begin, end}, hidden);
-        hidden.push_back({end, end});
-        std::uint64_t from = begin;
-        for (const Range& range : hidden) {
-          const std::optional<Piece> piece = from < range.begin ? piece_of({from, range.begin}) : std::nullopt;
-          if (piece) pieces.push_back(*piece);
-          from = range.end;
-        }
       }
     }
     return pieces;
@@ -139,18 +144,15 @@ class Stitcher {
     return Piece{first, (last.end == free.end ? free.end : last.begin) - first, free.end - first};
   }
 
-  // Returns, among the free ranges that begin inside a block and end with one, the range with the most bytes in its
-  // first block; an empty range if there is none.
+  // Returns the largest free part of a block that begins inside the block and ends with it; an empty range if there is
+  // none.
   [[nodiscard]] Range best_head() const {
     Range best;
-    std::uint64_t best_part = 0;
     for (const FreeSpace* space : spaces_) {
       for (const auto& [begin, end] : space->ranges()) {
         const Range first = block_of_(begin);
-        if (first.begin == begin || first.end > end || first.end - begin <= best_part) continue;
-        if (block_of_(end - 1).end != end) continue;
-        best = {begin, end};
-        best_part = first.end - begin;
+        if (first.begin == begin || first.end > end || first.end - begin <= best.bytes()) continue;
+        best = {begin, first.end};
       }
     }
     return best;
@@ -158,6 +160,7 @@ class Stitcher {
 
   BlockOf block_of_;
   std::vector<const FreeSpace*> spaces_;
+  std::uint64_t page_;
 };
 
 }  // namespace stalloc::plan

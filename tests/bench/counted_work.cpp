@@ -142,7 +142,7 @@ Result serve_run(const plan::Problem& problem, const Serving& how) {
   std::string why;
   serve::HeapOptions options;
   // Planning the step of a short run would be most of the work, though it is done once. "plan" counts it.
-  if (how.two_streams) options.policy.planned_repetitions = plan::kNeverRepeated;
+  options.policy.planned_repetitions = plan::kNeverRepeated;
   const auto heap = serve::Heap::create(driver, 0, how.planned ? &planned.plan : nullptr, nullptr, options, &why);
   if (!heap) give_up(why);
   Result result;

@@ -62,18 +62,15 @@ def numbers(source):
 def of_numbers(source, text):
     flat = " ".join(text.split())
     n = dict(numbers(source))
-    words = {2: "twice", 4: "four"}
     shares = {2: "half", 3: "a third", 4: "a quarter"}
     said = [f"a page or, if more, 1/{n['held_per_handle']} of what is held or 1/{n['handles_per_request']} of the request",
             f"Requests of up to {n['small_bytes'] >> 20} MiB keep to single-page handles",
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
-            f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held,",
-            f"but no handle exceeds 1/{n['request_per_coarse_handle']} of its request",
+            f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held;",
             f"They are {n['coarsest']} times as large, too, once 1/{n['coarsest']} of the most",
             f"would be stitched of at least {n['handles_per_exchanged']} handles for each that it would have",
             f"up to 1/{n['held_per_slack']} of what is held when",
             f"takes even more than 1/{n['elapsed_per_stitching']} of the time",
-            f"addresses for {words.get(n['view_room'])} what it showed",
             f"at most {shares.get(n['handles_per_repaired'])} as many handles as a new view would need",
             f"small requests have more than 1/{n['held_per_small']} of it to themselves",
             f"a block of up to {n['deferred_free_bytes'] >> 20} MiB"]

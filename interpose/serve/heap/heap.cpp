@@ -806,7 +806,7 @@ Statistics Heap::gather_statistics() const noexcept {
   if (dynamic_) {
     const Dynamic::Counts& counts = dynamic_->counts();
     statistics.mapping_ns_after_start = dynamic_->mapper().nanoseconds();
-    statistics.stitches = counts.views + counts.lengthened + counts.repaired;
+    statistics.stitches = counts.views + counts.repaired;
     statistics.view_hits = counts.view_hits;
     statistics.grows = counts.grows;
     statistics.borrows += counts.borrows;

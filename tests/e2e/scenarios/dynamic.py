@@ -42,12 +42,13 @@ def dynamic_stress(bench):
 
 @scenario
 def planned_steps(bench):
-    """Steps are planned while they run, and every tensor's data stay right: views that are never found again make the
-    program map memory in every step."""
+    """Steps are planned while they run, and every tensor's data stay right: views that are never found or repaired make
+    the program map memory in every step."""
     for options in (["--streams", "1"], ["--streams", "3"], ["--backward-thread", "--streams", "2"]):
         for event, late in (([], {}), ([], LATE), (["--event", "extra", "--event-step", "60"], LATE)):
             done = expect_sound(bench.dynamic("--steps", "80", "--microbatches", "4", "--wait", *options, *event, **late,
-                                              STALLOC_POLICY="small_bytes=4k,searched_views=off,held_per_step_plan=8"))
+                                              STALLOC_POLICY="small_bytes=4k,searched_views=off,handles_per_repaired=off,"
+                                                             "held_per_step_plan=8"))
             expect(done.figures[0]["step_plans"] > 0 and done.figures[0]["step_requests"] > 0, "no step was planned", done)
 
 

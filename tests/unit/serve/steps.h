@@ -15,12 +15,14 @@ namespace stalloc::test {
 constexpr std::size_t kRequestsOfStep = 150;
 constexpr std::uint64_t kSmallPage = 4096;  // few cells of the shadow, which take most of the time
 
-// Views that were made before are not found again, so that a program that stitches maps memory in every step.
+// Views that were made before are neither found again nor repaired, so that a program that stitches maps memory in
+// every step.
 inline serve::HeapOptions forgetful_options() {
   serve::HeapOptions options = small_options();
   options.policy.small_bytes = kSmallPage / 4;
   options.policy.smallest_stitched = kSmallPage;
   options.policy.searched_views = 0;
+  options.policy.handles_per_repaired = ~std::uint64_t{0};
   return options;
 }
 

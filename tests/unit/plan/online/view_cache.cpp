@@ -67,34 +67,30 @@ TEST_CASE("views are found by their bytes, and those without life in the order o
     return pieces;
   };
   for (int step = 0; step < 2000; ++step) {
-    const std::size_t action = views.empty() ? 0 : below(7);
+    const std::size_t action = views.empty() ? 0 : below(6);
     Expected* view = views.empty() ? nullptr : &views[below(views.size())];
     if (action == 0 && views.size() < 60) {
       std::vector<Range> pieces = some_pieces();
-      const std::uint32_t number = cache.add(pieces, 0, 1000 * kUnitBytes);
+      const std::uint32_t number = cache.add(pieces, 0);
       views.push_back({number, std::move(pieces), {}});
       recent.push_back(number);
-    } else if (action == 1) {
-      const std::vector<Range> pieces = some_pieces();
-      cache.lengthen(view->number, pieces);
-      view->pieces.insert(view->pieces.end(), pieces.begin(), pieces.end());
-    } else if (action == 2 && view->pieces.size() > 1) {
-      const std::size_t pieces = 1 + below(view->pieces.size() - 1);
-      cache.shorten(view->number, pieces);
-      view->pieces.resize(view->pieces.size() - pieces);
-    } else if (action == 3 || action == 4) {
+    } else if (action == 1 && view->pieces.size() > 1) {
+      const std::uint64_t bytes = view->bytes();
+      view->pieces.pop_back();
+      cache.cut(view->number, {view->bytes(), bytes});
+    } else if (action == 2 || action == 3) {
       view->live.push_back((1 + below(9)) * kUnitBytes);
       cache.enter(view->number, view->live.back());
       forget(view->number);
-    } else if (action == 5 && !view->live.empty()) {
+    } else if (action == 4 && !view->live.empty()) {
       cache.leave(view->number, view->live.back());
       view->live.pop_back();
       if (view->live.empty()) recent.push_back(view->number);
-    } else if (action == 6 && below(4) == 0) {  // with or without life
+    } else if (action == 5 && below(4) == 0) {  // with or without life
       forget(view->number);
       cache.remove(view->number);
       views.erase(views.begin() + (view - views.data()));
-    } else if (action == 6 && view->live.empty()) {
+    } else if (action == 5 && view->live.empty()) {
       cache.refresh(view->number);
       forget(view->number);
       recent.push_back(view->number);
@@ -105,8 +101,8 @@ TEST_CASE("views are found by their bytes, and those without life in the order o
 
 TEST_CASE("a planned view is in no list until it is released", "[plan][online]") {
   ViewCache cache;
-  const std::uint32_t planned = cache.add({{0, 4 * kUnitBytes}}, 0, 4 * kUnitBytes, true);
-  const std::uint32_t other = cache.add({{0, kUnitBytes}}, 0, kUnitBytes);
+  const std::uint32_t planned = cache.add({{0, 4 * kUnitBytes}}, 0, true);
+  const std::uint32_t other = cache.add({{0, kUnitBytes}}, 0);
   REQUIRE(cache.count() == 1);
   REQUIRE(cache.from(0).size() == 1);
   REQUIRE(cache.least_recent() == other);

@@ -70,7 +70,6 @@ serve::HeapOptions options_for(unsigned seed, CrossStream cross_stream) {
 void require_equal(const auto& counts, const auto& simulated) {
   REQUIRE(counts.views > 0);
   REQUIRE(counts.views == simulated.views);
-  REQUIRE(counts.lengthened == simulated.lengthened);
   REQUIRE(counts.mapped == simulated.mapped);
   REQUIRE(counts.view_hits == simulated.view_hits);
   REQUIRE(counts.handles == simulated.handles);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kUntilPlanned = 26;  // steps
 // Programs whose steps map memory as long as they are not planned.
-constexpr std::uint64_t kMappingSeeds[] = {8, 9};
+constexpr std::uint64_t kMappingSeeds[] = {2, 9};
 
 std::unique_ptr<Heap> make_heap(FakeDriver& driver, const HeapOptions& options) {
   std::string why;
