@@ -84,6 +84,7 @@ void HandlePlacement::add_handle(std::uint64_t at, const Handle& handle, StreamI
 }
 
 void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
+  part(unmapped_, at).subtract({at, at + handle.bytes});
   const auto added = handles_.emplace(at, handle).first;
   for (std::uint64_t begin = at; begin < at + handle.bytes; begin += options_.page) {
     by_page_[begin / options_.page] = added;
@@ -91,7 +92,6 @@ void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
   physical_bytes_ += handle.bytes;
   if (is_for_small(at)) bytes_for_small_ += handle.bytes;
   peak_physical_bytes_ = std::max(peak_physical_bytes_, physical_bytes_);
-  part(unmapped_, at).subtract({at, at + handle.bytes});
 }
 
 void HandlePlacement::remove_handle(std::uint64_t at) {

@@ -140,7 +140,8 @@ class HandlePlacement {
   // Makes bytes free for `stream`. Pre: they are not free.
   void give(std::span<const Range> ranges, StreamIndex stream);
 
-  // Adds a new handle, which is mapped at its place in the home view. Its bytes are free for `stream`.
+  // Adds a new handle, which is mapped at its place in the home view. Its bytes are free for `stream`. If this throws,
+  // the handle is unknown, or known with bytes that are not free; no other handle gets its offsets.
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
   // Pre: the handle is wholly free and in no view.
   void remove_handle(std::uint64_t at);

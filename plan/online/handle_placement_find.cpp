@@ -29,8 +29,8 @@ bool HandlePlacement::prefers_large(const Spaces& spaces) const {
 
 // Finds the place, among the two ends of the best-fitting ranges, that strands the fewest bytes. Stranded bytes are
 // free bytes beside the request in handles that it uses in part: a handle can be mapped only whole, so a stitched view
-// can use them only at its ends. Bytes that were stranded before count half. A small request takes the best fit as it is, since most
-// handles for small requests have one page.
+// can use them only at its ends. Bytes that were stranded before count half. A small request takes the best fit as it
+// is, since most handles for small requests have one page.
 std::uint64_t HandlePlacement::least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const {
   const auto fit = space.best_fit(bytes);
   if (!fit) return kNowhere;

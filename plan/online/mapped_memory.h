@@ -148,6 +148,7 @@ class MappedMemory {
   static constexpr std::size_t kHandlesPerBatch = 16;  // that are created for a plan at once
 
   bool grow(const Proposal& proposal, StreamIndex stream);
+  void add_handles(std::uint64_t at, std::span<const Handle> handles, StreamIndex stream);
   void shrink(const Proposal& proposal);
   std::optional<Place> stitch(const Proposal& proposal);
   std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, bool planned);
@@ -253,13 +254,25 @@ bool MappedMemory<Backend>::grow(const Proposal& proposal, StreamIndex stream) {
   handles_.clear();
   for (const std::uint64_t bytes : proposal.grow) handles_.push_back(Handle{bytes, 0});
   if (!backend_.create(proposal.grow_at, handles_)) return false;
-  std::uint64_t at = proposal.grow_at;
-  for (const Handle& handle : handles_) {
-    placement_.add_handle(at, {handle.bytes, handle.id, false}, stream);
-    at += handle.bytes;
-  }
-  counts_.handles += handles_.size();
+  add_handles(proposal.grow_at, handles_, stream);
   return true;
+}
+
+// Adds handles that were created one after another from `at` on. If host memory is missing, gives back those that the
+// placement does not know; the bytes of one that it does know are then never used.
+template <OnlineBackend Backend>
+void MappedMemory<Backend>::add_handles(std::uint64_t at, std::span<const Handle> handles, StreamIndex stream) {
+  for (std::size_t i = 0; i < handles.size(); at += handles[i++].bytes) {
+    try {
+      placement_.add_handle(at, {handles[i].bytes, handles[i].id, false}, stream);
+    } catch (...) {
+      for (; i < handles.size(); at += handles[i++].bytes) {
+        if (!placement_.handles().contains(at)) backend_.destroy(at, handles[i]);
+      }
+      throw;
+    }
+  }
+  counts_.handles += handles.size();
 }
 
 // Undoes `grow`. A handle that the backend does not take back stays and is free.

@@ -100,11 +100,8 @@ bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64
     if (continues && batch.size() < kHandlesPerBatch) continue;
     for (; released < created && next != idle.end(); ++next) released += release(*next);
     if (!backend_.create(at, batch)) return false;
-    for (const Handle& handle : batch) {
-      placement_.add_handle(at, {handle.bytes, handle.id, false}, stream);
-      at += handle.bytes;
-    }
-    counts_.handles += batch.size();
+    add_handles(at, batch, stream);
+    for (const Handle& handle : batch) at += handle.bytes;
     batch.clear();
   }
   return true;

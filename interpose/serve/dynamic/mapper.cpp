@@ -21,6 +21,20 @@ class Mapper::Timer {
   std::chrono::steady_clock::time_point begin_;
 };
 
+// Tries again to undo the mappings that are meant. False if the driver still refuses one.
+template <class IsMeant>
+bool Mapper::retry_unmaps(IsMeant is_meant) noexcept {
+  bool all = true;
+  std::erase_if(failed_unmaps_, [&](const FailedUnmap& failed) {
+    if (!is_meant(failed)) return false;
+    const bool unmapped = driver_.unmap(failed.at, failed.handle.bytes) == CUDA_SUCCESS;
+    if (unmapped && failed.unowned) release(failed.handle.id);
+    all = all && unmapped;
+    return unmapped;
+  });
+  return all;
+}
+
 std::unique_ptr<Mapper> Mapper::create(Driver& driver, int device, std::uint64_t home_bytes, std::uint64_t view_bytes,
                                        std::string* why) {
   std::unique_ptr<Mapper> mapper(new Mapper(driver));
@@ -41,15 +55,8 @@ Mapper::~Mapper() { close(); }
 void Mapper::close() noexcept {
   if (closed_) return;
   closed_ = true;
-  while (!failed_unmaps_.empty()) {
-    const FailedUnmap failed = failed_unmaps_.back();
-    failed_unmaps_.pop_back();
-    if (driver_.unmap(failed.at, failed.handle.bytes) != CUDA_SUCCESS) {
-      has_unremembered_ = true;
-    } else if (failed.unowned) {
-      release(failed.handle.id);
-    }
-  }
+  if (!retry_unmaps([](const FailedUnmap&) { return true; })) has_unremembered_ = true;
+  failed_unmaps_.clear();
   if (reserved_ != 0 && !has_unremembered_) driver_.unreserve(base_, reserved_);
 }
 
@@ -74,6 +81,10 @@ CUresult Mapper::map_at(CUdeviceptr at, std::span<const MappedHandle> handles) n
 
 CUresult Mapper::map_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept {
   CUdeviceptr end = at;
+  for (const MappedHandle& handle : handles) end += handle.bytes;
+  // What an earlier call could not undo may still be mapped there.
+  retry_unmaps([at, end](const FailedUnmap& failed) { return failed.at >= at && failed.at < end; });
+  end = at;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     ++calls_;
     const CUresult result = driver_.map(end, handles[i].bytes, handles[i].id);
@@ -105,7 +116,7 @@ bool Mapper::unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexce
 
 bool Mapper::destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept {
   const Timer timer(&nanoseconds_);
-  if (!retry_unmaps(handle.id)) return false;
+  if (!retry_unmaps([&](const FailedUnmap& failed) { return failed.handle.id == handle.id; })) return false;
   ++calls_;
   if (driver_.unmap(at, handle.bytes) != CUDA_SUCCESS) return false;
   release(handle.id);
@@ -128,15 +139,6 @@ void Mapper::release_unused(std::span<const MappedHandle> handles) noexcept {
 void Mapper::release(CUmemGenericAllocationHandle id) noexcept {
   ++calls_;
   if (driver_.release(id) != CUDA_SUCCESS) driver_.release(id);
-}
-
-// Tries again to unmap a handle where that has failed before. False if the driver still refuses.
-bool Mapper::retry_unmaps(CUmemGenericAllocationHandle id) noexcept {
-  std::erase_if(failed_unmaps_, [&](const FailedUnmap& failed) {
-    return failed.handle.id == id && driver_.unmap(failed.at, failed.handle.bytes) == CUDA_SUCCESS;
-  });
-  return std::none_of(failed_unmaps_.begin(), failed_unmaps_.end(),
-                      [&](const FailedUnmap& failed) { return failed.handle.id == id; });
 }
 
 // If host memory is missing, the reservation is kept for good.

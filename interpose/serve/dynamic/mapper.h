@@ -73,7 +73,8 @@ class Mapper {
   void release_unused(std::span<const MappedHandle> handles) noexcept;
   void release(CUmemGenericAllocationHandle id) noexcept;
   void remember_failed_unmap(const FailedUnmap& failed) noexcept;
-  bool retry_unmaps(CUmemGenericAllocationHandle id) noexcept;
+  template <class IsMeant>
+  bool retry_unmaps(IsMeant is_meant) noexcept;
 
   Driver& driver_;
   int device_ = 0;

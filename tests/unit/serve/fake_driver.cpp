@@ -27,10 +27,15 @@ CUcontext primary_of(CUcontext context) {
 FakeDriver::FakeDriver(std::size_t page_bytes, std::uint64_t memory_bytes)
     : page_bytes_(page_bytes), memory_bytes_(memory_bytes) {}
 
-bool FakeDriver::fails() { return ++calls_ == fail_at_; }
+bool FakeDriver::fails() {
+  const std::uint64_t call = ++calls_;
+  const std::uint64_t first = fail_at_;
+  return first != 0 && call >= first && call < first + failures_;
+}
 
-void FakeDriver::fail_at(std::uint64_t count, CUresult error) {
+void FakeDriver::fail_at(std::uint64_t count, CUresult error, std::uint64_t times) {
   error_ = error;
+  failures_ = times;
   fail_at_ = count == 0 ? 0 : calls_ + count;
 }
 

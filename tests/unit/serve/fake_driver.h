@@ -66,8 +66,9 @@ class FakeDriver final : public serve::Driver {
   // The idle bytes that CUDA's default pool keeps until it is trimmed.
   void keep_in_pool(std::uint64_t bytes);
 
-  // The call that makes the counter `calls` reach `count` fails with `error`; 0: no call fails.
-  void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY);
+  // The call that makes the counter `calls` reach `count` fails with `error`, and with it `times` calls in a row; 0: no
+  // call fails.
+  void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY, std::uint64_t times = 1);
   std::uint64_t calls() const { return calls_; }
   // Counts the calls that record, wait for or query events, or synchronize.
   std::uint64_t order_calls() const { return order_calls_; }
@@ -171,6 +172,7 @@ class FakeDriver final : public serve::Driver {
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> order_calls_{0};
   std::atomic<std::uint64_t> fail_at_{0};
+  std::atomic<std::uint64_t> failures_{1};  // from then on
   std::atomic<CUresult> error_{CUDA_ERROR_OUT_OF_MEMORY};
 };
 

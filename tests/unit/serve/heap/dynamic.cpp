@@ -220,6 +220,23 @@ TEST_CASE("a view that could not be repaired is removed, and the request is serv
   REQUIRE(fixture.physical() == 0);
 }
 
+TEST_CASE("where the driver refused a mapping and to undo it, memory grows later all the same", "[serve][dynamic]") {
+  Fixture fixture;
+  // Three handles are created and mapped, then access is enabled. A refused call is undone by the next ones.
+  const auto failing = static_cast<std::uint64_t>(GENERATE(range(1, 9)));
+  CAPTURE(failing);
+  fixture.driver.fail_at(failing, CUDA_ERROR_UNKNOWN, 2);
+  const auto refused = fixture.heap->allocate(3 * kPage, fixture.stream, nullptr);
+  fixture.driver.fail_at(0);
+  if (refused) fixture.free(*refused);
+  const auto block = fixture.heap->allocate(4 * kPage, fixture.stream, nullptr);
+  REQUIRE(block);
+  REQUIRE(fixture.heap->backing(*block));
+  fixture.free(*block);
+  fixture.heap.reset();
+  REQUIRE(fixture.driver.is_clean());
+}
+
 TEST_CASE("when addresses for views run out, requests are still served", "[serve][dynamic]") {
   constexpr std::uint64_t kBlocks = 20;
   Fixture fixture(small_options(), 3 * kBlocks * kPage);
