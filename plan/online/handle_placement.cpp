@@ -104,7 +104,10 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   handles_.erase(found);
 }
 
-bool HandlePlacement::is_free(Range range) const { return part(all_, range.begin).contains(range); }
+bool HandlePlacement::is_free(Range range) const {
+  const bool has_bits = !is_for_small(range.begin) && (range.begin | range.end) % options_.page == 0;
+  return has_bits ? free_pages_.holds(range) : part(all_, range.begin).contains(range);
+}
 
 std::vector<std::uint64_t> HandlePlacement::free_pages_for_small() const {
   std::vector<std::uint64_t> pages;

@@ -142,7 +142,10 @@ class MappedMemory {
   [[nodiscard]] const OnlineCounts& counts() const noexcept { return counts_; }
 
  private:
-  using Handles = HandlePlacement::Handles;
+  // The physical offsets of a handle.
+  [[nodiscard]] static Range range_of(const HandlePlacement::Handles::value_type& handle) noexcept {
+    return {handle.first, handle.first + handle.second.bytes};
+  }
 
   static constexpr std::size_t kViewsTried = 4;        // views that one request examines to make room for another
   static constexpr std::size_t kHandlesPerBatch = 16;  // that are created for a plan at once
@@ -164,7 +167,8 @@ class MappedMemory {
   bool map_plan_views(const DevicePlan& plan, const std::vector<bool>& is_late, PlanMemory* memory);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
   void release_idle_small(std::uint64_t grown);
-  bool can_be_released(const Handles::value_type& handle, const FreeSpace& shown);
+  bool is_idle_handle(Range range);
+  bool can_be_released(Range range, const FreeSpace& shown);
   std::uint64_t release(std::uint64_t at);
   const std::vector<Handle>& handles_of(Ranges pieces);
 

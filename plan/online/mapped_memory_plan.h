@@ -18,7 +18,8 @@ template <OnlineBackend Backend>
 std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(const FreeSpace& shown) {
   std::vector<std::uint64_t> idle;
   for (const auto& handle : placement_.handles()) {
-    if (!placement_.is_for_small(handle.first) && can_be_released(handle, shown)) idle.push_back(handle.first);
+    const bool is_large = !placement_.is_for_small(handle.first);
+    if (is_large && can_be_released(range_of(handle), shown)) idle.push_back(handle.first);
   }
   return idle;
 }

@@ -24,7 +24,7 @@ std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_p
   const FreeSpace shown = shown_in_views();
   std::vector<std::uint64_t> idle;
   for (const auto& handle : placement_.handles()) {
-    if ((!handle.second.planned || of_plan) && can_be_released(handle, shown)) idle.push_back(handle.first);
+    if ((!handle.second.planned || of_plan) && can_be_released(range_of(handle), shown)) idle.push_back(handle.first);
   }
   std::uint64_t released = 0;
   for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) released += release(idle.back());
@@ -41,7 +41,7 @@ std::uint64_t MappedMemory<Backend>::release_handles(Ranges freed, std::uint32_t
     if (handle != placement_.handles().begin()) --handle;
     for (; handle != placement_.handles().end() && handle->first < range.end; ++handle) {
       if (handle->first + handle->second.bytes <= range.begin || handle->second.planned) continue;
-      if (can_be_released(*handle, shown)) idle.push_back(handle->first);
+      if (can_be_released(range_of(*handle), shown)) idle.push_back(handle->first);
     }
   }
   std::sort(idle.begin(), idle.end());
@@ -68,35 +68,50 @@ std::uint64_t MappedMemory<Backend>::reclaim(std::uint64_t bytes, bool of_plan) 
 
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::release_small(std::uint64_t bytes, std::uint64_t largest) {
-  FreeSpace in_use;  // shown in views in use
-  FreeSpace idle;    // shown in others
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    FreeSpace& shown = is_idle(view) ? idle : in_use;
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+  struct Small {
+    Range range;
+    bool in_idle_view = false;
+    bool in_used_view = false;
+    bool is_chosen = false;
+  };
+  std::vector<Small> small;  // handles that are wholly free, by physical offset
+  std::uint64_t free = 0;
+  for (const auto& handle : placement_.handles()) {
+    const Range range = range_of(handle);
+    if (range.bytes() > largest || handle.second.planned || !placement_.is_free(range)) continue;
+    small.push_back({range});
+    free += range.bytes();
   }
-  std::vector<Range> chosen;
-  std::uint64_t found = 0;
+  if (free < bytes) return false;
+  const auto for_each_shown = [&](std::uint32_t view, auto act) {
+    for (const Range& piece : placement_.views()[view].stitched.pieces()) {
+      auto shown = std::ranges::lower_bound(small, piece.begin, {}, [](const Small& it) { return it.range.begin; });
+      for (; shown != small.end() && shown->range.begin < piece.end; ++shown) act(*shown);
+    }
+  };
+  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    const bool idle = is_idle(view);
+    for_each_shown(view, [idle](Small& shown) { (idle ? shown.in_idle_view : shown.in_used_view) = true; });
+  }
+  std::uint64_t chosen = 0;
   for (const bool in_view : {false, true}) {
-    for (const auto& handle : placement_.handles()) {
-      const Range range{handle.first, handle.first + handle.second.bytes};
-      if (found >= bytes) break;
-      if (range.bytes() > largest || handle.second.planned || overlaps(idle, range) != in_view) continue;
-      if (!can_be_released(handle, in_use)) continue;
-      chosen.push_back(range);
-      found += range.bytes();
+    for (Small& handle : small) {
+      if (chosen >= bytes) break;
+      if (handle.in_used_view || handle.in_idle_view != in_view || !is_idle_handle(handle.range)) continue;
+      handle.is_chosen = true;
+      chosen += handle.range.bytes();
     }
   }
-  if (found < bytes) return false;
-  FreeSpace given_back;
-  for (const Range& range : chosen) given_back.add(range);
+  if (chosen < bytes) return false;
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    const std::vector<Range>& pieces = placement_.views()[view].stitched.pieces();
-    const bool shows =
-        std::any_of(pieces.begin(), pieces.end(), [&](Range piece) { return overlaps(given_back, piece); });
+    bool shows = false;
+    for_each_shown(view, [&shows](const Small& shown) { shows = shows || shown.is_chosen; });
     if (shows && !unmap_view(view)) return false;
   }
   std::uint64_t released = 0;
-  for (const Range& range : chosen) released += release(range.begin);
+  for (const Small& handle : small) {
+    if (handle.is_chosen) released += release(handle.range.begin);
+  }
   return released >= bytes;
 }
 
@@ -116,13 +131,18 @@ void MappedMemory<Backend>::release_idle_small(std::uint64_t grown) {
   }
 }
 
-// True when nothing lives on the handle, no work is pending on it, no view shows it, and it is not the memory of a plan
-// that is kept; `shown` is what views show.
+// True when nothing lives on the handle at these offsets, no work is pending on it, and it is not the memory of a plan
+// that is kept.
 template <OnlineBackend Backend>
-bool MappedMemory<Backend>::can_be_released(const Handles::value_type& handle, const FreeSpace& shown) {
-  const Range range{handle.first, handle.first + handle.second.bytes};
-  if (range.begin >= plan_.begin && range.begin < plan_.end) return false;
-  return !overlaps(shown, range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
+bool MappedMemory<Backend>::is_idle_handle(Range range) {
+  const bool is_kept = range.begin >= plan_.begin && range.begin < plan_.end;
+  return !is_kept && placement_.is_free(range) && backend_.is_complete({&range, 1});
+}
+
+// True when this holds, and no view shows the handle; `shown` is what views show.
+template <OnlineBackend Backend>
+bool MappedMemory<Backend>::can_be_released(Range range, const FreeSpace& shown) {
+  return !overlaps(shown, range) && is_idle_handle(range);
 }
 
 // Releases the handle at a physical offset. Returns its bytes; 0 if the backend refuses.
