@@ -158,8 +158,8 @@ class MappedMemory {
 
   void cut_idle_parts(std::uint32_t number);
   void remove_view(std::uint32_t view, bool is_unmapped);
-  [[nodiscard]] FreeSpace shown_in_views() const;
-  [[nodiscard]] FreeSpace shown_in_planned_views() const;
+  enum class Views : std::uint8_t { All, Planned };
+  [[nodiscard]] FreeSpace shown_in(Views views) const;
 
   [[nodiscard]] std::vector<std::uint64_t> idle_handles(const FreeSpace& shown);
   template <class IsWanted>

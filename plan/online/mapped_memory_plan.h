@@ -27,25 +27,14 @@ std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(const FreeSpace& 
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::idle_bytes() {
   std::uint64_t bytes = 0;
-  for (const std::uint64_t at : idle_handles(shown_in_planned_views())) bytes += placement_.handles().at(at).bytes;
+  for (const std::uint64_t at : idle_handles(shown_in(Views::Planned))) bytes += placement_.handles().at(at).bytes;
   return bytes;
 }
 
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::release_beside_plan() {
   unmap_idle_views();
-  for (const std::uint64_t at : idle_handles(shown_in_views())) release(at);
-}
-
-// The physical offsets that planned views show, which keep them.
-template <OnlineBackend Backend>
-FreeSpace MappedMemory<Backend>::shown_in_planned_views() const {
-  FreeSpace shown;
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (!placement_.views()[view].planned) continue;
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
-  }
-  return shown;
+  for (const std::uint64_t at : idle_handles(shown_in(Views::All))) release(at);
 }
 
 template <OnlineBackend Backend>
@@ -84,7 +73,7 @@ template <class IsWanted>
 bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64_t home, IsWanted is_wanted,
                                              StreamIndex stream) {
   unmap_idle_views();
-  const std::vector<std::uint64_t> idle = idle_handles(shown_in_views());
+  const std::vector<std::uint64_t> idle = idle_handles(shown_in(Views::All));
   auto next = idle.begin();
   std::uint64_t released = 0;
   std::uint64_t created = 0;

@@ -21,7 +21,7 @@ std::uint64_t MappedMemory<Backend>::release_idle(std::uint64_t keep, bool of_pl
 // Does what `release_idle` does, but does not count the bytes as given back: they are wanted for something else.
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_plan) {
-  const FreeSpace shown = shown_in_views();
+  const FreeSpace shown = shown_in(Views::All);
   std::vector<std::uint64_t> idle;
   for (const auto& handle : placement_.handles()) {
     if ((!handle.second.planned || of_plan) && can_be_released(range_of(handle), shown)) idle.push_back(handle.first);
@@ -34,7 +34,7 @@ std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_p
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release_handles(Ranges freed, std::uint32_t view) {
   if (view != 0 && is_idle(view)) unmap_view(view);
-  const FreeSpace shown = shown_in_views();
+  const FreeSpace shown = shown_in(Views::All);
   std::vector<std::uint64_t> idle;
   for (const Range& range : freed) {
     auto handle = placement_.handles().upper_bound(range.begin);

@@ -136,11 +136,12 @@ bool MappedMemory<Backend>::make_room_for_view(std::uint64_t bytes) {
   return has_room();
 }
 
-// The physical offsets that views show.
+// The physical offsets that these views show, which keep them.
 template <OnlineBackend Backend>
-FreeSpace MappedMemory<Backend>::shown_in_views() const {
+FreeSpace MappedMemory<Backend>::shown_in(Views views) const {
   FreeSpace shown;
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
+    if (views == Views::Planned && !placement_.views()[view].planned) continue;
     for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
   }
   return shown;
