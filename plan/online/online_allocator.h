@@ -326,7 +326,7 @@ std::optional<Place> OnlineAllocator<Backend>::exchange(std::uint64_t bytes, Str
   if (placement().free_bytes() < bytes) return std::nullopt;
   const auto proposal = placement().propose(bytes, stream, StreamScope::All, false, true);
   if (!proposal) return std::nullopt;
-  placement().set_room(backend().room());
+  placement().set_room(backend().room(bytes));
   const std::vector<std::uint64_t> larger = placement().new_handles(bytes, bytes);
   const std::uint64_t times = placement().policy().handles_per_exchanged;
   if (memory_.handle_count(proposal->pieces) / larger.size() < times) return std::nullopt;
@@ -374,7 +374,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
                                                     bool may_grow) {
   const bool may_stitch = placement().is_stitchable(bytes) && memory_.make_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
-  if (may_grow && placement().depends_on_room(bytes)) placement().set_room(backend().room());
+  if (may_grow && placement().depends_on_room(bytes)) placement().set_room(backend().room(bytes));
   auto proposal = placement().propose(bytes, stream, scope, may_grow, may_stitch && scope != StreamScope::None);
   if (proposal && !proposal->pieces.empty() && proposal->grow.empty() && stream != kAnyStream) {
     const std::size_t most = memory_.handle_count(proposal->pieces) / placement().policy().handles_per_repaired;

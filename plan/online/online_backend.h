@@ -33,8 +33,8 @@ struct VirtualAddress {
 // are ranges of physical offsets that begin and end at multiples of kUnitBytes. No function throws, and none waits on
 // the host.
 template <class B>
-concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large, std::uint64_t free_number,
-                                 VirtualAddress address, const typename B::Handle& handle,
+concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t needed, bool serves_large,
+                                 std::uint64_t free_number, VirtualAddress address, const typename B::Handle& handle,
                                  std::span<typename B::Handle> new_handles, std::span<const typename B::Handle> handles,
                                  const typename B::Block& block, std::span<const Range> ranges, StreamIndex stream) {
   // A piece of physical memory: how many bytes it has, and its name in the backend.
@@ -48,8 +48,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, bool serves_large
   // the home view from `at` on. Nothing is pending on their bytes.
   { backend.create(at, new_handles) }
   noexcept->std::same_as<bool>;
-  // How many bytes `create` can still create. Called before memory grows, and sometimes when it does not grow.
-  { std::as_const(backend).room() }
+  // How many bytes `create` can still create. The answer may be an estimate if it is more than twice `needed`. Called
+  // before memory grows, and sometimes when it does not grow.
+  { backend.room(needed) }
   noexcept->std::same_as<std::uint64_t>;
   // Unmaps a handle from its place in the home view and gives its memory back. Pre: no work is pending on its bytes.
   { backend.destroy(at, handle) }

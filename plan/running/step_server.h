@@ -108,7 +108,7 @@ class StepServer {
   bool complete(Allocator& allocator, StreamIndex stream);
   void place_slots();
   bool check_step(Allocator& allocator, StreamIndex stream);
-  static bool can_create(const Allocator& allocator, std::uint64_t held);
+  static bool can_create(Allocator& allocator, std::uint64_t held);
 
   const std::uint64_t small_bytes_;
   StepPlanner planner_;
@@ -237,10 +237,10 @@ void StepServer<Allocator>::place_slots() {
 // Whether the backend would create memory until so many bytes are held. If not, because the program holds more than a
 // limit that was set since, or another one has the rest of the device, then idle memory that is released is lost.
 template <class Allocator>
-bool StepServer<Allocator>::can_create(const Allocator& allocator, std::uint64_t held) {
+bool StepServer<Allocator>::can_create(Allocator& allocator, std::uint64_t held) {
   const std::uint64_t now = allocator.placement().physical_bytes();
   const std::uint64_t more = held - std::min(held, now) + kPagesToSpare * allocator.placement().page();
-  return allocator.backend().room() >= more;
+  return allocator.backend().room(more) >= more;
 }
 
 // Whether the plan is still followed. Called before each large request.

@@ -74,7 +74,9 @@ class NullBackend {
     if (between_frees_ == 0) return {};
     return {frees_ * between_frees_ + mapping_, mapping_};
   }
-  [[nodiscard]] std::uint64_t room() const noexcept { return device_bytes_ - std::min(created_, device_bytes_); }
+  [[nodiscard]] std::uint64_t room(std::uint64_t /*needed*/) const noexcept {
+    return device_bytes_ - std::min(created_, device_bytes_);
+  }
   [[nodiscard]] Place place(const Block& block, VirtualAddress /*begin*/) const noexcept { return block; }
 
  private:

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -82,8 +83,8 @@ class DeviceBackend {
   [[nodiscard]] plan::MappingTime mapping_time() const noexcept {
     return {nanoseconds_since(begin_), mapper_->nanoseconds()};
   }
-  // The free bytes of the device, within the limit. Queries the driver.
-  [[nodiscard]] std::uint64_t room() const noexcept;
+  // The free bytes of the device, within the limit.
+  [[nodiscard]] std::uint64_t room(std::uint64_t needed) noexcept;
   [[nodiscard]] plan::Place place(const Block& block, plan::VirtualAddress begin) const noexcept {
     if (block.view != 0) return {block.view, block.address - address(begin)};
     if (contains(block.address)) return {0, block.address - mapper_->home(0) + own_begin_};
@@ -124,7 +125,8 @@ class DeviceBackend {
 
  private:
   static StreamOrdinal ordinal(plan::StreamIndex stream) noexcept { return static_cast<StreamOrdinal>(stream); }
-  [[nodiscard]] bool device_has_free(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] std::optional<std::uint64_t> free_of_device(std::uint64_t needed) noexcept;
+  [[nodiscard]] bool device_has_free(std::uint64_t bytes) noexcept;
   [[nodiscard]] CUdeviceptr planned_address(std::uint64_t at) const noexcept;
 
   StreamOrder* order_;
@@ -135,6 +137,8 @@ class DeviceBackend {
   Arena* arena_ = nullptr;  // null: not adopted
   std::uint64_t created_bytes_ = 0;
   std::uint64_t limit_ = ~std::uint64_t{0};
+  std::optional<std::uint64_t> known_free_;  // of the device, when it was asked last, and what had been created then
+  std::uint64_t created_then_ = 0;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 

@@ -154,6 +154,7 @@ CUresult FakeDriver::set_access(CUdeviceptr at, std::size_t bytes, std::span<con
 CUresult FakeDriver::memory_info(std::size_t* free, std::size_t* total) {
   const Lock lock(mutex_);
   require(context_stack.back() == context(), "ask for the memory of the device in a context of it");
+  ++memory_queries_;
   if (fails()) return error_;
   *free = memory_bytes_ - memory_used_;
   *total = memory_bytes_;

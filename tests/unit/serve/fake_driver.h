@@ -70,6 +70,8 @@ class FakeDriver final : public serve::Driver {
   // call fails.
   void fail_at(std::uint64_t count, CUresult error = CUDA_ERROR_OUT_OF_MEMORY, std::uint64_t times = 1);
   std::uint64_t calls() const { return calls_; }
+  // Counts the calls that query how much memory is free.
+  std::uint64_t memory_queries() const { return memory_queries_; }
   // Counts the calls that record, wait for or query events, or synchronize.
   std::uint64_t order_calls() const { return order_calls_; }
   std::function<void()> while_synchronizing;  // called during each wait for the context; may be empty
@@ -171,6 +173,7 @@ class FakeDriver final : public serve::Driver {
 
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> order_calls_{0};
+  std::atomic<std::uint64_t> memory_queries_{0};
   std::atomic<std::uint64_t> fail_at_{0};
   std::atomic<std::uint64_t> failures_{1};  // from then on
   std::atomic<CUresult> error_{CUDA_ERROR_OUT_OF_MEMORY};

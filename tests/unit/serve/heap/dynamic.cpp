@@ -220,6 +220,21 @@ TEST_CASE("a view that could not be repaired is removed, and the request is serv
   REQUIRE(fixture.physical() == 0);
 }
 
+TEST_CASE("the free memory of the device is queried again when a part of it was created", "[serve][dynamic]") {
+  constexpr std::uint64_t kPages = 1600;  // of the device
+  HeapOptions options = small_options();
+  options.policy.held_per_handle = 1;  // so that the size of each handle depends on what is free
+  options.policy.room_per_handle = kPages;
+  Fixture fixture(options, kPages * kPage);
+  for (std::uint64_t pages = 1; pages <= kPages / 2; ++pages) {
+    fixture.allocate_pages(1);
+    CAPTURE(pages);
+    REQUIRE(fixture.physical() == pages * kPage);
+    REQUIRE(fixture.driver.memory_queries() >= 1 + pages / (kPages / 16));
+    REQUIRE(fixture.driver.memory_queries() <= 4 + pages / (kPages / 32));
+  }
+}
+
 TEST_CASE("where the driver refused a mapping and to undo it, memory grows later all the same", "[serve][dynamic]") {
   Fixture fixture;
   // Three handles are created and mapped, then access is enabled. A refused call is undone by the next ones.
