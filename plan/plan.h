@@ -51,8 +51,10 @@ struct DevicePlan {
   std::uint32_t prologue = 0;  // number of slots
   std::uint32_t body = 0;      // number of slots; 0: nothing repeats
   std::vector<Wait> waits;
-  std::vector<std::uint32_t> varying;  // slots without a place because of sizes that vary
-  std::vector<std::uint8_t> lanes;     // of each slot; empty: one order for all threads
+  // Slots without a place whose requests are served dynamically: because of sizes that vary, or for another reason.
+  std::vector<std::uint32_t> varying;
+  std::vector<std::uint32_t> unplaced;
+  std::vector<std::uint8_t> lanes;  // of each slot; empty: one order for all threads
 };
 
 // The plan of one process.

@@ -154,9 +154,13 @@ void add_slots(const Problem& problem, const Candidate& made, PlannedDevice* to)
     plan.slots.push_back(make_slot(in_order(problem, steps), steps.steady, sequence, *layout, i));
     if (steps.threads) plan.lanes.push_back(steps.threads->lanes[sequence.slots[i].request]);
     report.stitched_slots += plan.slots.back().view != 0 ? 1 : 0;
-    if (sequence.slots[i].pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
+    const PassReason pass = sequence.slots[i].pass;
+    if (pass >= PassReason::Varying) plan.varying.push_back(static_cast<std::uint32_t>(i));
+    if (pass == PassReason::Leaked || pass == PassReason::Unordered) {
+      plan.unplaced.push_back(static_cast<std::uint32_t>(i));
+    }
     report.dynamic_slots += plan.slots.back().kind == SlotKind::Dynamic ? 1 : 0;
-    ++report.passed[static_cast<std::size_t>(sequence.slots[i].pass)];
+    ++report.passed[static_cast<std::size_t>(pass)];
   }
 }
 

@@ -77,6 +77,16 @@ std::string find_wait_defect(const DevicePlan& device, std::size_t i) {
   return {};
 }
 
+// Of a list of slots that are served dynamically.
+std::string find_list_defect(const DevicePlan& device, const char* name, const std::vector<Index>& list) {
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list[i] >= device.slots.size()) return numbered(name, i, "names a slot that does not exist");
+    if (device.slots[list[i]].kind != SlotKind::PassThrough) return numbered(name, i, "names a slot with a place");
+    if (i > 0 && list[i] <= list[i - 1]) return numbered(name, i, "is out of order");
+  }
+  return {};
+}
+
 std::string find_device_defect(const DevicePlan& device) {
   if (device.granularity == 0 || device.granularity % kUnitBytes != 0) return "the granularity is not usable";
   if (std::string defect = find_handle_defect(device); !defect.empty()) return defect;
@@ -93,12 +103,8 @@ std::string find_device_defect(const DevicePlan& device) {
   for (std::size_t i = 0; i < device.waits.size(); ++i) {
     if (std::string defect = find_wait_defect(device, i); !defect.empty()) return defect;
   }
-  for (std::size_t i = 0; i < device.varying.size(); ++i) {
-    const Index slot = device.varying[i];
-    if (slot >= slots) return numbered("varying", i, "names a slot that does not exist");
-    if (device.slots[slot].kind != SlotKind::PassThrough) return numbered("varying", i, "names a slot with a place");
-    if (i > 0 && slot <= device.varying[i - 1]) return numbered("varying", i, "is out of order");
-  }
+  if (std::string defect = find_list_defect(device, "varying", device.varying); !defect.empty()) return defect;
+  if (std::string defect = find_list_defect(device, "unplaced", device.unplaced); !defect.empty()) return defect;
   if (!device.lanes.empty() && device.lanes.size() != slots) return "not every slot has a lane";
   return {};
 }

@@ -78,9 +78,10 @@ flatbuffers::Offset<planfb::DevicePlan> encode_device(flatbuffers::FlatBufferBui
   const auto waits_at = builder.CreateVectorOfStructs(waits);
   const auto varying_at = device.varying.empty() ? 0 : builder.CreateVector(device.varying);
   const auto lanes_at = device.lanes.empty() ? 0 : builder.CreateVector(device.lanes);
+  const auto unplaced_at = device.unplaced.empty() ? 0 : builder.CreateVector(device.unplaced);
   return planfb::CreateDevicePlan(builder, device.device, device.granularity, device.physical_bytes,
                                   device.peak_live_bytes, handles_at, views_at, slots_at, device.prologue, device.body,
-                                  waits_at, varying_at, lanes_at);
+                                  waits_at, varying_at, lanes_at, unplaced_at);
 }
 
 std::string text_of(const flatbuffers::String* text) { return text == nullptr ? std::string() : text->str(); }
@@ -115,7 +116,7 @@ bool decode_device(const planfb::DevicePlan& from, DevicePlan& to, std::size_t& 
   std::vector<planfb::Wait> waits;
   if (!copy_vector(from.handles(), to.handles, budget) || !copy_vector(from.slots(), slots, budget) ||
       !copy_vector(from.waits(), waits, budget) || !copy_vector(from.varying(), to.varying, budget) ||
-      !copy_vector(from.lanes(), to.lanes, budget)) {
+      !copy_vector(from.lanes(), to.lanes, budget) || !copy_vector(from.unplaced(), to.unplaced, budget)) {
     return false;
   }
   to.slots.reserve(slots.size());

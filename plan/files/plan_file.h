@@ -13,7 +13,7 @@
 namespace stalloc::plan {
 
 inline constexpr std::uint16_t kPlanVersionMajor = 1;
-inline constexpr std::uint16_t kPlanVersionMinor = 3;
+inline constexpr std::uint16_t kPlanVersionMinor = 4;
 
 // Serialises `plan`. Never fails.
 std::vector<std::uint8_t> encode_plan(const Plan& plan);

@@ -29,7 +29,8 @@ Cursor::Cursor(const DevicePlan& plan) : body_begin_(plan.prologue), body_end_(p
   slots_.reserve(plan.slots.size());
   for (const Slot& slot : plan.slots)
     slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
-  for (const std::uint32_t slot : plan.varying) slots_[slot].varies = true;
+  for (const std::uint32_t slot : plan.varying) slots_[slot].varies = slots_[slot].is_left_to_run_time = true;
+  for (const std::uint32_t slot : plan.unplaced) slots_[slot].is_left_to_run_time = true;
   index_grams();
 }
 
@@ -42,9 +43,8 @@ Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
   if (found == kNowhere) return {};
   at_ = successor(found);
   const ExpectedSlot& slot = slots_[found];
-  // A slot of varying size has no place if it passes through; its request is served dynamically.
   if (slot.kind == SlotKind::PassThrough) {
-    return {slot.varies ? Answer::Unplanned : Answer::Original, found};
+    return {slot.is_left_to_run_time ? Answer::Unplanned : Answer::Original, found};
   }
   if (units > slot.units) return {};  // larger than any recorded request of this slot
   return {Answer::Serve, found};

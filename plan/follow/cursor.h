@@ -82,7 +82,8 @@ class Cursor {
   struct ExpectedSlot {
     std::uint32_t units = 0;  // of kUnitBytes
     SlotKind kind = SlotKind::Static;
-    bool varies = false;  // `units` is an upper size
+    bool varies = false;               // `units` is an upper size
+    bool is_left_to_run_time = false;  // has no place, and its request is served dynamically
   };
   struct Gram {
     std::uint64_t hash = 0;  // of the kGram sizes that end at `end`

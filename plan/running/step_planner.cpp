@@ -25,9 +25,11 @@ void keep_body(DevicePlan* plan) {
   const auto begin = plan->slots.begin() + plan->prologue;
   plan->slots.erase(begin + plan->body, plan->slots.end());
   plan->slots.erase(plan->slots.begin(), plan->slots.begin() + plan->prologue);
-  std::erase_if(plan->varying,
-                [plan](std::uint32_t slot) { return slot < plan->prologue || slot - plan->prologue >= plan->body; });
-  for (std::uint32_t& slot : plan->varying) slot -= plan->prologue;
+  for (std::vector<std::uint32_t>* const list : {&plan->varying, &plan->unplaced}) {
+    std::erase_if(*list,
+                  [plan](std::uint32_t slot) { return slot < plan->prologue || slot - plan->prologue >= plan->body; });
+    for (std::uint32_t& slot : *list) slot -= plan->prologue;
+  }
   plan->waits.clear();
   plan->prologue = 0;
 }

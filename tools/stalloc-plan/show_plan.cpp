@@ -77,6 +77,7 @@ void write_device(JsonWriter& json, const DevicePlan& device) {
   write_waits(json, device);
   json.column("varying", device.varying);
   json.column("lanes", device.lanes);
+  json.column("unplaced", device.unplaced);
 }
 
 // Returns the number of slots of the body for each lane; empty if all threads together have one order.
@@ -141,7 +142,8 @@ std::string device_text(const DevicePlan& device) {
   for (std::size_t of = 0; of < slots.size(); ++of) {
     if (slots[of] > 0) line("", fmt::format("{} {}; up to {}", slots[of], kClasses[of], bytes_text(largest[of])));
   }
-  if (!device.varying.empty()) line("", fmt::format("{} of the last served dynamically", device.varying.size()));
+  const std::size_t left = device.varying.size() + device.unplaced.size();
+  if (left > 0) line("", fmt::format("{} of the last served dynamically", left));
   line("", fmt::format("{} in stitched views", stitched));
   line("waits", fmt::format("{}", device.waits.size()));
   return out;

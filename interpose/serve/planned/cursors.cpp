@@ -17,9 +17,9 @@ plan::DevicePlan plan_of_lane(const plan::DevicePlan& plan, std::size_t lane, st
     } else if (slot - plan.prologue < plan.body) {
       ++own.body;
     }
-    if (std::binary_search(plan.varying.begin(), plan.varying.end(), slot)) {
-      own.varying.push_back(static_cast<std::uint32_t>(slots->size()));
-    }
+    const auto number = static_cast<std::uint32_t>(slots->size());
+    if (std::ranges::binary_search(plan.varying, slot)) own.varying.push_back(number);
+    if (std::ranges::binary_search(plan.unplaced, slot)) own.unplaced.push_back(number);
     slots->push_back(slot);
     own.slots.push_back(plan.slots[slot]);
   }

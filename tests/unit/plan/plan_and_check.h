@@ -30,6 +30,7 @@ inline plan::PlannedDevice plan_and_check(const plan::Problem& problem, const pl
   REQUIRE(decoded.error.empty());
   CHECK(decoded.value.devices[0].varying == made.varying);
   CHECK(decoded.value.devices[0].lanes == made.lanes);
+  CHECK(decoded.value.devices[0].unplaced == made.unplaced);
   return std::move(planned.value);
 }
 

@@ -291,6 +291,11 @@ TEST_CASE("a request leaked in every step is passed through, not planned over it
   const auto planned = plan_and_check(lifetimes.devices[0]);
   CHECK(planned.plan.body == 3);
   CHECK(planned.report.passed[static_cast<std::size_t>(PassReason::Leaked)] >= 1);
+  REQUIRE_FALSE(planned.plan.unplaced.empty());
+  for (const std::uint32_t slot : planned.plan.unplaced) {
+    CHECK(planned.plan.slots[slot].kind == SlotKind::PassThrough);
+    CHECK(planned.plan.slots[slot].size == 512);
+  }
 }
 
 TEST_CASE("a body whose requests outlive the step is unrolled") {

@@ -36,6 +36,7 @@ Plan plan_with_every_field() {
   Plan plan = test::sample_plan();
   plan.devices.front().lanes = {0, 1, 1, 0};
   plan.devices.front().varying = {3};
+  plan.devices.front().unplaced = {3};
   return plan;
 }
 
@@ -69,6 +70,15 @@ TEST_CASE("lanes survive, and every slot must have one") {
   REQUIRE(decoded.error.empty());
   CHECK(decoded.value.devices.front().lanes == plan.devices.front().lanes);
   CHECK(defect_after([](DevicePlan& d) { d.lanes = {0, 1, 0}; }) == "device 0: not every slot has a lane");
+}
+
+TEST_CASE("slots that are served dynamically have no place, and are listed in order") {
+  CHECK(defect_after([](DevicePlan& d) { d.unplaced = {4}; }) ==
+        "device 0: unplaced 0 names a slot that does not exist");
+  CHECK(defect_after([](DevicePlan& d) { d.unplaced = {0}; }) == "device 0: unplaced 0 names a slot with a place");
+  CHECK(defect_after([](DevicePlan& d) { d.varying = {0}; }) == "device 0: varying 0 names a slot with a place");
+  CHECK(defect_after([](DevicePlan& d) { d.unplaced = {3, 3}; }) == "device 0: unplaced 1 is out of order");
+  CHECK(defect_after([](DevicePlan& d) { d.unplaced = {3}; }).empty());
 }
 
 TEST_CASE("an empty plan survives too") {

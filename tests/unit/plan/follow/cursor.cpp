@@ -119,6 +119,20 @@ TEST_CASE("requests of varying size keep the position for those that follow", "[
   REQUIRE(cursor.resynchronisations() == 0);
 }
 
+TEST_CASE("a request of a slot that has no place is unplanned, and others do not take the slot", "[serve][cursor]") {
+  plan::DevicePlan plan = plan_of_units({4, 8, 5}, 0, 3);
+  plan.slots[1].kind = plan::SlotKind::PassThrough;
+  plan.unplaced = {1};
+  Cursor cursor(plan);
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(request(cursor, 4) == 0);
+    if (i == 1) REQUIRE(request(cursor, 7) == kNone);
+    REQUIRE(cursor.next(8 * plan::kUnitBytes).answer == Answer::Unplanned);
+    REQUIRE_FALSE(cursor.missed());
+    REQUIRE(request(cursor, 5) == 2);
+  }
+}
+
 TEST_CASE("a pass-through slot is used up by its request, and skipped without it", "[serve][cursor]") {
   plan::DevicePlan plan = plan_of_units({4, 8, 5}, 0, 3);
   plan.slots[1].kind = plan::SlotKind::PassThrough;

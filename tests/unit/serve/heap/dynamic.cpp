@@ -220,6 +220,26 @@ TEST_CASE("a view that could not be repaired is removed, and the request is serv
   REQUIRE(fixture.physical() == 0);
 }
 
+TEST_CASE("a request whose slot has no place is served dynamically if the plan says so, else by CUDA",
+          "[serve][dynamic]") {
+  plan::DevicePlan plan = test::plan_of_sizes({4 * kPage, kPage, 2 * kPage});
+  plan.body = 3;
+  plan.slots[1].kind = plan::SlotKind::PassThrough;
+  const bool is_listed = GENERATE(false, true);
+  CAPTURE(is_listed);
+  if (is_listed) plan.unplaced = {1};
+  Fixture fixture(small_options(), std::uint64_t{1} << 30, &plan);
+  for (int repetition = 0; repetition < 3; ++repetition) {
+    const CUdeviceptr first = fixture.allocate_pages(4);
+    REQUIRE(fixture.heap->allocate(kPage, fixture.stream, nullptr).has_value() == is_listed);  // and never freed
+    const CUdeviceptr last = fixture.allocate_pages(2);
+    fixture.free(first);
+    fixture.free(last);
+  }
+  REQUIRE(fixture.statistics().planned_requests == 6);
+  REQUIRE(fixture.statistics().dynamic_requests == (is_listed ? 3 : 0));
+}
+
 TEST_CASE("the free memory of the device is queried again when a part of it was created", "[serve][dynamic]") {
   constexpr std::uint64_t kPages = 1600;  // of the device
   HeapOptions options = small_options();

@@ -204,6 +204,12 @@ TEST_CASE("a lane with pass-through slots and slots of varying size", "[serve][c
   CHECK(cursors.next_of(2, 3 * plan::kUnitBytes).answer == Answer::Unplanned);
   CHECK(request(cursors, 1, 3) == 5);
   CHECK(request(cursors, 2, 7) == 2);
+  plan.unplaced = {3};
+  Cursors others(plan, has_ended);
+  CHECK(request(others, 1, 10) == 0);
+  CHECK(request(others, 1, 1) == 1);
+  CHECK(others.next_of(1, 2 * plan::kUnitBytes).answer == Answer::Unplanned);
+  CHECK(request(others, 1, 3) == 5);
 }
 
 TEST_CASE("a plan of another program is detected although no thread finds a lane", "[serve][cursors]") {
