@@ -10,11 +10,11 @@
 //                     |bb......|........  ........|........|
 //                         ^ the request: offset 2
 //
-// Where free bytes are missing, new blocks follow the pieces. A partly free block behind them, in which the request
-// ends, may save a page of them:
+// Where free bytes are missing, new blocks follow the pieces. If a partly free block behind them saves a page of new
+// memory, the request ends in its free bytes:
 //
-//     view                [1]   [2]      new      [3]
-//                     |bb......|........|========|...ddddd|
+//     view                [1]   [2]      new      another
+//                     |bb......|........|========|...eeeee|
 //
 // The rule "stitch before you grow" is from GMLake (ASPLOS'24), whose blocks have one size. Pure.
 #pragma once
@@ -23,9 +23,12 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "plan/placement/free_space.h"
+#include "plan/placement/range.h"
+#include "plan/placement/units.h"
 
 namespace stalloc::plan {
 
