@@ -107,9 +107,9 @@ void Cursor::count(bool matched) noexcept {
   match_.count(matched);
 }
 
-// Finds the slot of a request without a deviation: the next slot; a later one, if only slots for the original allocator
-// lie between, since their requests may not reach this library; or the first slot of the epilogue, if a repetition of
-// the body has just ended.
+// Finds the slot of a request without a deviation: the next slot; a later one, if only slots without a place lie
+// between, since most of them are for the original allocator, and their requests may not reach this library; or the
+// first slot of the epilogue, if a repetition of the body has just ended.
 Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   Position at = at_;
   for (int i = 0; i < kSearchDistance && at < slots_.size(); ++i, at = successor(at)) {

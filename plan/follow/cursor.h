@@ -33,7 +33,7 @@ class Cursor {
   enum class Answer : std::uint8_t {
     Serve,      // at the place of `slot`
     Original,   // by the original allocator, as the plan says
-    Unplanned,  // the plan has no slot for the request
+    Unplanned,  // dynamically: the plan has no slot for the request, or its slot has no place
   };
   struct Next {
     Answer answer = Answer::Unplanned;

@@ -104,6 +104,7 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   handles_.erase(found);
 }
 
+// Whole pages have a bit each, which is faster to look at than the set of free ranges.
 bool HandlePlacement::is_free(Range range) const {
   const bool has_bits = !is_for_small(range.begin) && (range.begin | range.end) % options_.page == 0;
   return has_bits ? free_pages_.holds(range) : part(all_, range.begin).contains(range);

@@ -52,6 +52,7 @@ int main(int argc, char** argv) {
   write("plan.fb", plan::encode_plan(plan));
   plan.devices.front().lanes = {0, 1, 1, 0};
   plan.devices.front().varying = {3};
+  plan.devices.front().unplaced = {3};
   write("plan_of_threads.fb", plan::encode_plan(plan));
   write_text("requests.csv", "id,lower,upper,size\n0,0,9,5000000\n1,1,4,3000000\n2,2,3,0\n3,5,8,2500000\n");
   return written ? 0 : 1;

@@ -84,7 +84,8 @@ struct Live {
 
 }  // namespace
 
-// Not inlined: GCC 12 would warn of a mismatch with `std::free`.
+// These serve all tests of the program, and fail only in the one below. Not inlined: GCC 12 would warn of a mismatch
+// with `std::free`.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (allocations_left > 0 && --allocations_left == 0) throw std::bad_alloc();
   if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
