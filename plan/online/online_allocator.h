@@ -438,7 +438,7 @@ bool OnlineAllocator<Backend>::take(Place place, std::uint64_t bytes, StreamInde
 template <OnlineBackend Backend>
 void OnlineAllocator<Backend>::take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream,
                                           StreamScope scope) {
-  if (scope == StreamScope::All && backend().is_foreign(wanted, stream)) ++memory_.counts().borrows;
+  if (scope == StreamScope::All && backend().made_foreign_ready()) ++memory_.counts().borrows;
   placement().take(wanted, stream, scope);
   if (place.view != 0) placement().views().enter(place.view, bytes);
 }

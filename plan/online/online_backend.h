@@ -72,8 +72,8 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t nee
   // True only when the device is known to have finished with the bytes.
   { backend.is_complete(ranges) }
   noexcept->std::same_as<bool>;
-  // True when a stream other than this one freed some of the bytes last. The answer is only counted.
-  { backend.is_foreign(ranges, stream) }
+  // True if another stream had freed some of the bytes that were made ready last. The answer is only counted.
+  { std::as_const(backend).made_foreign_ready() }
   noexcept->std::same_as<bool>;
   // Whether several streams use memory. If not, no stream ever waits for a free.
   { std::as_const(backend).is_shared() }

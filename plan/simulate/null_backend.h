@@ -58,7 +58,7 @@ class NullBackend {
     return true;
   }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
-  bool is_foreign(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept { return false; }
+  [[nodiscard]] bool made_foreign_ready() const noexcept { return false; }
   [[nodiscard]] bool is_shared() const noexcept { return false; }
   std::uint64_t assign_free_number(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
     ++frees_;

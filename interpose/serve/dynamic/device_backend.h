@@ -59,9 +59,7 @@ class DeviceBackend {
     return order_->order_without_avoidable_wait(ranges, ordinal(stream));
   }
   bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
-  bool is_foreign(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
-    return order_->is_foreign(ranges, ordinal(stream));
-  }
+  [[nodiscard]] bool made_foreign_ready() const noexcept { return order_->made_foreign_ready(); }
   [[nodiscard]] bool is_shared() const noexcept { return order_->has_several_users(); }
   std::uint64_t assign_free_number(plan::StreamIndex stream, bool serves_large) noexcept {
     return order_->assign_free_number(ordinal(stream), serves_large);

@@ -14,14 +14,12 @@ namespace stalloc::serve {
 // gives the bytes back to their owner only, at once. Here the owner gets them at once, too, and another stream gets
 // them when it is ordered after both the owner and the user.
 //
-// A mark above kMaxStreams stands for such a pair. When all of these marks are in use, the mark kEveryStream stands for
-// all streams: a request for the bytes is then ordered after each of them. Not thread-safe: the heap's lock protects
-// it. Nothing throws.
+// A mark above kMaxStreams stands for such a pair. When all of these marks are in use, the mark kEveryStreamMark stands
+// for all streams: a request for the bytes is then ordered after each of them. Not thread-safe: the heap's lock
+// protects it. Nothing throws.
 class SharedFrees {
  public:
-  static constexpr FreeMark kEveryStream = kLastMark;
-
-  // Returns the mark of a pair, which is assigned at the first call, or kEveryStream. A mark whose user is gone is
+  // Returns the mark of a pair, which is assigned at the first call, or kEveryStreamMark. A mark whose user is gone is
   // assigned again. Bytes that still bear it then count as freed by the new pair, which may cost a wait that is not
   // needed. Only the owner of a pair may use the bytes without a wait, so a pair that has an owner keeps it.
   // Pre: `owner` and `user` are two streams.
@@ -31,7 +29,7 @@ class SharedFrees {
       if (pair.owner == owner && pair.user == user) return mark(pair);
       if (pair.user == kNoStream && (pair.owner == owner || pair.owner == kNoStream)) free = &pair;
     }
-    if (free == nullptr) return kEveryStream;
+    if (free == nullptr) return kEveryStreamMark;
     *free = {owner, user};
     has_pairs_ = true;
     return mark(*free);
@@ -40,7 +38,7 @@ class SharedFrees {
   [[nodiscard]] bool has_pairs() const noexcept { return has_pairs_; }
   // The user of the pair that `mark` stands for, if `owner` is its owner; otherwise kNoStream.
   [[nodiscard]] StreamOrdinal user_of(FreeMark mark, StreamOrdinal owner) const noexcept {
-    if (mark <= kMaxStreams || mark == kEveryStream) return kNoStream;
+    if (mark <= kMaxStreams || mark == kEveryStreamMark) return kNoStream;
     const Pair& pair = pairs_[mark - kMaxStreams - 1U];
     return pair.owner == owner ? pair.user : kNoStream;
   }
@@ -51,7 +49,7 @@ class SharedFrees {
   void for_each_stream(FreeMark mark, StreamOrdinal stream, std::size_t count, Visit visit) const {
     if (mark <= kMaxStreams) {
       visit(mark);
-    } else if (mark == kEveryStream) {
+    } else if (mark == kEveryStreamMark) {
       for (std::size_t each = 1; each <= count; ++each) {
         if (each != stream) visit(static_cast<StreamOrdinal>(each));
       }
@@ -83,7 +81,7 @@ class SharedFrees {
     return static_cast<FreeMark>(kMaxStreams + 1 + (&pair - pairs_.data()));
   }
 
-  std::array<Pair, kLastMark - 1 - kMaxStreams> pairs_;
+  std::array<Pair, kEveryStreamMark - 1 - kMaxStreams> pairs_;
   bool has_pairs_ = false;
 };
 

@@ -155,15 +155,18 @@ bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
 }
 
 bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  made_foreign_ready_ = false;
   return marks_.has_only(ranges, stream) || order_slowly(ranges, stream);
 }
 
 bool StreamOrder::order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
+  made_foreign_ready_ = false;
   if (marks_.has_only(ranges, stream)) return true;
   if (spared_waits_ == 0) return order_slowly(ranges, stream);  // the program orders no streams
   bool known = true;
   bool soon = false;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
+    made_foreign_ready_ = true;
     if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
     if (clocks_.complete_up_to(owner) >= free.number) return;
     known = false;
@@ -178,6 +181,7 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
   bool possible = true;
   bool waits = false;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
+    made_foreign_ready_ = true;
     if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
     if (!possible || clocks_.complete_up_to(owner) >= free.number || query_complete(owner, free.number)) return;
     waits = true;
@@ -195,11 +199,13 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
 }
 
 bool StreamOrder::is_complete(PhysicalRanges ranges) noexcept {
+  made_foreign_ready_ = false;
   if (marks_.has_only(ranges, kNoStream)) return true;
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return false;
   bool all = true;
   for_each_claim(ranges, kNoStream, [&](StreamOrdinal owner, Free free) {
+    made_foreign_ready_ = true;
     all = all && (clocks_.complete_up_to(owner) >= free.number || query_complete(owner, free.number));
   });
   return all;
@@ -340,7 +346,7 @@ void StreamOrder::record_free_event(StreamOrdinal stream) noexcept {
 // When all pairs are in use, those of destroyed streams whose frees are complete are released.
 FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noexcept {
   const FreeMark mark = shared_.mark_for_pair(owner, user);
-  if (mark != SharedFrees::kEveryStream) return mark;
+  if (mark != kEveryStreamMark) return mark;
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     const auto stream = static_cast<StreamOrdinal>(i);
     if (!streams_[i].alive && clocks_.complete_up_to(stream) >= last_free(stream)) shared_.forget(stream);
@@ -357,7 +363,7 @@ FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal strea
     if (user == kNoStream) return;
     const std::uint64_t number = std::min(latest.sequence, last_free(user));
     if (clocks_.complete_up_to(user) >= number || ordered(stream, user) >= number) return;
-    all = all == stream || all == mark ? mark : SharedFrees::kEveryStream;
+    all = all == stream || all == mark ? mark : kEveryStreamMark;
   });
   return all;
 }
@@ -366,10 +372,10 @@ void StreamOrder::mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, St
   const std::uint64_t number = last_free(stream);
   const FreeMark earlier = mark_with_users(ranges, stream);
   FreeMark mark = mark_for_pair(stream, user);
-  if (earlier != stream && earlier != mark) mark = SharedFrees::kEveryStream;
+  if (earlier != stream && earlier != mark) mark = kEveryStreamMark;
   marks_.mark(ranges, mark, number);
   // This is a free of the user, too: a stream that is ordered after it is ordered after the user's work so far. The
-  // mark kEveryStream stands for the latest frees of all other streams as well.
+  // mark kEveryStreamMark stands for the latest frees of all other streams as well.
   clocks_.set_latest_free(user, number);
   const bool event_now = streams_[stream].events.first_covering(number) != nullptr;
   if (event_now || streams_[user].key.is_per_thread()) record_free_event(user);

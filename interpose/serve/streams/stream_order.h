@@ -92,14 +92,8 @@ class StreamOrder {
   // used a little later without a wait by stalloc.
   [[nodiscard]] bool order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
 
-  // True if another stream was the last to free some of these bytes.
-  [[nodiscard]] bool is_foreign(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
-    bool foreign = false;
-    if (!marks_.has_only(ranges, stream)) {
-      for_each_claim(ranges, stream, [&](StreamOrdinal, Free) { foreign = true; });
-    }
-    return foreign;
-  }
+  // True if another stream had freed some of the bytes for which one of the functions above returned true last.
+  [[nodiscard]] bool made_foreign_ready() const noexcept { return made_foreign_ready_; }
 
   // Whether a stream may wait for late events, which follow later work of the freeing stream.
   void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
@@ -225,6 +219,7 @@ class StreamOrder {
   bool closed_ = false;
   bool has_blocking_streams_ = false;
   bool late_events_allowed_ = false;
+  bool made_foreign_ready_ = false;
   unsigned users_ = 0;  // number of streams that have ever used memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;

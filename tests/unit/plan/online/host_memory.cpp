@@ -2,7 +2,6 @@
 // Random programs while the host runs out of memory at any moment: bytes may be forgotten, but none is served twice,
 // and every handle that was created has an owner.
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <new>
 #include <optional>
@@ -11,26 +10,15 @@
 #include <vector>
 
 #include "catch.h"
+#include "host_memory.h"
 #include "plan/placement/units.h"
 #include "plan/simulate/null_backend.h"
 
 using namespace stalloc::plan;
+using stalloc::test::allocations_left;
+using stalloc::test::Plenty;
 
 namespace {
-
-thread_local std::uint64_t allocations_left = 0;  // until one fails; 0: none does
-
-// While this lives, the host has memory.
-class Plenty {
- public:
-  Plenty() : left_(allocations_left) { allocations_left = 0; }
-  ~Plenty() { allocations_left = left_; }
-  Plenty(const Plenty&) = delete;
-  Plenty& operator=(const Plenty&) = delete;
-
- private:
-  std::uint64_t left_;
-};
 
 constexpr std::uint64_t kPage = 8 * kUnitBytes;
 
@@ -83,19 +71,6 @@ struct Live {
 };
 
 }  // namespace
-
-// These serve all tests of the program, and fail only in the one below. Not inlined: GCC 12 would warn of a mismatch
-// with `std::free`.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  if (allocations_left > 0 && --allocations_left == 0) throw std::bad_alloc();
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t& /*nothing*/) noexcept {
-  return std::malloc(bytes > 0 ? bytes : 1);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
 
 TEST_CASE("where host memory runs out, no byte is served twice and no handle is lost", "[plan][online]") {
   const auto seed = GENERATE(range(1U, 21U));

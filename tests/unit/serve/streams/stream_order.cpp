@@ -240,15 +240,15 @@ TEST_CASE("bytes that a second stream still uses are reusable by their owner at 
   const Moment freed = f.use_and_free(ranges, f.t, event_now);
   f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   REQUIRE_FALSE(f.order.is_complete(ranges));
-  REQUIRE_FALSE(f.order.is_foreign(ranges, f.order.ordinal(f.t)));
   REQUIRE(f.use(ranges, f.t));
+  REQUIRE_FALSE(f.order.made_foreign_ready());
   REQUIRE_FALSE(f.driver.is_ordered(f.t, used));
 
   REQUIRE(f.use(ranges, user) == event_now);
   REQUIRE(f.driver.is_ordered(user, freed) == event_now);
-  REQUIRE(f.order.is_foreign(ranges, f.order.ordinal(f.s)));
   const Moment later = f.driver.work(user);
   REQUIRE(f.use(ranges, f.s) == event_now);
+  REQUIRE(f.order.made_foreign_ready());
   REQUIRE(f.driver.is_ordered(f.s, freed) == event_now);
   REQUIRE(f.driver.is_ordered(f.s, used) == event_now);
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
