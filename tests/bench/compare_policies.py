@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares parameters of the policy without a plan on recorded runs, without a device: a table of held / live and of mapping.
 
-  compare_policies.py --build build/release... [--set NAME=VALUE,...]... [--times-dear X] [--empty-caches N] [--seeds N] RUN...
+  compare_policies.py --build build/release... [--set NAME=VALUE,...]... [--times-dear X] [--times-large N]
+                      [--empty-caches N] [--seeds N] RUN...
 
 Each cell is the mean over random beginnings (`online_policy --seed`). A RUN is a CSV of requests, which may be compressed (.xz).
 Between two frees pass 170 us, or what a run's name says of itself: 250 us for those of Megatron-core, 30 us for tensors of
 random size, which do nothing else. With --times-dear X each handle takes X times as long to map as on an idle card: this is
-the same as X times less time between frees and X times less allowance, in another unit of time. With --empty-caches N each
-program gives its idle memory back N times, where least is live. Several builds, as of two versions, are compared side by side.
+the same as X times less time between frees and X times less allowance, in another unit of time. With --times-large N requests
+of 1 MiB and more are N times as large, as on a fuller card. With --empty-caches N each program gives its idle memory back N
+times, where least is live. Several builds, as of two versions, are compared side by side.
 """
 
 import argparse
@@ -32,6 +34,7 @@ def parse_arguments():
     parser.add_argument("--build", required=True, action="append", type=pathlib.Path, dest="builds")
     parser.add_argument("--set", action="append", metavar="NAME=VALUE,...", dest="policies", help='"" for the defaults')
     parser.add_argument("--times-dear", type=float, default=1.0)
+    parser.add_argument("--times-large", default="1", metavar="N")
     parser.add_argument("--empty-caches", default="0", metavar="N")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
@@ -48,11 +51,12 @@ def settings(policy, dear, usual_allowance):
     return ",".join("=".join(item) for item in values.items())
 
 
-def play(build, run, policy, seed, dear, emptied):
+def play(build, run, policy, seed, arguments):
     """Held / live bytes and the milliseconds of mapping."""
+    dear = arguments.times_dear
     between = next((us for name, us in MICROSECONDS.items() if name in run.name), OTHERWISE)
     done = subprocess.run([build / "tests/bench/online_policy", "--between", str(round(between / dear)), "--seed", str(seed),
-                           "--empty-caches", emptied, "--set", policy, run],
+                           "--times", arguments.times_large, "--empty-caches", arguments.empty_caches, "--set", policy, run],
                           check=True, text=True, stdout=subprocess.PIPE)
     return (float(re.search(r"MiB \(([\d.]+)\)", done.stdout)[1]),
             dear * int(re.search(r"mapping took (\d+) ms", done.stdout)[1]))
@@ -74,9 +78,8 @@ def main():
                 plain = pathlib.Path(folder) / run.stem
                 plain.write_bytes(lzma.decompress(run.read_bytes()))
                 run = plain
-            played = [[pool.submit(play, build, run, settings(policy, arguments.times_dear, usual), seed,
-                                   arguments.times_dear, arguments.empty_caches) for seed in range(1, arguments.seeds + 1)]
-                      for build, policy in columns]
+            played = [[pool.submit(play, build, run, settings(policy, arguments.times_dear, usual), seed, arguments)
+                       for seed in range(1, arguments.seeds + 1)] for build, policy in columns]
             rows.append([[statistics.mean(values) for values in zip(*(one.result() for one in seeds))] for seeds in played])
             print(f"| {run.stem} | " + " | ".join(f"{held:.4f}, {ms:.0f} ms" for held, ms in rows[-1]) + " |", flush=True)
     means = [[statistics.mean(values) for values in zip(*column)] for column in zip(*rows)]

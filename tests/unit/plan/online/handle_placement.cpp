@@ -55,9 +55,19 @@ TEST_CASE("new handles hold what is missing, rounded to a page, and no more") {
   REQUIRE(sum == round_up(missing, kPage));
 }
 
+// The sizes below follow from these.
+const OnlinePolicy kSizes = [] {
+  OnlinePolicy policy;
+  policy.held_per_handle = 4096;
+  policy.room_per_handle = 2048;
+  policy.handles_per_request = 128;
+  policy.held_per_coarse_handle = 1024;
+  return policy;
+}();
+
 TEST_CASE("handles grow with what is held, and with the request") {
   const auto largest_of = [](std::uint64_t request, std::uint64_t held) {
-    return new_handle_sizes({}, {.missing = request, .request = request, .held = held}, kPage).front();
+    return new_handle_sizes(kSizes, {.missing = request, .request = request, .held = held}, kPage).front();
   };
   REQUIRE(largest_of(2 * kPage, 0) == kPage);
   REQUIRE(largest_of(100 * kPage, 8000 * kPage) == kPage);
@@ -102,7 +112,7 @@ TEST_CASE("where little room is left, handles are small, unless stitching has co
                         .room = room,
                         .coarseness = coarseness,
                         .stitching_overdrawn = stitching_overdrawn};
-    return new_handle_sizes({}, growth, kPage).front();
+    return new_handle_sizes(kSizes, growth, kPage).front();
   };
   const std::uint64_t plenty = 1'000'000 * kPage;
   REQUIRE(largest_of(plenty, 1) == 97 * kPage);
