@@ -8,13 +8,14 @@ namespace {
 
 // An event recorded on an idle stream completes within microseconds; each query takes a tenth of one.
 constexpr int kMaxQueryRounds = 256;
-// On the legacy stream, where late events are hardly ever recorded, one of so many frees has an event of its own.
+// Of a stream that is not watched, and of the legacy stream, where late events are hardly ever recorded, one of so many
+// frees has an event of its own.
 constexpr std::uint64_t kFreesPerEvent = 64;
 
 }  // namespace
 
 StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
-                         EventOrder* events)
+                         EventOrder* events, std::uint64_t watched_frees)
     : driver_(driver),
       context_(context),
       events_(events),
@@ -23,7 +24,8 @@ StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physic
       clocks_(context),
       ordered_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
       waited_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
-      program_orders_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)) {}
+      program_orders_(std::uint64_t{kMaxStreams + 1} * (kMaxStreams + 1)),
+      watched_frees_(watched_frees) {}
 
 StreamOrder::~StreamOrder() {
   if (stream_count_ == 0) return;
@@ -49,6 +51,7 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
   if (stream != kNoStream && !streams_[stream].uses_memory) {
     streams_[stream].uses_memory = true;
     if (++users_ > 1 && events_ != nullptr) events_->start_tracking();
+    for (std::size_t i = 1; i <= stream_count_; ++i) watch(static_cast<StreamOrdinal>(i));
   }
   return stream;
 }
@@ -185,6 +188,7 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
     if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
     if (!possible || clocks_.complete_up_to(owner) >= free.number || query_complete(owner, free.number)) return;
     waits = true;
+    watch(owner);
     possible = event_to_wait_for(owner, free) != nullptr;
   });
   if (!possible || !waits) return possible;
@@ -319,8 +323,9 @@ void StreamOrder::blocking_streams_exist() noexcept {
 std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_others) noexcept {
   const std::uint64_t number = clocks_.take_number();
   clocks_.set_latest_free(stream, number);
-  bool wanted = for_others && has_several_users();
-  if (!wanted && is_barrier(streams_[stream])) [[unlikely]] {
+  const bool for_several = for_others && has_several_users();
+  bool wanted = for_several && number <= streams_[stream].watched_until;
+  if (!wanted && (for_several || is_barrier(streams_[stream]))) {
     const FreeEvent* latest = streams_[stream].events.latest();
     wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);
   }

@@ -27,9 +27,14 @@ namespace stalloc::serve {
 //                                            \_ wait: ordered_[S][T] = 7
 //     stream S   ------------------------------ allocation of T's bytes --- work --->
 //
-// An event is recorded at the free itself in three cases: several streams use memory, and the bytes may serve large
-// requests; the plan says that another stream will use the bytes; T is a thread's own default stream, which no other
-// thread can name. Every other free makes no driver call.
+// An event is recorded at the free itself in three cases: several streams use memory, the bytes may serve large
+// requests, and T is watched; the plan says that another stream will use the bytes; T is a thread's own default stream,
+// which no other thread can name. Every other free makes no driver call.
+//
+// A stream is watched until none of its events has been wanted for many frees: an event costs the host a microsecond,
+// as much as all else that a free does, and where the program orders its streams itself, hardly any is ever wanted. Of
+// a stream that is not watched, one of many frees has an event, which tells which frees are complete. When an event is
+// missed, the bytes are not used by another stream this time, and the stream is watched again.
 //
 // After a free without an event of its own, another stream may use the bytes once the free is known to be complete. To
 // find that out, a late event is recorded when the bytes are first wanted. No stream waits for a late event, since it
@@ -46,11 +51,14 @@ namespace stalloc::serve {
 // work on the host.
 class StreamOrder {
  public:
+  // More than a step of most trainings frees, so that an event that each step wants is there.
+  static constexpr std::uint64_t kWatchedFrees = 65536;
+
   // `context` is the context of all streams; `driver` and `events` must outlive this object. `physical_bytes` and
-  // `page_bytes` are as for FreeMarks. When a second stream uses memory, `events` starts tracking; it may be null.
-  // Throws std::bad_alloc.
+  // `page_bytes` are as for FreeMarks. When a second stream uses memory, `events` starts tracking; it may be null. A
+  // stream is watched for `watched_frees` frees of all streams. Throws std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
-              EventOrder* events = nullptr);
+              EventOrder* events = nullptr, std::uint64_t watched_frees = kWatchedFrees);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -154,9 +162,10 @@ class StreamOrder {
  private:
   struct Stream {
     StreamKey key;
-    bool alive = false;         // the stream has not been destroyed
-    bool uses_memory = false;   // false: known for its events only
-    std::uint64_t used_at = 0;  // latest free number when it was last looked up, to find the least recently used
+    bool alive = false;               // the stream has not been destroyed
+    bool uses_memory = false;         // false: known for its events only
+    std::uint64_t used_at = 0;        // latest free number when it was last looked up, to find the least recently used
+    std::uint64_t watched_until = 0;  // the number of the last free that has an event in any case
     FreeEvents events;
   };
 
@@ -183,6 +192,7 @@ class StreamOrder {
   StreamOrdinal find_unused() const noexcept;
   StreamOrdinal reclaim() noexcept;
   bool is_idle(StreamOrdinal stream) noexcept;
+  void watch(StreamOrdinal stream) noexcept { streams_[stream].watched_until = latest_number() + watched_frees_; }
 
   void record_free_event(StreamOrdinal stream) noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
@@ -220,6 +230,7 @@ class StreamOrder {
   bool has_blocking_streams_ = false;
   bool late_events_allowed_ = false;
   bool made_foreign_ready_ = false;
+  const std::uint64_t watched_frees_;
   unsigned users_ = 0;  // number of streams that have ever used memory
   std::uint64_t waits_ = 0;
   std::uint64_t spared_waits_ = 0;

@@ -31,6 +31,7 @@ class OrderModel {
   };
   static constexpr std::uint64_t kPage = 64 << 10;
   static constexpr std::size_t kPages = 16;
+  static constexpr std::uint64_t kWatchedFrees = 4;  // so that streams are often not watched
 
   struct Context {
     CUcontext handle;
@@ -45,7 +46,7 @@ class OrderModel {
     std::vector<bool> freed = std::vector<bool>(kPages);
 
     Context(FakeDriver& driver, CUcontext context, serve::EventOrder* events)
-        : handle(context), order(driver, context, kPages * kPage, kPage, events) {}
+        : handle(context), order(driver, context, kPages * kPage, kPage, events, kWatchedFrees) {}
   };
 
   OrderModel()
@@ -94,9 +95,10 @@ class OrderModel {
     const std::lock_guard lock(of.lock);
     const serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
     if (ordinal == serve::kNoStream) return;
-    const std::uint64_t number = of.order.assign_free_number(ordinal, false);
+    const bool is_planned = page % 2 == 0;  // the others have an event as long as the stream is watched
+    const std::uint64_t number = of.order.assign_free_number(ordinal, !is_planned);
     const serve::PhysicalRange range = range_of(page);
-    of.order.mark_freed({&range, 1}, ordinal, number, true);
+    of.order.mark_freed({&range, 1}, ordinal, number, is_planned);
     of.frees[ordinal].push_back({number, moment});
     of.pages[page] = moment;
     of.freed[page] = true;

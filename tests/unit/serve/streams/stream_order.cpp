@@ -39,6 +39,49 @@ struct Fixture {
 
 }  // namespace
 
+TEST_CASE("a stream of which no event is wanted for long is not watched, and is again once one is missed",
+          "[serve][order]") {
+  constexpr std::uint64_t kWatched = 500;
+  FakeDriver driver{kPage};
+  StreamOrder order{driver, FakeDriver::context(), 16 * kPage, kPage, nullptr, kWatched};
+  const StreamKey s{driver.new_stream(), 0};
+  const StreamKey t{driver.new_stream(), 0};
+  const Ranges page{{0, kPage}};
+  const auto free = [&](StreamKey key) {
+    const Moment moment = driver.work(key);
+    const StreamOrdinal stream = order.ordinal(key);
+    order.mark_freed(page, stream, order.assign_free_number(stream, true), false);
+    return moment;
+  };
+  const auto events_of_frees = [&](int frees) {
+    const std::uint64_t calls = driver.order_calls();
+    for (int i = 0; i < frees; ++i) free(t);
+    return driver.order_calls() - calls;
+  };
+  REQUIRE(order.ordinal(s) != kNoStream);
+  REQUIRE(events_of_frees(kWatched) >= kWatched);
+  REQUIRE(order.order(page, order.ordinal(s)));  // an event is wanted
+  REQUIRE(events_of_frees(kWatched) >= kWatched);
+  const std::uint64_t few = events_of_frees(640);
+  REQUIRE(few >= 10);  // which tell that frees are complete
+  REQUIRE(few <= 40);
+
+  const Moment missed = free(t);
+  REQUIRE_FALSE(order.order(page, order.ordinal(s)));
+  REQUIRE_FALSE(driver.is_ordered(s, missed));
+  const Moment freed = free(t);
+  REQUIRE(order.order(page, order.ordinal(s)));
+  REQUIRE(driver.is_ordered(s, freed));
+  driver.finish_all_work();
+  REQUIRE(order.is_complete(page));
+
+  // A new stream may want other events.
+  events_of_frees(kWatched);
+  REQUIRE(events_of_frees(64) < 10);
+  REQUIRE(order.ordinal({driver.new_stream(), 0}) != kNoStream);
+  REQUIRE(events_of_frees(64) >= 64);
+}
+
 TEST_CASE("a stream uses its own freed bytes and new bytes without a driver call", "[serve][order]") {
   Fixture f;
   REQUIRE(f.use(f.page, f.s));
