@@ -763,6 +763,26 @@ TEST_CASE("the largest release threshold of all pools counts", "[serve][dynamic]
   REQUIRE(fixture.physical() == 0);
 }
 
+TEST_CASE("bytes of a stream that is not watched are missed once, and memory does not grow each time",
+          "[serve][dynamic]") {
+  Fixture fixture;
+  fixture.free(fixture.allocate_pages_on(fixture.other, 1), fixture.other);
+  const auto use_and_free = [&](StreamKey key) {
+    const CUdeviceptr block = fixture.allocate_pages_on(key, 8);
+    fixture.driver.work(key);
+    fixture.free(block, key);
+  };
+  use_and_free(fixture.stream);
+  use_and_free(fixture.other);
+  REQUIRE(fixture.statistics().waits == 1);  // one block serves both streams
+  REQUIRE(fixture.physical() == 8 * kPage);
+  for (int times = 0; times < 3; ++times) {
+    for (std::uint64_t i = 0; i <= serve::StreamOrder::kWatchedFrees; ++i) use_and_free(fixture.stream);
+    use_and_free(fixture.other);
+    REQUIRE(fixture.physical() == 16 * kPage);
+  }
+}
+
 TEST_CASE("a request for a large part of the device is made of few handles", "[serve][dynamic]") {
   constexpr std::uint64_t kMemory = 65536 * kPage;
   Fixture fixture(small_options(), kMemory);
