@@ -3,6 +3,7 @@
 #include "plan/online/handle_placement.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "plan/online/growth.h"
 #include "plan/placement/units.h"
@@ -10,7 +11,10 @@
 namespace stalloc::plan {
 
 HandlePlacement::HandlePlacement(const Options& options)
-    : options_(options), by_page_(options.small.end / options.page), free_pages_(options.small.begin, options.page) {
+    : options_(options),
+      in_handle_(options.small.end / options.page),
+      page_shift_(static_cast<unsigned>(std::countr_zero(options.page))),
+      free_pages_(options.small.begin, options.page) {
   unmapped_.planned.add(options.planned);
   unmapped_.large.add(options.large);
   unmapped_.small.add(options.small);
@@ -85,10 +89,9 @@ void HandlePlacement::add_handle(std::uint64_t at, const Handle& handle, StreamI
 
 void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
   part(unmapped_, at).subtract({at, at + handle.bytes});
-  const auto added = handles_.emplace(at, handle).first;
-  for (std::uint64_t begin = at; begin < at + handle.bytes; begin += options_.page) {
-    by_page_[begin / options_.page] = added;
-  }
+  handles_.emplace(at, handle);
+  const auto pages = static_cast<std::uint32_t>(handle.bytes >> page_shift_);
+  for (std::uint32_t page = 0; page < pages; ++page) in_handle_[(at >> page_shift_) + page] = {page, pages};
   physical_bytes_ += handle.bytes;
   if (is_for_small(at)) bytes_for_small_ += handle.bytes;
   peak_physical_bytes_ = std::max(peak_physical_bytes_, physical_bytes_);

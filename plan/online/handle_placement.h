@@ -217,17 +217,19 @@ class HandlePlacement {
   [[nodiscard]] bool prefers_large(const Spaces& spaces) const;
   [[nodiscard]] std::uint64_t least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
-  // Pre: `at` lies in a handle.
-  [[nodiscard]] Handles::const_iterator holding(std::uint64_t at) const { return by_page_[at / options_.page]; }
+  // The physical offsets of the handle that contains the byte `at`. Pre: there is one.
+  [[nodiscard]] Range handle_at(std::uint64_t at) const {
+    const std::uint64_t page = at >> page_shift_;
+    const InHandle& in = in_handle_[page];
+    const std::uint64_t begin = (page - in.before) << page_shift_;
+    return {begin, begin + (std::uint64_t{in.pages} << page_shift_)};
+  }
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request,
                                                        std::uint64_t coarseness) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;
   [[nodiscard]] std::optional<Proposal> stitch(std::uint64_t bytes, const Spaces& spaces, bool may_grow) const;
   [[nodiscard]] auto handle_of() const {
-    return [this](std::uint64_t at) {
-      const auto handle = holding(at);
-      return Range{handle->first, handle->first + handle->second.bytes};
-    };
+    return [this](std::uint64_t at) { return handle_at(at); };
   }
   [[nodiscard]] auto space_of(const Spaces& spaces) const {
     return [this, &spaces](const Range& piece) -> const FreeSpace& { return part(spaces, piece.begin); };
@@ -237,7 +239,13 @@ class HandlePlacement {
 
   Options options_;
   Handles handles_;
-  SparseArray<Handles::const_iterator> by_page_;  // the handle at each page of the home view
+  // Where each page of the home view lies in its handle. Many are looked up for a request, so this is compact.
+  struct InHandle {
+    std::uint32_t before;  // pages of the handle before this one
+    std::uint32_t pages;   // of the handle
+  };
+  SparseArray<InHandle> in_handle_;  // by page
+  unsigned page_shift_;
   std::uint64_t physical_bytes_ = 0;
   std::uint64_t bytes_for_small_ = 0;
   std::uint64_t peak_physical_bytes_ = 0;

@@ -55,8 +55,7 @@ std::uint64_t HandlePlacement::least_stranding_fit(const FreeSpace& space, std::
 // are left only on its other side.
 std::uint64_t HandlePlacement::stranded_by(Range free, Range taken) const {
   const bool above = taken.begin == free.begin;
-  const auto handle = holding(above ? taken.end - 1 : taken.begin);
-  const Range whole{handle->first, handle->first + handle->second.bytes};
+  const Range whole = handle_at(above ? taken.end - 1 : taken.begin);
   const std::uint64_t left = above ? std::min(whole.end, free.end) - std::min(taken.end, whole.end)
                                    : taken.begin - std::max(whole.begin, free.begin);
   const bool was_whole = whole.begin >= free.begin && whole.end <= free.end;

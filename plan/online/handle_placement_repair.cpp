@@ -109,10 +109,11 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
     std::uint64_t at = 0;
     for (const Range& piece : view.stitched.pieces()) {
       const bool wholly = is_free(piece);
-      for (auto handle = holding(piece.begin); handle != handles_.end() && handle->first < piece.end; ++handle) {
-        const Range range{handle->first, handle->first + handle->second.bytes};
-        handles.push_back({at, range, wholly || is_free(range)});
-        at += range.bytes();
+      for (std::uint64_t next = piece.begin; next < piece.end;) {
+        const Range handle = handle_at(next);
+        handles.push_back({at, handle, wholly || is_free(handle)});
+        at += handle.bytes();
+        next = handle.end;
       }
     }
   };
@@ -137,11 +138,11 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
   for (const Range& piece : views_[best].stitched.pieces()) in_view.add(piece);
   for (const FreeSpace* space : {&spaces.large, &planned_of(spaces)}) {
     for (const auto& [begin, end] : space->ranges()) {
-      auto handle = holding(begin);
-      if (handle->first < begin) ++handle;
-      for (; handle != handles_.end() && handle->first + handle->second.bytes <= end; ++handle) {
-        const Range range{handle->first, handle->first + handle->second.bytes};
-        if (!in_view.contains(range)) spare.emplace(range.bytes(), range);
+      for (std::uint64_t next = begin; next < end;) {
+        const Range handle = handle_at(next);
+        const bool is_whole = handle.begin >= begin && handle.end <= end;
+        if (is_whole && !in_view.contains(handle)) spare.emplace(handle.bytes(), handle);
+        next = handle.end;
       }
     }
   }

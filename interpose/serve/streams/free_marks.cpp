@@ -18,6 +18,13 @@ bool any_foreign(const FreeMark* mark, const FreeMark* end, FreeMark own) noexce
   return foreign != 0;
 }
 
+// The same.
+bool any_greater(const FreeMark* mark, const FreeMark* end, FreeMark than) noexcept {
+  FreeMark greatest = 0;
+  for (; mark != end; ++mark) greatest = std::max(greatest, *mark);
+  return greatest > than;
+}
+
 }  // namespace
 
 FreeMarks::FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes)
@@ -106,6 +113,13 @@ void FreeMarks::clear(PhysicalRanges ranges) noexcept {
           if (marks_[page] != kNoStream) (void)mark_run(page, begin, end, kNoStream, 0);
         });
   }
+}
+
+bool FreeMarks::may_exceed(PhysicalRanges ranges, FreeMark mark) const noexcept {
+  const std::uint64_t page_mask = (std::uint64_t{1} << shift_) - 1;
+  return std::any_of(ranges.begin(), ranges.end(), [&](const PhysicalRange& range) {
+    return any_greater(&marks_[range.begin >> shift_], &marks_[(range.end + page_mask) >> shift_], mark);
+  });
 }
 
 bool FreeMarks::has_only(PhysicalRanges ranges, FreeMark mark) const noexcept {

@@ -35,6 +35,9 @@ class FreeMarks {
   // True if the ranges bear no other mark than `mark`. This is the common case, and it is fast.
   [[nodiscard]] bool has_only(PhysicalRanges ranges, FreeMark mark) const noexcept;
 
+  // False: no byte of the ranges bears a greater mark than `mark`. True: some may.
+  [[nodiscard]] bool may_exceed(PhysicalRanges ranges, FreeMark mark) const noexcept;
+
   // The latest free of some bytes: no free of theirs has a greater number than `sequence`. `exact`: one of them has
   // exactly this number.
   struct Latest {

@@ -363,6 +363,7 @@ FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noe
 // the user in that pair still worked on them. That work must still be waited for, so the mark of the pair is kept.
 FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   FreeMark all = stream;
+  if (!marks_.may_exceed(ranges, kMaxStreams)) return all;  // no pair
   marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
     const StreamOrdinal user = shared_.user_of(mark, stream);
     if (user == kNoStream) return;
