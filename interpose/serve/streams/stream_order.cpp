@@ -336,8 +336,9 @@ std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_oth
 void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number,
                              bool event_now) noexcept {
   const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
-  const bool has_event = event_now || has_several_users() || streams_[stream].key.is_per_thread();
-  marks_.mark(ranges, mark, number, has_event);  // without an event, no stream needs the exact number
+  // With one stream, whose frees no other waits for, the exact number is never asked for.
+  const bool exact = event_now || has_several_users() || streams_[stream].key.is_per_thread();
+  marks_.mark(ranges, mark, number, exact);
   if (event_now || streams_[stream].key.is_per_thread()) record_free_event(stream);
 }
 
