@@ -224,6 +224,15 @@ class HandlePlacement {
     const std::uint64_t begin = (page - in.before) << page_shift_;
     return {begin, begin + (std::uint64_t{in.pages} << page_shift_)};
   }
+  // Calls `visit(handle)` for each handle with some of the bytes. Pre: all of them lie in handles.
+  template <class Visit>
+  void for_each_handle(Range bytes, Visit visit) const {
+    while (bytes.begin < bytes.end) {
+      const Range handle = handle_at(bytes.begin);
+      visit(handle);
+      bytes.begin = handle.end;
+    }
+  }
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request,
                                                        std::uint64_t coarseness) const;
   [[nodiscard]] std::optional<Proposal> extend(std::uint64_t bytes, const Spaces& spaces) const;

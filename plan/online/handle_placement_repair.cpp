@@ -109,12 +109,10 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
     std::uint64_t at = 0;
     for (const Range& piece : view.stitched.pieces()) {
       const bool wholly = is_free(piece);
-      for (std::uint64_t next = piece.begin; next < piece.end;) {
-        const Range handle = handle_at(next);
+      for_each_handle(piece, [&](Range handle) {
         handles.push_back({at, handle, wholly || is_free(handle)});
         at += handle.bytes();
-        next = handle.end;
-      }
+      });
     }
   };
   std::uint32_t best = 0;
@@ -138,12 +136,11 @@ std::optional<HandlePlacement::Repair> HandlePlacement::propose_repair(
   for (const Range& piece : views_[best].stitched.pieces()) in_view.add(piece);
   for (const FreeSpace* space : {&spaces.large, &planned_of(spaces)}) {
     for (const auto& [begin, end] : space->ranges()) {
-      for (std::uint64_t next = begin; next < end;) {
-        const Range handle = handle_at(next);
-        const bool is_whole = handle.begin >= begin && handle.end <= end;
+      const Range free{begin, end};
+      for_each_handle(free, [&](Range handle) {
+        const bool is_whole = handle.begin >= free.begin && handle.end <= free.end;
         if (is_whole && !in_view.contains(handle)) spare.emplace(handle.bytes(), handle);
-        next = handle.end;
-      }
+      });
     }
   }
 
