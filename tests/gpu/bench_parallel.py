@@ -3,11 +3,12 @@
 """Measures trainings on several GPUs of one machine under today's allocators and under stalloc.
 
   bench_parallel.py --library LIB --tool STALLOC_PLAN --out DIR [--kinds LIST] [--variants LIST] [--ranks N]
-                    [--seconds N] [-- options of the trainings]
+                    [--other LIB] [--seconds N] [-- options of the trainings]
 
 Kinds: fsdp, ddp, tensor, pipeline, pipeline-recompute (train_parallel.py) and megatron-V, -R, -VR, -ZR, -T
-(train_megatron.py). Variants: those of bench_train.py, and grow and never. Every kind runs in every variant, or only in the
-variants given with it: `--kinds ddp,fsdp:native+order+grow`.
+(train_megatron.py). Variants: those of bench_train.py, grow, never, and other: as dynamic, but with the library of --other, for
+comparing two builds in one call. Every kind runs in every variant, or only in the variants given with it: `--kinds
+ddp,fsdp:native+order+grow`.
 
 The variants of a kind live at the same time, each in processes of its own, and make their steps in turns, one after the
 other: the cards must hold all of them. So a step of each is compared with one of the first variant's of the same turn, and a
@@ -37,7 +38,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 START_SECONDS = 100  # until the first step has been made
 STEP_SECONDS = 30
 END_SECONDS = 30     # for the report, and the end of the process
-VARIANTS = ("native", "expandable", "async", "record", "dynamic", "no-step-plan", "driver", "order", "grow", "never", "serve")
+VARIANTS = ("native", "expandable", "async", "record", "dynamic", "other", "no-step-plan", "driver", "order", "grow", "never",
+            "serve")
 PARALLEL, MEGATRON = HERE / "train_parallel.py", HERE / "train_megatron.py"
 KINDS = {
     "fsdp": (PARALLEL, ["--parallel", "fsdp", "--batch", "3", "--accumulate", "4"]),
@@ -79,6 +81,7 @@ def parse_arguments(words=None):
                         help="of trainings, comma-separated; default: fsdp,pipeline")
     parser.add_argument("--variants", type=bench_train.list_of(VARIANTS), metavar="LIST",
                         default=["native", "record", "serve"], help="comma-separated; default: native,record,serve")
+    parser.add_argument("--other", type=pathlib.Path, metavar="LIB", help="the libstalloc_interpose.so of the variant other")
     parser.add_argument("--seconds", type=float, default=580, help="for the whole call, in seconds (580)")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="options of the trainings, after --")
     arguments = parser.parse_args(words)
@@ -89,6 +92,10 @@ def parse_arguments(words=None):
                        for kind, variants in arguments.kinds]
     if any("serve" in variants and "record" not in variants for _, variants in arguments.kinds):
         parser.error("serve needs record, whose traces are planned")
+    if any("other" in variants for _, variants in arguments.kinds):
+        if not arguments.other:
+            parser.error("other needs --other, its library")
+        arguments.other = arguments.other.resolve()
     return arguments
 
 
@@ -109,8 +116,9 @@ def start(job, arguments, programs):
             trace.unlink()
     command = [sys.executable, str(program), *options, *arguments.train, "--figures", "--in-turns",
                "--json", str(folder / job.variant)]
-    job.ranks = Ranks(command, environment_of(job.variant, arguments.library, folder, programs), arguments.ranks, folder,
-                      job.variant, in_turns=True)
+    library = arguments.other if job.variant == "other" else arguments.library
+    job.ranks = Ranks(command, environment_of(job.variant, library, folder, programs), arguments.ranks, folder, job.variant,
+                      in_turns=True)
 
 
 def step(job, seconds):

@@ -29,11 +29,12 @@ import sys
 
 GIB = 1 << 30
 VARIANTS = ("native", "expandable", "async", "dynamic", "driver", "order", "record", "serve")
-DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"}, "no-step-plan": {},
+DYNAMIC = {"dynamic": {}, "driver": {"STALLOC_TORCH": "async"}, "no-step-plan": {}, "other": {},
            **{rule: {"STALLOC_CROSS_STREAM": rule} for rule in ("order", "grow", "never")}}
 TITLES = {"native": "PyTorch native", "expandable": "native, expandable segments",
           "async": "cudaMallocAsync (driver pool)", "dynamic": "stalloc, without a plan",
           "driver": "stalloc behind cudaMallocAsync, without a plan",
+          "other": "stalloc, another build, without a plan",
           "no-step-plan": "stalloc, without a plan, not even of steps",
           **{rule: f"stalloc, without a plan, {rule}" for rule in ("order", "grow", "never")},
           "record": "stalloc, recording",

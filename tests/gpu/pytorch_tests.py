@@ -18,6 +18,7 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -53,7 +54,9 @@ def context_is_broken():
 
 class Recorder:
     """A plugin of pytest. It leaves out tests that are done or belong to other processes, and notes how each test ends.
-    After a test that breaks CUDA's context it ends the process, so that the tests after it run in another one."""
+    After a test that breaks CUDA's context it ends the process, so that the tests after it run in another one. Each test
+    begins after a garbage collection: some compare figures of memory before and after, and tensors of an earlier test that
+    are collected in between fail them, whatever the allocator."""
 
     def __init__(self, path, share, of):
         self.path, self.share, self.of = path, share, of
@@ -67,6 +70,12 @@ class Recorder:
         done = {test for test, _, _ in read_log(self.path)}
         items[:] = [item for index, item in enumerate(items)
                     if index % self.of == self.share and item.nodeid not in done]
+
+    def pytest_collection_finish(self):
+        gc.freeze()  # what the modules made at their imports is no garbage, and takes long to look through
+
+    def pytest_runtest_setup(self):
+        gc.collect()
 
     def pytest_runtest_logstart(self, nodeid):
         self.write(nodeid, ENDED)

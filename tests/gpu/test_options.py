@@ -144,6 +144,8 @@ class Parallel(unittest.TestCase):
         self.assertEqual(bench_parallel.steps_in(arguments.train), 9)
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             bench_parallel.parse_arguments([*self.WORDS, "--kinds", "ddp:serve"])
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            bench_parallel.parse_arguments([*self.WORDS, "--kinds", "ddp:other"])
 
     def test_table_compares_steps_of_one_turn(self):
         def job(variant, held, steps, loss, calls=()):

@@ -102,6 +102,7 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   admitted.alive = true;
   admitted.uses_memory = false;
   admitted.used_at = latest_number();
+  admitted.watched_frees = watched_frees_;
   for (std::size_t i = 1; i <= kMaxStreams; ++i) {
     const auto other = static_cast<StreamOrdinal>(i);
     ordered_[pair(stream, other)] = 0;
@@ -188,8 +189,9 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
     if (ordered(stream, owner) >= free.number) return count_spared_wait(stream, owner, free.number);
     if (!possible || clocks_.complete_up_to(owner) >= free.number || query_complete(owner, free.number)) return;
     waits = true;
-    watch(owner);
     possible = event_to_wait_for(owner, free) != nullptr;
+    if (!possible && !is_watched(owner)) streams_[owner].watched_frees *= 2;
+    watch(owner);
   });
   if (!possible || !waits) return possible;
   // Waits are made only if all of them are possible: otherwise the bytes are not used, and a wait would only impose an
@@ -324,7 +326,7 @@ std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_oth
   const std::uint64_t number = clocks_.take_number();
   clocks_.set_latest_free(stream, number);
   const bool for_several = for_others && has_several_users();
-  bool wanted = for_several && number <= streams_[stream].watched_until;
+  bool wanted = for_several && is_watched(stream);
   if (!wanted && (for_several || is_barrier(streams_[stream]))) {
     const FreeEvent* latest = streams_[stream].events.latest();
     wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);

@@ -34,7 +34,7 @@ namespace stalloc::serve {
 // A stream is watched until none of its events has been wanted for many frees: an event costs the host a microsecond,
 // as much as all else that a free does, and where the program orders its streams itself, hardly any is ever wanted. Of
 // a stream that is not watched, one of many frees has an event, which tells which frees are complete. When an event is
-// missed, the bytes are not used by another stream this time, and the stream is watched again.
+// missed, the bytes are not used by another stream this time, and the stream is watched again, for twice as many frees.
 //
 // After a free without an event of its own, another stream may use the bytes once the free is known to be complete. To
 // find that out, a late event is recorded when the bytes are first wanted. No stream waits for a late event, since it
@@ -56,7 +56,7 @@ class StreamOrder {
 
   // `context` is the context of all streams; `driver` and `events` must outlive this object. `physical_bytes` and
   // `page_bytes` are as for FreeMarks. When a second stream uses memory, `events` starts tracking; it may be null. A
-  // stream is watched for `watched_frees` frees of all streams. Throws std::bad_alloc.
+  // stream is watched for `watched_frees` frees of all streams at first. Throws std::bad_alloc.
   StreamOrder(Driver& driver, CUcontext context, std::uint64_t physical_bytes, std::uint64_t page_bytes,
               EventOrder* events = nullptr, std::uint64_t watched_frees = kWatchedFrees);
   ~StreamOrder();
@@ -165,6 +165,7 @@ class StreamOrder {
     bool alive = false;               // the stream has not been destroyed
     bool uses_memory = false;         // false: known for its events only
     std::uint64_t used_at = 0;        // latest free number when it was last looked up, to find the least recently used
+    std::uint64_t watched_frees = 0;  // for how many frees it is watched after one of its events was wanted
     std::uint64_t watched_until = 0;  // the number of the last free that has an event in any case
     FreeEvents events;
   };
@@ -192,7 +193,12 @@ class StreamOrder {
   StreamOrdinal find_unused() const noexcept;
   StreamOrdinal reclaim() noexcept;
   bool is_idle(StreamOrdinal stream) noexcept;
-  void watch(StreamOrdinal stream) noexcept { streams_[stream].watched_until = latest_number() + watched_frees_; }
+  [[nodiscard]] bool is_watched(StreamOrdinal stream) const noexcept {
+    return latest_number() <= streams_[stream].watched_until;
+  }
+  void watch(StreamOrdinal stream) noexcept {
+    streams_[stream].watched_until = latest_number() + streams_[stream].watched_frees;
+  }
 
   void record_free_event(StreamOrdinal stream) noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;

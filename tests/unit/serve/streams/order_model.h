@@ -31,7 +31,7 @@ class OrderModel {
   };
   static constexpr std::uint64_t kPage = 64 << 10;
   static constexpr std::size_t kPages = 16;
-  static constexpr std::uint64_t kWatchedFrees = 4;  // so that streams are often not watched
+  static constexpr std::uint64_t kWatchedFrees = 2;  // so that streams are often not watched
 
   struct Context {
     CUcontext handle;
