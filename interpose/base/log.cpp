@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -60,17 +61,23 @@ void set_level(LogLevel level) noexcept { current_level.store(level, std::memory
 
 bool enabled(LogLevel level) noexcept { return level <= current_level.load(std::memory_order_relaxed); }
 
-void detail::write_line(LogLevel level, const char* text, std::size_t bytes) noexcept {
+void detail::write_line(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept {
+  const int saved = errno;
   char line[kLineBytes + 32];
   const char* prefix = kPrefix[static_cast<std::size_t>(level)];
   const std::size_t prefix_bytes = std::strlen(prefix);
   std::memcpy(line, prefix, prefix_bytes);
-  std::memcpy(line + prefix_bytes, text, bytes);
-  line[prefix_bytes + bytes] = '\n';
-  const int saved = errno;
+  std::size_t text_bytes = 0;
+  try {
+    text_bytes = std::min(fmt::vformat_to_n(line + prefix_bytes, kLineBytes, format, args).size, kLineBytes);
+  } catch (...) {
+    return;  // a line that cannot be formatted is dropped
+  }
+  const std::size_t bytes = prefix_bytes + text_bytes;
+  line[bytes] = '\n';
   const QuietWrites quiet;
   if (takes_lines() && has_room()) {
-    const ssize_t written = ::write(STDERR_FILENO, line, prefix_bytes + bytes + 1);
+    const ssize_t written = ::write(STDERR_FILENO, line, bytes + 1);
     (void)written;  // if the write fails, only this line is lost
   }
   errno = saved;

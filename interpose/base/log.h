@@ -6,6 +6,7 @@
 #pragma once
 
 #include <fmt/format.h>
+
 #include <cstddef>
 
 #include "interpose/base/options.h"
@@ -23,18 +24,12 @@ bool enabled(LogLevel level) noexcept;
 inline constexpr std::size_t kLineBytes = 1536;  // longer lines are cut
 
 namespace detail {
-void write_line(LogLevel level, const char* text, std::size_t bytes) noexcept;
+// Formats and writes a line; all formatting is compiled once, in log.cpp.
+void write_line(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept;
 
 template <class... Args>
 void line(LogLevel level, bool always, fmt::format_string<Args...> format, Args&&... args) noexcept {
-  if (!always && !enabled(level)) return;
-  char text[kLineBytes];
-  try {
-    const auto end = fmt::format_to_n(text, sizeof text, format, std::forward<Args>(args)...);
-    write_line(level, text, end.size < sizeof text ? end.size : sizeof text);
-  } catch (...) {
-    // A line that cannot be formatted is dropped.
-  }
+  if (always || enabled(level)) write_line(level, format, fmt::make_format_args(args...));
 }
 }  // namespace detail
 

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/stalloc-plan/json.h"
 
+#include <fmt/format.h>
+
+#include <iterator>
+
 #include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
+
+void JsonWriter::append_number(std::uint64_t value) { fmt::format_to(std::back_inserter(text_), "{}", value); }
+void JsonWriter::append_number(std::int64_t value) { fmt::format_to(std::back_inserter(text_), "{}", value); }
+void JsonWriter::append(Fixed number) {
+  fmt::format_to(std::back_inserter(text_), "{:.{}f}", number.value, number.digits);
+}
 
 void JsonWriter::append(std::string_view text) {
   text_ += '"';

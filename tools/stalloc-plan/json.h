@@ -2,11 +2,8 @@
 // Writes JSON from front to back.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <concepts>
 #include <cstdint>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -108,8 +105,11 @@ class JsonWriter {
   }
 
   void append(bool value) { text_ += value ? "true" : "false"; }
-  void append(std::integral auto value) { fmt::format_to(std::back_inserter(text_), "{}", value); }
-  void append(Fixed number) { fmt::format_to(std::back_inserter(text_), "{:.{}f}", number.value, number.digits); }
+  void append(std::unsigned_integral auto value) { append_number(std::uint64_t{value}); }
+  void append(std::signed_integral auto value) { append_number(std::int64_t{value}); }
+  void append_number(std::uint64_t value);
+  void append_number(std::int64_t value);
+  void append(Fixed number);
   void append(std::string_view text);
   void append(const std::string& text) { append(std::string_view(text)); }
   void append(const char* text) { append(std::string_view(text)); }
