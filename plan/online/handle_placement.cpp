@@ -61,14 +61,23 @@ void HandlePlacement::take(std::span<const Range> ranges, StreamIndex stream, St
   for (const Range& range : ranges) {
     part(all_, range.begin).subtract({range.begin, range.end});
     if (!is_for_small(range.begin)) free_pages_.take(range);
-    if (!several_) continue;
-    if (scope != StreamScope::All) {
-      part(own(stream), range.begin).subtract({range.begin, range.end});
-      continue;
-    }
-    for (const auto& spaces : own_) {
-      if (spaces) part(*spaces, range.begin).subtract({range.begin, range.end});
-    }
+    if (several_) take_own(range, stream, scope);
+  }
+}
+
+// Each free byte belongs to one stream: with StreamScope::All, mostly to the one that takes it, or else to another one.
+void HandlePlacement::take_own(Range range, StreamIndex stream, StreamScope scope) {
+  std::uint64_t left = range.bytes();
+  const auto take_from = [&](Spaces& spaces) {
+    FreeSpace& space = part(spaces, range.begin);
+    const std::uint64_t bytes = space.bytes();
+    space.subtract(range);
+    left -= bytes - space.bytes();
+  };
+  if (scope != StreamScope::All) return take_from(own(stream));
+  if (stream < own_.size() && own_[stream]) take_from(*own_[stream]);
+  for (auto spaces = own_.begin(); left > 0 && spaces != own_.end(); ++spaces) {
+    if (*spaces) take_from(**spaces);
   }
 }
 

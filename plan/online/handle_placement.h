@@ -209,6 +209,7 @@ class HandlePlacement {
   }
   [[nodiscard]] const Spaces& spaces_in(StreamIndex stream, StreamScope scope) const;
   Spaces& own(StreamIndex stream);
+  void take_own(Range range, StreamIndex stream, StreamScope scope);
   void know(StreamIndex stream);
 
   // These return a physical offset, or kNowhere: a plain number is returned faster than an optional.

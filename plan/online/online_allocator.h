@@ -311,7 +311,9 @@ std::optional<Place> OnlineAllocator<Backend>::take_without_avoidable_wait(Place
   const std::size_t count = placement().candidates(bytes, std::span(fits).first(placement().compared_fits()));
   for (const Range& fit : std::span(fits).first(count)) {
     if (placement().is_of_plan(fit.begin)) break;  // its slots will be wanted, and these ranges are the last
-    for (const std::uint64_t begin : {fit.begin, fit.end - bytes}) {
+    const std::array ends{fit.begin, fit.end - bytes};
+    for (const std::uint64_t begin : std::span(ends).first(fit.bytes() == bytes ? 1 : 2)) {
+      if (begin == best.offset) continue;  // it was tried
       if (const auto place = take_at(begin)) return place;
     }
   }

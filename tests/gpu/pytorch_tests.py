@@ -22,6 +22,7 @@ import gc
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -105,10 +106,11 @@ def run_here(options):
 
         if not hasattr(inductor_utils, "HAS_CUDA"):  # older releases' tests use this name, which it had before 2.9
             inductor_utils.HAS_CUDA = inductor_utils.HAS_CUDA_AND_TRITON
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a test that ends the process would not end while a core is written
     os.chdir(options.tests / pathlib.Path(options.serve).parent)
     sys.path.insert(0, str(options.tests))
     words = [pathlib.Path(options.serve).name, "-q", "--noconftest", "-p", "no:cacheprovider", "-p", "no:randomly",
-             f"--timeout={TEST_SECONDS}", "--timeout-method=thread", "-o", "addopts="]
+             "-p", "no:threadexception", f"--timeout={TEST_SECONDS}", "--timeout-method=thread", "-o", "addopts="]
     words += ["-k", options.select] if options.select else []
     sys.exit(pytest.main(words, plugins=[Recorder(options.log, options.share, options.of)]))
 
