@@ -71,6 +71,7 @@ void detail::write_line(LogLevel level, fmt::string_view format, fmt::format_arg
   try {
     text_bytes = std::min(fmt::vformat_to_n(line + prefix_bytes, kLineBytes, format, args).size, kLineBytes);
   } catch (...) {
+    errno = saved;
     return;  // a line that cannot be formatted is dropped
   }
   const std::size_t bytes = prefix_bytes + text_bytes;
