@@ -474,6 +474,8 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   std::mt19937 random(seed);
   const StreamIndex streams = 1 + seed % 3;
   SimulatedAllocator::Options options = simulation_options(kPage, 4000 * kPage);
+  // OrderThenGrow: large requests look among their own stream's bytes first, too.
+  options.cross_stream = seed % 2 == 0 ? CrossStream::Share : CrossStream::OrderThenGrow;
   options.placement.policy.small_bytes = kPage / 2;
   options.placement.policy.smallest_stitched = kPage;
   options.placement.policy.mapping_allowance = 1;
