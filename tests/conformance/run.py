@@ -73,9 +73,9 @@ def parse_arguments():
     parser.add_argument("--gpus", nargs="+", metavar="DEVICES",
                         help="a value of CUDA_VISIBLE_DEVICES for each process at the same time; default: one process")
     arguments = parser.parse_args()
-    arguments.free_gpus = queue.SimpleQueue()
     if len({devices.count(",") for devices in arguments.gpus or [""]}) > 1:
         parser.error("--gpus: every process must see as many devices as the others")
+    arguments.free_gpus = queue.SimpleQueue()
     for devices in arguments.gpus or [None]:
         arguments.free_gpus.put(devices)
     for name in ("program", "library", "tool"):
