@@ -55,8 +55,8 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
 }
 
 // Waits for the context's work, so that no work is pending on bytes that were free before the call. Called without the
-// lock, since that work may depend on another thread's request. Returns false without waiting if less than `bytes` bytes
-// are free, and false if the driver refuses.
+// lock, since that work may depend on another thread's request. Returns false without waiting if less than `bytes`
+// bytes are free, and false if the driver refuses.
 bool Heap::wait_for_frees(std::uint64_t bytes) {
   std::uint64_t number = 0;
   {
