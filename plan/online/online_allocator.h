@@ -107,8 +107,8 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
-  // defer every free; the library defers those on the stream that was used last (heap.cpp). Completes the free that was
-  // deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
+  // defer every free; the library defers those on the stream that was used last (heap_free.cpp). Completes the free
+  // that was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
   // std::bad_alloc; either block may then never be used again.
   void defer_free(Block block, std::uint64_t bytes, StreamIndex stream) {
     complete_deferred_free();
