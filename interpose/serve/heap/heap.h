@@ -93,7 +93,7 @@ class Heap {
   std::optional<CUdeviceptr> allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
                                       bool* exhausted = nullptr) noexcept;
   // The same for cuMemAlloc, whose caller may use the bytes on any stream at once. So only bytes on which no work is
-  // pending are served. If no others are left, this waits for the context's work.
+  // pending are served.
   std::optional<CUdeviceptr> allocate_sync(std::size_t bytes) noexcept;
   // Reports that the original allocator has served a request of the program. `note_unplanned_sync` is for requests that
   // name no pool (cuMemAlloc).
@@ -315,7 +315,6 @@ class Heap {
   CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request);
   CUdeviceptr reclaim_and_serve(const Request& request);
   bool trim_cuda_pools();
-  bool wait_for_frees(std::uint64_t bytes);
   void log_exhaustion(const Request& request);
   std::uint64_t release_idle(std::uint64_t keep_bytes);
   void update_release_threshold() noexcept;

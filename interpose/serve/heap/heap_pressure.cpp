@@ -30,9 +30,10 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 }  // namespace
 
 // Serves a request when the driver has no more memory: releases idle handles and views, uses free bytes of the plan,
-// trims CUDA's own pools, and at last lets the stream wait for late events of other streams. A request without a stream
-// waits on the host instead, as cuMemAlloc may. Nothing is released for a request that could not be served even so.
-// Other threads may have had the lock since `request` was filled, so its ordinal is looked up again.
+// trims CUDA's own pools, and at last lets the stream wait for late events of other streams. Nothing is released for a
+// request that could not be served even so. A request for all streams at once never waits, as cuMemAlloc does not
+// (tests/conformance/idle_memory.cpp): work may be pending on all bytes that are left. Other threads may have had the
+// lock since `request` was filled, so its ordinal is looked up again.
 CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request) {
   {
     const CompletingLock lock(*this);
@@ -45,30 +46,8 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
     }
     if (served != 0) return served;
   }
-  if (stream == nullptr && wait_for_frees(request.bytes)) {
-    const CompletingLock lock(*this);
-    const CUdeviceptr served = admit(request.bytes, stream, pool, &request) ? reclaim_and_serve(request) : 0;
-    if (served != 0) return served;
-  }
   log_exhaustion(request);
   return 0;
-}
-
-// Waits for the context's work, so that no work is pending on bytes that were free before the call. Called without the
-// lock, since that work may depend on another thread's request. Returns false without waiting if less than `bytes`
-// bytes are free, and false if the driver refuses.
-bool Heap::wait_for_frees(std::uint64_t bytes) {
-  std::uint64_t number = 0;
-  {
-    const CompletingLock lock(*this);
-    if (is_closed() || bytes > available_bytes_locked()) return false;
-    number = order_.take_number();
-  }
-  if (fence_.wait() != CUDA_SUCCESS) return false;
-  const CompletingLock lock(*this);
-  order_.mark_all_complete(number);
-  collect_pending_frees(PendingFrees::kAllStreams);
-  return true;
 }
 
 // Trims CUDA's own pools, which may keep memory that CUDA served and the program has freed. After a program has probed

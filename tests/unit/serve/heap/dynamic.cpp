@@ -1031,22 +1031,6 @@ TEST_CASE("pressure: a stream waits for a late event if no other memory is left"
   REQUIRE(fixture.statistics().waits == (full ? 1 : 0));
 }
 
-TEST_CASE("pressure: cuMemAlloc waits for frees if no other memory is left, and only then", "[serve][dynamic]") {
-  const bool with_plan = GENERATE(true, false);
-  CAPTURE(with_plan);
-  const plan::DevicePlan plan = plan_of_sizes({8 * kPage - 512});
-  Fixture fixture(small_options(), with_plan ? plan.physical_bytes : 8 * kPage, with_plan ? &plan : nullptr);
-  const CUdeviceptr freed = fixture.allocate_pages(6);
-  const CUdeviceptr kept = fixture.allocate_pages(2);
-  const Moment work = fixture.driver.work(fixture.stream);
-  fixture.free(freed);
-  REQUIRE_FALSE(fixture.heap->allocate_sync(7 * kPage));  // more than is free: there is nothing to wait for
-  REQUIRE_FALSE(fixture.driver.is_over(work));
-  REQUIRE(fixture.heap->allocate_sync(6 * kPage));
-  REQUIRE(fixture.driver.is_over(work));
-  fixture.free(kept);
-}
-
 TEST_CASE("pressure releases no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
