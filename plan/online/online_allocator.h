@@ -34,8 +34,8 @@
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot be made to wait: it gets only bytes whose frees
 // are complete. As a last resort, when the device is out of memory, a request waits before it grows, and stitches in
-// any case; a request for any stream at once also searches the free bytes of all streams; and a small request, which
-// otherwise uses only its own kind of handles and no view, takes a hole among large ones.
+// any case; a request for any stream at once also searches the free bytes of all streams, at several places of a range;
+// and a small request, which otherwise uses only its own kind of handles and no view, takes a hole among large ones.
 //
 // The time for mapping is measured and limited to a share of the program's time (mapping_budget.h). While it exceeds
 // this share, new memory comes in larger handles, so that growing, stitching and giving back all take fewer calls.
@@ -187,6 +187,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
   static constexpr std::size_t kForeignRangesTried = 4;
+  static constexpr std::uint64_t kPlacesTriedInRange = 64;
   static constexpr std::size_t kFewestRepaired = 2;  // handles: one leaves the view, and another enters it
 
   [[nodiscard]] Overdraft current_overdraft() noexcept {
@@ -346,18 +347,24 @@ std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
 }
 
 // Takes home bytes of any stream whose last use is complete. As a last resort, also takes others after waits and, for
-// a small request, bytes among large ones.
+// a small request, bytes among large ones; and a request for any stream at once, which cannot wait, tries several
+// places in each free range, since work may be pending on a part of it alone.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t bytes, StreamIndex stream,
                                                                   bool last_resort) {
   std::array<Range, kForeignRangesTried> candidates;
   const std::size_t count = placement().candidates(bytes, candidates, last_resort);
   const bool may_wait = last_resort && cross_stream_ != CrossStream::Never;
-  for (std::size_t i = 0; i < count; ++i) {
-    const Range range{candidates[i].begin, candidates[i].begin + bytes};
-    if (!may_wait && !backend().is_complete({&range, 1})) continue;
-    const Place place{0, range.begin};
-    if (take(place, bytes, stream, StreamScope::All)) return place;
+  const bool searches = last_resort && stream == kAnyStream;
+  for (const Range& candidate : std::span(candidates).first(count)) {
+    const std::uint64_t step = round_up(std::max(bytes / 4, candidate.bytes() / kPlacesTriedInRange), kUnitBytes);
+    for (std::uint64_t begin = candidate.begin; begin + bytes <= candidate.end; begin += step) {
+      const Range range{begin, begin + bytes};
+      const Place place{0, begin};
+      const bool tries = may_wait || backend().is_complete({&range, 1});
+      if (tries && take(place, bytes, stream, StreamScope::All)) return place;
+      if (!searches) break;
+    }
   }
   return std::nullopt;
 }

@@ -1031,6 +1031,20 @@ TEST_CASE("pressure: a stream waits for a late event if no other memory is left"
   REQUIRE(fixture.statistics().waits == (full ? 1 : 0));
 }
 
+TEST_CASE("pressure: cuMemAlloc gets the part of a free range on which no work is pending, and waits for none",
+          "[serve][dynamic]") {
+  const plan::DevicePlan plan = plan_of_sizes({8 * kPage - 512});
+  Fixture fixture(small_options(), plan.physical_bytes, &plan);
+  const CUdeviceptr first = fixture.allocate_pages(1);
+  const Moment work = fixture.driver.work(fixture.stream);
+  fixture.free(first);
+  REQUIRE_FALSE(fixture.heap->allocate_sync(8 * kPage));
+  const auto behind = fixture.heap->allocate_sync(5 * kPage);
+  REQUIRE(behind);
+  REQUIRE(*behind > first);
+  REQUIRE_FALSE(fixture.driver.is_over(work));
+}
+
 TEST_CASE("pressure releases no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
