@@ -187,6 +187,8 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
   static constexpr std::size_t kForeignRangesTried = 4;
+  // A last resort tries places a quarter of the request apart, but hardly more than this many in one free range: each
+  // try may query the device.
   static constexpr std::uint64_t kPlacesTriedInRange = 64;
   static constexpr std::size_t kFewestRepaired = 2;  // handles: one leaves the view, and another enters it
 

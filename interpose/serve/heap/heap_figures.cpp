@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a heap knows of live ranges, and its figures.
+// What a heap knows of live ranges, also of those that CUDA served, and its figures.
 #include "interpose/serve/heap/heap.h"
 
 #include <mutex>

@@ -31,7 +31,7 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 
 // Serves a request when the driver has no more memory: releases idle handles and views, uses free bytes of the plan,
 // trims CUDA's own pools, and at last lets the stream wait for late events of other streams. Nothing is released for a
-// request that could not be served even so. A request for all streams at once never waits, as cuMemAlloc does not
+// request that could not be served even so. A request for any stream at once never waits, as cuMemAlloc does not
 // (tests/conformance/idle_memory.cpp): work may be pending on all bytes that are left. Other threads may have had the
 // lock since `request` was filled, so its ordinal is looked up again.
 CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request) {
