@@ -186,9 +186,11 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   };
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
+  // The free ranges whose beginning is tried for a request of a stream that may lie in bytes of any stream.
   static constexpr std::size_t kForeignRangesTried = 4;
-  // A last resort tries places a quarter of the request apart, but hardly more than this many in one free range: each
-  // try may query the device.
+  // A last resort for a request that cannot wait tries many more ranges, and places in them a quarter of the request
+  // apart. Both numbers have a limit since each try may query the device.
+  static constexpr std::size_t kRangesSearched = 1024;
   static constexpr std::uint64_t kPlacesTriedInRange = 64;
   static constexpr std::size_t kFewestRepaired = 2;  // handles: one leaves the view, and another enters it
 
@@ -349,16 +351,18 @@ std::uint64_t OnlineAllocator<Backend>::coarseness_of_returns() const noexcept {
 }
 
 // Takes home bytes of any stream whose last use is complete. As a last resort, also takes others after waits and, for
-// a small request, bytes among large ones; and a request for any stream at once, which cannot wait, tries several
-// places in each free range, since work may be pending on a part of it alone.
+// a small request, bytes among large ones; and a request for any stream at once, which cannot wait, tries many free
+// ranges and several places in each, since work may be pending on a part of it alone.
 template <OnlineBackend Backend>
 std::optional<Place> OnlineAllocator<Backend>::take_of_any_stream(std::uint64_t bytes, StreamIndex stream,
                                                                   bool last_resort) {
-  std::array<Range, kForeignRangesTried> candidates;
-  const std::size_t count = placement().candidates(bytes, candidates, last_resort);
   const bool may_wait = last_resort && cross_stream_ != CrossStream::Never;
   const bool searches = last_resort && stream == kAnyStream;
-  for (const Range& candidate : std::span(candidates).first(count)) {
+  std::array<Range, kForeignRangesTried> first;
+  std::vector<Range> all(searches ? kRangesSearched : 0);
+  const std::span<Range> candidates = searches ? std::span(all) : std::span(first);
+  const std::size_t count = placement().candidates(bytes, candidates, last_resort);
+  for (const Range& candidate : candidates.first(count)) {
     const std::uint64_t step = round_up(std::max(bytes / 4, candidate.bytes() / kPlacesTriedInRange), kUnitBytes);
     for (std::uint64_t begin = candidate.begin; begin + bytes <= candidate.end; begin += step) {
       const Range range{begin, begin + bytes};

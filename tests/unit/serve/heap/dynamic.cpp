@@ -1045,6 +1045,27 @@ TEST_CASE("pressure: cuMemAlloc gets the part of a free range on which no work i
   REQUIRE_FALSE(fixture.driver.is_over(work));
 }
 
+TEST_CASE("pressure: cuMemAlloc gets a free range on which no work is pending, however many others fit better",
+          "[serve][dynamic]") {
+  constexpr std::uint64_t kPending = 6;  // free ranges of two pages, each followed by a page in use
+  HeapOptions options = small_options();
+  options.policy.stitch = false;
+  const plan::DevicePlan plan = plan_of_sizes({(3 * kPending + 4) * kPage - 512});
+  Fixture fixture(options, plan.physical_bytes, &plan);
+  std::vector<CUdeviceptr> freed;
+  CUdeviceptr last = 0;
+  for (std::uint64_t i = 0; i < kPending; ++i) {
+    freed.push_back(fixture.allocate_pages(2));
+    last = fixture.allocate_pages(1);
+  }
+  const Moment work = fixture.driver.work(fixture.stream);
+  for (const CUdeviceptr address : freed) fixture.free(address);
+  const auto behind = fixture.heap->allocate_sync(2 * kPage);
+  REQUIRE(behind);
+  REQUIRE(*behind > last);
+  REQUIRE_FALSE(fixture.driver.is_over(work));
+}
+
 TEST_CASE("pressure releases no more than a request needs", "[serve][dynamic]") {
   HeapOptions options = small_options();
   options.policy.stitch = false;
