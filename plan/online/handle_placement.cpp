@@ -29,7 +29,7 @@ const HandlePlacement::Spaces& HandlePlacement::spaces_in(StreamIndex stream, St
 }
 
 // Notes that the stream has free bytes. Once a second stream has some, the free bytes of each stream are also kept
-// apart.
+// apart, except as `Options::large_by_stream` says.
 void HandlePlacement::know(StreamIndex stream) {
   if (several_) {
     own(stream);
@@ -41,6 +41,24 @@ void HandlePlacement::know(StreamIndex stream) {
   own(first_) = all_;
   own(stream);
   several_ = true;
+  if (must_find_own(first_)) own(first_).large.clear();
+}
+
+void HandlePlacement::find_own(StreamIndex stream, const std::function<bool(Range)>& is_ready) {
+  if (!must_find_own(stream)) return;
+  FreeSpace& found = own(stream).large;
+  found.clear();
+  for (const auto& [begin, end] : all_.large.ranges()) {
+    const Range free{begin, end};
+    if (is_ready(free)) {
+      found.add(free);
+      continue;
+    }
+    for_each_handle(free, [&](Range handle) {
+      const Range part{std::max(handle.begin, free.begin), std::min(handle.end, free.end)};
+      if (is_ready(part)) found.add(part);
+    });
+  }
 }
 
 HandlePlacement::Spaces& HandlePlacement::own(StreamIndex stream) {
@@ -74,6 +92,10 @@ void HandlePlacement::take_own(Range range, StreamIndex stream, StreamScope scop
     space.subtract(range);
     left -= bytes - space.bytes();
   };
+  if (!is_by_stream(range.begin)) {
+    if (own_[kAnyStream] && own_[kAnyStream]->large.bytes() > 0) take_from(*own_[kAnyStream]);
+    return;
+  }
   if (scope != StreamScope::All) return take_from(own(stream));
   if (stream < own_.size() && own_[stream]) take_from(*own_[stream]);
   for (auto spaces = own_.begin(); left > 0 && spaces != own_.end(); ++spaces) {
@@ -86,7 +108,9 @@ void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
   for (const Range& range : ranges) {
     const Range around = part(all_, range.begin).add({range.begin, range.end});
     if (!is_for_small(range.begin)) free_pages_.give(range, around);
-    if (several_) part(own(stream), range.begin).add({range.begin, range.end});
+    if (several_ && (is_by_stream(range.begin) || stream == kAnyStream)) {
+      part(own(stream), range.begin).add({range.begin, range.end});
+    }
   }
 }
 

@@ -30,6 +30,7 @@
 
 #include "plan/online/free_pages.h"
 #include "plan/online/mapping_budget.h"
+#include "plan/online/online_backend.h"
 #include "plan/online/online_policy.h"
 #include "plan/online/view_cache.h"
 #include "plan/placement/free_space.h"
@@ -47,6 +48,9 @@ class HandlePlacement {
     Range planned;           // physical offsets for the memory of a plan that is made while the program runs; or empty
     Range large;             // physical offsets for handles of large requests; before them are those of plans
     Range small;             // those for handles of small requests
+    // Whether free bytes in handles for large requests are kept apart by stream. If not, `find_own` looks up those of a
+    // stream when they are needed; only those of kAnyStream, which no work uses, are kept apart.
+    bool large_by_stream = true;
     OnlinePolicy policy;
   };
 
@@ -118,6 +122,11 @@ class HandlePlacement {
                                                      const std::function<bool(std::uint32_t)>& is_idle) const;
   // The pieces of the view after the repair.
   [[nodiscard]] std::vector<Range> pieces_after(const Repair& repair) const;
+
+  // Looks up the stream's own bytes in handles for large requests, if these are not kept apart by stream: those for
+  // which `is_ready` returns true. Call it right before `propose` or `propose_repair` with StreamScope::Own. `is_ready`
+  // is called for free ranges and, where a range is not ready as a whole, for its part of each handle.
+  void find_own(StreamIndex stream, const std::function<bool(Range)>& is_ready);
 
   // The sizes of handles that would be created for the missing bytes of a request.
   [[nodiscard]] std::vector<std::uint64_t> new_handles(std::uint64_t missing, std::uint64_t request) const {
@@ -209,13 +218,20 @@ class HandlePlacement {
   }
   [[nodiscard]] const Spaces& spaces_in(StreamIndex stream, StreamScope scope) const;
   Spaces& own(StreamIndex stream);
+  // Whether the free bytes at a physical offset are kept apart by stream.
+  [[nodiscard]] bool is_by_stream(std::uint64_t at) const {
+    return options_.large_by_stream || is_for_small(at) || is_of_plan(at);
+  }
+  [[nodiscard]] bool must_find_own(StreamIndex stream) const {
+    return several_ && !options_.large_by_stream && stream != kAnyStream;
+  }
   void take_own(Range range, StreamIndex stream, StreamScope scope);
   void know(StreamIndex stream);
 
   // These return a physical offset, or kNowhere: a plain number is returned faster than an optional.
   static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
   [[nodiscard]] std::uint64_t find_contiguous(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const;
-  [[nodiscard]] bool prefers_large(const Spaces& spaces) const;
+  [[nodiscard]] bool prefers_large(const FreeSpace& large) const;
   [[nodiscard]] std::uint64_t least_stranding_fit(const FreeSpace& space, std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t stranded_by(Range free, Range taken) const;
   // The physical offsets of the handle that contains the byte `at`. Pre: there is one.

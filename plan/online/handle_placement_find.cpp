@@ -10,7 +10,10 @@ namespace stalloc::plan {
 std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
   const Spaces& spaces = spaces_in(stream, scope);
   std::uint64_t at = least_stranding_fit(is_small(bytes) ? spaces.small : spaces.large, bytes);
-  if (at == kNowhere && is_small(bytes) && prefers_large(spaces)) at = least_stranding_fit(spaces.large, bytes);
+  if (at == kNowhere && is_small(bytes)) {
+    const FreeSpace& large = must_find_own(stream) ? all_.large : spaces.large;
+    if (prefers_large(large)) at = least_stranding_fit(large, bytes);
+  }
   if (at == kNowhere) {
     const FreeSpace& planned = planned_of(spaces);
     const auto fit = planned.lowest_fit(bytes);
@@ -21,10 +24,10 @@ std::uint64_t HandlePlacement::find_contiguous(std::uint64_t bytes, StreamIndex 
 
 // True when a small request should lie among large ones: another page for small requests would make memory exceed its
 // previous peak, small requests have much memory already, and a page is free among large ones.
-bool HandlePlacement::prefers_large(const Spaces& spaces) const {
+bool HandlePlacement::prefers_large(const FreeSpace& large) const {
   const std::uint64_t divisor = options_.policy.held_per_small;
   return divisor != 0 && physical_bytes_ + options_.page > peak_physical_bytes_ &&
-         bytes_for_small_ > physical_bytes_ / divisor && spaces.large.largest() >= options_.page;
+         bytes_for_small_ > physical_bytes_ / divisor && large.largest() >= options_.page;
 }
 
 // Finds the place, among the two ends of the best-fitting ranges, that strands the fewest bytes. Stranded bytes are

@@ -29,8 +29,9 @@
 //
 // Steps 3 and 5 apply when another stream than the request's has free bytes. `CrossStream` changes what a request does
 // about those. With Share, the default, a request that is not small treats the bytes of all streams as its own at
-// first: it tries step 5 right after step 1. OrderThenGrow is the order above. GrowThenOrder tries step 5 after step 6.
-// Never omits step 5.
+// first: it tries step 5 right after step 1. In the later steps, its own bytes are those that its stream may use
+// without another wait; they are looked up only then. OrderThenGrow is the order above. GrowThenOrder tries step 5
+// after step 6. Never omits step 5.
 //
 // A request for any stream at once (`kAnyStream`, cudaMalloc) cannot be made to wait: it gets only bytes whose frees
 // are complete. As a last resort, when the device is out of memory, a request waits before it grows, and stitches in
@@ -83,7 +84,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
 
   explicit OnlineAllocator(const Options& options, Backend backend = {})
       : most_deferred_bytes_(options.placement.policy.deferred_free_bytes),
-        memory_(options.placement, options.view_bytes, std::move(backend)),
+        memory_(options_of_placement(options), options.view_bytes, std::move(backend)),
         cross_stream_(options.cross_stream),
         budget_(options.placement.policy) {}
 
@@ -203,6 +204,13 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
     return cross_stream_ == CrossStream::Share && stream != kAnyStream && !placement().is_small(bytes);
   }
 
+  // With Share, own large bytes are needed only by a request that must do without those of other streams.
+  [[nodiscard]] static HandlePlacement::Options options_of_placement(const Options& options) noexcept {
+    HandlePlacement::Options placement = options.placement;
+    placement.large_by_stream = options.cross_stream != CrossStream::Share;
+    return placement;
+  }
+
   // The steps of a request.
   std::optional<Place> take_mapped(std::uint64_t bytes, StreamIndex stream, StreamScope scope);
   std::optional<Place> take_without_avoidable_wait(Place best, std::uint64_t bytes, StreamIndex stream);
@@ -210,6 +218,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   std::optional<Place> take_of_any_stream(std::uint64_t bytes, StreamIndex stream, bool last_resort);
   std::optional<Place> take_ordered(std::uint64_t bytes, StreamIndex stream);
   std::optional<Place> make(std::uint64_t bytes, StreamIndex stream, StreamScope scope, bool may_grow);
+  void find_own(std::uint64_t bytes, StreamIndex stream, StreamScope scope);
   std::optional<HandlePlacement::Repair> propose_repair(std::uint64_t bytes, StreamIndex stream, StreamScope scope,
                                                         std::size_t most);
 
@@ -390,6 +399,7 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
   const bool may_stitch = placement().is_stitchable(bytes) && memory_.make_room_for_view(bytes);
   if (!may_grow && !may_stitch) return std::nullopt;
   if (may_grow && placement().depends_on_room(bytes)) placement().set_room(backend().room(bytes));
+  find_own(bytes, stream, scope);
   auto proposal = placement().propose(bytes, stream, scope, may_grow, may_stitch && scope != StreamScope::None);
   if (proposal && !proposal->pieces.empty() && proposal->grow.empty() && stream != kAnyStream) {
     const std::size_t most = memory_.handle_count(proposal->pieces) / placement().policy().handles_per_repaired;
@@ -397,7 +407,8 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
     if (repair) {
       const auto repaired = memory_.carry_out(*repair);
       if (repaired && take(*repaired, bytes, stream, scope)) return repaired;
-      proposal = placement().propose(bytes, stream, scope, may_grow, may_stitch);  // views are not what they were
+      find_own(bytes, stream, scope);  // views and free bytes are not what they were
+      proposal = placement().propose(bytes, stream, scope, may_grow, may_stitch);
     }
   }
   if (!proposal || !make_ready(*proposal, bytes, stream)) return std::nullopt;
@@ -409,6 +420,13 @@ std::optional<Place> OnlineAllocator<Backend>::make(std::uint64_t bytes, StreamI
   }
   if (!proposal->grow.empty()) ++memory_.counts().grows;
   return place;
+}
+
+// Looks up own bytes that are not kept apart: those that the stream may use without another wait.
+template <OnlineBackend Backend>
+void OnlineAllocator<Backend>::find_own(std::uint64_t bytes, StreamIndex stream, StreamScope scope) {
+  if (scope != StreamScope::Own || !shares_bytes(bytes, stream)) return;
+  placement().find_own(stream, [&](Range range) { return backend().is_ready({&range, 1}, stream); });
 }
 
 // Proposes to repair an idle view, if no more than `most` handles leave it or come into it.

@@ -69,6 +69,10 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t nee
   // probably order it a little later. Pre: the stream is not kAnyStream.
   { backend.make_ready_without_avoidable_wait(ranges, stream) }
   noexcept->std::same_as<bool>;
+  // Whether the stream may use the bytes at once, as far as is known without asking the device. Pre: the stream is not
+  // kAnyStream.
+  { std::as_const(backend).is_ready(ranges, stream) }
+  noexcept->std::same_as<bool>;
   // True only when the device is known to have finished with the bytes.
   { backend.is_complete(ranges) }
   noexcept->std::same_as<bool>;

@@ -57,6 +57,7 @@ class NullBackend {
   bool make_ready_without_avoidable_wait(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept {
     return true;
   }
+  [[nodiscard]] bool is_ready(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) const noexcept { return true; }
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
   [[nodiscard]] bool made_foreign_ready() const noexcept { return false; }
   [[nodiscard]] bool is_shared() const noexcept { return false; }

@@ -58,6 +58,9 @@ class DeviceBackend {
   bool make_ready_without_avoidable_wait(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->order_without_avoidable_wait(ranges, ordinal(stream));
   }
+  [[nodiscard]] bool is_ready(PhysicalRanges ranges, plan::StreamIndex stream) const noexcept {
+    return order_->is_ordered(ranges, ordinal(stream));
+  }
   bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
   [[nodiscard]] bool made_foreign_ready() const noexcept { return order_->made_foreign_ready(); }
   [[nodiscard]] bool is_shared() const noexcept { return order_->has_several_users(); }

@@ -88,6 +88,9 @@ class StreamClocks {
   [[nodiscard]] StreamClock* of(StreamOrdinal stream) noexcept {
     return stream == kNoStream || stream > StreamClock::kStreams ? nullptr : &clocks_[stream - 1U];
   }
+  [[nodiscard]] const StreamClock* of(StreamOrdinal stream) const noexcept {
+    return stream == kNoStream || stream > StreamClock::kStreams ? nullptr : &clocks_[stream - 1U];
+  }
   // The largest ordinal with a clock that has been assigned: no clock says anything about larger ones.
   [[nodiscard]] std::size_t count() const noexcept { return count_.load(std::memory_order_acquire); }
 

@@ -198,9 +198,16 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
   // order that the program may never create itself.
   bool all = true;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
-    const bool known = ordered(stream, owner) >= free.number || clocks_.complete_up_to(owner) >= free.number;
-    all = all && (known || wait_for(stream, owner, free));
+    all = all && (is_behind(stream, owner, free.number) || wait_for(stream, owner, free));
   });
+  return all;
+}
+
+bool StreamOrder::is_ordered(PhysicalRanges ranges, StreamOrdinal stream) const noexcept {
+  if (marks_.has_only(ranges, stream)) return true;
+  bool all = true;
+  for_each_claim(ranges, stream,
+                 [&](StreamOrdinal owner, Free free) { all = all && is_behind(stream, owner, free.number); });
   return all;
 }
 
@@ -257,7 +264,7 @@ bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free)
   return true;
 }
 
-std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept {
+std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) const noexcept {
   const StreamClock* clock = clocks_.of(waiter);
   return clock != nullptr && clocks_.of(owner) != nullptr ? clock->ordered_after(owner) : ordered_[pair(waiter, owner)];
 }
@@ -371,7 +378,7 @@ FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal strea
     const StreamOrdinal user = shared_.user_of(mark, stream);
     if (user == kNoStream) return;
     const std::uint64_t number = std::min(latest.sequence, last_free(user));
-    if (clocks_.complete_up_to(user) >= number || ordered(stream, user) >= number) return;
+    if (is_behind(stream, user, number)) return;
     all = all == stream || all == mark ? mark : kEveryStreamMark;
   });
   return all;

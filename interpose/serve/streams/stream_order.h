@@ -95,6 +95,8 @@ class StreamOrder {
   [[nodiscard]] bool make_ready(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
     return stream == kNoStream ? is_complete(ranges) : order(ranges, stream);
   }
+  // True if the stream is known to be ordered after every free of the bytes already. Calls no driver function.
+  [[nodiscard]] bool is_ordered(PhysicalRanges ranges, StreamOrdinal stream) const noexcept;
   // Like `order`, but returns false, without making any wait, if the stream would have to wait for a stream after which
   // the program has ordered it before. The program will probably do so again for these frees, and the bytes can then be
   // used a little later without a wait by stalloc.
@@ -212,7 +214,11 @@ class StreamOrder {
   }
   bool query_event(StreamOrdinal owner, const FreeEvent& event) noexcept;
   [[nodiscard]] std::uint64_t last_free(StreamOrdinal stream) const noexcept { return clocks_.latest_free(stream); }
-  [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) noexcept;
+  [[nodiscard]] std::uint64_t ordered(StreamOrdinal waiter, StreamOrdinal owner) const noexcept;
+  // Whether the waiter is ordered after the owner's frees up to the number, or these are complete.
+  [[nodiscard]] bool is_behind(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) const noexcept {
+    return ordered(waiter, owner) >= number || clocks_.complete_up_to(owner) >= number;
+  }
   void set_ordered(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   void count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, std::uint64_t number) noexcept;
   static std::uint64_t pair(StreamOrdinal waiter, StreamOrdinal owner) noexcept {

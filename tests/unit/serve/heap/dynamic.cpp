@@ -1020,6 +1020,24 @@ TEST_CASE("streams that take turns map nothing from the fourth step on, and wait
   REQUIRE(waits[1] < waits[0]);
 }
 
+TEST_CASE("a stream that cannot wait for another one stitches the bytes that it may use at once", "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.allocate_pages(4);
+  fixture.allocate_pages(1);
+  fixture.free(first);  // the only stream so far: no event is recorded at this free
+  const Moment work = fixture.driver.work(fixture.stream);
+  std::vector<CUdeviceptr> freed;
+  for (int i = 0; i < 2; ++i) {
+    freed.push_back(fixture.allocate_pages_on(fixture.other, 2));
+    fixture.allocate_pages_on(fixture.other, 1);
+  }
+  for (const CUdeviceptr address : freed) (void)fixture.heap->free_async(address, fixture.other);
+  const std::uint64_t held = fixture.physical();
+  fixture.allocate_pages_on(fixture.other, 4);
+  REQUIRE(fixture.physical() == held);
+  REQUIRE_FALSE(fixture.driver.is_ordered(fixture.other, work));
+}
+
 TEST_CASE("pressure: a stream waits for a late event if no other memory is left", "[serve][dynamic]") {
   const bool full = GENERATE(true, false);
   Fixture fixture(small_options(), (full ? 4 : 8) * kPage);
