@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -40,12 +42,32 @@ class FreePages {
     }
     return true;
   }
+
+  // Some pages that were in use when pieces were searched in vain. As long as they are, the pieces have no longer
+  // stretch of free pages than `longest`, so another search is not needed.
+  struct Obstacles {
+    static constexpr std::size_t kMost = 4;
+    std::uint64_t longest = ~std::uint64_t{0};  // pages
+    std::size_t count = 0;
+    std::array<std::uint64_t, kMost> pages{};
+  };
   // False only if the pieces, which consist of whole pages and follow one another, have no free stretch of `bytes`.
-  // `shown` is the sum of the pieces' bytes.
-  [[nodiscard]] bool may_hold(std::span<const Range> pieces, std::uint64_t shown, std::uint64_t bytes) const noexcept;
+  // `shown` is the sum of the pieces' bytes. `known`: what this function noted about the same pieces before.
+  [[nodiscard]] bool may_hold(std::span<const Range> pieces, std::uint64_t shown, std::uint64_t bytes,
+                              Obstacles* known) const noexcept;
 
  private:
   static constexpr std::uint64_t kBits = 64;
+
+  [[nodiscard]] bool is_free(std::uint64_t page) const noexcept {
+    return (words_[page / kBits] >> page % kBits & 1) != 0;
+  }
+  // Whether the obstacles are in use and leave no stretch of more than `needed` pages.
+  [[nodiscard]] bool block(const Obstacles& obstacles, std::uint64_t needed) const noexcept {
+    return obstacles.longest <= needed &&
+           std::none_of(obstacles.pages.begin(), obstacles.pages.begin() + obstacles.count,
+                        [this](std::uint64_t page) { return is_free(page); });
+  }
 
   // Pre: first < end.
   void change(std::uint64_t first, std::uint64_t end, bool free) noexcept {

@@ -29,17 +29,12 @@ const HandlePlacement::Spaces& HandlePlacement::spaces_in(StreamIndex stream, St
 }
 
 // Notes that the stream has free bytes. Once a second stream has some, the free bytes of each stream are also kept
-// apart, except as `Options::large_by_stream` says.
+// apart, except as `Options::large_by_stream` says. Pre: no second stream has had any.
 void HandlePlacement::know(StreamIndex stream) {
-  if (several_) {
-    own(stream);
-    return;
-  }
   if (!any_) first_ = stream;
   any_ = true;
   if (stream == first_) return;
   own(first_) = all_;
-  own(stream);
   several_ = true;
   if (must_find_own(first_)) own(first_).large.clear();
 }
@@ -104,7 +99,7 @@ void HandlePlacement::take_own(Range range, StreamIndex stream, StreamScope scop
 }
 
 void HandlePlacement::give(std::span<const Range> ranges, StreamIndex stream) {
-  know(stream);
+  if (!several_) know(stream);
   for (const Range& range : ranges) {
     const Range around = part(all_, range.begin).add({range.begin, range.end});
     if (!is_for_small(range.begin)) free_pages_.give(range, around);

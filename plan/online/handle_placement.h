@@ -94,7 +94,7 @@ class HandlePlacement {
     return at == kNowhere ? std::nullopt : std::optional(Place{0, at});
   }
   // The same in an existing stitched view. None for a small request, since views show no handles for small requests.
-  [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const;
+  [[nodiscard]] std::optional<Place> find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope);
   // How many of the best-fitting ranges a large request compares, and the most that the policy can ask for.
   static constexpr std::size_t kMostCompared = 16;
   [[nodiscard]] std::size_t compared_fits() const {

@@ -71,7 +71,7 @@ std::size_t HandlePlacement::candidates(std::uint64_t bytes, std::span<Range> ou
   return count + planned_of(all_).fits(bytes, out.subspan(count));
 }
 
-std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) const {
+std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamIndex stream, StreamScope scope) {
   if (is_small(bytes)) return std::nullopt;
   const Spaces& spaces = spaces_in(stream, scope);
   Place best;
@@ -79,10 +79,10 @@ std::optional<Place> HandlePlacement::find_in_views(std::uint64_t bytes, StreamI
   std::size_t looked_at = 0;
   for (const ViewCache::Entry& entry : views_.from(bytes)) {
     if (looked_at++ == options_.policy.searched_views) break;
-    const ViewCache::CachedView& candidate = views_[entry.number];
+    ViewCache::CachedView& candidate = views_[entry.number];
     if (entry.bytes - candidate.live < bytes) continue;
     const StitchedView& view = candidate.stitched;
-    if (!free_pages_.may_hold(view.pieces(), entry.bytes, bytes)) continue;
+    if (!free_pages_.may_hold(view.pieces(), entry.bytes, bytes, &candidate.obstacles)) continue;
     const Range run = view.shortest_free(bytes, kUnitBytes, space_of(spaces));
     if (run.bytes() == 0 || (best.view != 0 && run.bytes() >= shortest.bytes())) continue;
     best = {entry.number, run.begin};

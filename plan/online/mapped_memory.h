@@ -227,7 +227,7 @@ std::optional<Place> MappedMemory<Backend>::carry_out(const HandlePlacement::Rep
     if (mapped) counts_.mapped += part.instead.size();
   }
   if (mapped) {
-    view.stitched = std::move(repaired);
+    placement_.views().change(repair.view, std::move(repaired));
     ++counts_.repaired;
   } else {
     for (const Part& part : parts) {

@@ -46,6 +46,11 @@ void ViewCache::cut(std::uint32_t number, Range part) {
   insert(number);
 }
 
+void ViewCache::change(std::uint32_t number, StitchedView pieces) noexcept {
+  (*this)[number].stitched = std::move(pieces);
+  (*this)[number].obstacles = {};
+}
+
 std::span<const ViewCache::Entry> ViewCache::from(std::uint64_t bytes) const {
   const auto first = std::ranges::lower_bound(by_bytes_, bytes, {}, &Entry::bytes);
   return {first, by_bytes_.end()};

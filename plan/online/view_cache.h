@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "plan/online/free_pages.h"
 #include "plan/placement/stitched_view.h"
 
 namespace stalloc::plan {
@@ -22,8 +23,9 @@ class ViewCache {
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
     std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
     std::uint32_t newer = 0;
-    bool planned = false;       // of a plan: only the plan's requests use it, and it is not removed to make room
-    bool stays_mapped = false;  // something of it could not be unmapped, so its addresses are not used again
+    FreePages::Obstacles obstacles{};  // that were found when it was searched in vain
+    bool planned = false;              // of a plan: only the plan's requests use it, and it is not removed to make room
+    bool stays_mapped = false;         // something of it could not be unmapped, so its addresses are not used again
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
   };
   // A view in the order of sizes.
@@ -38,6 +40,8 @@ class ViewCache {
   void release_planned(std::uint32_t number) noexcept;
   // As StitchedView::cut.
   void cut(std::uint32_t number, Range part);
+  // Lets a view show other pieces, as many bytes.
+  void change(std::uint32_t number, StitchedView pieces) noexcept;
   void remove(std::uint32_t number);
 
   // A request of `bytes`, not 0, begins (`enter`) or ends (`leave`) to live in a view. A view in which nothing lives
