@@ -187,7 +187,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   };
 
   static constexpr StreamIndex kNotDeferred = ~StreamIndex{0};
-  // The free ranges whose beginning is tried for a request of a stream that may lie in bytes of any stream.
+  // How many free ranges are tried, each at its beginning, for a request that may use bytes of other streams.
   static constexpr std::size_t kForeignRangesTried = 4;
   // A last resort for a request that cannot wait tries many more ranges, and places in them a quarter of the request
   // apart. Both numbers have a limit since each try may query the device.
