@@ -285,7 +285,7 @@ class HandlePlacement {
   StreamIndex first_ = 0;
   bool any_ = false;
   bool several_ = false;
-  std::vector<std::unique_ptr<Spaces>> own_;  // by stream; null: none
+  std::vector<std::unique_ptr<Spaces>> own_;  // by stream; null: none. Of large bytes, see Options::large_by_stream
 
   ViewCache views_;
 };

@@ -35,6 +35,7 @@ void ViewCache::release_planned(std::uint32_t number) noexcept {
   if (view.live == 0) link(number);
 }
 
+// What is known of obstacles stays true: a hole divides the view as well.
 void ViewCache::cut(std::uint32_t number, Range part) {
   erase(number);
   try {
