@@ -44,12 +44,13 @@ CUresult call_cuda(Heaps& heaps, const Allocation& allocation, Original original
   return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
 }
 
-// Lets CUDA serve a request, and counts it. `heap` is the context's heap; null: there is none, or it serves no requests
-// from this pool.
+// Lets CUDA serve a request, and counts it. `heap` is the heap of `context`; null: there is none, or it serves no
+// requests from this pool.
 template <class Original>
-CUresult allocate_by_cuda(Heaps& heaps, serve::Heap* heap, const Allocation& allocation, CUdeviceptr* out,
-                          Original original) {
+CUresult allocate_by_cuda(Heaps& heaps, CUcontext context, serve::Heap* heap, const Allocation& allocation,
+                          CUdeviceptr* out, Original original) {
   if (heap != nullptr && heap->refuses()) return refuse(out);
+  if (heaps.is_being_reset(context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   // A captured request allocates only when its graph is launched, and its memory then belongs to no pool.
   const bool captured =
       allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
@@ -90,7 +91,7 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation,
   if (Session::refuses() || (heaps != nullptr && heaps->refuses())) return refuse(out);
   if (heaps == nullptr) return original();
   if (heap == nullptr || !resolve_pool(*heaps, *heap, &allocation)) {
-    return allocate_by_cuda(*heaps, nullptr, allocation, out, original);
+    return allocate_by_cuda(*heaps, context, nullptr, allocation, out, original);
   }
   const bool declined = Declined::by_heap() || is_left_to_cuda(allocation);
   const auto address = declined ? std::nullopt : serve_allocation(*heap, allocation);
@@ -98,7 +99,7 @@ CUresult allocate_served(Heaps* heaps, CUcontext context, Allocation allocation,
     *out = *address;
     return CUDA_SUCCESS;
   }
-  return allocate_by_cuda(*heaps, heap, allocation, out, original);
+  return allocate_by_cuda(*heaps, context, heap, allocation, out, original);
 }
 
 template <class Original>

@@ -197,12 +197,25 @@ serve::Heap* Heaps::detach_heap(Device& device) noexcept {
 
 void Heaps::before_primary_reset(int device) noexcept {
   if (device < 0 || device >= kDevices) return;
-  if (serve::Heap* heap = detach_heap(devices_[static_cast<std::size_t>(device)])) heap->close();
+  Device& reset = devices_[static_cast<std::size_t>(device)];
+  const CUcontext context = reset.context.load();
+  if (context != nullptr) reset.reset_context.store(context);
+  if (serve::Heap* heap = detach_heap(reset)) heap->close();
 }
 
 void Heaps::after_primary_reset(int device) noexcept {
   if (device < 0 || device >= kDevices) return;
-  if (serve::Heap* heap = devices_[static_cast<std::size_t>(device)].closed_heap.load()) heap->close_after_context();
+  Device& reset = devices_[static_cast<std::size_t>(device)];
+  if (serve::Heap* heap = reset.closed_heap.load()) heap->close_after_context();
+  reset.reset_context.store(nullptr);
+}
+
+bool Heaps::is_being_reset(CUcontext context) const noexcept {
+  const int used = used_devices_.load(std::memory_order_acquire);
+  const auto end = devices_.begin() + used;
+  return context != nullptr && std::any_of(devices_.begin(), end, [&](const Device& device) {
+           return device.reset_context.load(std::memory_order_acquire) == context;
+         });
 }
 
 void Heaps::before_context_end(CUcontext context) noexcept {

@@ -153,6 +153,9 @@ class Heaps {
   // closed, and no other is created for the device.
   void before_primary_reset(int device) noexcept;
   void after_primary_reset(int device) noexcept;
+  // Whether the context of a heap is being reset. Requests for it must then be refused: their heap is closed, and a
+  // driver that first creates its pool while the pool's context ends may crash. Lock-free.
+  [[nodiscard]] bool is_being_reset(CUcontext context) const noexcept;
   // These act like the functions of serve::Heap, on all heaps. Null: there is no context, and nothing is done.
   void before_context_end(CUcontext context) noexcept;
   void after_context_end(CUcontext context, bool ended) noexcept;
@@ -174,6 +177,7 @@ class Heaps {
   struct Device {
     std::atomic<serve::Heap*> heap{nullptr};  // owned
     std::atomic<CUcontext> context{nullptr};
+    std::atomic<CUcontext> reset_context{nullptr};       // the former `context`, while it is being reset
     std::atomic<CUmemoryPool> default_pool{nullptr};     // known once there is a heap
     std::atomic<CUmemoryPool> redirected_pool{nullptr};  // the current one, unless that is the default one
     std::bitset<kDevices> peers;

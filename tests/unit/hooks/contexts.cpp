@@ -31,6 +31,26 @@ TEST_CASE("a heap is unreachable before CUDA resets its device", "[hooks][contex
   CHECK(Session::known_heaps()->find(primary) == nullptr);
 }
 
+TEST_CASE("requests are refused while their context is reset, and then served by CUDA", "[hooks][contexts]") {
+  const Machine machine;
+  (void)machine.heap();
+  static CUresult plain;
+  static CUresult ordered;
+  Behind reset(
+      Hook::cuDevicePrimaryCtxReset_v2, +[](CUdevice) {
+        CUdeviceptr at = 0;
+        plain = cuMemAlloc(&at, 1 << 20);
+        ordered = cuMemAllocAsync(&at, 1 << 20, nullptr);
+        return CUDA_SUCCESS;
+      });
+  CHECK(contexts::primary_reset(reset.call(), 0) == CUDA_SUCCESS);
+  CHECK(plain == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  CHECK(ordered == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, nullptr) == CUDA_SUCCESS);
+  CHECK(cuMemFreeAsync(at, nullptr) == CUDA_SUCCESS);
+}
+
 TEST_CASE("the release of a primary context ends its heap only where it was the last", "[hooks][contexts]") {
   const Machine machine;
   (void)machine.heap();
