@@ -181,13 +181,20 @@ bool make_room(size_t bytes) noexcept;
 // a * b, or the largest number when that overflows.
 constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~size_t{0} / b ? ~size_t{0} : a * b; }
 
-// Forwards the call; when it is refused memory and make_room succeeds, forwards it once more.
+// Calls `original`, and calls it again while it is refused memory and make_room succeeds: at first with idle memory,
+// and then with that of a plan. The driver is asked first, even if it reports less free memory than is needed, since it
+// can free more by moving managed memory to the host.
+template <class Original>
+CUresult call_until_served(size_t bytes, Original original) noexcept {
+  CUresult result = original();
+  for (int again = 0; again < 2 && result == CUDA_ERROR_OUT_OF_MEMORY && make_room(bytes); ++again) result = original();
+  return result;
+}
+// The same for a call that is forwarded.
 template <class Result, class... Arguments>
 CUresult call_with_retry(const Call<Result(Arguments...)>& call, size_t bytes,
                          std::type_identity_t<Arguments>... arguments) noexcept {
-  const CUresult result = call.original(arguments...);
-  if (result != CUDA_ERROR_OUT_OF_MEMORY || !make_room(bytes)) return result;
-  return call.original(arguments...);
+  return call_until_served(bytes, [&] { return call.original(arguments...); });
 }
 // As `call_with_retry`, for a kernel launch, which may record events: these are distrusted.
 template <class... Arguments>

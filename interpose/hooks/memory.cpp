@@ -35,15 +35,6 @@ CUresult refuse(CUdeviceptr* out) {
   return CUDA_ERROR_NOT_PERMITTED;
 }
 
-// Calls CUDA, even if the driver reports less free memory than is needed, since it can free more by moving managed
-// memory to the host. If CUDA is out of memory and heaps hold idle memory, they release it and CUDA is called once
-// more. All devices' heaps do, since the stream may belong to another device than the current one.
-template <class Original>
-CUresult call_cuda(Heaps& heaps, const Allocation& allocation, Original original) {
-  const CUresult result = original();
-  return result == CUDA_ERROR_OUT_OF_MEMORY && heaps.make_room(allocation.bytes) ? original() : result;
-}
-
 // Lets CUDA serve a request, and counts it. `heap` is the heap of `context`; null: there is none, or it serves no
 // requests from this pool.
 template <class Original>
@@ -54,7 +45,7 @@ CUresult allocate_by_cuda(Heaps& heaps, CUcontext context, serve::Heap* heap, co
   // A captured request allocates only when its graph is launched, and its memory then belongs to no pool.
   const bool captured =
       allocation.kind != EventKind::Alloc && Session::captures().may_be_captured(allocation.stream.handle);
-  const CUresult result = call_cuda(heaps, allocation, original);
+  const CUresult result = device_memory::call_until_served(allocation.bytes, original);
   if (result != CUDA_SUCCESS || captured) return result;
   if (allocation.kind != EventKind::Alloc) {
     heaps.note_unplanned(heap, *out, allocation.bytes);

@@ -149,7 +149,8 @@ void Heaps::after_synchronization() noexcept {
 
 bool Heaps::make_room(std::uint64_t bytes) noexcept {
   std::uint64_t given_back = 0;
-  each_heap([&](int, serve::Heap& heap) { given_back += heap.make_room(bytes); });
+  const int current = cuda_.current_device();
+  each_heap([&](int device, serve::Heap& heap) { given_back += heap.make_room(bytes, device == current); });
   return given_back > 0;
 }
 

@@ -118,7 +118,8 @@ class Heaps {
   // These act like the functions of serve::Heap, on all heaps.
   void before_synchronization() noexcept;
   void after_synchronization() noexcept;
-  // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown). True if a heap gave any.
+  // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown), and if there is none, that
+  // of the current device's plan (Heap::make_room). True if a heap gave any.
   bool make_room(std::uint64_t bytes) noexcept;
   // Idle bytes of the device's plan; 0 without a heap.
   std::uint64_t idle_plan_bytes(int device) noexcept;

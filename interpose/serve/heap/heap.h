@@ -171,8 +171,9 @@ class Heap {
   // served. Returns the number of bytes released. Never waits.
   std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
   // The same for a caller whose request for `bytes` bytes was refused (0: the number is unknown). Releases nothing when
-  // all idle memory would not be enough. The idle memory of a plan is released last.
-  std::uint64_t make_room(std::uint64_t bytes) noexcept;
+  // all idle memory would not be enough. When nothing else is idle and the device has too little free memory, the plan
+  // is dropped, if it may be and options.plan_is_strict does not forbid it, and its idle memory is released.
+  std::uint64_t make_room(std::uint64_t bytes, bool may_drop_plan) noexcept;
 
   // From now on, the heap creates no memory beyond a total of `bytes` bytes; ~0 means no limit. What it holds beyond
   // that stays until it is idle. A plan's memory is created before any limit is set.
@@ -322,6 +323,8 @@ class Heap {
   // The idle bytes of the heap; with those that the device has free, the bytes available to a request.
   [[nodiscard]] std::uint64_t free_bytes_locked() const noexcept;
   [[nodiscard]] std::uint64_t available_bytes_locked() const noexcept;
+  [[nodiscard]] std::uint64_t idle_plan_bytes_locked() const noexcept;
+  [[nodiscard]] bool needs_memory_of_plan(std::uint64_t bytes) const;
 
   // The places of bytes.
   PhysicalRanges ranges(const LiveEntry& entry);

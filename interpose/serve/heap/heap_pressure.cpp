@@ -11,6 +11,7 @@
 namespace stalloc::serve {
 namespace {
 
+constexpr std::uint64_t kPoolGrowth = std::uint64_t{32} << 20;  // what the driver's pools create at once
 constexpr int kMaxExhaustionLogs = 16;  // lines about exhausted memory; some programs probe how much they can get
 
 // While this object exists, streams may wait for late events (stream_order.h).
@@ -104,16 +105,38 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   }
 }
 
-std::uint64_t Heap::make_room(std::uint64_t bytes) noexcept {
+std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept {
+  std::uint64_t of_plan = 0;
   try {
     const CompletingLock lock(*this);
     collect_pending_frees(PendingFrees::kAllStreams);
     if (bytes > available_bytes_locked()) return 0;
     order_.poll_thoroughly();
-    return release_idle(0);
+    if (const std::uint64_t released = release_idle(0); released > 0) return released;
+    if (!may_drop_plan || !needs_memory_of_plan(bytes)) return 0;
+    planned_.drop();
+    of_plan = release_idle(0);
   } catch (const std::bad_alloc&) {
     return 0;
   }
+  if (log_ != nullptr) {
+    char text[192];
+    std::snprintf(text, sizeof text,
+                  "device %d: CUDA itself has no memory left, so the plan is no longer used, and %.2f GiB of it are "
+                  "given back",
+                  device_, gibibytes(of_plan));
+    log_(LogKind::Warning, text);
+  }
+  return of_plan;
+}
+
+// Whether a request for `bytes` bytes of the driver (0: the number is unknown) was refused because the plan holds too
+// much. The driver may refuse for other reasons while the device has free memory, as for a pool with a limit.
+bool Heap::needs_memory_of_plan(std::uint64_t bytes) const {
+  const std::uint64_t idle = idle_plan_bytes_locked();
+  if (!planned_.is_followed() || options_.plan_is_strict || idle == 0) return false;
+  const std::uint64_t free = device_free_bytes();
+  return bytes == 0 ? free < idle : free < kPoolGrowth || free - kPoolGrowth < bytes;
 }
 
 void Heap::blocking_streams_exist() noexcept {
@@ -165,6 +188,10 @@ std::uint64_t Heap::largest_free() const noexcept {
 
 std::uint64_t Heap::idle_plan_bytes() const noexcept {
   const PlainLock lock(mutex_);
+  return idle_plan_bytes_locked();
+}
+
+std::uint64_t Heap::idle_plan_bytes_locked() const noexcept {
   if (planned_.tracks_free_bytes()) return planned_.unmerged_idle_bytes(figures_.planned_live());
   return planned_.exists() && dynamic_ ? planned_.withheld_bytes() + dynamic_->free_plan_bytes() : 0;
 }

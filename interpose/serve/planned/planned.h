@@ -26,7 +26,7 @@ namespace stalloc::serve {
 //
 //     None        Served ── hand_over ──► Merged
 //                   │                       │
-//              drop_if_unfit           drop_if_unfit
+//                  drop                    drop
 //                   ▼                       ▼
 //                Dropped ── hand_over ──► DroppedMerged
 enum class PlanState : std::uint8_t {
@@ -78,9 +78,11 @@ class Planned {
   // Drops the plan if the requests so far show that it belongs to another program. True if this call dropped it.
   bool drop_if_unfit() noexcept {
     if (!is_followed() || cursors_->fits()) return false;
-    state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged;
+    drop();
     return true;
   }
+  // Drops the plan. Pre: is_followed().
+  void drop() noexcept { state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged; }
   // As for Cursors. Pre: there is a plan.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept {
     return cursors_->first_difference();

@@ -394,6 +394,15 @@ void Actor::admit(const Tensor& tensor) {
   live_bytes_ += tensor.bytes;
 }
 
+void Actor::prepare_reset() {
+  for (std::size_t i = tensors_.size(); i-- > 0;) {
+    if (!tensors_[i].plain) free(take(i), streams_.front());
+  }
+  finish();
+  machine_.must(machine_.cuda.cuStreamSynchronize(streams_.front()), "cuStreamSynchronize");
+  machine_.must(machine_.cuda.cuMemPoolDestroy(pool_), "cuMemPoolDestroy");
+}
+
 void Actor::begin_again() {
   for (const Tensor& tensor : tensors_) world_.ledger.remove(tensor.at);
   tensors_.clear();

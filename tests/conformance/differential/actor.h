@@ -63,6 +63,8 @@ class Actor {
   // Gives up a tensor, for `admit` of another actor of the same device. Its number is 0 when there is none to give.
   Tensor give();
   void admit(const Tensor& tensor);
+  // Gives up what a reset of the actor's context does not end: stream-ordered memory and its pool.
+  void prepare_reset();
   // Makes everything anew after a reset of the actor's context, which left nothing of what it had. Pre: the new primary
   // context exists.
   void begin_again();

@@ -48,11 +48,17 @@ void hand_over(const World& world, const Actors& actors) {
 }
 
 void reset_device(Actor& by, const Actors& actors) {
+  const auto each_of_the_device = [&](void (Actor::*action)()) {
+    for (const auto& actor : actors) {
+      if (&actor->machine() != &by.machine()) continue;
+      actor->enter();
+      (*actor.*action)();
+    }
+  };
+  each_of_the_device(&Actor::prepare_reset);
   by.enter();
   Alone(by).reset();
-  for (const auto& actor : actors) {
-    if (&actor->machine() == &by.machine()) actor->begin_again();
-  }
+  each_of_the_device(&Actor::begin_again);
 }
 
 void run_alone(Actor& actor) {

@@ -826,10 +826,39 @@ TEST_CASE("a request that cannot be served costs one query and changes no view o
   const serve::Statistics before = fixture.statistics();
   REQUIRE_FALSE(fixture.heap->allocate(kMemory * kPage, fixture.stream, nullptr));
   REQUIRE_FALSE(fixture.heap->allocate_sync(kMemory * kPage));
-  REQUIRE(fixture.heap->make_room(kMemory * kPage) == 0);
+  REQUIRE(fixture.heap->make_room(kMemory * kPage, true) == 0);
   REQUIRE(fixture.statistics().mapping_calls_after_start == before.mapping_calls_after_start);
   REQUIRE(fixture.statistics().views == before.views);
-  REQUIRE(fixture.heap->make_room(16 * kPage) > 0);
+  REQUIRE(fixture.heap->make_room(16 * kPage, true) > 0);
+}
+
+TEST_CASE("a plan's idle memory is given back for CUDA's own requests if the device has too little without it",
+          "[serve][dynamic]") {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  constexpr std::uint64_t kFree = 64 * kMiB;
+  const plan::DevicePlan plan = plan_of_sizes({2 * kPage, 5 * kPage, 7 * kPage});
+  HeapOptions options = small_options();
+  options.dynamic = GENERATE(true, false);
+  options.plan_is_strict = GENERATE(false, true);
+  Fixture fixture(options, plan.physical_bytes + kFree, &plan);
+  fixture.free(fixture.allocate_pages(2));
+  fixture.driver.finish_all_work();
+  REQUIRE(fixture.heap->make_room(16 * kMiB, true) == 0);  // it was refused for another reason
+  REQUIRE(fixture.heap->make_room(0, true) == 0);
+  REQUIRE(fixture.heap->make_room(60 * kMiB, false) == 0);
+  REQUIRE(last_log.empty());
+  const std::uint64_t given_back = fixture.heap->make_room(60 * kMiB, true);
+  if (options.plan_is_strict) {
+    REQUIRE(given_back == 0);
+    REQUIRE(fixture.allocate_pages(5) != 0);
+    REQUIRE(fixture.statistics().planned_requests == 2);
+    return;
+  }
+  REQUIRE(given_back == plan.physical_bytes);
+  REQUIRE(fixture.physical() == 0);
+  REQUIRE(last_log.find("the plan is no longer used") != std::string::npos);
+  (void)fixture.heap->allocate(5 * kPage, fixture.stream, nullptr);
+  REQUIRE(fixture.statistics().planned_requests == 1);
 }
 
 TEST_CASE("memory that CUDA's own pool keeps idle serves requests here", "[serve][dynamic]") {

@@ -316,7 +316,7 @@ TEST_CASE("a request for more than the device has is refused before it is rounde
       GENERATE(~std::uint64_t{0}, ~std::uint64_t{0} - 4095, ~std::uint64_t{0} - (1 << 20), 64 * kPage + 1);
   REQUIRE_FALSE(heap->allocate(bytes, s, nullptr));
   REQUIRE_FALSE(heap->allocate_sync(bytes));
-  REQUIRE(heap->make_room(bytes) == 0);
+  REQUIRE(heap->make_room(bytes, true) == 0);
   REQUIRE(logs == 0);
   REQUIRE(driver.calls() <= calls + 4);  // at most the free memory is queried
 }

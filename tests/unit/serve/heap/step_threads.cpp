@@ -131,7 +131,7 @@ class Threads {
     if (what == 1) heap_->set_limit(heap_->held_bytes() + random() % 4 * kSmallPage);
     if (what == 2) heap_->set_limit(~std::uint64_t{0});
     if (what == 3) heap_->grant_access(static_cast<int>(random() % 4) + 1);
-    if (what == 4) heap_->make_room(random() % 8 * kSmallPage);
+    if (what == 4) heap_->make_room(random() % 8 * kSmallPage, true);
     if (what == 5) heap_->set_release_threshold(nullptr, random() % 200 * kSmallPage);
     if (what == 6) driver_.fail_at(random() % 20 + 1);
   }
