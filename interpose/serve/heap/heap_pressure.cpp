@@ -116,6 +116,10 @@ std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept 
     if (!may_drop_plan || !needs_memory_of_plan(bytes)) return 0;
     planned_.drop();
     of_plan = release_idle(0);
+    if (of_plan == 0) {
+      planned_.follow_again();
+      return 0;
+    }
   } catch (const std::bad_alloc&) {
     return 0;
   }

@@ -25,9 +25,9 @@ namespace stalloc::serve {
 // Whether requests take the slots of a plan, and which component tracks its free bytes.
 //
 //     None        Served ── hand_over ──► Merged
-//                   │                       │
-//                  drop                    drop
-//                   ▼                       ▼
+//                  │  ▲                    │  ▲
+//             drop │  │ follow_again  drop │  │ follow_again
+//                  ▼  │                    ▼  │
 //                Dropped ── hand_over ──► DroppedMerged
 enum class PlanState : std::uint8_t {
   None,           // there is no plan
@@ -83,6 +83,8 @@ class Planned {
   }
   // Drops the plan. Pre: is_followed().
   void drop() noexcept { state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged; }
+  // Follows a dropped plan again. Pre: none of its memory was released.
+  void follow_again() noexcept { state_ = state_ == PlanState::Dropped ? PlanState::Served : PlanState::Merged; }
   // As for Cursors. Pre: there is a plan.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept {
     return cursors_->first_difference();
