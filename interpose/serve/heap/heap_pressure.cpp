@@ -161,7 +161,7 @@ void Heap::after_synchronization() noexcept {
     const CompletingLock lock(*this);
     collect_pending_frees(PendingFrees::kAllStreams);
     if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
-    order_.poll_thoroughly();
+    order_.poll();
     release_idle(keep);
   } catch (const std::bad_alloc&) {
     // Everything is kept.
