@@ -181,6 +181,9 @@ bool make_room(size_t bytes) noexcept;
 // a * b, or the largest number when that overflows.
 constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~size_t{0} / b ? ~size_t{0} : a * b; }
 
+// The device memory that is needed so that a device can use `bytes` bytes of host memory: eight for each page of 4 KiB.
+constexpr size_t page_tables(size_t bytes) noexcept { return bytes / 512 + 1; }
+
 // Calls `original`, and calls it again while it is refused memory and make_room succeeds: at first with idle memory,
 // and then with that of a plan. The driver is asked first, even if it reports less free memory than is needed, since it
 // can free more by moving managed memory to the host.
