@@ -317,6 +317,7 @@ class Heap {
   CUdeviceptr reclaim_and_serve(const Request& request);
   bool trim_cuda_pools();
   void log_exhaustion(const Request& request);
+  void log_given_up_plan(std::uint64_t released) const noexcept;
   std::uint64_t release_idle(std::uint64_t keep_bytes);
   void update_release_threshold() noexcept;
   [[nodiscard]] std::uint64_t device_free_bytes() const;

@@ -106,32 +106,37 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
 }
 
 std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept {
-  std::uint64_t of_plan = 0;
+  std::uint64_t released = 0;
+  bool dropped = false;
   try {
     const CompletingLock lock(*this);
     collect_pending_frees(PendingFrees::kAllStreams);
     if (bytes > available_bytes_locked()) return 0;
     order_.poll_thoroughly();
-    if (const std::uint64_t released = release_idle(0); released > 0) return released;
-    if (!may_drop_plan || !needs_memory_of_plan(bytes)) return 0;
-    planned_.drop();
-    of_plan = release_idle(0);
-    if (of_plan == 0) {
-      planned_.follow_again();
-      return 0;
+    released = release_idle(0);
+    if (released == 0 && may_drop_plan && needs_memory_of_plan(bytes)) {
+      planned_.drop();
+      dropped = true;
+      released = release_idle(0);
+      if (released == 0) planned_.follow_again();
+      dropped = released > 0;
     }
   } catch (const std::bad_alloc&) {
-    return 0;
+    // What was released is.
   }
-  if (log_ != nullptr) {
-    char text[192];
-    std::snprintf(text, sizeof text,
-                  "device %d: CUDA itself has no memory left, so the plan is no longer used, and %.2f GiB of it are "
-                  "given back",
-                  device_, gibibytes(of_plan));
-    log_(LogKind::Warning, text);
-  }
-  return of_plan;
+  if (dropped) log_given_up_plan(released);
+  return released;
+}
+
+void Heap::log_given_up_plan(std::uint64_t released) const noexcept {
+  if (log_ == nullptr) return;
+  char text[192];
+  std::snprintf(
+      text, sizeof text,
+      "device %d: CUDA itself has no memory left, so the plan is no longer used, and %.2f GiB of it are given "
+      "back",
+      device_, gibibytes(released));
+  log_(LogKind::Warning, text);
 }
 
 // Whether a request for `bytes` bytes of the driver (0: the number is unknown) was refused because the plan holds too
