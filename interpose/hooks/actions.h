@@ -173,7 +173,7 @@ CUresult create_unobserved(const Call<CUresult(CUevent*, Arguments...)>& call, C
 void looked_up(const char* symbol) noexcept;
 }  // namespace events
 
-// Other functions that need device memory: forwarded, and called once more after idle memory was given back.
+// Functions that CUDA itself gives device memory: forwarded, and called again after idle memory was given back.
 namespace device_memory {
 // Gives idle memory back to the driver for a caller that was refused device memory. `bytes` is how much the caller
 // needs, 0 if that is not known. Returns false if nothing was given back.

@@ -154,8 +154,8 @@ class Heaps {
   // closed, and no other is created for the device.
   void before_primary_reset(int device) noexcept;
   void after_primary_reset(int device) noexcept;
-  // Whether the context of a heap is being reset. Requests for it must then be refused: their heap is closed, and a
-  // driver that first creates its pool while the pool's context ends may crash. Lock-free.
+  // Whether the context of a heap is being reset. Requests for it must then be refused: their heap is closed, and
+  // drivers to which they were forwarded crashed now and then (tests/conformance/reset_beside.cpp). Lock-free.
   [[nodiscard]] bool is_being_reset(CUcontext context) const noexcept;
   // These act like the functions of serve::Heap, on all heaps. Null: there is no context, and nothing is done.
   void before_context_end(CUcontext context) noexcept;

@@ -26,7 +26,7 @@ using FreeCompleteCallback = void (*)(int device, CUdeviceptr address, StreamKey
 
 struct HeapOptions {
   bool dynamic = true;          // false: the original allocator serves every request without a slot
-  bool plan_is_strict = false;  // true: once the plan is dropped, every later request fails
+  bool plan_is_strict = false;  // true: once the plan is dropped, every later request fails; make_room never drops it
   CrossStream cross_stream = plan::kDefaultCrossStream;
   plan::OnlinePolicy policy;
   // When dynamic requests need more bytes than this beside the plan, they use free bytes of the plan.

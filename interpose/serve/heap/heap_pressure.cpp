@@ -122,7 +122,7 @@ std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept 
       dropped = released > 0;
     }
   } catch (const std::bad_alloc&) {
-    // What was released is.
+    // Host memory is exhausted. What was released before stays released.
   }
   if (dropped) log_given_up_plan(released);
   return released;
@@ -140,7 +140,8 @@ void Heap::log_given_up_plan(std::uint64_t released) const noexcept {
 }
 
 // Whether a request for `bytes` bytes of the driver (0: the number is unknown) was refused because the plan holds too
-// much. The driver may refuse for other reasons while the device has free memory, as for a pool with a limit.
+// much. The driver may refuse for other reasons while the device has free memory, as for a pool with a limit. Where the
+// number is unknown, the plan holds too much if its idle bytes are more than what the device has free.
 bool Heap::needs_memory_of_plan(std::uint64_t bytes) const {
   const std::uint64_t idle = idle_plan_bytes_locked();
   if (!planned_.is_followed() || options_.plan_is_strict || idle == 0) return false;
