@@ -17,7 +17,10 @@ struct Exporter {
   CUmemoryPool pool = make_pool(kDescriptor);
   CUdeviceptr at = allocate_from(pool, 3 * kPage, nullptr);
 
-  Exporter() { REQUIRE(cuMemsetD32(at, 0xcafe, 1) == CUDA_SUCCESS); }
+  Exporter() {
+    REQUIRE(cuMemsetD32(at, 0xcafe, 1) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(nullptr) == CUDA_SUCCESS);  // cuMemFree of a pool's memory does not wait for the fill
+  }
   ~Exporter() { cuMemPoolDestroy(pool); }
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "tests/simcuda/test/machine.h"
 
 using namespace simcuda_test;
@@ -223,12 +223,8 @@ TEST_CASE("a handle made for it is shared by a file descriptor, and its memory c
 
 TEST_CASE("a child of fork has no CUDA") {
   const Machine machine;
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(stalloc::test::holds_in_child([] {
     CUdeviceptr at = 0;
-    _exit(cuMemAlloc(&at, 512) == CUDA_ERROR_NOT_INITIALIZED && cuInit(0) == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(WEXITSTATUS(status) == 0);
+    return cuMemAlloc(&at, 512) == CUDA_ERROR_NOT_INITIALIZED && cuInit(0) == CUDA_ERROR_NOT_INITIALIZED;
+  }));
 }

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -15,22 +14,19 @@
 #include <string>
 
 #include "catch.h"
+#include "child.h"
 #include "folder.h"
 
 using namespace stalloc;
 
 namespace {
 
-// Runs `check` in a process of its own, since it changes descriptors and signals. Returns its result.
+// Runs `check` in a child process, which logs to the standard error that it begins with.
 bool holds_in_child(const std::function<bool()>& check) {
-  const pid_t child = fork();
-  if (child == 0) {
+  return test::holds_in_child([&check] {
     log::remember_standard_error();
-    alarm(20);  // a line that waits forever fails the test
-    _exit(check() ? 0 : 1);
-  }
-  int status = 0;
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return check();
+  });
 }
 
 // The next file that is opened is standard error.

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/base/process.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 
 #include "catch.h"
+#include "child.h"
 
 using stalloc::absolute_path;
 using stalloc::expand_path;
+using stalloc::test::holds_in_child;
 
 namespace {
 
@@ -19,14 +19,6 @@ struct RankVariable {
   explicit RankVariable(const char* value) { setenv("RANK", value, 1); }
   ~RankVariable() { unsetenv("RANK"); }
 };
-
-// Runs in a process of its own, since what is remembered cannot be undone.
-bool holds_in_child(const std::function<bool()>& check) {
-  const pid_t child = fork();
-  if (child == 0) _exit(check() ? 0 : 1);
-  int status = 0;
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 }  // namespace
 

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -18,10 +17,12 @@
 #include <vector>
 
 #include "catch.h"
+#include "child.h"
 #include "folder.h"
 
 using stalloc::record::TraceOutput;
 using stalloc::test::Folder;
+using stalloc::test::holds_in_child;
 namespace fs = std::filesystem;
 
 namespace {
@@ -41,17 +42,6 @@ void write_text(const std::string& path, const char* text) { std::ofstream(path)
 
 std::string with_process(const Folder& folder, const std::string& rest) {
   return (folder.path() / ("trace." + std::to_string(getpid()) + rest)).string();
-}
-
-// Runs `check` in a process of its own, since it changes limits, signals and descriptors. Returns its result.
-bool holds_in_child(const std::function<bool()>& check) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);  // what waits forever fails the test
-    _exit(check() ? 0 : 1);
-  }
-  int status = 0;
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 bool limit_file_size(rlim_t bytes) {

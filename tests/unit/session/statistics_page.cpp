@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -17,10 +16,12 @@
 #include <vector>
 
 #include "catch.h"
+#include "child.h"
 
 using stalloc::StatisticsHeader;
 using stalloc::StatisticsPage;
 using stalloc::serve::PublishedFigures;
+using stalloc::test::holds_in_child;
 namespace fs = std::filesystem;
 
 namespace {
@@ -155,16 +156,11 @@ TEST_CASE("another user's folder is refused", "[page]") {
 
 TEST_CASE("a limit on the size of files ends no process", "[page]") {
   const Folder folder;
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     const rlimit limit{4096, 4096};
     std::string why;
-    const bool refused = setrlimit(RLIMIT_FSIZE, &limit) == 0 &&
-                         StatisticsPage::create(folder.path().string(), "dynamic", &why) == nullptr && !why.empty();
-    _exit(refused ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+    return setrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+           StatisticsPage::create(folder.path().string(), "dynamic", &why) == nullptr && !why.empty();
+  }));
   CHECK(folder.pages().empty());
 }
