@@ -90,6 +90,7 @@ CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool poo
 namespace contexts {
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
+CUresult detach(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;
 CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st* green) noexcept;
 CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;
 CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) noexcept;

@@ -25,7 +25,7 @@ CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
   for (int device = std::max(first, 0); device < end; ++device) {
     const CUcontext primary = primaries[static_cast<std::size_t>(device)];
     heaps.after_context_end(primary, primary != nullptr && !cuda.is_primary_active(device));
-    if (result == CUDA_SUCCESS) heaps.primary_released(device);
+    heaps.primary_released(device);  // also after a failure: another thread may have released the last reference
   }
   return result;
 }
@@ -48,6 +48,19 @@ CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexc
   const CUresult result = call.original(context);
   if (heaps != nullptr) heaps->after_context_end(context, result == CUDA_SUCCESS);
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->context_released(context);
+  return result;
+}
+
+// Takes back a reference of cuCtxAttach, and ends the context if it was the last one, which CUDA does not tell. So
+// after success the heaps are not told that the context has ended: memory whose free only an event of that context
+// could show to be complete stays unused.
+CUresult detach(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept {
+  Heaps* heaps = Session::active_heaps();
+  if (heaps == nullptr) return call.original(context);
+  heaps->before_context_end(context);
+  const CUresult result = call.original(context);
+  if (result != CUDA_SUCCESS) heaps->after_context_end(context, false);
+  if (result == CUDA_SUCCESS) heaps->context_released(context);
   return result;
 }
 
@@ -81,8 +94,7 @@ CUresult green_destroy(const Call<CUresult(CUgreenCtx_st*)>& call, CUgreenCtx_st
   heaps->before_context_end(context);
   const CUresult result =
       release_primary(*heaps, 0, Session::cuda().device_count(), [&] { return call.original(green); });
-  // CUDA does not document that this call waits for the green context's work. So after success the heaps are not told
-  // that the context has ended: memory whose free only an event of that context could show to be complete stays unused.
+  // CUDA does not document that this call waits for the green context's work, so the same holds as for `detach`.
   if (result != CUDA_SUCCESS) heaps->after_context_end(context, false);
   return result;
 }

@@ -11,6 +11,7 @@
 #include <exception>
 #include <iterator>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,15 @@ void run(const Check& check, const Arguments& arguments, std::uint64_t round, Ma
   report.end();
 }
 
+void require_known(const std::vector<std::string>& names) {
+  const std::vector<Check>& checks = all_checks();
+  for (const std::string& name : names) {
+    const bool known =
+        std::any_of(checks.begin(), checks.end(), [&](const Check& check) { return check.name == name; });
+    if (!known) throw std::runtime_error("there is no check named " + name);
+  }
+}
+
 bool wanted(const Check& check, const Arguments& arguments) {
   if (arguments.only.empty()) return !check.own_process;
   return std::find(arguments.only.begin(), arguments.only.end(), check.name) != arguments.only.end();
@@ -97,6 +107,7 @@ int main(int argc, char** argv) {
   }
   std::signal(SIGSEGV, print_stack);
   try {
+    require_known(arguments.only);
     const Driver driver = load_driver(arguments.road);
     if (!arguments.leave.empty()) leave_beside(driver, arguments.leave);
     Machine machine(driver);

@@ -72,6 +72,46 @@ class Late {
     finish(CU_STREAM_LEGACY, writer, bytes, "freed on a blocking stream");
   }
 
+  // The same, and the blocking stream is destroyed before the memory is wanted.
+  void try_destroyed_idle_stream(CUstream writer, std::size_t bytes) {
+    const CUstream blocking = machine_.make_stream(CU_STREAM_DEFAULT);
+    const CUdeviceptr early = machine_.allocate(bytes, blocking);
+    machine_.wait(blocking);
+    machine_.fill(early, bytes, kEarly, CU_STREAM_LEGACY);
+    machine_.wait(CU_STREAM_LEGACY);
+    Gate gate(machine_, CU_STREAM_LEGACY, kMayWait);
+    machine_.read(host(0), early, bytes, CU_STREAM_LEGACY);
+    machine_.free(early, blocking);
+    machine_.destroy(blocking);
+    take_three(writer, bytes);
+    gate.open();
+    finish(CU_STREAM_LEGACY, writer, bytes, "freed on a blocking stream that was destroyed");
+  }
+
+  // Memory is read on the legacy stream, and freed and allocated again on a blocking one. The program uses it on a
+  // third stream once it finds the blocking stream idle.
+  void try_polled_stream(CUstream blocking, CUstream writer, std::size_t bytes) {
+    const CUdeviceptr early = machine_.allocate(bytes, blocking);
+    machine_.wait(blocking);
+    machine_.fill(early, bytes, kEarly, CU_STREAM_LEGACY);
+    machine_.wait(CU_STREAM_LEGACY);
+    Gate gate(machine_, CU_STREAM_LEGACY, kMayWait);
+    machine_.read(host(0), early, bytes, CU_STREAM_LEGACY);
+    machine_.free(early, blocking);
+    const CUdeviceptr later = machine_.allocate(bytes, blocking);
+    const bool idle = machine_.cuda.cuStreamQuery(blocking) == CUDA_SUCCESS;
+    if (idle) {
+      machine_.fill(later, bytes, kLater, writer);
+      machine_.wait(writer);
+    }
+    gate.open();
+    machine_.wait(CU_STREAM_LEGACY);
+    report_.expect(holds(host(0), bytes, kEarly), "a late reader saw what was allocated on an idle blocking stream");
+    report_.fact("a free on a blocking stream is work that waits for the legacy stream", idle ? "no" : "yes");
+    machine_.free(later, blocking);
+    machine_.wait(blocking);
+  }
+
   // Memory is read and freed on `reader`, and wanted on `writer`, which the program itself ordered behind that.
   void try_ordered(CUstream reader, CUstream between, CUstream writer, std::size_t bytes) {
     const CUdeviceptr early = machine_.allocate(bytes, reader);
@@ -192,6 +232,33 @@ class Late {
   std::vector<CUdeviceptr> taken_;
 };
 
+// Memory of a pool that cuMemFree frees when the stream of its allocation is gone: it was destroyed, or belonged to a
+// thread that has ended. One block exists at a time, so that the small device never runs out of memory.
+void free_without_stream(Machine& machine, Report& report) {
+  constexpr std::size_t kDevice = 512 * kMiB;
+  constexpr std::size_t kBlock = 96 * kMiB;
+  const Smaller smaller(machine, kDevice);
+  const std::array<unsigned, 2> kinds{CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING};
+  for (int round = 0; round < 12; ++round) {
+    const CUstream stream = machine.make_stream(kinds[static_cast<std::size_t>(round) % kinds.size()]);
+    const CUdeviceptr at = machine.allocate(kBlock, stream);
+    machine.wait(stream);
+    machine.destroy(stream);
+    machine.free_plain(at);
+    CUdeviceptr of_thread = 0;
+    std::thread([&] {
+      try {
+        machine.join();
+        of_thread = machine.allocate(kBlock, CU_STREAM_PER_THREAD);
+        machine.wait(CU_STREAM_PER_THREAD);
+      } catch (const std::exception& error) {
+        report.expect(false, error.what());
+      }
+    }).join();
+    if (of_thread != 0) machine.free_plain(of_thread);
+  }
+}
+
 // One stream of each kind.
 struct Streams {
   explicit Streams(const Machine& from)
@@ -263,6 +330,8 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
       }
     }
     late.try_idle_stream(streams.blocking, streams.first, bytes);
+    late.try_destroyed_idle_stream(streams.first, bytes);
+    late.try_polled_stream(streams.blocking, streams.first, bytes);
   }
   // This comes last: a library may rely less on an event that a graph has recorded, and on an event that reuses its
   // handle.
@@ -319,6 +388,7 @@ void ends_of_streams(Machine& machine, Report& report, std::uint64_t) {
     }
   }
   for (const CUstream stream : many) machine.destroy(stream);
+  free_without_stream(machine, report);
 }
 
 // Memory goes from thread to thread, each on a default stream of its own; threads end with frees pending.

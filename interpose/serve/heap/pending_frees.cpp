@@ -35,7 +35,7 @@ CUresult PendingFrees::create_event(CUcontext context, CUevent* event) noexcept 
 
 void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const Queue& each) {
-    return each.context == context && each.stream == stream && !each.context_ending;
+    return each.context == context && each.stream == stream && each.endings == 0;
   });
   if (queue == queues_.end()) {
     Queue fresh{context, stream, {free}};
@@ -49,7 +49,7 @@ void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
 }
 
 PendingFrees::State PendingFrees::query(const Queue& queue) noexcept {
-  if (queue.context_ending) return State::Pending;
+  if (queue.endings > 0) return State::Pending;
   const CUevent event = queue.frees[queue.failed].event;
   if (event == nullptr) return State::Complete;
   const CUresult result = driver_.query_event(event);
@@ -77,20 +77,20 @@ void PendingFrees::remove_empty() noexcept {
 
 bool PendingFrees::may_complete(std::uint64_t number) const noexcept {
   return std::any_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
-    return !queue.context_ending && queue.failed < queue.frees.size() && queue.frees[queue.failed].number <= number;
+    return queue.endings == 0 && queue.failed < queue.frees.size() && queue.frees[queue.failed].number <= number;
   });
 }
 
 void PendingFrees::before_context_end(CUcontext context) noexcept {
   for (Queue& queue : queues_) {
-    if (queue.context == context) queue.context_ending = true;
+    if (queue.context == context) ++queue.endings;
   }
 }
 
 void PendingFrees::after_context_end(CUcontext context, bool ended) noexcept {
   for (Queue& queue : queues_) {
-    if (queue.context != context || !queue.context_ending) continue;
-    queue.context_ending = false;
+    if (queue.context != context || queue.endings == 0) continue;
+    --queue.endings;
     if (!ended) continue;
     for (Free& free : queue.frees) free.event = nullptr;
   }
@@ -99,7 +99,7 @@ void PendingFrees::after_context_end(CUcontext context, bool ended) noexcept {
 void PendingFrees::clear(bool context_lives) noexcept {
   notify_all();
   for (Queue& queue : queues_) {
-    if (queue.context_ending || (!context_lives && queue.context == context_)) continue;
+    if (queue.endings > 0 || (!context_lives && queue.context == context_)) continue;
     for (Free& free : queue.frees) {
       if (free.event != nullptr) driver_.destroy_event(free.event);
     }

@@ -107,7 +107,8 @@ class PendingFrees {
   // Calls the callback for all frees, and not again later.
   void notify_all() noexcept;
   // Between the two calls, no event of the context is used. `ended`: the context has ended, and none of its work is
-  // left, so its frees are complete.
+  // left, so its frees are complete. Several threads may be between the two calls at once, since each may release a
+  // reference to the context.
   void before_context_end(CUcontext context) noexcept;
   void after_context_end(CUcontext context, bool ended) noexcept;
   // Calls the callback for all frees and removes them without reclaiming. Destroys their events, except those of
@@ -119,7 +120,7 @@ class PendingFrees {
     CUcontext context = nullptr;
     StreamKey stream;
     std::deque<Free> frees;
-    bool context_ending = false;
+    unsigned endings = 0;    // how many threads may be ending the context now
     std::size_t failed = 0;  // the events of so many of the oldest frees could not be queried last time
   };
   enum class State { Complete, Pending, Failed };

@@ -110,9 +110,9 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
     program_orders_[pair(stream, other)] = program_orders_[pair(other, stream)] = false;
   }
   unsigned flags = CU_STREAM_DEFAULT;
-  const bool has_flags = !key.is_default() && clocks_.of(stream) != nullptr;
-  const bool non_blocking =
-      has_flags && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING) != 0;
+  const bool non_blocking = !key.is_default() && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS &&
+                            (flags & CU_STREAM_NON_BLOCKING) != 0;
+  admitted.blocking = !non_blocking && key.handle != CU_STREAM_LEGACY;
   clocks_.assign(stream, key, non_blocking);
   shared_.forget(stream);
   if (key.is_per_thread()) blocking_streams_exist();
@@ -302,9 +302,7 @@ bool StreamOrder::query_event(StreamOrdinal owner, const FreeEvent& event) noexc
 // stream has freed since its latest event.
 const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexcept {
   Stream& stream = streams_[ordinal];
-  const bool reachable =
-      !closed_ && stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
-  if (!reachable) return nullptr;
+  if (closed_ || !is_reachable(stream)) return nullptr;
   CUevent* event = stream.events.next([&](const FreeEvent& earlier) {
     return earlier.covers <= clocks_.complete_up_to(ordinal) || query_event(ordinal, earlier);
   });
@@ -330,10 +328,11 @@ void StreamOrder::blocking_streams_exist() noexcept {
 }
 
 std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_others) noexcept {
+  if (!is_reachable(streams_[stream])) return latest_number();
   const std::uint64_t number = clocks_.take_number();
   clocks_.set_latest_free(stream, number);
   const bool for_several = for_others && has_several_users();
-  bool wanted = for_several && is_watched(stream);
+  bool wanted = streams_[stream].blocking || (for_several && is_watched(stream));
   if (!wanted && (for_several || is_barrier(streams_[stream]))) {
     const FreeEvent* latest = streams_[stream].events.latest();
     wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);
@@ -344,11 +343,19 @@ std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_oth
 
 void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number,
                              bool event_now) noexcept {
+  const Stream& freeing = streams_[stream];
+  // The frees of a thread's own stream are never deferred, so the marks of the bytes say what still uses them.
+  if (freeing.alive && !is_reachable(freeing)) return;
   const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
   // With one stream, whose frees no other waits for, the exact number is never asked for.
-  const bool exact = event_now || has_several_users() || streams_[stream].key.is_per_thread();
-  marks_.mark(ranges, mark, number, exact);
-  if (event_now || streams_[stream].key.is_per_thread()) record_free_event(stream);
+  const bool exact = event_now || has_several_users() || freeing.blocking;
+  marks_.mark(ranges, mark, number, exact && freeing.alive);
+  if (event_now) record_free_event(stream);
+}
+
+// Whether the calling thread can give the stream work.
+bool StreamOrder::is_reachable(const Stream& stream) const noexcept {
+  return stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
 }
 
 void StreamOrder::record_free_event(StreamOrdinal stream) noexcept {
@@ -435,7 +442,8 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   if (ordinal == kNoStream) return;
   Stream& gone = streams_[ordinal];
   const bool has_freed = !closed_ && (gone.uses_memory || clocks_.complete_up_to(ordinal) < last_free(ordinal));
-  if (has_freed && driver_.query_stream(stream) == CUDA_SUCCESS) {
+  // A blocking stream without work may have freed bytes that the legacy stream still uses.
+  if (has_freed && !gone.blocking && driver_.query_stream(stream) == CUDA_SUCCESS) {
     clocks_.mark_complete(ordinal, last_free(ordinal));
   } else if (has_freed) {
     // The event must follow all work of the stream, including work on bytes of a deferred free without a number.

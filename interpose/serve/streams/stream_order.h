@@ -27,9 +27,13 @@ namespace stalloc::serve {
 //                                            \_ wait: ordered_[S][T] = 7
 //     stream S   ------------------------------ allocation of T's bytes --- work --->
 //
-// An event is recorded at the free itself in three cases: several streams use memory, the bytes may serve large
+// An event is recorded at the free itself in four cases: several streams use memory, the bytes may serve large
 // requests, and T is watched; the plan says that another stream will use the bytes; T is a thread's own default stream,
-// which no other thread can name. Every other free makes no driver call.
+// which no other thread can name; T was created as a blocking stream. Every other free makes no driver call.
+//
+// CUDA's own free on a blocking stream is work of that stream, which follows the work of the legacy stream. The event
+// stands for it: a program that waits for T, or finds T idle, may rely on work of the legacy stream being complete that
+// it gave before the free.
 //
 // A stream is watched until none of its events has been wanted for many frees: an event costs the host a microsecond,
 // as much as all else that a free does, and where the program orders its streams itself, hardly any is ever wanted. Of
@@ -114,6 +118,10 @@ class StreamOrder {
   // Returns the number of a new free on `stream`. Call when the program frees, and call `mark_freed` with the ranges
   // before the next free gets its number. `for_others`: other streams may wait for this free; if several streams use
   // memory, its event is recorded at once.
+  //
+  // A stream that was destroyed, or is another thread's own, can be given no event any more. It is named by a free that
+  // needs none (cuMemFree of a pool's memory), since the program's work on the bytes is complete: what was given before
+  // the bytes were allocated is all that may still use them. Such a free gets no number of its own.
   std::uint64_t assign_free_number(StreamOrdinal stream, bool for_others) noexcept;
   // Marks bytes as freed on `stream`, by the free with that number. `event_now`: another stream will want them, so the
   // event of the free is recorded at once.
@@ -165,6 +173,7 @@ class StreamOrder {
   struct Stream {
     StreamKey key;
     bool alive = false;               // the stream has not been destroyed
+    bool blocking = false;            // created without CU_STREAM_NON_BLOCKING, or a thread's own default stream
     bool uses_memory = false;         // false: known for its events only
     std::uint64_t used_at = 0;        // latest free number when it was last looked up, to find the least recently used
     std::uint64_t watched_frees = 0;  // for how many frees it is watched after one of its events was wanted
@@ -202,6 +211,7 @@ class StreamOrder {
     streams_[stream].watched_until = latest_number() + streams_[stream].watched_frees;
   }
 
+  [[nodiscard]] bool is_reachable(const Stream& stream) const noexcept;
   void record_free_event(StreamOrdinal stream) noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
   bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;

@@ -42,7 +42,7 @@ class FakeDriver final : public serve::Driver {
   // A green context of the first one: its streams accept events of both.
   static CUcontext green_context() { return reinterpret_cast<CUcontext>(0x3000); }
 
-  CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_DEFAULT);
+  CUstream new_stream(CUcontext owner = context(), unsigned flags = CU_STREAM_NON_BLOCKING);
   // The context ends: none of its events may be used any more.
   void end_events_of(CUcontext context);
   // From now on, queries of the events that exist now fail.

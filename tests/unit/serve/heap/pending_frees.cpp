@@ -198,6 +198,8 @@ TEST_CASE("contexts that end are kept apart from other contexts", "[serve][pendi
   REQUIRE(frees.may_complete(1));
 
   frees.before_context_end(FakeDriver::other_context());
+  frees.before_context_end(FakeDriver::other_context());  // by another thread, which releases a reference of its own
+  frees.after_context_end(FakeDriver::other_context(), false);
   driver.finish_all_work();
   REQUIRE(collect());
   REQUIRE(completed == std::vector<std::uint64_t>{1, 2});

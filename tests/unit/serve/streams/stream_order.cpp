@@ -430,6 +430,49 @@ TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]"
   REQUIRE(f.driver.is_ordered(reused, freed));
 }
 
+TEST_CASE("an event is recorded at each free of a blocking stream, which follows the legacy stream", "[serve][order]") {
+  Fixture f;
+  const StreamKey blocking{f.driver.new_stream(FakeDriver::context(), CU_STREAM_DEFAULT), 0};
+  const Moment freed = f.use_and_free(f.page, blocking, false);
+  f.driver.work(blocking);
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+}
+
+TEST_CASE("a destroyed blocking stream without work may have freed what the legacy stream uses", "[serve][order]") {
+  Fixture f;
+  const unsigned flags = GENERATE(CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING);
+  const StreamKey gone{f.driver.new_stream(FakeDriver::context(), flags), 0};
+  f.use_and_free(f.page, gone, false);
+  f.driver.finish_all_work();
+  f.order.stream_destroyed(gone.handle);
+  const std::uint64_t calls = f.driver.order_calls();
+  REQUIRE(f.order.is_complete(f.page));
+  // What was known from the stream alone is known without the query of an event.
+  CHECK((f.driver.order_calls() > calls) == (flags == CU_STREAM_DEFAULT));
+}
+
+TEST_CASE("a free that names a stream which can be given no event gets no number", "[serve][order]") {
+  Fixture f;
+  const bool destroyed = GENERATE(true, false);
+  StreamKey gone{f.driver.new_stream(), 0};
+  StreamOrdinal ordinal = kNoStream;
+  if (destroyed) {
+    ordinal = f.order.ordinal(gone);
+    f.use_and_free(f.part, f.t);
+    f.driver.work(gone);
+    f.order.stream_destroyed(gone.handle);
+    f.driver.destroy_stream(gone.handle);
+  } else {
+    std::thread([&] { ordinal = f.order.ordinal(make_stream_key(nullptr, true)); }).join();
+    f.use_and_free(f.part, f.t);
+  }
+  f.order.mark_freed(f.part, ordinal, false);
+  REQUIRE_FALSE(f.order.is_complete(f.part));  // the work from before the bytes were allocated is not complete
+  f.driver.finish_all_work();
+  REQUIRE(f.order.is_complete(f.part));
+}
+
 TEST_CASE("bytes of a destroyed stream without an event are refused until all work is complete", "[serve][order]") {
   Fixture f;
   f.order.allow_late_events(true);
