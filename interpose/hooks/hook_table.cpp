@@ -69,22 +69,41 @@ void* find_runtime_original(const Row& row, const void* caller) noexcept {
   return loader::find_in_loaded("libcudart", row.symbol);
 }
 
-void* runtime_original(const Row& row, CallerOriginals& originals, const void* caller) noexcept {
+void* known_runtime_original(const CallerOriginals& originals, const void* caller) noexcept {
   for (const CallerOriginal& known : originals.known) {
     void* function = known.function.load(std::memory_order_acquire);
     if (function == nullptr) break;
     if (known.module.holds(caller)) return function;
   }
-  loader::Module module;
-  void* function = loader::find_module(caller, &module) ? find_runtime_original(row, caller) : nullptr;
-  if (function == nullptr) return nullptr;
-  loader::pin(function);
+  return nullptr;
+}
+
+void remember_runtime_original(CallerOriginals& originals, const loader::Module& module, void* function) noexcept {
   const std::size_t index = originals.claimed.fetch_add(1, std::memory_order_relaxed);
-  if (index < kCallers) {  // when the slots are used up, further callers are looked up each time
-    originals.known[index].module = module;
-    originals.known[index].function.store(function, std::memory_order_release);
+  if (index >= kCallers) return;  // further callers are looked up each time
+  originals.known[index].module = module;
+  originals.known[index].function.store(function, std::memory_order_release);
+}
+
+// The function for a module that has not called this hook before. A search for a symbol takes the loader's lock.
+// Another thread may hold that lock while it waits for this one: in dlclose, a destructor may join the threads of its
+// library. So the functions of all hooks are found at a module's first call of any.
+void* new_runtime_original(Hook hook, const void* caller) noexcept {
+  loader::Module module;
+  if (!loader::find_module(caller, &module)) return nullptr;
+  void* wanted = nullptr;
+  for (std::size_t i = 0; i < kHooks; ++i) {
+    const Row& row = row_of(static_cast<Hook>(i));
+    const bool is_wanted = i == static_cast<std::size_t>(hook);
+    if (row.library != Library::Runtime) continue;
+    if (!is_wanted && known_runtime_original(callers[i], caller) != nullptr) continue;
+    void* function = find_runtime_original(row, caller);
+    if (function == nullptr) continue;
+    loader::pin(function);
+    remember_runtime_original(callers[i], module, function);
+    if (is_wanted) wanted = function;
   }
-  return function;
+  return wanted;
 }
 
 }  // namespace
@@ -103,7 +122,8 @@ void* replacement_of(Hook hook) noexcept { return row_of(hook).replacement; }
 void* Original::find(const void* caller) noexcept {
   const Row& row = row_of(hook_);
   if (row.library == Library::Runtime) {
-    void* bound = runtime_original(row, callers[static_cast<std::size_t>(hook_)], caller);
+    void* bound = known_runtime_original(callers[static_cast<std::size_t>(hook_)], caller);
+    if (bound == nullptr) bound = new_runtime_original(hook_, caller);
     return bound != nullptr ? bound : known_.load(std::memory_order_acquire);
   }
   void* function = known_.load(std::memory_order_acquire);
