@@ -221,6 +221,23 @@ class Main(CommandTest):
         self.run_command("plan", "trace.0.fb", "trace.1.fb", "-o", "plans")
         self.run_command("run", "--plan", "plans", "--", "sh", "-c", script)
 
+    def test_one_rank(self):
+        """A pattern like trace.*.fb matches one file if the program had one rank."""
+        script = f"RANK=0 WORLD_SIZE=1 {HOST}"
+        self.run_command("record", "-o", "trace.fb", "--", "sh", "-c", script)
+        for plans in ("plans", "plans", "other/"):  # made, and there already
+            self.run_command("plan", "trace.0.fb", "-o", plans)
+            served = self.run_command("run", "--plan", plans, "--", "sh", "-c", script)
+            self.assertIn("stalloc: served from the plan", served.stderr)
+        self.run_command("plan", "trace.0.fb", "-o", "one.fb")
+        self.assertTrue((self.folder / "one.fb").is_file())
+
+    def test_folder_for_a_plan_without_a_rank(self):
+        self.run_command("record", "--", HOST)
+        (self.folder / "two words").mkdir()
+        said = self.run_command("plan", "trace.fb", "-o", "two words").stdout
+        self.assertIn("stalloc run --plan 'two words/plan.fb' -- ...", said)
+
     def test_without_a_plan(self):
         self.assertEqual(json.loads(self.run_command("run", "--", HOST).stdout)["pool_allocs"], 0)
 

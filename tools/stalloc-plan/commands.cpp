@@ -2,6 +2,7 @@
 #include "tools/stalloc-plan/commands.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <variant>
 
@@ -44,24 +45,37 @@ std::string check(const CheckCommand& command) {
   return read_sound_plan(command.plan, source.value, command.source, command.read).error;
 }
 
+bool names_folder(const std::string& output) {
+  struct stat info {};
+  return output.ends_with('/') || (::stat(output.c_str(), &info) == 0 && S_ISDIR(info.st_mode));
+}
+
+// Whether the output means a file, or is none: it exists, or its name has an ending.
+bool means_file(const std::string& output) {
+  struct stat info {};
+  return base_name(output).find('.') != std::string::npos || output.empty() || ::lstat(output.c_str(), &info) == 0;
+}
+
 }  // namespace
 
 int run(const PlanCommand& command) {
-  // A glob over the ranks may match one file only.
-  if (command.inputs.size() > 1 || command.output.ends_with('/')) return plan_ranks(command);
+  if (command.inputs.size() > 1 || names_folder(command.output)) return plan_ranks(command);
   const std::string& input = command.inputs.front();
   if (!find_replaced({command.output}, {input}).empty()) {
     return fail(command.output + ": the plan would replace the input; name another file with -o");
   }
   plan::Expected<Source> source;
   plan::Expected<Planned> planned;
+  bool of_one_rank = false;  // a pattern like trace.*.fb matches one file if there is one rank
   {
     Progress progress;
     progress.begin("reading " + input);
     source = read_source(input, command.read);
-    if (source.ok()) planned = plan_source(source.value, command.options, &progress);
+    of_one_rank = source.ok() && !recorded_rank(source.value).empty() && !means_file(command.output);
+    if (source.ok() && !of_one_rank) planned = plan_source(source.value, command.options, &progress);
   }
   if (!source.ok()) return fail(source.error);
+  if (of_one_rank) return plan_ranks(command);
   if (!planned.ok()) return fail(input + ": " + planned.error);
   Summary& summary = planned.value.summary;
   if (!command.output.empty()) {

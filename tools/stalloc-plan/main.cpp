@@ -107,8 +107,8 @@ class CommandLine {
         ->type_name("");
     app_.add_option("-o,--output", plan_.output,
                     "The file for the plan; an existing file is replaced when the new plan is complete. For several "
-                    "traces, the "
-                    "folder for their plans: plan.3.fb is that of rank 3")
+                    "traces, and for one of a rank if the name has no ending, the folder for the plans: plan.3.fb is "
+                    "that of rank 3")
         ->type_name("PATH");
     app_.add_flag("--dry-run", dry_run_,
                   "Plan, check and print the summary, but write no plan (--summary without -o does the same)");

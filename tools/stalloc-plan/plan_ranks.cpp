@@ -122,8 +122,8 @@ class RankPlanner {
       rank.error = source.error;
       return;
     }
-    const std::string& recorded = source.value.trace.process.rank;
-    if (is_rank(recorded)) rank.rank = rank.recorded_rank = recorded;
+    rank.recorded_rank = recorded_rank(source.value);
+    if (!rank.recorded_rank.empty()) rank.rank = rank.recorded_rank;
     rank.recorded = source.value.recorded;
     for (const plan::Problem& problem : source.value.lifetimes.devices) {
       hashes_[i].push_back(plan::content_hash(problem));
@@ -254,6 +254,11 @@ std::string plan_name(const RankResult& rank) {
   if (dot != std::string::npos && dot > 0) name.resize(dot);
   name += ".fb";
   return name.starts_with("trace.") ? "plan" + name.substr(5) : "plan." + name;
+}
+
+std::string recorded_rank(const Source& source) {
+  const std::string& recorded = source.trace.process.rank;
+  return is_rank(recorded) ? recorded : "";
 }
 
 int plan_ranks(const PlanCommand& command) {

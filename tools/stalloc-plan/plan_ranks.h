@@ -42,6 +42,9 @@ struct RanksResult {
 // rank, the name follows from the input's: trace.3.fb becomes plan.3.fb, and other.csv becomes plan.other.fb.
 std::string plan_name(const RankResult& rank);
 
+// Returns the rank of the recorded process, as its launcher's variables said; empty: it had none.
+std::string recorded_rank(const Source& source);
+
 // Plans every input, in parallel, into the folder `command.output` (made if needed; empty: nothing is written). Ranks
 // with the same requests share a plan, which is checked against each of them. An input that fails does not stop the
 // others. Prints the summary, and returns the exit code.

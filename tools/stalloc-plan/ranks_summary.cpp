@@ -103,7 +103,7 @@ std::string unranked_text(const RanksResult& result) {
     text += fmt::format(
         "note: the process of {} had no rank, so run it with the plan named:\n"
         "  stalloc run --plan {} -- ...\n",
-        printable(rank.input), printable(rank.written));
+        printable(rank.input), shell_word(printable(rank.written)));
   }
   return text;
 }

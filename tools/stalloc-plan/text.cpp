@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 
 namespace stalloc::tool {
@@ -75,6 +76,16 @@ std::string replaced(std::string_view text, std::string_view other, const Keep& 
 
 std::string printable(std::string_view text) {
   return replaced(text, "?", [](const Character& of) { return of.valid && !is_control(of.point); });
+}
+
+std::string shell_word(std::string_view path) {
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("_@%+=:,./-").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  if (!path.empty() && std::all_of(path.begin(), path.end(), is_plain)) return std::string(path);
+  std::string quoted = "'";
+  for (const char c : path) quoted += c == '\'' ? std::string("'\"'\"'") : std::string(1, c);
+  return quoted + "'";
 }
 
 std::string valid_utf8(std::string_view text) {

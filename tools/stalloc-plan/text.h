@@ -11,6 +11,9 @@ namespace stalloc::tool {
 // of the text, and each byte that is not UTF-8, becomes `?`.
 std::string printable(std::string_view text);
 
+// Returns the path as one word of a shell's command line, quoted if needed.
+std::string shell_word(std::string_view path);
+
 // Returns the text for JSON. Each byte that is not UTF-8 becomes U+FFFD.
 std::string valid_utf8(std::string_view text);
 
