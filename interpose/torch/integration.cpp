@@ -107,7 +107,7 @@ void find_and_open_door(const PyTorch& pytorch) {
   if (why == kBackend) {  // the user chose the backend, through which tensors reach stalloc, too
     log::info("{}", why_no_door(pytorch, "its backend is cudaMallocAsync, as it was configured"));
   } else {
-    const bool uncached = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+    const bool uncached = why.starts_with("PYTORCH_NO_CUDA_MEMORY_CACHING");
     log::warn("{}; {}", why_no_door(pytorch, why),
               uncached ? "each tensor is a cudaMalloc of its own" : alternative_to_door(false));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory history and snapshots, recorders of stacks, and trackers.
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -22,6 +23,11 @@ std::int64_t count(const std::vector<TraceEntry>& entries, TraceEntry::Action ac
 
 std::vector<TraceEntry> history(std::size_t device = 0) { return allocator().snapshot().device_traces.at(device); }
 
+std::int64_t microseconds_since_epoch() {
+  using namespace std::chrono;
+  return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
+}
+
 bool refuses = false;
 std::shared_ptr<c10::GatheredContext> gather_or_throw() {
   if (refuses) throw std::runtime_error("no stack");
@@ -41,6 +47,7 @@ bool throws(Call call) {
 }  // namespace
 
 CHECK_OF_DOOR(history_and_snapshots) {
+  const std::int64_t begin = microseconds_since_epoch();
   keep_history(gather, RecordContext::ALL);
   std::optional<Tensor> a(3 * kMiB);
   Tensor b(1000);
@@ -68,6 +75,10 @@ CHECK_OF_DOOR(history_and_snapshots) {
   EXPECT(count(entries, TraceEntry::FREE_COMPLETED) == 1);
   EXPECT(std::is_sorted(entries.begin(), entries.end(),
                         [](const auto& x, const auto& y) { return x.time_.t_ < y.time_.t_; }));
+  constexpr std::int64_t kTolerance = 1'000'000;  // of the clock that PyTorch converts
+  for (const auto& entry : entries) {
+    EXPECT(entry.time_.t_ >= begin - kTolerance && entry.time_.t_ <= microseconds_since_epoch() + kTolerance);
+  }
   keep_history(gather, RecordContext::ALL, 5);
   for (int i = 0; i < 20; ++i) Tensor each(2000);
   EXPECT(!is_door_open() || history().size() == 5);  // the native allocator keeps what it had

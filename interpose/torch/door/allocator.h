@@ -111,14 +111,16 @@ class DoorAllocator final : public Forwarding {
   };
   // The two mutexes are never held together.
   struct alignas(64) DeviceState {
-    std::mutex mutex;  // guards blocks, statistics and fraction
+    std::mutex mutex;  // guards blocks, statistics, fraction and noted_reading
     Blocks blocks;
     Statistics statistics;
-    double fraction = 1;                          // the part of the device's memory that this process may use
-    std::atomic<bool> has_native{false};          // the native allocator holds memory of the device
-    std::atomic<std::size_t> active_pools{0};     // the size of `pools`
-    std::atomic<std::size_t> postponed_count{0};  // the size of `postponed`
-    std::mutex rare_mutex;                        // guards pools and postponed, which are empty most of the time
+    double fraction = 1;                            // the part of the device's memory that this process may use
+    std::atomic<std::uint64_t> native_readings{0};  // readings of the native allocator's statistics begun so far
+    std::uint64_t noted_reading = 0;                // the number of the reading that `statistics` holds
+    std::atomic<bool> has_native{false};            // the native allocator holds memory of the device
+    std::atomic<std::size_t> active_pools{0};       // the size of `pools`
+    std::atomic<std::size_t> postponed_count{0};    // the size of `postponed`
+    std::mutex rare_mutex;                          // guards pools and postponed, which are empty most of the time
     std::vector<Pool> pools;
     std::deque<PostponedFree> postponed;
   };
@@ -164,6 +166,7 @@ class DoorAllocator final : public Forwarding {
   void update_native_limit(int device);
   void update_heap_limit(int device);
   std::optional<std::uint64_t> granted_bytes(int device);
+  std::uint64_t idle_in_private_pools(int device);  // bytes that the native allocator holds for them
   std::string extend_error(int device, std::string text);
 
   const stalloc_door_library& library_;

@@ -112,7 +112,7 @@ class Forwarding : public native::CUDAAllocator {
     native_.popCompileContext();
   }
 #else
-  void emptyCache() override { empty_cache({0, 0}); }
+  void emptyCache() override { empty_cache(active_pool()); }
   void ensureExistsAndIncrefPool(c10::DeviceIndex device, MempoolId_t pool) override {
     native_.ensureExistsAndIncrefPool(device, pool);
   }
@@ -137,7 +137,7 @@ class Forwarding : public native::CUDAAllocator {
     configure_history({enabled, recorder, max_entries, when, clear, {}});
   }
 #else
-  native::SnapshotInfo snapshot() override { return take_snapshot({0, 0}, true); }
+  native::SnapshotInfo snapshot() override { return take_snapshot(active_pool(), true); }
   void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t max_entries,
                      native::RecordContext when) override {
     native_.recordHistory(enabled, recorder, max_entries, when);
@@ -191,6 +191,14 @@ class Forwarding : public native::CUDAAllocator {
   virtual void annotate(const void* address, const std::string& metadata) = 0;
   // Gives a pointer of the native allocator the door's deleter, which all tensors must have.
   virtual void use_door_deleter(c10::DataPtr& pointer) = 0;
+
+#if STALLOC_TORCH_MINOR < 8
+  // In these versions the calling thread's context, instead of a parameter, says which pool is meant.
+  static MempoolId_t active_pool() {
+    c10::cuda::MemPool* pool = c10::cuda::MemPoolContext::getActiveMemPool();
+    return pool == nullptr ? MempoolId_t{0, 0} : pool->id();
+  }
+#endif
 
   Context native_context_of([[maybe_unused]] const void* address) {
 #if STALLOC_TORCH_MINOR >= 12

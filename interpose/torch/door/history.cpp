@@ -51,9 +51,9 @@ void History::add(TraceEntry::Action action, c10::DeviceIndex device, const void
 }
 
 void History::merge_into(std::vector<std::vector<TraceEntry>>* traces) const {
-  const auto to_nanoseconds = c10::ApproximateClockToUnixTimeConverter().makeConverter();
   const auto is_earlier = [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; };
   const std::lock_guard lock(mutex_);
+  const auto to_nanoseconds = clock_.makeConverter();
   for (const auto& [device, kept] : entries_) {
     if (static_cast<std::size_t>(device) >= traces->size()) continue;
     std::vector<TraceEntry>& all = (*traces)[static_cast<std::size_t>(device)];

@@ -49,6 +49,8 @@ class History {
   std::atomic<native::RecordContext> when_{native::RecordContext::NEVER};
   mutable std::mutex mutex_;  // guards the members below
   HistorySettings settings_;
+  // Created with the door, since it gives no time for entries that are older than itself.
+  mutable c10::ApproximateClockToUnixTimeConverter clock_;
   std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();  // immutable; replaced as a whole
   std::map<c10::DeviceIndex, std::deque<TraceEntry>> entries_;
 };

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "interpose/torch/door/allocator.h"
 
@@ -12,6 +13,12 @@ namespace {
 
 using stalloc::torch::door::DoorAllocator;
 namespace native = c10::cuda::CUDACachingAllocator;
+
+// As PyTorch reads the variable: older versions ask only whether it is set.
+bool is_caching_switched_off() {
+  const char* value = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
+  return value != nullptr && (STALLOC_TORCH_MINOR < 11 || std::string_view(value) == "1");
+}
 
 // Returns why the door cannot be opened; null if it can.
 const char* why_not(const stalloc_door_library* library) {
@@ -26,7 +33,7 @@ const char* why_not(const stalloc_door_library* library) {
   }
   const c10::Allocator* registered = c10::GetAllocator(c10::DeviceType::CUDA);  // null in older versions
   if (registered != nullptr && registered != current) return "somebody has put another allocator in place";
-  if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) return "PYTORCH_NO_CUDA_MEMORY_CACHING is set";
+  if (is_caching_switched_off()) return "PYTORCH_NO_CUDA_MEMORY_CACHING is set";
   return nullptr;
 }
 

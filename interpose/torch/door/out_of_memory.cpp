@@ -141,6 +141,15 @@ void DoorAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observ
   });
 }
 
+std::uint64_t DoorAllocator::idle_in_private_pools(int device) {
+  std::uint64_t bytes = 0;
+  for (const native::SegmentInfo& segment : native_snapshot({0, 0}, false).segments) {
+    if (segment.device != device || segment.owner_private_pool_id == MempoolId_t{0, 0}) continue;
+    for (const native::BlockInfo& block : segment.blocks) bytes += block.active ? 0 : block.size;
+  }
+  return bytes;
+}
+
 // Extends the native allocator's message by the heap's figures, and replaces its own by those of both allocators.
 std::string DoorAllocator::extend_error(int device, std::string text) {
   stalloc_door_memory memory{};
@@ -156,6 +165,8 @@ std::string DoorAllocator::extend_error(int device, std::string text) {
     reserved = static_cast<std::uint64_t>(state.statistics.total_reserved());
     heap_live = static_cast<std::uint64_t>(state.statistics.heap_bytes());
   }
+  // PyTorch counts the idle memory of private pools as allocated in this text, and as reserved in its statistics.
+  if (text.find(" allocated in private pools") != std::string::npos) live += idle_in_private_pools(device);
   replace_between(&text, "Of the allocated memory ", " is allocated by PyTorch", format_bytes(live));
   replace_between(&text, "and ", " is reserved by PyTorch but unallocated",
                   format_bytes(reserved - std::min(reserved, live)));
