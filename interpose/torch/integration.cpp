@@ -10,6 +10,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "interpose/base/loader.h"
 #include "interpose/base/log.h"
@@ -35,11 +36,27 @@ bool is_configuration(const char* name) noexcept {
   return std::strcmp(name, kConfigurationNames[0]) == 0 || std::strcmp(name, kConfigurationNames[1]) == 0;
 }
 
-bool is_in_pytorch(const void* caller) noexcept {
+bool is_in_library(const void* caller, std::string_view prefix) noexcept {
   loader::Module module;
   if (!loader::find_module(caller, &module) || module.path == nullptr) return false;
-  const char* slash = std::strrchr(module.path, '/');
-  return std::strncmp(slash == nullptr ? module.path : slash + 1, "libc10", 6) == 0;
+  const std::string_view path = module.path;
+  return path.substr(path.rfind('/') + 1).starts_with(prefix);
+}
+
+bool is_in_pytorch(const void* caller) noexcept { return is_in_library(caller, "libc10"); }
+
+// With this variable, PyTorch registers the segments of each snapshot with NCCL, and ends a registration when its
+// allocator tells it that the segment is unmapped. The heap's segments change without the door, so NCCL would go on
+// using memory that is gone.
+bool registers_segments(const char* name, const void* caller) noexcept {
+  return name != nullptr && std::strcmp(name, "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK") == 0 &&
+         (is_in_pytorch(caller) || is_in_library(caller, "libtorch"));
+}
+
+const char* refuse_to_register(const char* name) {
+  static std::once_flag once;
+  std::call_once(once, [name] { log::warn("{} is taken to be 0: it does not go with stalloc's door", name); });
+  return "0";
 }
 
 // The user's configuration of PyTorch's allocator; null: none. A user who sets one of the two names means both.
@@ -116,8 +133,9 @@ void find_and_open_door(const PyTorch& pytorch) {
 }  // namespace
 
 const char* configuration_for(const char* name, const void* caller, char* value) noexcept {
-  if (!is_configuration(name) || !is_in_pytorch(caller)) return value;
   try {
+    if (value != nullptr && is_door_open() && registers_segments(name, caller)) return refuse_to_register(name);
+    if (!is_configuration(name) || !is_in_pytorch(caller)) return value;
     // Where the program is linked with PyTorch, this call creates the session, which may set the variable.
     (void)Session::get();
     const char* set = std::getenv(name);

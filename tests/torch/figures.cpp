@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics, out of memory, memory fractions, snapshots.
+#include <c10/util/env.h>
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv is POSIX
+
 #include <optional>
+#include <string>
 
 #include "tests/torch/pytorch.h"
 
@@ -43,6 +47,16 @@ void expect_consistent() {
 }
 
 }  // namespace
+
+// PyTorch would register the heap's segments with NCCL, and never learn that they are gone.
+CHECK_OF_DOOR(segments_are_not_registered) {
+  const char* const name = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK";
+  EXPECT(!c10::utils::get_env(name));
+  setenv(name, "1", 1);
+  EXPECT(c10::utils::get_env(name) == (is_door_open() ? "0" : "1"));
+  EXPECT(std::string(std::getenv(name)) == "1");  // for everyone but PyTorch
+  unsetenv(name);
+}
 
 CHECK_OF_DOOR(statistics) {
   EXPECT(allocated() == 0);
