@@ -4,9 +4,11 @@
 
 import json
 import os
+import pathlib
 import resource
 import shlex
 import sys
+import tempfile
 import types
 
 import bench
@@ -157,7 +159,15 @@ class Frameworks(bench.unittest.TestCase):
         return list(frameworks.findings(answer, dict(variables)))
 
     def test_pytorch(self):
-        self.assertIn("through a door", self.found(torch="2.11.0+cu130")[1].text)
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("libstalloc_torch-2.7.so", "libstalloc_torch-2.9-old-strings.so", "libstalloc_torch-2.8.0+git1.so"):
+                (pathlib.Path(folder) / name).touch()
+            variables = {"STALLOC_TORCH_DOORS": folder}
+            for version, level in (("2.7.1+cu126", GOOD), ("2.9.0", GOOD), ("2.8.0+git1", GOOD), ("2.8.0", WARNING),
+                                   ("2.7.1+git2", WARNING), ("2.99.0", WARNING)):
+                finding = self.found(variables, torch=version)[1]
+                self.assertEqual((version, finding.level), (version, level))
+                self.assertIn("(door)", finding.text)
         self.assertNotIn("door", self.found(torch="2.5.1")[1].text)
         self.assertEqual(self.found(torch="2.8.0+cpu")[1].level, WARNING)
         self.assertEqual(self.found(torch="1.9.0")[1].level, WARNING)

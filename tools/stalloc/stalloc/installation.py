@@ -41,6 +41,24 @@ def library_path():
                        "cmake --build --preset release), install it, or name it with STALLOC_LIBRARY")
 
 
+def door_folders(variables):
+    """The folders in which the library looks for PyTorch's doors (interpose/torch/pytorch.cpp, find_door)."""
+    folders = [variables.get("STALLOC_TORCH_DOORS")]
+    try:
+        folders.append(os.path.join(os.path.dirname(os.path.realpath(library_path())), "stalloc-torch"))
+    except NotInstalled:
+        pass
+    return [folder for folder in folders if folder]
+
+
+def has_door(version, folders):
+    """Whether one of the folders has a door for that version of PyTorch."""
+    release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+cu.*)?", version)
+    versions = {version, release[1] if release else version}
+    return any(os.access(os.path.join(folder, f"libstalloc_torch-{each}{strings}.so"), os.R_OK)
+               for folder in folders for each in versions for strings in ("", "-old-strings"))
+
+
 def tool_path():
     """The full path of stalloc-plan: the one that came with the library, else the one on PATH. Raises NotInstalled."""
     try:

@@ -3,7 +3,7 @@
 
 import re
 
-from stalloc import environment
+from stalloc import environment, installation
 from stalloc.checkup.finding import GOOD, NOTE, WARNING, Finding
 
 NAMES = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "rmm": "RMM"}
@@ -13,6 +13,7 @@ WITH_DOOR = (2, 6)  # the oldest for which a door can be built
 
 def findings(answer, variables):
     """`answer` is that of the probe `packages`; `variables` is the environment that the user's program would get."""
+    doors = installation.door_folders(variables)
     if "error" in answer:
         yield Finding("python", WARNING, f"the program's Python could not be asked: {answer['error']['why']}",
                       "Name it: stalloc doctor --python /path/to/python")
@@ -26,7 +27,7 @@ def findings(answer, variables):
         yield Finding("python", GOOD, python)
     for name in NAMES:
         if name in packages:
-            yield of_framework(name, packages[name])
+            yield of_framework(name, packages[name], doors)
     if "torch-memory-saver" in packages:
         yield Finding("frameworks", NOTE, "torch_memory_saver preloads a library of its own while it is in use: which "
                       "of the two sees a call first, the order in LD_PRELOAD says")
@@ -41,10 +42,10 @@ def release(version):
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def of_framework(name, version):
+def of_framework(name, version, doors):
     title = f"{NAMES[name]} {version}"
     if name == "torch":
-        return pytorch(title, version)
+        return pytorch(title, version, doors)
     if name == "jax":
         return Finding("frameworks", GOOD, f"{title}: each buffer, by its allocator cuda_async")
     if name == "tensorflow":
@@ -53,15 +54,18 @@ def of_framework(name, version):
                    "asynchronous allocator")
 
 
-def pytorch(title, version):
+def pytorch(title, version, doors):
     if "+cpu" in version or "+rocm" in version:
         return Finding("frameworks", WARNING, f"{title}: a build without CUDA", "Install a CUDA build: pytorch.org")
     if release(version) < OLDEST_PYTORCH:
         return Finding("frameworks", WARNING, f"{title}: whole segments only, it cannot allocate each tensor by CUDA",
                        "Use PyTorch 1.12 or newer")
+    if installation.has_door(version, doors):
+        return Finding("frameworks", GOOD, f"{title}: each tensor, through an adapter (door) in front of its allocator")
     if release(version) >= WITH_DOOR:
-        return Finding("frameworks", GOOD, f"{title}: each tensor, through a door in front of its allocator, or by its "
-                       "backend cudaMallocAsync where the library has none for this version")
+        return Finding("frameworks", WARNING, f"{title}: each tensor, by its backend cudaMallocAsync, which lacks graph "
+                       "pools, history and more: there is no adapter (door) for this version beside the library",
+                       "Build one (tools/build-torch-door in the sources), or install a package that has it")
     return Finding("frameworks", GOOD, f"{title}: each tensor, by its backend cudaMallocAsync")
 
 
