@@ -36,7 +36,8 @@ class NothingDriver final : public serve::Driver {
   CUresult push_context(CUcontext) override { return CUDA_SUCCESS; }
   CUresult pop_context() override { return CUDA_SUCCESS; }
   CUresult stream_context(CUstream, CUcontext* context) override { return *context = nullptr, CUDA_SUCCESS; }
-  CUresult stream_flags(CUstream, unsigned* flags) override { return *flags = CU_STREAM_DEFAULT, CUDA_SUCCESS; }
+  // As PyTorch creates its streams.
+  CUresult stream_flags(CUstream, unsigned* flags) override { return *flags = CU_STREAM_NON_BLOCKING, CUDA_SUCCESS; }
   CUresult is_capturing(CUstream, bool* capturing) override { return *capturing = false, CUDA_SUCCESS; }
   CUresult create_event(CUevent* event) override { return *event = reinterpret_cast<CUevent>(16), CUDA_SUCCESS; }
   CUresult destroy_event(CUevent) override { return CUDA_SUCCESS; }
