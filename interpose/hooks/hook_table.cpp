@@ -46,7 +46,7 @@ struct CallerOriginal {
   std::atomic<void*> function{nullptr};
   loader::Module module;
 };
-constexpr std::size_t kCallers = 16;
+constexpr std::size_t kCallers = 32;
 
 struct CallerOriginals {
   std::array<CallerOriginal, kCallers> known;
@@ -87,16 +87,17 @@ void remember_runtime_original(CallerOriginals& originals, const loader::Module&
 
 // The function for a module that has not called this hook before. A search for a symbol takes the loader's lock.
 // Another thread may hold that lock while it waits for this one: in dlclose, a destructor may join the threads of its
-// library. So the functions of all hooks are found at a module's first call of any.
+// library. So the functions of all hooks are found at a module's first call of any, as long as there are slots.
 void* new_runtime_original(Hook hook, const void* caller) noexcept {
   loader::Module module;
   if (!loader::find_module(caller, &module)) return nullptr;
+  const bool is_full = callers[static_cast<std::size_t>(hook)].claimed.load(std::memory_order_relaxed) >= kCallers;
   void* wanted = nullptr;
   for (std::size_t i = 0; i < kHooks; ++i) {
     const Row& row = row_of(static_cast<Hook>(i));
     const bool is_wanted = i == static_cast<std::size_t>(hook);
     if (row.library != Library::Runtime) continue;
-    if (!is_wanted && known_runtime_original(callers[i], caller) != nullptr) continue;
+    if (!is_wanted && (is_full || known_runtime_original(callers[i], caller) != nullptr)) continue;
     void* function = find_runtime_original(row, caller);
     if (function == nullptr) continue;
     loader::pin(function);
