@@ -328,13 +328,15 @@ void StreamOrder::blocking_streams_exist() noexcept {
 }
 
 std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_others) noexcept {
-  if (!is_reachable(streams_[stream])) return latest_number();
+  const Stream& freeing = streams_[stream];
+  const bool is_special = freeing.blocking || !freeing.alive;
+  if (is_special && !is_reachable(freeing)) return latest_number();
   const std::uint64_t number = clocks_.take_number();
   clocks_.set_latest_free(stream, number);
   const bool for_several = for_others && has_several_users();
-  bool wanted = streams_[stream].blocking || (for_several && is_watched(stream));
-  if (!wanted && (for_several || is_barrier(streams_[stream]))) {
-    const FreeEvent* latest = streams_[stream].events.latest();
+  bool wanted = is_special || (for_several && is_watched(stream));
+  if (!wanted && (for_several || is_barrier(freeing))) {
+    const FreeEvent* latest = freeing.events.latest();
     wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);
   }
   if (wanted) record_free_event(stream);
@@ -345,7 +347,7 @@ void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::u
                              bool event_now) noexcept {
   const Stream& freeing = streams_[stream];
   // The frees of a thread's own stream are never deferred, so the marks of the bytes say what still uses them.
-  if (freeing.alive && !is_reachable(freeing)) return;
+  if (freeing.blocking && freeing.alive && !is_reachable(freeing)) return;
   const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
   // With one stream, whose frees no other waits for, the exact number is never asked for.
   const bool exact = event_now || has_several_users() || freeing.blocking;
