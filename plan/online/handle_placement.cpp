@@ -117,22 +117,27 @@ void HandlePlacement::add_handle(std::uint64_t at, const Handle& handle, StreamI
 
 void HandlePlacement::adopt_handle(std::uint64_t at, const Handle& handle) {
   part(unmapped_, at).subtract({at, at + handle.bytes});
-  handles_.emplace(at, handle);
   const auto pages = static_cast<std::uint32_t>(handle.bytes >> page_shift_);
   for (std::uint32_t page = 0; page < pages; ++page) in_handle_[(at >> page_shift_) + page] = {page, pages};
+  handles_.emplace(at, handle);
   physical_bytes_ += handle.bytes;
   if (is_for_small(at)) bytes_for_small_ += handle.bytes;
   peak_physical_bytes_ = std::max(peak_physical_bytes_, physical_bytes_);
 }
 
-void HandlePlacement::remove_handle(std::uint64_t at) {
+void HandlePlacement::disown_handle(std::uint64_t at) noexcept {
   const auto found = handles_.find(at);
-  const Range range{at, at + found->second.bytes};
-  take({&range, 1}, 0, StreamScope::All);
-  if (!found->second.planned) part(unmapped_, at).add({range.begin, range.end});
   physical_bytes_ -= found->second.bytes;
   if (is_for_small(at)) bytes_for_small_ -= found->second.bytes;
   handles_.erase(found);
+}
+
+void HandlePlacement::remove_handle(std::uint64_t at) {
+  const Handle& handle = handles_.find(at)->second;
+  const Range range{at, at + handle.bytes};
+  take({&range, 1}, 0, StreamScope::All);
+  if (!handle.planned) part(unmapped_, at).add(range);
+  disown_handle(at);
 }
 
 // Whole pages have a bit each, which is faster to look at than the set of free ranges.

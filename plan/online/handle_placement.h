@@ -154,8 +154,11 @@ class HandlePlacement {
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
   // Pre: the handle is wholly free and in no view.
   void remove_handle(std::uint64_t at);
-  // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes.
+  // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes. If this throws, nothing has
+  // changed for such a handle.
   void adopt_handle(std::uint64_t at, const Handle& handle);
+  // Undoes `adopt_handle`. Pre: none of the handle is free, and it is in no view.
+  void disown_handle(std::uint64_t at) noexcept;
   // Whether all bytes of a range are free, for whichever streams.
   [[nodiscard]] bool is_free(Range range) const;
   // The physical offsets of all pages for small requests that are wholly free.

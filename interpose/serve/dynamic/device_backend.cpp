@@ -58,7 +58,9 @@ std::optional<std::uint64_t> DeviceBackend::free_of_device(std::uint64_t needed)
 }
 
 bool DeviceBackend::destroy(std::uint64_t at, const Handle& handle) noexcept {
-  if (is_of_plan(at)) return arena_->release_handle(arena_->handle_at(at)) != 0;
+  if (is_of_plan(at)) {
+    return mapper_->retry_unmaps_of(handle.id) && arena_->release_handle(arena_->handle_at(at)) != 0;
+  }
   if (!mapper_->destroy_at(home(at), handle)) return false;
   created_bytes_ -= handle.bytes;
   return true;

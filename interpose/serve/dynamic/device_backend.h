@@ -69,7 +69,7 @@ class DeviceBackend {
   }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
-      order_->clear_marks(ranges);
+      order_->mark_complete(ranges);
     } else {
       order_->mark_freed(ranges, ordinal(stream), free_number, false);
     }

@@ -84,11 +84,17 @@ void Dynamic::unmap_all() {
 }
 
 void Dynamic::adopt(Arena* arena) {
-  backend().adopt(arena);
-  for (std::size_t handle = 0; handle < arena->handle_count(); ++handle) {
-    const PhysicalRange range = arena->handle_range(handle);
-    placement().adopt_handle(range.begin, {range.bytes(), arena->handle_id(handle), true});
+  std::size_t adopted = 0;
+  try {
+    for (; adopted < arena->handle_count(); ++adopted) {
+      const PhysicalRange range = arena->handle_range(adopted);
+      placement().adopt_handle(range.begin, {range.bytes(), arena->handle_id(adopted), true});
+    }
+  } catch (...) {
+    while (adopted-- > 0) placement().disown_handle(arena->handle_range(adopted).begin);
+    throw;
   }
+  backend().adopt(arena);
 }
 
 CUresult Dynamic::grant_access(int peer) noexcept {

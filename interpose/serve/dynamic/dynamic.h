@@ -55,7 +55,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   }
 
   // From now on, the plan's memory can serve dynamic requests. Pass its free bytes to `add_free`. `arena` must outlive
-  // this object.
+  // this object. Throws std::bad_alloc, and then nothing has changed.
   void adopt(Arena* arena);
   // Adds free bytes of the plan; requests of `stream` get them first. Their frees must be marked in the order already.
   void add_free(PhysicalRanges ranges, StreamOrdinal stream) { placement().give(ranges, stream); }

@@ -116,11 +116,15 @@ bool Mapper::unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexce
 
 bool Mapper::destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept {
   const Timer timer(&nanoseconds_);
-  if (!retry_unmaps([&](const FailedUnmap& failed) { return failed.handle.id == handle.id; })) return false;
+  if (!retry_unmaps_of(handle.id)) return false;
   ++calls_;
   if (driver_.unmap(at, handle.bytes) != CUDA_SUCCESS) return false;
   release(handle.id);
   return true;
+}
+
+bool Mapper::retry_unmaps_of(CUmemGenericAllocationHandle id) noexcept {
+  return retry_unmaps([id](const FailedUnmap& failed) { return failed.handle.id == id; });
 }
 
 // Releases handles that could not be mapped. A handle that is still mapped somewhere is released by `close`.

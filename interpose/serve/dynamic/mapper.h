@@ -49,6 +49,8 @@ class Mapper {
   // mapped there. Pre of both: no pending work uses the range.
   bool unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
   bool destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept;
+  // Tries again to unmap a handle where the driver refused it before. False if it is still mapped at such a place.
+  bool retry_unmaps_of(CUmemGenericAllocationHandle id) noexcept;
 
   // `remember_peer` lets `device` access everything that is mapped from now on; false: host memory is missing.
   // `renew_access` applies this to a range that is mapped already.

@@ -244,12 +244,12 @@ bool Heap::needs_bytes_of_plan(const Request& request) const {
 // bytes. Withheld bytes are used only when a dynamic request finds no other place.
 void Heap::merge(StreamOrdinal stream) {
   try {
-    Planned::FreeBytes free = planned_.hand_over();
+    Planned::FreeBytes free = planned_.free_bytes();
     dynamic_->adopt(planned_.arena());
-    dynamic_->add_free(free.handed_over, stream);
-    planned_.withhold(std::move(free.withheld));
+    planned_.hand_over(std::move(free.withheld));
+    dynamic_->add_free(free.usable, stream);
   } catch (const std::bad_alloc&) {
-    // Bytes that were not handed over are not used any more.
+    // Either nothing has changed, or some free bytes are not used any more.
   }
 }
 

@@ -261,7 +261,7 @@ void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrd
     }
     const PhysicalRanges freed = ranges(entry);
     if (stream == kNoStream) {
-      order_.clear_marks(freed);
+      order_.mark_complete(freed);
     } else {
       const bool merged = !planned_.tracks_free_bytes();  // true: other streams may get the bytes
       const std::uint64_t number =

@@ -119,7 +119,7 @@ std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept 
       dropped = true;
       released = release_idle(0);
       if (released == 0) planned_.follow_again();
-      dropped = released > 0;
+      dropped = planned_.is_dropped();
     }
   } catch (const std::bad_alloc&) {
     // Host memory is exhausted. What was released before stays released.

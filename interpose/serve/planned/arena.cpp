@@ -139,7 +139,9 @@ Arena::~Arena() { close(); }
 void Arena::close() noexcept {
   if (closed_) return;
   closed_ = true;
-  for (std::size_t handle = 0; handle < handles_.size(); ++handle) release_handle(handle);
+  for (std::size_t handle = 0; handle < handles_.size(); ++handle) {
+    if (release_handle(handle) == 0) release_handle(handle);  // there is no later attempt, so it is tried once more
+  }
   const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
   if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);
 }
@@ -185,30 +187,25 @@ CUresult Arena::grant_access(int device) noexcept {
   return result;
 }
 
+// The home view comes first in `mappings_` and is unmapped last: until then the handle can serve dynamic requests.
 std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
   Handle& released = handles_[handle];
   if (!released.held) return 0;
-  bool mapped = false;
-  for (Mapping& mapping : mappings_) {
-    if (mapping.handle != handle) continue;
-    unmap(mapping);
-    mapped |= mapping.mapped;
+  for (auto mapping = mappings_.rbegin(); mapping != mappings_.rend(); ++mapping) {
+    if (mapping->handle == handle && !unmap(*mapping)) return 0;
   }
-  if (mapped) return 0;
-  release(released);
-  return released.held ? 0 : released.range.bytes();
+  if (driver_.release(released.id) != CUDA_SUCCESS) driver_.release(released.id);  // as Mapper
+  released.held = false;
+  physical_bytes_ -= released.range.bytes();
+  return released.range.bytes();
 }
 
-void Arena::unmap(Mapping& mapping) noexcept {
-  if (!mapping.mapped) return;
+bool Arena::unmap(Mapping& mapping) noexcept {
+  if (!mapping.mapped) return true;
   ++mapping_calls_;
-  mapping.mapped = driver_.unmap(mapping.at, size_of(mapping.handle)) != CUDA_SUCCESS;
-}
-
-void Arena::release(Handle& handle) noexcept {
-  if (!handle.held) return;
-  handle.held = driver_.release(handle.id) != CUDA_SUCCESS;
-  if (!handle.held) physical_bytes_ -= handle.range.bytes();
+  if (driver_.unmap(mapping.at, size_of(mapping.handle)) != CUDA_SUCCESS) return false;
+  mapping.mapped = is_whole_ = false;
+  return true;
 }
 
 }  // namespace stalloc::serve

@@ -46,9 +46,12 @@ class Arena {
   // From now on, kernels of `device` may access every view. Returns the driver's error.
   CUresult grant_access(int device) noexcept;
 
-  // Unmaps one handle from all views and releases it. Returns its bytes; 0: the driver refused, or the handle is not
-  // held. Its addresses must not be served again. Pre: nothing live is on the handle, and no pending work uses it.
+  // Unmaps one handle from all views and releases it. Returns its bytes. 0: the handle is not held, or the driver
+  // refused to unmap it; then it is still held and mapped in the home view, but perhaps not in others. Pre: nothing
+  // live is on the handle, and no pending work uses it.
   std::uint64_t release_handle(std::size_t handle) noexcept;
+  // False once anything was unmapped. The addresses of views other than the home view must then not be served.
+  [[nodiscard]] bool is_whole() const noexcept { return is_whole_; }
   [[nodiscard]] std::size_t handle_count() const noexcept { return handles_.size(); }
   [[nodiscard]] PhysicalRange handle_range(std::size_t handle) const noexcept { return handles_[handle].range; }
   [[nodiscard]] bool is_held(std::size_t handle) const noexcept { return handles_[handle].held; }  // not released
@@ -88,8 +91,7 @@ class Arena {
   bool map_views(std::string* why);
   CUresult set_access() noexcept;
   [[nodiscard]] std::uint64_t size_of(std::uint32_t handle) const noexcept { return handles_[handle].range.bytes(); }
-  void unmap(Mapping& mapping) noexcept;
-  void release(Handle& handle) noexcept;
+  bool unmap(Mapping& mapping) noexcept;  // false: the driver refused
 
   Driver& driver_;
   int device_ = 0;
@@ -102,6 +104,7 @@ class Arena {
   std::vector<MappedView> views_;  // bases relative to the reservation until there is one
   std::vector<Mapping> mappings_;  // by address, without gaps
   std::vector<int> devices_with_access_;
+  bool is_whole_ = true;
   bool closed_ = false;
 };
 

@@ -47,7 +47,7 @@ void Planned::close() noexcept {
   if (arena_) arena_->close();
 }
 
-Planned::FreeBytes Planned::hand_over() {
+Planned::FreeBytes Planned::free_bytes() const {
   std::vector<PhysicalRange> ranges_free;
   occupancy_->append_free(&ranges_free);
   plan::FreeSpace free;
@@ -63,9 +63,13 @@ Planned::FreeBytes Planned::hand_over() {
       result.withheld.add(range);
     }
   }
-  result.handed_over = listed(free);
-  state_ = state_ == PlanState::Served ? PlanState::Merged : PlanState::DroppedMerged;
+  result.usable = listed(free);
   return result;
+}
+
+void Planned::hand_over(plan::FreeSpace withheld) noexcept {
+  withheld_ = std::move(withheld);
+  state_ = state_ == PlanState::Served ? PlanState::Merged : PlanState::DroppedMerged;
 }
 
 std::vector<PhysicalRange> Planned::take_withheld(PhysicalRanges slot) {

@@ -83,8 +83,10 @@ class Planned {
   }
   // Drops the plan. Pre: is_followed().
   void drop() noexcept { state_ = state_ == PlanState::Served ? PlanState::Dropped : PlanState::DroppedMerged; }
-  // Follows a dropped plan again. Pre: none of its memory was released.
-  void follow_again() noexcept { state_ = state_ == PlanState::Dropped ? PlanState::Served : PlanState::Merged; }
+  // Follows a dropped plan again, unless some of its memory was unmapped. Pre: is_dropped().
+  void follow_again() noexcept {
+    if (arena_->is_whole()) state_ = state_ == PlanState::Dropped ? PlanState::Served : PlanState::Merged;
+  }
   // As for Cursors. Pre: there is a plan.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept {
     return cursors_->first_difference();
@@ -110,16 +112,16 @@ class Planned {
     return false;
   }
   void release(PhysicalRanges slot) noexcept { occupancy_->release(slot); }
-  // Returns the free bytes; from now on the caller tracks them. `withheld` are free bytes of slots that live through
-  // the body; the caller should pass them to `withhold` and use other bytes first. A request served there would block
-  // the slot's own request, which would then block others, permanently. If the plan was dropped, nothing is withheld.
-  // Throws std::bad_alloc, and then nothing has changed. Pre: tracks_free_bytes().
+  // The free bytes. `withheld` are those of slots that live through the body: a request served there would block the
+  // slot's own request, which would then block others, permanently. If the plan was dropped, nothing is withheld.
+  // Throws std::bad_alloc. Pre: tracks_free_bytes().
   struct FreeBytes {
-    std::vector<PhysicalRange> handed_over;
+    std::vector<PhysicalRange> usable;
     plan::FreeSpace withheld;
   };
-  FreeBytes hand_over();
-  void withhold(plan::FreeSpace withheld) noexcept { withheld_ = std::move(withheld); }
+  [[nodiscard]] FreeBytes free_bytes() const;
+  // From now on, the caller tracks the free bytes, except for those that are withheld. Pre: tracks_free_bytes().
+  void hand_over(plan::FreeSpace withheld) noexcept;
   // The number of withheld bytes, all of which are free.
   [[nodiscard]] std::uint64_t withheld_bytes() const noexcept { return withheld_.bytes(); }
   // Returns the withheld bytes of a slot, or all of them; from now on the caller tracks them. Throws std::bad_alloc;

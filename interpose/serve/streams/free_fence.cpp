@@ -24,7 +24,7 @@ void FreeFence::close(bool context_lives) {
 bool FreeFence::prepare() {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_ || !blocks_.empty()) return !closed_;
+    if (closed_ || !blocks_.empty() || in_use_ > 0) return !closed_;
   }
   const ContextScope scope(driver_, context_);
   CUdeviceptr block = 0;

@@ -19,6 +19,11 @@ namespace stalloc::serve {
 // protects it. Nothing throws.
 class SharedFrees {
  public:
+  struct Pair {
+    StreamOrdinal owner = kNoStream;  // kNoStream here or below: the frees of that stream are complete
+    StreamOrdinal user = kNoStream;
+  };
+
   // Returns the mark of a pair, which is assigned at the first call, or kEveryStreamMark. A mark whose user is gone is
   // assigned again. Bytes that still bear it then count as freed by the new pair, which may cost a wait that is not
   // needed. Only the owner of a pair may use the bytes without a wait, so a pair that has an owner keeps it.
@@ -36,11 +41,9 @@ class SharedFrees {
   }
   // True once any mark has been assigned.
   [[nodiscard]] bool has_pairs() const noexcept { return has_pairs_; }
-  // The user of the pair that `mark` stands for, if `owner` is its owner; otherwise kNoStream.
-  [[nodiscard]] StreamOrdinal user_of(FreeMark mark, StreamOrdinal owner) const noexcept {
-    if (mark <= kMaxStreams || mark == kEveryStreamMark) return kNoStream;
-    const Pair& pair = pairs_[mark - kMaxStreams - 1U];
-    return pair.owner == owner ? pair.user : kNoStream;
+  // The pair that `mark` stands for; null: it stands for one stream or for all.
+  [[nodiscard]] const Pair* pair_of(FreeMark mark) const noexcept {
+    return mark <= kMaxStreams || mark == kEveryStreamMark ? nullptr : &pairs_[mark - kMaxStreams - 1U];
   }
 
   // Calls `visit(each)` for the streams that `stream` must be ordered after before it uses bytes with that mark. If
@@ -54,7 +57,7 @@ class SharedFrees {
         if (each != stream) visit(static_cast<StreamOrdinal>(each));
       }
     } else {
-      const Pair& pair = pairs_[mark - kMaxStreams - 1U];
+      const Pair& pair = *pair_of(mark);
       if (pair.owner != kNoStream && pair.owner == stream) return;
       for (const StreamOrdinal each : {pair.owner, pair.user}) {
         if (each != kNoStream && each != stream) visit(each);
@@ -72,11 +75,6 @@ class SharedFrees {
   }
 
  private:
-  struct Pair {
-    StreamOrdinal owner = kNoStream;  // kNoStream here or below: the frees of that stream are complete
-    StreamOrdinal user = kNoStream;
-  };
-
   [[nodiscard]] FreeMark mark(const Pair& pair) const noexcept {
     return static_cast<FreeMark>(kMaxStreams + 1 + (&pair - pairs_.data()));
   }

@@ -378,19 +378,31 @@ FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noe
   return shared_.mark_for_pair(owner, user);
 }
 
-// Returns the mark for bytes that `stream` frees. The stream may have got them at once as the owner in a pair, although
-// the user in that pair still worked on them. That work must still be waited for, so the mark of the pair is kept.
+// Returns the mark for bytes that `stream` frees; kNoStream: the work that they were allocated for is complete. They
+// may have been allocated to the owner in a pair at once, although the user in that pair still worked on them. Unless
+// `stream` is ordered after that work, the work must still be waited for. The mark of the pair says so if the owner
+// frees them. If another stream does, no mark stands for both that stream and the user, except for the one of all
+// streams.
 FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   FreeMark all = stream;
   if (!marks_.may_exceed(ranges, kMaxStreams)) return all;  // no pair
   marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
-    const StreamOrdinal user = shared_.user_of(mark, stream);
-    if (user == kNoStream) return;
-    const std::uint64_t number = std::min(latest.sequence, last_free(user));
-    if (is_behind(stream, user, number)) return;
-    all = all == stream || all == mark ? mark : kEveryStreamMark;
+    const SharedFrees::Pair* pair = shared_.pair_of(mark);
+    if (pair == nullptr || pair->user == kNoStream || pair->user == stream) return;
+    if (is_behind(stream, pair->user, std::min(latest.sequence, last_free(pair->user)))) return;
+    const bool says_all = stream == kNoStream || pair->owner == stream;
+    all = says_all && (all == stream || all == mark) ? mark : kEveryStreamMark;
   });
   return all;
+}
+
+void StreamOrder::mark_complete(PhysicalRanges ranges) noexcept {
+  const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, kNoStream) : kNoStream;
+  if (mark == kNoStream) {
+    marks_.clear(ranges);
+  } else {
+    marks_.mark(ranges, mark, latest_number());
+  }
 }
 
 void StreamOrder::mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept {

@@ -132,7 +132,10 @@ class StreamOrder {
   // The latest free was of these bytes, on `stream`, and work of another stream, `user`, may still use them
   // (shared_frees.h).
   void mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
-  // The bytes were freed, and no work on the device uses them any more.
+  // The bytes were freed, and the work that they were allocated for is complete. Work of the users of earlier frees
+  // (shared_frees.h) may still use them.
+  void mark_complete(PhysicalRanges ranges) noexcept;
+  // The bytes are new: no work on the device uses them.
   void clear_marks(PhysicalRanges ranges) noexcept { marks_.clear(ranges); }
 
   // To wait for the whole context: take a number, wait without the heap's lock (free_fence.h), and mark every free up

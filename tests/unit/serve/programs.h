@@ -138,6 +138,7 @@ class Program {
   bool give_back(const Live& live) {
     if (deviates_ && synchronous_ && random_() % 16 == 0) return give_back_synchronously(live);
     if (deviates_ && !live.for_all && random_() % 8 == 0) return give_back_while_used(live);
+    if (deviates_ && random_() % 16 == 0) return give_back_when_complete(live);
     moments_.push_back({driver_->work(live.stream)});
     const StreamKey stream = deviates_ && random_() % 8 == 0 ? hand_over(live.stream) : live.stream;
     moments_.back().push_back(driver_->work(stream));
@@ -154,6 +155,16 @@ class Program {
     moments_.push_back({driver_->work(live.stream), driver_->work(user)});
     shadow_->give(live.address, live.bytes, &moments_.back(), user == live.stream ? nullptr : &*owner);
     if (heap_->free_with_user(live.address, live.stream, user) == CUDA_SUCCESS) return true;
+    shadow_->take(live.address, live.bytes, {});
+    return false;
+  }
+
+  bool give_back_when_complete(const Live& live) {
+    driver_->work(live.stream);
+    const StreamKey stream = hand_over(live.stream);
+    moments_.push_back({driver_->work(stream)});
+    shadow_->give(live.address, live.bytes, &moments_.back());
+    if (heap_->free_when_complete(live.address, stream, live.stream) == CUDA_SUCCESS) return true;
     shadow_->take(live.address, live.bytes, {});
     return false;
   }

@@ -38,17 +38,14 @@ class Shadow {
     add_use({address, address + bytes, nullptr});
     for_each_cell(address, bytes, [&](Cell& cell) {
       if (cell.live.exchange(true)) throw Broken("a byte was served twice");
-      const Moments* freed_behind = cell.freed_behind;
-      if (freed_behind == nullptr) return;
-      for (const StreamKey& stream : streams) {
-        const bool waits_for_first = cell.owner != nullptr && *cell.owner == stream;
-        const std::size_t count = waits_for_first ? 1 : freed_behind->size();
-        for (std::size_t i = 0; i < count; ++i) {
-          if (!driver_->is_ordered(stream, (*freed_behind)[i])) {
-            throw Broken("a byte was served before its last use was over");
-          }
+      if (cell.freed_behind != nullptr) {
+        for (std::size_t i = 0; i < cell.freed_behind->size(); ++i) {
+          cell.uses.push_back({(*cell.freed_behind)[i], i == 0 ? nullptr : cell.owner});
         }
       }
+      for (const StreamKey& stream : streams) check_order(cell.uses, stream);
+      // A use that all streams are ordered after now is over for every later request.
+      std::erase_if(cell.uses, [&](const CellUse& use) { return is_ordered(streams, use.moment); });
     });
   }
 
@@ -64,10 +61,16 @@ class Shadow {
   }
 
  private:
+  // A use of a byte before its latest free; the stream `owner`, if there is one, may use the byte meanwhile.
+  struct CellUse {
+    Moment moment;
+    const StreamKey* owner = nullptr;
+  };
   struct Cell {
     std::atomic<bool> live{false};
-    const Moments* freed_behind = nullptr;  // this and the next: written by the thread that was served the byte
+    const Moments* freed_behind = nullptr;  // this and the next two: written by the thread that was served the byte
     const StreamKey* owner = nullptr;
+    std::vector<CellUse> uses;  // those that the byte's latest stream was not ordered after
   };
 
   // A use of a range of addresses.
@@ -83,6 +86,18 @@ class Shadow {
     std::erase_if(uses_,
                   [&](const Use& old) { return old.until == nullptr ? old.begin == use.begin : is_over(*old.until); });
     uses_.push_back(use);
+  }
+
+  void check_order(const std::vector<CellUse>& uses, const StreamKey& stream) const {
+    for (const CellUse& use : uses) {
+      if (use.owner != nullptr && *use.owner == stream) continue;
+      if (!driver_->is_ordered(stream, use.moment)) throw Broken("a byte was served before its last use was over");
+    }
+  }
+
+  bool is_ordered(const std::vector<StreamKey>& streams, Moment moment) const {
+    return std::all_of(streams.begin(), streams.end(),
+                       [&](const StreamKey& stream) { return driver_->is_ordered(stream, moment); });
   }
 
   bool is_over(const Moments& moments) const {

@@ -147,6 +147,32 @@ TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
   REQUIRE(heap->statistics().misses == program.refused());
 }
 
+TEST_CASE("random programs whose plan is given up while the driver refuses to unmap", "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  CAPTURE(seed);
+  Random random(seed);
+  const std::vector<ProgramRequest> requests = random_requests(100, random);
+  const plan::DevicePlan plan = plan_for(requests, random);
+  FakeDriver driver(kPage, plan.physical_bytes + 8 * kPage);
+  std::string why;
+  auto heap = Heap::create(driver, 0, &plan, FakeDriver::context(), sharing_options(), &why);
+  REQUIRE(heap);
+  Shadow shadow(&driver);
+  Program program(&driver, heap.get(), &shadow, new_streams(driver, 3), seed);
+  program.drop_some();
+  REQUIRE_NOTHROW(run(program, requests, plan, 6, [&] {
+    if (random() % 40 != 0) return;
+    driver.finish_all_work();
+    driver.fail_at(random() % 8 + 1, CUDA_ERROR_UNKNOWN, random() % 3 + 1);
+    heap->make_room(random() % 8 * kPage, true);
+    driver.fail_at(0);
+  }));
+  REQUIRE(program.served() > 50);
+  program.finish();
+  heap.reset();
+  REQUIRE(driver.holds_nothing());
+}
+
 TEST_CASE("random programs served dynamically on several threads", "[serve][random][dynamic][threads]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
   const bool with_plan = GENERATE(false, true);

@@ -135,8 +135,31 @@ TEST_CASE("a released handle is unmapped everywhere and its memory is freed", "[
     REQUIRE_THROWS_AS(driver.physical(arena->address(1, 0)), FakeDriver::Misuse);
     REQUIRE_NOTHROW(driver.physical(arena->address(1, 3 * kPage)));
     REQUIRE(arena->grant_access(1) == CUDA_SUCCESS);
-    driver.fail_at(2);  // one mapping is removed and the other stays: the handle is kept, and nothing is unmapped twice
+  }
+  REQUIRE(driver.is_clean());
+}
+
+TEST_CASE("a handle that the driver refuses to unmap stays in the home view", "[serve][arena]") {
+  FakeDriver driver(kPage);
+  std::string why;
+  {
+    const auto arena = Arena::create(driver, stitched_plan(), &why);
+    REQUIRE(arena);
+    driver.fail_at(1);
     REQUIRE(arena->release_handle(1) == 0);
+    REQUIRE(arena->is_whole());
+    REQUIRE_NOTHROW(driver.physical(arena->address(2, 0)));
+    driver.fail_at(2);
+    REQUIRE(arena->release_handle(1) == 0);
+    REQUIRE_FALSE(arena->is_whole());
+    REQUIRE(arena->is_held(1));
+    REQUIRE_THROWS_AS(driver.physical(arena->address(2, 0)), FakeDriver::Misuse);
+    REQUIRE_NOTHROW(driver.physical(arena->address(0, kPage)));
+    REQUIRE(arena->release_handle(1) == 2 * kPage);  // nothing is unmapped twice
+    driver.fail_at(3);                               // the release is tried again
+    REQUIRE(arena->release_handle(0) == kPage);
+    REQUIRE_FALSE(arena->is_held(0));
+    driver.fail_at(1);  // and so is all that `close` does
   }
   REQUIRE(driver.is_clean());
 }

@@ -99,7 +99,9 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
 TEST_CASE("free bytes are handed over once, and requests still find their slots", "[serve][planned]") {
   Fixture f;
   REQUIRE(f.take(2));
-  REQUIRE(bytes_of(f.planned.hand_over().handed_over) == (kPages - 1) * kPage);
+  REQUIRE(bytes_of(f.planned.free_bytes().usable) == (kPages - 1) * kPage);
+  REQUIRE(f.planned.state() == PlanState::Served);
+  f.planned.hand_over({});
   REQUIRE(f.planned.state() == PlanState::Merged);
   REQUIRE_FALSE(f.planned.tracks_free_bytes());
   REQUIRE(f.planned.next(kPage).answer == Cursor::Answer::Serve);
@@ -121,11 +123,11 @@ TEST_CASE("places of slots that live through the body are withheld until they ar
   f.planned = *Planned::create(f.driver, plan, &f.why);
   if (dropped) f.let_it_not_fit();
   REQUIRE(f.take(0));
-  Planned::FreeBytes free = f.planned.hand_over();
-  REQUIRE(bytes_of(free.handed_over) == (dropped ? 3 : 2) * kPage);
+  Planned::FreeBytes free = f.planned.free_bytes();
+  REQUIRE(bytes_of(free.usable) == (dropped ? 3 : 2) * kPage);
   REQUIRE(free.withheld.bytes() == (dropped ? 0 : 1) * kPage);
   REQUIRE(f.planned.withheld_bytes() == 0);
-  f.planned.withhold(std::move(free.withheld));
+  f.planned.hand_over(std::move(free.withheld));
   REQUIRE(f.planned.withheld_bytes() == (dropped ? 0 : 1) * kPage);
   if (dropped) return;
   REQUIRE(f.planned.take_withheld(f.planned.ranges(1)).empty());
@@ -145,10 +147,26 @@ TEST_CASE("a plan of another program is dropped once, and releases its idle hand
   REQUIRE(f.planned.physical_bytes() == kPage);
 }
 
+TEST_CASE("a dropped plan is followed again only if all of its memory is still mapped", "[serve][planned]") {
+  Fixture f;
+  plan::DevicePlan plan = Fixture::plan();
+  add_view(&plan, {2, 0});
+  f.planned = *Planned::create(f.driver, plan, &f.why);
+  const std::uint64_t unmapped_before = GENERATE(0, 1);
+  f.planned.drop();
+  constexpr std::uint64_t kAllLaterCalls = 1000;
+  f.driver.fail_at(unmapped_before + 1, CUDA_ERROR_UNKNOWN, kAllLaterCalls);
+  REQUIRE(f.planned.release_idle_handles(f.order) == 0);
+  f.driver.fail_at(0);
+  f.planned.follow_again();
+  REQUIRE(f.planned.is_followed() == (unmapped_before == 0));
+}
+
 TEST_CASE("a dropped plan hands over its free bytes as well", "[serve][planned]") {
   Fixture f;
   f.let_it_not_fit();
-  REQUIRE(bytes_of(f.planned.hand_over().handed_over) == kPages * kPage);
+  REQUIRE(bytes_of(f.planned.free_bytes().usable) == kPages * kPage);
+  f.planned.hand_over({});
   REQUIRE(f.planned.state() == PlanState::DroppedMerged);
   REQUIRE(f.planned.is_dropped());
 }

@@ -19,6 +19,17 @@ TEST_CASE("frees on a full device wait with the spare block, repeatedly", "[serv
   for (int i = 0; i < 3; ++i) CHECK(fence.wait() == CUDA_SUCCESS);
 }
 
+TEST_CASE("a fence is prepared while a thread uses its spare block", "[serve][fence]") {
+  FakeDriver driver;
+  FreeFence fence(driver, FakeDriver::context());
+  REQUIRE(fence.prepare());
+  driver.most_plain_blocks = 1;  // the spare block
+  int prepared = 0;
+  driver.while_synchronizing = [&] { prepared += fence.prepare() ? 1 : 0; };
+  REQUIRE(fence.wait() == CUDA_SUCCESS);
+  REQUIRE(prepared == 1);
+}
+
 TEST_CASE("threads take turns with the spare block", "[serve][fence]") {
   FakeDriver driver;
   FreeFence fence(driver, FakeDriver::context());

@@ -419,6 +419,32 @@ TEST_CASE("the work of a user is still waited for when the owner has freed the b
   REQUIRE(f.use(f.page, f.s));
 }
 
+TEST_CASE("the work of a user is still waited for when a later free was not the owner's", "[serve][order]") {
+  Fixture f;
+  const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}});
+  const StreamKey user{f.driver.new_stream(), 0};
+  const Moment used = f.driver.work(user);
+  f.use_and_free(ranges, f.t);
+  f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
+  REQUIRE(f.use(ranges, f.t));  // at once
+  const bool complete = GENERATE(false, true);
+  if (complete) {
+    f.driver.finish_work_of(f.t);
+    f.order.mark_complete(ranges);
+    REQUIRE_FALSE(f.order.is_complete(ranges));
+    REQUIRE(f.use(ranges, f.t));
+  } else {
+    f.use_and_free(ranges, f.s);
+  }
+  f.order.allow_late_events(true);
+  REQUIRE(f.use(ranges, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, used));
+  f.driver.finish_all_work();
+  f.order.poll_thoroughly();
+  f.order.mark_complete(ranges);
+  REQUIRE(f.order.is_complete(ranges));
+}
+
 TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpose/serve/dynamic/dynamic.h"
+
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "fake_driver.h"
+#include "heaps.h"
+#include "host_memory.h"
+#include "interpose/serve/planned/arena.h"
+#include "interpose/serve/streams/stream_order.h"
+#include "plans.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using serve::Arena;
+using serve::Dynamic;
+using serve::StreamOrder;
+
+TEST_CASE("where host memory runs out, either all handles of a plan are adopted or none", "[serve][dynamic]") {
+  constexpr std::uint64_t kDevice = 256 * kPage;
+  FakeDriver driver(kPage, kDevice);
+  std::string why;
+  const plan::DevicePlan plan = plan_of_handles(std::vector<std::uint64_t>(20, 2));
+  const std::unique_ptr<Arena> arena = Arena::create(driver, plan, &why);
+  REQUIRE(arena);
+  StreamOrder order(driver, FakeDriver::context(), arena->planned_bytes() + Dynamic::offset_bytes(kDevice, kPage),
+                    kPage);
+  const std::unique_ptr<Dynamic> dynamic =
+      Dynamic::create(driver, 0, small_options(), arena->planned_bytes(), kPage, &order, &why);
+  REQUIRE(dynamic);
+  std::size_t refusals = 0;
+  for (bool adopted = false; !adopted; ++refusals) {
+    allocations_left = refusals + 1;
+    try {
+      dynamic->adopt(arena.get());
+      adopted = true;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = 0;
+    REQUIRE(dynamic->handles().size() == (adopted ? plan.handles.size() : 0));
+  }
+  REQUIRE(refusals > plan.handles.size());
+  dynamic->close();
+}
