@@ -17,7 +17,7 @@ Programs (default: all but `compiled`):
 All variants of a program live at the same time, each in a process of its own, and work in turns, since the speed of a
 rented host changes; the ratios within a turn are compared. The first turn is left out. Variants are those of
 bench_train.py, and grow and never. --set is the policy for stalloc's variants (docs/policy.md). DIR receives programs.jsonl, with a line
-for each turn, and programs.md, which is printed too.
+for each turn, and programs.md, which is printed too. Exit status 1: a program failed, or none was measured.
 """
 
 import argparse
@@ -230,6 +230,7 @@ class Measurement:
         self.arguments = arguments
         self.deadline = time.monotonic() + arguments.seconds
         self.answers = {}  # program: variant: turns
+        self.failed = False
 
     def program(self, name):
         self.answers[name] = {variant: [] for variant in self.arguments.variants}
@@ -256,18 +257,26 @@ class Measurement:
                         print(json.dumps({"program": name, "variant": variant, **answer}), file=file)
         except (OSError, ValueError) as error:
             print(f"{name}: {error}", flush=True)
+            self.failed = True
         finally:
             for process in processes.values():
                 process.kill()
                 process.wait()
             (self.arguments.out / "programs.md").write_text(self.table(), encoding="utf-8")
 
+    def turns_of_all(self, name):
+        """How many turns of a program all variants have made. The ratios are of those after the first."""
+        return min(map(len, self.answers[name].values()))
+
+    def status(self):
+        return 0 if not self.failed and any(self.turns_of_all(name) >= 2 for name in self.answers) else 1
+
     def table(self):
         first = self.arguments.variants[0]
         lines = ["| program | allocator | live GiB | held / live | turn, s | to the first | mapping, of the time | "
                  "mapping calls a turn, the last five | waits between streams, the last |", "|---" * 9 + "|"]
         for name, by_variant in self.answers.items():
-            whole = min(map(len, by_variant.values()))
+            whole = self.turns_of_all(name)
             if whole < 2:
                 lines.append(f"| {name} | not measured | | | | | | | |")
                 continue
@@ -305,7 +314,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve)
-        return
+        return 0
     unknown = [name for name in arguments.programs if name not in PROGRAMS]
     if unknown or not arguments.library or not arguments.out:
         parser.error(f"no such program: {', '.join(unknown)}" if unknown else "--library and --out are needed")
@@ -315,7 +324,8 @@ def main():
     for name in arguments.programs or [name for name in PROGRAMS if name != "compiled"]:
         measurement.program(name)
     print(measurement.table())
+    return measurement.status()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

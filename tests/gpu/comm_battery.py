@@ -16,7 +16,7 @@ Variants:
 What is received must be the same as under native. DIR receives results.jsonl, with a line as soon as a result is known,
 summary.md, written anew each time, and failures.txt, so that a call that is ended early leaves all results until then.
 Nothing is begun that would not end in time. Exit status 1: something that passes under native failed or differs under
-stalloc.
+stalloc, or nothing was compared.
 """
 
 import argparse
@@ -51,6 +51,7 @@ SEGMENTS = dict.fromkeys(PYTORCH_SETTINGS, "expandable_segments:True")
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 FOREIGN = ("STALLOC_", "PYTORCH_", "XLA_", "TF_", "LD_PRELOAD")
 RANKS = 2
+NOT_COMPARED = ("passed, nothing served", "no plan", "not run")  # cells of variants
 CHECK_SECONDS = 50   # a check that takes longer is ended
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
 
@@ -201,7 +202,21 @@ class Battery:
         native = {check: self.results.get((check, "native"), {}).get("outcome") for check in self.options.checks}
         return [f"{check}, {variant}: {self.cell(check, variant)}" for check, variant in self.results
                 if VARIANTS[variant] is not None and native[check] == "passed"
-                and self.cell(check, variant) not in ("same", "passed, nothing served", "no plan", "not run")]
+                and self.cell(check, variant) not in ("same", *NOT_COMPARED)]
+
+    def compared(self):
+        """How often what a check received under stalloc was compared with what it received under native."""
+        return sum(VARIANTS[variant] is not None and self.results.get((check, "native"), {}).get("outcome") == "passed"
+                   and self.cell(check, variant) not in NOT_COMPARED for check, variant in self.results)
+
+    def verdict(self):
+        """The exit status, and what it means."""
+        bad = self.bad()
+        if bad:
+            return 1, "\n".join(bad)
+        if not self.compared():
+            return 1, "nothing was compared: no check passed under native and was served by stalloc"
+        return 0, "what two cards received is the same with and without stalloc"
 
 
 def chains(options):
@@ -231,9 +246,9 @@ def main():
             future.result()
     battery.write_summary()
     print((options.out / "summary.md").read_text(encoding="utf-8"))
-    bad = battery.bad()
-    print("\n".join(bad) or "what two cards received is the same with and without stalloc")
-    return 1 if bad else 0
+    status, said = battery.verdict()
+    print(said)
+    return status
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Each program (framework_programs/) whose libraries are installed is run alone, r
 and in dynamic mode. All four runs must print the same numbers to the last bit, and the library must have served. Where
 one differs, the program is run alone once more: it may differ four times as much as the two runs alone do, or as much as the
 program states. DIR receives each run's output and numbers, traces, plans, and frameworks.md, which is printed too.
-Exit status: 0 all of this holds, 1 not.
+Exit status: 0 all of this holds, 1 it does not, or nothing was compared.
 """
 
 import argparse
@@ -145,7 +145,8 @@ def verdicts(runs, again, tolerance):
 
 
 def check(name, arguments):
-    """Runs a program in the modes. Returns its rows of the table, its line of the summary, and whether everything holds."""
+    """Runs a program in the modes. Returns its rows of the table, its line of the summary, and whether everything holds.
+    None: nothing was compared."""
     program, runs = PROGRAMS[name], {}
     for mode in arguments.modes:
         runs[mode] = run(name, mode, arguments)
@@ -153,7 +154,7 @@ def check(name, arguments):
             break
     first = next(iter(runs.values()))
     if first.reason.startswith("not here"):
-        return [f"| {name} | {first.reason} | | | | | | |"], f"| {name} | {first.reason} | | | | | |", True
+        return [f"| {name} | {first.reason} | | | | | | |"], f"| {name} | {first.reason} | | | | | |", None
     good, rows, words = True, [], verdicts(runs, lambda: run(name, "again", arguments), program.tolerance)
     for mode, (word, holds) in words.items():
         _, _, planned, _, dynamic = runs[mode].counts()
@@ -162,7 +163,7 @@ def check(name, arguments):
                   or runs[mode].numbers is None)
         good = good and holds and served
         rows.append(row(name, mode, word if served else f"{word}, nothing was served", runs[mode].said))
-    return rows, summary(name, runs, words), good
+    return rows, summary(name, runs, words), good if len(runs) > 1 or not good else None
 
 
 def summary(name, runs, words):
@@ -228,7 +229,7 @@ def main():
              "|---|---|---|---|---|---|---|---|"]
     title = "| program | live MiB | served: physical / live | dynamic: physical / live | served: planned | numbers | seconds "
     summaries = [f"{title}{' '.join(arguments.modes)} |", "|---|---|---|---|---|---|---|"]
-    good, started = True, time.monotonic()
+    good, compared, started = True, 0, time.monotonic()
     for name in arguments.programs:
         missing = PROGRAMS[name].missing()
         if missing or time.monotonic() - started > arguments.seconds:
@@ -241,12 +242,14 @@ def main():
         print(line, flush=True)
         lines += rows
         summaries.append(line)
-        good = good and holds
+        good, compared = good and holds is not False, compared + (holds is not None)
         # Written after each program, so that a call that is cut short leaves what it has.
         table = "\n".join(summaries) + "\n\n" + "\n".join(lines) + "\n"
         (arguments.out / "frameworks.md").write_text(table, encoding="utf-8")
     print("\n" + "\n".join(summaries) + "\n\n" + "\n".join(lines))
-    return 0 if good else 1
+    if compared == 0:
+        print("nothing was compared: no program was run in two modes")
+    return 0 if good and compared else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ when a test ends its process or breaks CUDA's context, another one runs the test
 for each test and mode (results.jsonl), and summary.md. With --again, tests that pass under native and not in another mode
 are run once more in both, one at a time, since tests that run side by side on one GPU disturb each other. --only runs
 nothing but the tests that pytest's -k finds by this name, --times N times in each mode, ten processes at a time, and
-summary.md says how often each passed. Needs pytest and pytest-timeout. Exit status 1: a difference remained.
+summary.md says how often each passed. Needs pytest and pytest-timeout. Exit status 1: a difference remained, or
+nothing was compared.
 """
 
 import argparse
@@ -194,6 +195,11 @@ class Suite:
                 for mode in self.options.modes
                 if by_mode.get("native", ("",))[0] == PASSED and mode in by_mode and by_mode[mode][0] != PASSED]
 
+    def compared(self):
+        """Whether a test that passes under native was run in another mode."""
+        return any(by_mode.get("native", ("",))[0] == PASSED and any(mode != "native" for mode in by_mode)
+                   for by_mode in self.results.values())
+
     def run_again(self):
         for (file, test), mode in self.differences():
             name = test.split("::")[-1]
@@ -258,7 +264,9 @@ def main():
     summary = suite.counts() if options.only else suite.summary()
     (options.out / "summary.md").write_text(summary, encoding="utf-8")
     print(summary)
-    sys.exit(1 if suite.differences() else 0)
+    if not suite.compared():
+        print("nothing was compared: no test passed under native and was run in another mode")
+    sys.exit(1 if suite.differences() or not suite.compared() else 0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ import comm_battery  # noqa: E402
 import framework_programs  # noqa: E402
 import frameworks  # noqa: E402
 import largest_batch  # noqa: E402
+import pytorch_tests  # noqa: E402
 import ranks  # noqa: E402
+import torch_battery  # noqa: E402
 import train  # noqa: E402
 import train_megatron  # noqa: E402
 import train_parallel  # noqa: E402
@@ -133,6 +135,16 @@ class Programs(unittest.TestCase):
         self.assertIn("| streams | stalloc, without a plan, order | 1.00 | 2.000 | 5.00 | 1.050 | 20.0 % | 90 90 90 | 7 |", rows)
         self.assertIn("| models | not measured |", rows)
 
+    def test_nothing_measured_is_a_failure(self):
+        measurement = bench_programs.Measurement(argparse.Namespace(variants=["native", "dynamic"], seconds=1))
+        self.assertEqual(measurement.status(), 1)
+        measurement.answers["models"] = {"native": [{}, {}], "dynamic": [{}]}
+        self.assertEqual(measurement.status(), 1)
+        measurement.answers["models"]["dynamic"].append({})
+        self.assertEqual(measurement.status(), 0)
+        measurement.failed = True
+        self.assertEqual(measurement.status(), 1)
+
 
 class Parallel(unittest.TestCase):
     WORDS = ["--library", __file__, "--tool", __file__, "--out", "out"]
@@ -236,6 +248,7 @@ class Processes(unittest.TestCase):
 class Communication(unittest.TestCase):
     def battery(self, **records):
         battery = object.__new__(comm_battery.Battery)
+        battery.options = argparse.Namespace(checks=["ddp"])
         battery.results = {("ddp", variant): {"outcome": "passed", "served": 5, "results": result}
                            for variant, result in records.items()}
         return battery
@@ -247,12 +260,61 @@ class Communication(unittest.TestCase):
         cells = [battery.cell("ddp", variant) for variant in ("native", "dynamic", "record", "plan", "order")]
         self.assertEqual(cells, ["passed", "same", "DIFFERENT", "same data, codes [5] for [0]", ""])
 
+    def test_nothing_compared_is_a_failure(self):
+        same = [{"digest": "a", "codes": [0]}]
+        self.assertEqual(self.battery(native=same, dynamic=same).verdict()[0], 0)
+        self.assertEqual(self.battery(native=same, dynamic=[{"digest": "b"}]).verdict()[0], 1)
+        for battery in (self.battery(), self.battery(native=same), self.battery(dynamic=same)):
+            self.assertEqual(battery.verdict()[0], 1)
+            self.assertIn("nothing was compared", battery.verdict()[1])
+        battery = self.battery(native=same, dynamic=same)
+        for native, dynamic in (("not here", "passed"), ("passed", "not run")):
+            battery.results["ddp", "native"]["outcome"] = native
+            battery.results["ddp", "dynamic"]["outcome"] = dynamic
+            self.assertIn("nothing was compared", battery.verdict()[1])
+
     def test_the_reason_is_the_exception(self):
         said = "Traceback:\n  File x\ntorch.OutOfMemoryError: no more\nstalloc: device 0: live=0\n[rank0]: more\n"
         self.assertEqual(comm_battery.reason_of(said), "torch.OutOfMemoryError: no more")
 
 
+class OneCard(unittest.TestCase):
+    def battery(self, **outcomes):
+        battery = object.__new__(torch_battery.Battery)
+        battery.results = {("graphs", mode): {"outcome": outcome, "result": {}, "door": True}
+                           for mode, outcome in outcomes.items()}
+        return battery
+
+    def test_nothing_compared_is_a_failure(self):
+        self.assertEqual(self.battery(native="passed", dynamic="passed").verdict()[0], 0)
+        self.assertEqual(self.battery(native="passed", dynamic="failed").verdict(), (1, "graphs in dynamic: failed"))
+        for outcomes in ({}, {"native": "passed"}, {"dynamic": "passed"}, {"native": "failed", "dynamic": "passed"},
+                         {"native": "passed", "dynamic": "not run"}, {"native": "passed", "segments": "passed"}):
+            status, said = self.battery(**outcomes).verdict()
+            self.assertEqual((status, said[:20]), (1, "nothing was compared"), outcomes)
+
+    def test_pytorchs_own_tests_are_compared_only_if_another_mode_ran_them(self):
+        suite = object.__new__(pytorch_tests.Suite)
+        passed = (pytorch_tests.PASSED, "")
+        suite.results = {("test_cuda.py", "test_a"): {"native": passed}}
+        self.assertFalse(suite.compared())
+        suite.results["test_cuda.py", "test_a"]["dynamic"] = passed
+        self.assertTrue(suite.compared())
+
+
 class Frameworks(unittest.TestCase):
+    def test_nothing_compared_is_a_failure(self):
+        words = ["frameworks.py", "--cpu", "--programs", "jax,cupy"]
+        passed, not_here = frameworks.Run(numbers=["1"]), frameworks.Run(reason="not here: no compiler")
+        ended = {}
+        for name, runs in {"same": [passed] * 4, "one": [not_here, passed, passed], "none": [not_here] * 2}.items():
+            with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said, \
+                    unittest.mock.patch.object(sys, "argv", [*words, "--out", folder]), \
+                    unittest.mock.patch.object(framework_programs.Program, "missing", lambda self: []), \
+                    unittest.mock.patch.object(frameworks, "run", side_effect=runs):
+                ended[name] = frameworks.main(), "nothing was compared" in said.getvalue()
+        self.assertEqual(ended, {"same": (0, False), "one": (0, False), "none": (1, True)})
+
     def test_row(self):
         said = ("stalloc: device 0: live=0 live_peak=4194304 physical=4096 planned_requests=7 dynamic_requests=3 "
                 "unplanned_requests=2 physical_peak=2097152 served_live_peak=1048576\n")
