@@ -262,14 +262,32 @@ class Report(CommandTest):
                           report["compared"]["devices"][0]["allocators"]}, held)
         self.assertEqual(sorted(os.listdir(self.folder)), ["r.json", "runtime", "trace.fb"])
 
+    def library_beside_a_planner(self, script):
+        """A copy of the library, beside which the command finds this script as its stalloc-plan."""
+        for folder in ("lib", "bin"):
+            (self.folder / folder).mkdir(exist_ok=True)
+        planner = self.folder / "bin" / "stalloc-plan"
+        planner.write_text("#!/bin/sh\n" + script, encoding="utf-8")
+        planner.chmod(0o755)
+        return shutil.copy(bench.LIBRARY, self.folder / "lib")
+
+    def test_failed_comparison(self):
+        for script, why in (("echo 'stalloc-plan: it is too hard' >&2; exit 1", "it is too hard"), ("exit 3", "status 3"),
+                            ("echo '{'", "not understood")):
+            library = self.library_beside_a_planner(script)
+            said = self.run_command("run", "--compare", "--", sys.executable, PROGRAM,
+                                    variables={"STALLOC_LIBRARY": str(library)}).stderr
+            self.assertRegex(" ".join(said.split()), "stalloc: not compared with other allocators: .*" + why)
+        leaving = f"import sys; sys.argv = ['p']; sys.stdin = open('/dev/null'); " \
+                  f"exec(open({str(PROGRAM)!r}).read().replace('sys.exit', 'import os; os._exit'))"
+        said = self.run_command("run", "--compare", "--", sys.executable, "-c", leaving,
+                                variables={"STALLOC_TRACE_FLUSH_MS": "1000000"}).stderr
+        self.assertIn("not compared with other allocators: no trace was written; the program ended by _exit",
+                      " ".join(said.split()))
+
     def test_interrupted_comparison(self):
         """What is said, and the program's exit status, do not wait for the comparison, and survive its end."""
-        for folder in ("lib", "bin"):
-            (self.folder / folder).mkdir()
-        library = shutil.copy(bench.LIBRARY, self.folder / "lib")
-        planner = self.folder / "bin" / "stalloc-plan"
-        planner.write_text("#!/bin/sh\nexec sleep 300\n", encoding="utf-8")
-        planner.chmod(0o755)
+        library = self.library_beside_a_planner("exec sleep 300\n")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             process = self.start("record", "-o", f"{number}.fb", "--report", "r.json", "--", "sh", "-c", f"{HOST}; exit 3",
                                  variables={"STALLOC_LIBRARY": str(library), "STALLOC_LOG_LEVEL": "silent"},

@@ -95,8 +95,8 @@ def report(arguments, seen, ending, title, traced):
     compared = None
     try:
         if trace and found:
-            compared = summary.comparison(trace)
-            tell(summary.comparison_lines(compared))
+            compared, why = summary.comparison(trace)
+            tell(summary.comparison_lines(compared, why))
     finally:
         if arguments.report:
             figures = {"status": ending.status, "signal": ending.signal or None, "title": title, "processes": found,

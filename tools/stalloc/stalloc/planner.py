@@ -71,9 +71,14 @@ def output_of(*arguments):
     stalloc-plan says of an error."""
     done = run(*arguments)
     if done.returncode != 0:
-        said = os.fsdecode(done.stderr).strip().removeprefix("stalloc-plan: ")
-        raise BadInput(said or f"stalloc-plan ended with status {done.returncode}", max(done.returncode, 1))
+        raise BadInput(why_not(done), max(done.returncode, 1))
     return done.stdout
+
+
+def why_not(done):
+    """What stalloc-plan says of the error with which it ended, in one line."""
+    said = os.fsdecode(done.stderr).strip().removeprefix("stalloc-plan: ")
+    return said.replace("\n", "; ") or f"stalloc-plan ended with status {done.returncode}"
 
 
 def main():

@@ -86,9 +86,14 @@ def heading(seen, trace):
     served = [page for page in seen if page.devices]
     if trace or not served:
         return "recorded" if trace else "nothing was recorded"
+    return f"nothing was recorded: {why_no_trace(served)}"
+
+
+def why_no_trace(served):
+    """Why processes that were served have left no trace; `served` are their pages."""
     if any(page.state == statistics_pages.ENDED for page in served):
-        return "nothing was recorded: the trace could not be written, a warning above says why"
-    return "nothing was recorded: the program ended by _exit, exec or a signal before it had written anything"
+        return "the trace could not be written, a warning above says why"
+    return "the program ended by _exit, exec or a signal before it had written anything"
 
 
 def traced(template, before, seen):

@@ -4,7 +4,7 @@
 import os
 import tempfile
 
-from stalloc import environment, installation, launch, plans, templates, terminal
+from stalloc import environment, installation, launch, plans, record, summary, templates, terminal
 
 USAGE = 2
 HELP = "run a program with its device memory served by stalloc"
@@ -68,9 +68,13 @@ def run_compared(arguments, plan):
             os.environ, installation.library_path(), mode="trace", trace=os.path.join(templates.literal(folder), "run.fb"),
             keep_settings=arguments.keep_settings)
         made["STALLOC_STACKS"] = "off"
-        return launch.run_program(arguments, made, remarks, without_plan, lambda seen: (largest(folder), []))
+        return launch.run_program(arguments, made, remarks, without_plan, lambda seen: traced(folder, seen))
 
 
-def largest(folder):
-    """The largest trace, which is that of the process that made most requests; None: there is none."""
-    return max((entry.path for entry in os.scandir(folder)), key=os.path.getsize, default=None)
+def traced(folder, seen):
+    """Returns the largest trace, which is that of the process that made most requests, and no line; or None, and a line
+    that says why nothing is compared, unless the report says that no memory was seen."""
+    largest = max((entry.path for entry in os.scandir(folder)), key=os.path.getsize, default=None)
+    if largest is not None or not any(page.devices for page in seen):
+        return largest, []
+    return None, summary.comparison_lines(None, f"no trace was written; {record.why_no_trace(seen)}")

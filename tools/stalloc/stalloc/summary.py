@@ -74,12 +74,18 @@ def in_words(ending):
 
 
 def comparison(trace):
-    """The answer of `stalloc-plan compare --json` for a trace, or None."""
+    """The answer of `stalloc-plan compare --json` for a trace, or None; and why there is none."""
     try:
         done = planner.run("compare", "--json", trace, timeout=COMPARE_SECONDS)
-        return json.loads(done.stdout) if done.returncode == 0 else None
-    except (installation.NotInstalled, subprocess.TimeoutExpired, ValueError):
-        return None
+        return (json.loads(done.stdout), "") if done.returncode == 0 else (None, planner.why_not(done))
+    except installation.NotInstalled as error:
+        return None, str(error)
+    except subprocess.TimeoutExpired:
+        return None, f"stalloc-plan took more than {COMPARE_SECONDS} seconds"
+    except OSError as error:
+        return None, terminal.why(error)
+    except ValueError:
+        return None, "the answer of stalloc-plan was not understood"
 
 
 # The names of the simulated allocators, as in tools/stalloc-plan/comparison.h.
@@ -87,9 +93,10 @@ ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch expandable segm
               "planned": "stalloc with a plan"}
 
 
-def comparison_lines(compared):
+def comparison_lines(compared, why=""):
+    """The comparison's lines, or the line that says why there is none."""
     if not compared:
-        return []
+        return [terminal.wrapped(f"stalloc: not compared with other allocators: {terminal.printable(why)}", "  ")]
     source = terminal.printable(compared["source"])
     lines = [f"stalloc: what each allocator would hold for the same requests ({source}, simulated):"]
     for device in compared["devices"]:
