@@ -310,6 +310,17 @@ class Report(CommandTest):
         self.assertEqual(report["processes"][0]["misses"], 1)
         self.assertIn("1 request found no memory", said)
 
+    def test_foreign_plan(self):
+        self.run_command("record", "--", sys.executable, PROGRAM, "4")
+        self.run_command("plan", "trace.fb", "--whole-run", "-o", "plan.fb")
+        for count, size, title in ((4, 3 << 20, "served from the plan"), (5, 3 << 20, "served from the plan: 4 of 5 requests"),
+                                   (20, 3 << 20, "served mostly without the plan"),
+                                   (20, 5 << 20, "there is a plan, but nothing was served from it")):
+            report, said = self.figures("run", "--plan", "plan.fb", "--report", "r.json", "--", sys.executable, PROGRAM,
+                                        count, size)
+            self.assertEqual(report["title"], title)
+            self.assertEqual("was it made from this program?" in said, count == 20)
+
     def test_killed_program(self):
         script = f"import os, sys; sys.argv = ['p']; sys.stdin = open('/dev/null'); " \
                  f"exec(open({str(PROGRAM)!r}).read().replace('sys.exit', 'os.abort() #'))"

@@ -47,11 +47,14 @@ def run(arguments):
 
 
 def from_plan(seen, trace):
-    """The heading of the report of a run with a plan."""
+    """The heading of the report of a run with a plan: what was really served from it."""
     del trace
-    if any(figures["planned_requests"] for page in seen for figures in page.devices.values()):
-        return "served from the plan"
-    return "there is a plan, but nothing was served from it"
+    planned, requests = summary.planned_requests(summary.rows(seen))
+    if planned == 0:
+        return "there is a plan, but nothing was served from it"
+    if 2 * planned < requests:
+        return "served mostly without the plan"  # a remark has the numbers
+    return "served from the plan" + (f": {planned} of {requests} requests" if planned < requests else "")
 
 
 def without_plan(seen, trace):

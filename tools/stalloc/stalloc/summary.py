@@ -43,15 +43,20 @@ def table(found):
     return lines
 
 
+def planned_requests(found):
+    """How many requests of processes with a plan were served from it, and how many they made."""
+    by_plan = [row for row in found if row["mode"] == "alloc"]
+    planned = sum(row["planned_requests"] for row in by_plan)
+    return planned, planned + sum(row["dynamic_requests"] + row["unplanned_requests"] for row in by_plan)
+
+
 def remarks(found):
     """Remarks that a reader of the table should know, each with advice."""
     misses = sum(row["misses"] for row in found)
     if misses:
         yield (f"{misses} request{'s' * (misses > 1)} found no memory: the program needs more than the card has. What "
                "lives at the peak: stalloc record -- ..., then stalloc report trace.fb")
-    by_plan = [row for row in found if row["mode"] == "alloc"]
-    planned = sum(row["planned_requests"] for row in by_plan)
-    requests = planned + sum(row["dynamic_requests"] + row["unplanned_requests"] for row in by_plan)
+    planned, requests = planned_requests(found)
     if requests > 2 * planned:
         yield f"the plan served {planned} of {requests} requests: was it made from this program? Record it again"
     outside = sum(row["unplanned_requests"] for row in found)
