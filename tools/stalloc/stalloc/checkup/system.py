@@ -99,6 +99,7 @@ def rdma(variables, root):
         return Finding("rdma", GOOD, f"memory is created for GPUDirect RDMA: {', '.join(users[:3])}"
                        + (", ..." if len(users) > 3 else ""))
     if entries(root + "/sys/module/nvidia/holders") is None:
-        return Finding("rdma", GOOD, "memory is created for GPUDirect RDMA, since it cannot be seen who could use it",
-                       "Nothing here uses it? STALLOC_RDMA=off makes mapping faster")
+        return Finding("rdma", GOOD, "whether something here uses GPUDirect RDMA cannot be found out (no "
+                       "/sys/module/nvidia/holders), so memory is created for it",
+                       "If nothing uses it, STALLOC_RDMA=off makes mapping faster")
     return Finding("rdma", GOOD, "nothing here could use GPUDirect RDMA: memory is created without it")
