@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shlex
 import sys
@@ -14,9 +15,10 @@ import types
 import bench
 from bench import LIBRARY, CommandTest
 
-from stalloc.checkup import driver, frameworks, preload, probe_findings, system  # noqa: E402  (bench sets the path)
+from stalloc.checkup import driver, frameworks, preload, probe_findings, settings, system  # noqa: E402  (bench sets the path)
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING  # noqa: E402
 
+PROGRAM = pathlib.Path(__file__).with_name("program.py")
 # An H200 as a probe describes it.
 DEVICE = {"name": "NVIDIA H200", "bytes": 150109880320, "vmm": 1, "pools": 1, "rdma_with_vmm": 1, "major": 9, "minor": 0,
           "compute_mode": 0}
@@ -66,6 +68,30 @@ class OnSimcuda(CommandTest):
         said = {finding["text"].split("=")[0].split()[0]: finding["advice"] for finding in found["settings"]}
         self.assertEqual(said, {"STALLOC_LOGLEVEL": "Is STALLOC_LOG_LEVEL meant?", "STALLOC_STACK_DEPTH": "It accepts: 1 to 64",
                                 "STALLOC_TRACE_LIMIT": "It accepts: bytes, with K, M, G or T"})
+
+    def test_policy(self):
+        for value, words in (("held_per_handle=4096,small_bytes=2M,", None), ("kept_views=0,coarsest=OFF", None), ("", None),
+                             ("mapping_allowanc=1", "Is mapping_allowance meant?"), ("frobnicate=1", "docs/policy.md"),
+                             ("coarsest=0", "It accepts: coarsest=N"), ("kept_views", "It accepts: kept_views=N"),
+                             ("kept_views=1.5G", "It accepts: kept_views=N"), ("kept_views=9223372036854775809", "kept_views=N"),
+                             ("kept_views=1, coarsest=2", "Is coarsest meant?")):
+            found = list(settings.findings({"STALLOC_POLICY": value}))
+            self.assertEqual(levels(found), [WARNING if words else GOOD], value)
+            self.assertIn(words or "", found[0].advice)
+
+    def test_policy_is_read_as_by_the_library(self):
+        for value in ("small_bytes=0,kept_views=5k", "coarsest=off,", "coarsest=0", "kept_views", "kept_views=1, coarsest=2",
+                      "kept_views=9223372036854775808", "kept_views=9223372036854775809", "kept_views=3i", "kept_views=3B"):
+            done = self.run_command("run", "--no-report", "--", sys.executable, PROGRAM, "1",
+                                    variables={"STALLOC_POLICY": value})
+            refused = "STALLOC_POLICY: " in done.stderr
+            self.assertEqual(levels(settings.findings({"STALLOC_POLICY": value})), [WARNING if refused else GOOD], value)
+
+    def test_parameters_are_those_of_the_library(self):
+        listed = (bench.SOURCE / "plan/online/online_policy.def").read_text(encoding="utf-8")
+        parameters = re.findall(r'^STALLOC_POLICY\((\w+), [^"]*"[^"]*", "([^"]*)"', listed, re.MULTILINE)
+        self.assertEqual(tuple(name for name, _ in parameters), settings.POLICY)
+        self.assertEqual(tuple(name for name, off in parameters if off == "0"), settings.MAY_BE_0)
 
     def test_no_python(self):
         found = self.examined("--python", "/bin/true", status=1)

@@ -31,8 +31,15 @@ ACCEPTED = {
 }
 # Those of the command; and of STAlloc, which the library answers itself.
 OTHERS = ("STALLOC_LIBRARY", "STALLOC_MODEL_INFO_PATH", "STALLOC_STATIC_FALLBACK", "STALLOC_TRACE_FAST_MODE")
-FREE = ("a path", "a folder", "name=value, ...")
+FREE = ("a path", "a folder")
 SWITCH = ("on", "off", "1", "0", "true", "false", "yes", "no")
+# The parameters of STALLOC_POLICY (plan/online/online_policy.def; a test compares), and those of them that may be 0.
+POLICY = ("small_bytes", "smallest_stitched", "held_per_handle", "room_per_handle", "handles_per_request", "held_per_small",
+          "elapsed_per_mapping", "mapping_allowance", "coarsest", "held_per_coarse_handle", "handles_per_exchanged",
+          "held_per_slack", "elapsed_per_stitching", "compared_pages", "compared_fits", "searched_views",
+          "handles_per_repaired", "kept_views", "deferred_free_bytes", "planned_repetitions", "held_per_step_plan")
+MAY_BE_0 = ("small_bytes", "held_per_small", "searched_views", "kept_views", "deferred_free_bytes")
+MOST = 1 << 63
 
 
 def findings(variables):
@@ -52,9 +59,39 @@ def of_variable(name, value):
         meant = difflib.get_close_matches(name, ACCEPTED, 1)
         yield Finding("settings", WARNING, f"{name} is no setting of stalloc's, nothing reads it",
                       f"Is {meant[0]} meant?" if meant else "docs/environment.md lists the settings")
+    elif name == "STALLOC_POLICY":
+        yield from of_policy(value)
     elif value and not accepts(ACCEPTED[name], value):
         yield Finding("settings", WARNING, f"{name}={value} is not understood: its default is used",
                       f"It accepts: {ACCEPTED[name]}")
+
+
+def of_policy(value):
+    """A finding on the first part of STALLOC_POLICY that the library does not understand, by the rules of
+    plan/online/online_policy.cpp. It then uses none of the parts."""
+    for item in value.removesuffix(",").split(",") if value else ():
+        name, equals, number = item.partition("=")
+        if name in POLICY and equals and is_number_for(name, number):
+            continue
+        meant = difflib.get_close_matches(name, POLICY, 1)
+        advice = "It accepts: name=value, ... with the names in docs/policy.md"
+        if name in POLICY:
+            advice = f"It accepts: {name}=N, with or without K, M, G or T, or {name}=off"
+        elif meant:
+            advice = f"Is {meant[0]} meant? docs/policy.md lists the parameters"
+        yield Finding("settings", WARNING, f"STALLOC_POLICY={value}: \"{item}\" is not understood: the defaults are used for "
+                      "all parameters", advice)
+        return
+
+
+def is_number_for(name, text):
+    if text.lower() == "off":
+        return True
+    match = re.fullmatch("([0-9]+)(?:([kmgt])(?:i?b)?|b)?", text.lower())
+    if match is None:
+        return False
+    number = int(match[1]) << (10 * (1 + "kmgt".index(match[2])) if match[2] else 0)
+    return number <= MOST and (number > 0 or name in MAY_BE_0)
 
 
 def accepts(accepted, value):
