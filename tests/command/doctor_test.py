@@ -11,11 +11,13 @@ import shlex
 import sys
 import tempfile
 import types
+import unittest.mock
 
 import bench
 from bench import LIBRARY, CommandTest
 
-from stalloc.checkup import driver, frameworks, preload, probe_findings, settings, system  # noqa: E402  (bench sets the path)
+from stalloc import doctor  # noqa: E402  (bench sets the path)
+from stalloc.checkup import driver, frameworks, preload, probe_findings, run_probe, settings, system  # noqa: E402
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
@@ -92,6 +94,47 @@ class OnSimcuda(CommandTest):
         parameters = re.findall(r'^STALLOC_POLICY\((\w+), [^"]*"[^"]*", "([^"]*)"', listed, re.MULTILINE)
         self.assertEqual(tuple(name for name, _ in parameters), settings.POLICY)
         self.assertEqual(tuple(name for name, off in parameters if off == "0"), settings.MAY_BE_0)
+
+    def test_findings_are_shown_as_they_come(self):
+        python = self.folder / "python"
+        python.write_text(f'#!/bin/sh\nfor i in $(seq 300); do [ -e go ] && exec {shlex.quote(sys.executable)} "$@"; '
+                          'sleep 0.1; done\n', encoding="utf-8")
+        python.chmod(0o755)
+        process = self.start("doctor", "--no-probe", "--python", python)
+        early = [process.stdout.readline() for _ in range(2)]
+        (self.folder / "go").touch()
+        rest, _ = process.communicate(timeout=60)
+        self.assertIn("library", early[1])
+        self.assertIn("stalloc will work here", rest)
+        self.assertEqual(process.returncode, 0)  # the Python has not given up
+
+    def asked(self, *hanging, arguments=("probe_torch",)):
+        """The probes that are run where those `hanging` do not end, and the findings."""
+        ran = []
+        answers = {"packages": {"packages": {"torch": "2.11.0"}, "version": "3.11.7", "executable": "/usr/bin/python"},
+                   "devices": {"version": 13000, "devices": [DEVICE]}}
+
+        def probe(python, what, made):
+            name = f"{what} under stalloc" if "STALLOC_MODE" in made else what
+            ran.append(name)
+            if name in hanging:
+                return {"error": {"why": "no answer within 120 seconds", "timed_out": True}, "stderr": ""}
+            return {**answers.get(what, {"requests": 4, "statistics": SERVED}), "stderr": ""}
+
+        given = types.SimpleNamespace(python="/usr/bin/python", probe_torch="probe_torch" in arguments, no_probe=False)
+        with unittest.mock.patch.object(run_probe, "run_probe", probe), \
+                unittest.mock.patch.dict(os.environ, STALLOC_LIBRARY=str(LIBRARY)):
+            return ran, list(doctor.examine(given, self.environment()))
+
+    def test_what_would_hang_too_is_not_tried(self):
+        self.assertEqual(self.asked()[0], ["packages", "devices", "packages under stalloc", "driver under stalloc",
+                                           "runtime under stalloc", "torch under stalloc"])
+        for hanging, number in (("packages", 1), ("devices", 3), ("packages under stalloc", 3), ("driver under stalloc", 4),
+                                ("runtime under stalloc", 5)):
+            ran, found = self.asked(hanging)
+            self.assertEqual(len(ran), number, ran)
+            self.assertIn(PROBLEM, levels(found))
+        self.assertIn("by PyTorch, since the program before did not end", found[-1].text)
 
     def test_no_python(self):
         found = self.examined("--python", "/bin/true", status=1)

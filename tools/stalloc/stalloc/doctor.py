@@ -48,37 +48,46 @@ def library_findings():
 
 def run_probes(python, made, packages, wanted):
     """Findings on the short programs under stalloc; `made` is their environment."""
-    yield probe_findings.loads(run_probe.run_probe(python, "packages", made))
+    answer = run_probe.run_probe(python, "packages", made)
+    yield probe_findings.loads(answer)
     if not wanted["probe"]:
         return
-    for what in ("driver", "runtime"):
-        yield from probe_findings.findings(what, run_probe.run_probe(python, what, made))
-    if not wanted["torch"]:
-        return
-    if "torch" in packages.get("packages", {}):
-        yield from probe_findings.findings("torch", run_probe.run_probe(python, "torch", made))
-    else:
+    has_torch = "torch" in packages.get("packages", {})
+    probes = ["driver", "runtime", *["torch"] * (wanted["torch"] and has_torch)]
+    for what in probes:
+        if run_probe.timed_out(answer):  # the next one would hang, too
+            titles = " or ".join(probe_findings.TITLES[each] for each in probes[probes.index(what):])
+            yield Finding("probe", NOTE, f"no requests were made {titles}, since the program before did not end")
+            return
+        answer = run_probe.run_probe(python, what, made)
+        yield from probe_findings.findings(what, answer)
+    if wanted["torch"] and not has_torch:
         yield Finding("probe", NOTE, "PyTorch was not tried: it is not installed for this Python")
 
 
 def examine(arguments, variables):
-    """All findings, in the order in which they are shown."""
+    """All findings, each as soon as it is known, in the order in which they are shown."""
     python = users_python(arguments.python)
     found, usable = library_findings()
+    yield from found
     without = dict(variables, LD_PRELOAD=environment.without_preload(variables.get("LD_PRELOAD", "")))
-    devices = run_probe.run_probe(python, "devices", without)
     packages = run_probe.run_probe(python, "packages", without)
-    found += driver.findings(devices, variables)
-    found += frameworks.findings(packages, variables)
-    found += preload.findings(variables)
-    found += system.findings("trace.fb", python, variables)
-    found += settings.findings(variables)
-    if usable:
+    hangs = run_probe.timed_out(packages)
+    devices = {"error": dict(packages["error"], python=python)} if hangs else run_probe.run_probe(python, "devices", without)
+    yield from driver.findings(devices, variables)
+    yield from frameworks.findings(packages, variables)
+    yield from preload.findings(variables)
+    yield from system.findings("trace.fb", python, variables)
+    yield from settings.findings(variables)
+    if usable and not hangs:
         made, _ = environment.stalloc_environment(variables, installation.library_path(), mode="dynamic")
         has_device = bool(devices.get("devices"))
         wanted = {"probe": has_device and not arguments.no_probe, "torch": arguments.probe_torch}
-        found += run_probes(python, made, packages, wanted)
-    return found
+        yield from run_probes(python, made, packages, wanted)
+
+
+def works(found):
+    return all(finding.level != PROBLEM for finding in found)
 
 
 def verdict(found):
@@ -88,26 +97,30 @@ def verdict(found):
     return "stalloc will work here: stalloc run -- python train.py"
 
 
-def show(found, out):
-    print(terminal.painted(f"stalloc {installation.version()}", "strong", out), file=out)
+def show(findings, out):
+    """Prints each finding as soon as it is known, and then the verdict. Returns all findings."""
+    print(terminal.painted(f"stalloc {installation.version()}", "strong", out), file=out, flush=True)
     indent = " " * (2 + 6 + TOPIC_WIDTH)
-    for finding in found:
+    found = []
+    for finding in findings:
+        found.append(finding)
         head = f"  {finding.level:<6}{finding.topic:<{TOPIC_WIDTH}}"
         lines = terminal.wrapped(head + terminal.printable(finding.text), indent)
         print(lines.replace(finding.level, terminal.painted(finding.level, COLOUR[finding.level], out), 1), file=out)
         if finding.advice:
             print(terminal.wrapped(indent + terminal.printable(finding.advice), indent), file=out)
-    works = all(finding.level != PROBLEM for finding in found)
-    print(terminal.painted(verdict(found), "good" if works else "bad", out), file=out)
+        out.flush()
+    print(terminal.painted(verdict(found), "good" if works(found) else "bad", out), file=out)
+    return found
 
 
 def run(arguments):
-    found = examine(arguments, dict(os.environ))
-    works = all(finding.level != PROBLEM for finding in found)
+    findings = examine(arguments, dict(os.environ))
     if arguments.json:
-        report = {"version": installation.version(), "works": works,
+        found = list(findings)
+        report = {"version": installation.version(), "works": works(found),
                   "findings": [dataclasses.asdict(finding) for finding in found]}
         print(json.dumps(report, indent=2))
     else:
-        show(found, sys.stdout)
-    return 0 if works else 1
+        found = show(findings, sys.stdout)
+    return 0 if works(found) else 1

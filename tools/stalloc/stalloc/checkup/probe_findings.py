@@ -2,7 +2,7 @@
 """Checks that the requests of the short programs (probe.py), run under stalloc, were seen and served."""
 
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
-from stalloc.checkup.run_probe import reason
+from stalloc.checkup.run_probe import reason, timed_out
 from stalloc.installation import LIBRARY_NAME
 
 TITLES = {"driver": "through the driver", "runtime": "through the CUDA runtime", "torch": "by PyTorch"}
@@ -14,6 +14,9 @@ def loads(answer):
     stalloc."""
     if "python" in answer.get("error", {}):
         return Finding("library", NOTE, f"it was not tried: {answer['error']['why']}")
+    if timed_out(answer):
+        return Finding("library", PROBLEM, f"a program under it did not run: {answer['error']['why']}",
+                       "Does it run without other libraries in LD_PRELOAD?")
     complaints = [line for line in answer["stderr"].splitlines() if any(word in line for word in LOADER)]
     others = [line for line in complaints if LIBRARY_NAME not in line]
     if others and len(others) == len(complaints):
@@ -59,4 +62,5 @@ def of_error(what, error):
     if what == "torch":
         return Finding("probe", WARNING, f"PyTorch could not be tried: {why}",
                        "Does it run without stalloc? python -c \"import torch; torch.ones(1, device='cuda')\"")
-    return Finding("probe", PROBLEM, f"requests {TITLES[what]} failed: {why}", "Does the card have free memory?")
+    return Finding("probe", PROBLEM, f"requests {TITLES[what]} failed: {why}",
+                   "Check nvidia-smi and dmesg" if error.get("timed_out") else "Does the card have free memory?")

@@ -11,14 +11,14 @@ SECONDS = 120  # a driver without persistence takes a while to start
 
 
 def run_probe(python, what, environment):
-    """The answer of `probe.py WHAT`, a dictionary. It has "error" if there was no other answer; "stderr" is what the
-    process wrote to standard error."""
+    """The answer of `probe.py WHAT`, a dictionary. It has "error" if there was no other answer (`timed_out` says if none
+    came in time); "stderr" is what the process wrote to standard error."""
     try:
         done = subprocess.run([python, str(PROBE), what], env=environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                               timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return {"error": {"why": f"no answer within {SECONDS} seconds"}, "stderr": ""}
+        return {"error": {"why": f"no answer within {SECONDS} seconds", "timed_out": True}, "stderr": ""}
     except OSError as error:
         return {"error": {"why": f"{python}: {error.strerror}", "python": python}, "stderr": ""}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -32,6 +32,10 @@ def run_probe(python, what, environment):
         answer = {"error": {"why": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}}
     answer["stderr"] = done.stderr
     return answer
+
+
+def timed_out(answer):
+    return answer.get("error", {}).get("timed_out", False)
 
 
 def reason(error):
