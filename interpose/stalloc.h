@@ -50,7 +50,7 @@ struct stalloc_statistics {
   uint64_t views;
   /* count: requests served in a stitched view made before */
   uint64_t view_hits;
-  /* count: requests left to CUDA because stalloc had no memory for them */
+  /* count: requests for which stalloc found no memory, so that CUDA was asked */
   uint64_t misses;
   /* bytes: most device memory that the library held at once */
   uint64_t physical_peak;

@@ -308,7 +308,7 @@ class Report(CommandTest):
         report, said = self.figures("run", "--report", "r.json", "--", sys.executable, PROGRAM, "3", str(900 << 20),
                                     status=3)
         self.assertEqual(report["processes"][0]["misses"], 1)
-        self.assertIn("1 request found no memory", said)
+        self.assertIn("misses: for 1 request stalloc found no memory, so that CUDA was asked", " ".join(said.split()))
 
     def test_foreign_plan(self):
         self.run_command("record", "--", sys.executable, PROGRAM, "4")

@@ -13,7 +13,8 @@ METRICS = (
       "unplanned_requests": {"served_by": "cuda"}}),
     ("stalloc_mapping_calls_total", "counter", "Calls that create, map or unmap memory.",
      {"mapping_calls_at_start": {"when": "start"}, "mapping_calls_after_start": {"when": "later"}}),
-    ("stalloc_out_of_memory_total", "counter", "Allocations that found no memory.", {"misses": {}}),
+    ("stalloc_out_of_memory_total", "counter", "Requests for which stalloc found no memory, so that CUDA was asked.",
+     {"misses": {}}),
 )
 
 

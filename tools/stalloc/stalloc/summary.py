@@ -54,8 +54,8 @@ def remarks(found):
     """Remarks that a reader of the table should know, each with advice."""
     misses = sum(row["misses"] for row in found)
     if misses:
-        yield (f"{misses} request{'s' * (misses > 1)} found no memory: the program needs more than the card has. What "
-               "lives at the peak: stalloc record -- ..., then stalloc report trace.fb")
+        yield (f"misses: for {misses} request{'s' * (misses > 1)} stalloc found no memory, so that CUDA was asked. The program "
+               "needs more than the card has. What lives at the peak: stalloc record -- ..., then stalloc report trace.fb")
     planned, requests = planned_requests(found)
     if requests > 2 * planned:
         yield f"the plan served {planned} of {requests} requests: was it made from this program? Record it again"

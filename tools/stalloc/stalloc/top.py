@@ -8,7 +8,7 @@ import time
 
 from stalloc import output, statistics_pages, prometheus, summary, terminal
 
-HELP = "watch running programs: live and physical memory, out-of-memory events"
+HELP = "watch running programs: live and physical memory, misses"
 DESCRIPTION = """\
 Shows the running processes that stalloc serves: those that this user has started by `stalloc run` or `stalloc record`,
 or, with --folder, those for which STALLOC_STATISTICS names the same folder. It reads small files that the processes keep
