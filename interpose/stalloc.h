@@ -72,7 +72,7 @@ struct stalloc_statistics {
   uint64_t mapping_ns_at_start;
   /* ns: time spent in those after start */
   uint64_t mapping_ns_after_start;
-  /* count: of planned_requests: served at the place of a later request that the plan never frees */
+  /* count: of planned_requests: served in the still empty slot of a later request whose memory is never freed */
   uint64_t spare_slots;
   /* bytes: as served_live_peak, plus memory that was freed while other streams still used it */
   uint64_t served_in_use_peak;

@@ -55,7 +55,8 @@ bool registers_segments(const char* name, const void* caller) noexcept {
 
 const char* refuse_to_register(const char* name) {
   static std::once_flag once;
-  std::call_once(once, [name] { log::warn("{} is taken to be 0: it does not go with stalloc's door", name); });
+  std::call_once(once,
+                 [name] { log::warn("{} is taken to be 0: it does not go with stalloc's adapter (door)", name); });
   return "0";
 }
 
@@ -97,7 +98,7 @@ std::string open_door(const std::string& path) {
   void* door = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (door == nullptr) return loader_error();
   const auto function = reinterpret_cast<stalloc_door_open_function>(loader::real_dlsym(door, "stalloc_door_open"));
-  if (function == nullptr) return path + " is no door";
+  if (function == nullptr) return path + " is no adapter (door)";
   const char* why = function(&door_library());
   return why == nullptr ? std::string() : why;
 }
@@ -109,7 +110,8 @@ void find_and_open_door(const PyTorch& pytorch) {
   if (path.empty()) {
     const char* configured = user_configuration();
     const bool by_backend = configured == nullptr ? options.frameworks : std::strstr(configured, kBackend) != nullptr;
-    return log::warn("{}; {}", why_no_door(pytorch, "there is no door for it (tools/build-torch-door builds one)"),
+    return log::warn("{}; {}",
+                     why_no_door(pytorch, "there is no adapter (door) for it (tools/build-torch-door builds one)"),
                      alternative_to_door(by_backend));
   }
   native_low.store(pytorch.allocator.low);
@@ -158,7 +160,7 @@ void open_door_once() noexcept {
     attempted.store(true, std::memory_order_release);
     find_and_open_door(pytorch);
   } catch (const std::exception& error) {
-    log::warn("PyTorch's door: {}", error.what());
+    log::warn("PyTorch's adapter (door): {}", error.what());
   }
 }
 
