@@ -102,7 +102,7 @@ class Report(CommandTest):
                      "stalloc with a plan           36.00 MiB  36.00 MiB   0.0 %   44.00 MiB left",
                      "82.00 MiB in 4 segments:", "     36.00 MiB  in use",
                      "     12.00 MiB  in 1 segment with nothing in use", "     16.00 MiB  in 1 hole of the stream of the request",
-                     "     18.00 MiB  in 1 hole of other streams", "On a card with less than 70.00 MiB for it",
+                     "     18.00 MiB  in 1 hole of other streams", "native allocator needs at least 70.00 MiB for this run; with less it",
                      "     46.00 MiB  stalloc run --plan plan.fb -- ..."):
             self.assertIn(line, text)
 

@@ -69,7 +69,8 @@ def peak_lines(report, device):
             rows.append((free["bytes"], f"in {counted(free['holes'], what)} {meaning}"))
     for count, meaning in rows:
         yield wrapped(f"  {size(count):>12}  {meaning}", " " * 16)
-    yield wrapped(f"On a card with less than {size(peak['held_bytes'] - whole)} for it, it runs out of memory.")
+    yield wrapped(f"PyTorch's native allocator needs at least {size(peak['held_bytes'] - whole)} for this run; with less it "
+                  "runs out of memory.")
     pinned = [pin for pin in peak["pinned_by"] if pin["bytes"] >= peak["held_bytes"] // 1000]
     if pinned:
         yield ""
