@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the commands that README.md and docs/ show in blocks marked ```sh test or ```python test.
+"""Runs the commands that README.md and docs/ show in blocks marked ```sh test or ```python test, and compares what they print
+with blocks marked ```text output.
 
 The blocks of one file run in order, in one shell that stops at the first failure, in a folder that holds nothing but a
 link `stalloc` to the sources. There, the library and the commands are found as after installation, and the rest are
 stand-ins: `python train.py` is a program that allocates device memory (pair_bench) on simcuda; torchrun, mpirun, srun,
 docker and the module ray start what they are given, with the variables that the real ones set.
+
+A block of output belongs to the block of commands before it. Of its lines, those without an empty line between them must have
+been printed one after the other.
 """
 
 import argparse
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 
-BLOCK = re.compile(r"^```(sh|python) test\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh test|python test|text output)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+END_OF_BLOCK = "stalloc-docs: end of block"
 # Starts the ranks $1 of the program behind, each with its number in the variable $2.
 RANKS = """ranks=$1 variable=$2; shift 2
 for rank in $(seq 0 $((ranks - 1))); do
@@ -90,7 +96,19 @@ def environment_for(arguments, folder):
 
 
 def as_shell(language, block):
-    return block if language == "sh" else f"python - << 'END_OF_BLOCK'\n{block}END_OF_BLOCK\n"
+    return block if language == "sh test" else f"python - << 'END_OF_BLOCK'\n{block}END_OF_BLOCK\n"
+
+
+def not_printed(quoted, printed):
+    """The parts of a quoted output, between empty lines, that were not printed in this order."""
+    missing, rest = [], "\n" + printed
+    for part in re.split(r"\n\n+", quoted.strip("\n")):
+        before, found, after = rest.partition(f"\n{part}\n")
+        if found:
+            rest = "\n" + after
+        else:
+            missing.append(part)
+    return missing
 
 
 def run_blocks(document, arguments):
@@ -104,12 +122,19 @@ def run_blocks(document, arguments):
         work = folder / "work"
         work.mkdir()
         (work / "stalloc").symlink_to(arguments.source)
-        script = "".join(as_shell(language, block) for language, block in blocks)
+        script = "".join(f"{as_shell(kind, block)}echo {shlex.quote(END_OF_BLOCK)}\n"
+                         for kind, block in blocks if kind != "text output")
         result = subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=work, env=environment,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 check=False)
         if result.returncode != 0:
             sys.exit(f"{document}: a command failed with status {result.returncode}\n{result.stdout}")
+    printed = result.stdout.split(f"\n{END_OF_BLOCK}\n")
+    for index, (kind, block) in enumerate(blocks):
+        if kind == "text output":
+            said = printed[sum(before != "text output" for before, _ in blocks[:index]) - 1]
+            for part in not_printed(block, said + "\n"):
+                sys.exit(f"{document}: this output is quoted:\n{part}\nbut the commands before it print:\n{said}")
     return len(blocks)
 
 

@@ -42,6 +42,14 @@ class Real(CommandTest):
                      "recorded: 11.17 GiB live at the peak, 14.78 GiB held"):
             self.assertIn(line, table)
 
+    def test_figures_in_the_documentation(self):
+        (device,) = json.loads(self.run_command("compare", "--json", "snapshot.pickle").stdout)["devices"]
+        held = {row["allocator"]: row for row in device["allocators"]}
+        said = " ".join((SOURCE / "docs/benchmarks/README.md").read_text(encoding="utf-8").split())
+        self.assertIn(f"{held['native']['held_bytes']:,} held natively (`max_memory_reserved`) and "
+                      f"{held['native']['block_bytes']:,} in blocks (`max_memory_allocated`); without a plan stalloc would hold "
+                      f"{held['online']['held_bytes']:,} and with one {held['planned']['held_bytes']:,} (simulated)", said)
+
     def test_described(self):
         text = self.run_command("snapshot", "snapshot.pickle").stdout
         self.assertIn("device 0: 4564 requests on 2 streams, in 13180 entries of history", text)
