@@ -168,6 +168,16 @@ class HowItEnds(CommandTest):
         self.assertIn("python ./script.py", self.run_command("run", "--", "./script.py", status=126).stderr)
         self.assertIn("python script.py", self.run_command("run", "--", "script.py", status=127).stderr)
 
+    def test_what_is_no_program(self):
+        script = self.folder / "script"
+        script.write_text("#! /nonexistent/python -u\n", encoding="utf-8")
+        script.chmod(0o755)
+        for name, words in ((str(self.folder), "is a folder"), ("./script", "'/nonexistent/python', which does not exist")):
+            for road in ROADS:
+                said = self.run_command("run", *road, "--", name, status=126).stderr
+                self.assertIn(words, said)
+                self.assertEqual(len(said.splitlines()), 1, said)
+
     def test_scripts_without_a_first_line(self):
         script = self.folder / "script"
         script.write_text("echo \"$1\"; exit 4\n", encoding="utf-8")

@@ -4,6 +4,7 @@
 import contextlib
 import errno
 import os
+import re
 import select
 import shutil
 import signal
@@ -19,6 +20,7 @@ NOT_FOUND = 127
 SHELL = "/bin/sh"
 BY_SIGNAL = 128  # added to the number of the signal that ended the program
 
+LONGEST_FIRST_LINE = 256  # of a script, as the kernel reads it
 # Signals that are not passed on to the program. The terminal sends the program, too, those that continue a job, stop it
 # in the background or announce the terminal's size. Faults concern this process alone.
 NOT_FORWARDED = {"SIGCHLD", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGWINCH", "SIGPIPE", "SIGXFSZ", "SIGSTOP", "SIGKILL",
@@ -42,15 +44,28 @@ def find_program(name, environment):
     if os.path.dirname(name):
         if not os.path.exists(name):
             raise CannotRun(f"{name}: no such program", NOT_FOUND)
-        if os.path.isdir(name) or not os.access(name, os.X_OK):
+        if os.path.isdir(name):
+            raise CannotRun(f"{name}: is a folder; name a program", NOT_EXECUTABLE)
+        if not os.access(name, os.X_OK):
             raise CannotRun(f"{name}: is not executable (chmod +x, or name its interpreter: python {name})",
                             NOT_EXECUTABLE)
+        check_interpreter(name)
         return name
     found = shutil.which(name, path=environment.get("PATH"))
     if found is None:
         hint = f" (a script of yours? then: python {name})" if os.path.isfile(name) else ""
         raise CannotRun(f"{name}: no such program on PATH{hint}", NOT_FOUND)
+    check_interpreter(found)
     return found
+
+
+def check_interpreter(path):
+    """Raises CannotRun if the file is a script whose first line names an interpreter that does not exist."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        match = re.match(rb"#![ \t]*([^ \t\n]+)", file.readline(LONGEST_FIRST_LINE))
+        if match and not os.path.exists(match[1]):
+            raise CannotRun(f"{path}: its first line names the interpreter {os.fsdecode(match[1])!r}, which does not exist",
+                            NOT_EXECUTABLE)
 
 
 def execute(command, environment):
