@@ -240,6 +240,18 @@ class Report(CommandTest):
         self.assertEqual(len([line for line in said.splitlines() if "MiB" in line]), 1)
         self.assertTrue(all(len(line) <= 80 for line in said.splitlines()), said)
 
+    def test_a_pipe_for_the_report(self):
+        os.mkfifo(self.folder / "pipe")
+        said = self.run_command("run", "--report", "pipe", "--", "touch", "started", status=1).stderr
+        self.assertIn("write the report to a file", said)
+        self.assertEqual(len(said.splitlines()), 1, said)
+        self.assertFalse((self.folder / "started").exists())
+        reading, writing = os.pipe()  # as a shell's >(...) gives it
+        with os.fdopen(reading, "rb") as read:
+            self.run_command("run", "--report", f"/dev/fd/{writing}", "--", "true", pass_fds=[writing])
+            os.close(writing)
+            self.assertEqual(json.loads(read.read())["status"], 0)
+
     def test_same_as_the_library_says(self):
         report, said = self.figures("run", "--report", "r.json", "--", HOST, variables={"STALLOC_LOG_LEVEL": "info"})
         match = re.search(r" live_peak=(\d+) .* physical_peak=(\d+)", said)

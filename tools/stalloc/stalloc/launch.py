@@ -82,6 +82,8 @@ def check_report(arguments, inputs=()):
         return
     if arguments.report in STANDARD_OUTPUT:
         raise BadPath(f"{arguments.report}: standard output is the program's: write the report to a file")
+    if output.is_named_pipe(arguments.report):
+        raise BadPath(f"{arguments.report}: is a pipe, and the end would wait for its reader: write the report to a file")
     output.refuse_inputs(arguments.report, [*arguments.command, *filter(None, inputs)])
     output.check_target(arguments.report)
 

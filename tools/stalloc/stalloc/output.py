@@ -63,6 +63,12 @@ def status_of(path):
         return None
 
 
+def is_named_pipe(path):
+    """Whether the path names a pipe that lies in a folder, and not one that is open here, as /dev/fd/63 may be."""
+    status = status_of(path)
+    return status is not None and stat.S_ISFIFO(status.st_mode) and os.path.exists(os.path.realpath(path))
+
+
 def standard_stream(status):
     """A copy of standard output or error if it is this file, as /dev/stdout is; else None."""
     for stream in (sys.stdout, sys.stderr):
