@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stalloc top`: what it shows of running processes, as text, JSON and for Prometheus."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -9,9 +11,12 @@ import re
 import signal
 import sys
 import time
+import unittest.mock
 
 import bench
 from bench import CommandTest
+
+from stalloc import cli, top  # noqa: E402  (bench sets the path)
 
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
 SAMPLE = re.compile(r'^([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\} (\d+)$')
@@ -58,6 +63,15 @@ class Top(CommandTest):
 
     def test_no_folder(self):
         self.assertIn("nothere: there is no such folder", self.run_command("top", "--once", "--folder", "nothere").stderr)
+
+    def test_what_is_no_readable_folder(self):
+        (self.folder / "file").touch()
+        self.assertIn("file: is no folder", self.run_command("top", "--once", "--folder", "file", status=1).stderr)
+        given = cli.parse(cli.make_parser([top])[0], ["top", "--once", "--folder", str(self.folder)])
+        with unittest.mock.patch.object(os, "access", lambda *_: False), \
+                contextlib.redirect_stderr(io.StringIO()) as said:  # root may read every folder
+            self.assertEqual(top.run(given), 1)
+        self.assertIn("cannot be read", said.getvalue())
 
     def test_unsafe_folder(self):
         folder = self.folder / "pages"

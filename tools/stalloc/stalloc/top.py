@@ -2,6 +2,7 @@
 """`stalloc top`: shows the processes that stalloc serves now, with what they hold."""
 
 import json
+import os
 import pathlib
 import sys
 import time
@@ -99,8 +100,11 @@ def run(arguments):
     if not arguments.folder:
         statistics_pages.tidy()
     for folder in arguments.folder or ():
-        if not folder.is_dir():
+        if not os.path.exists(folder):
             terminal.say(f"{folder}: there is no such folder; the first process that is told to use it makes it")
+        elif not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
+            terminal.say(f"{folder}: {'cannot be read' if os.path.isdir(folder) else 'is no folder'}")
+            return 1
     places = arguments.folder or statistics_pages.bases()
     try:
         while True:
