@@ -295,6 +295,32 @@ class Main(CommandTest):
     def test_recording_to_nowhere(self):
         done = self.run_command("record", "-o", "none/trace.fb", "--", "true", status=1)
         self.assertIn("mkdir -p", done.stderr)
+        done = self.run_command("record", "-o", "%r/trace.fb", "--", "true", status=1, variables={"RANK": "3"})
+        self.assertIn("mkdir -p 3", done.stderr.replace(f"{self.folder}/", ""))
+        for name in ("%r/trace.fb", "%p/trace.fb", "a/%r/trace.fb"):
+            done = self.run_command("record", "-o", name, "--", "true", status=1)
+            self.assertIn("recording makes none", done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        (self.folder / "0").mkdir()
+        self.assertIn("recorded", self.run_command("record", "-o", "%r/trace.fb", "--", HOST).stderr)
+        self.assertEqual(os.listdir(self.folder / "0"), ["trace.fb"])
+
+    def test_recording_to_standard_output(self):
+        with open(self.folder / "out", "w", encoding="utf-8") as out:
+            for name in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+                done = self.run_command("record", "-o", name, "--", "touch", "started", status=1, stdout=out)
+                self.assertIn("stalloc record -o NAME", done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertFalse((self.folder / "started").exists())
+
+    def test_two_at_once_in_one_folder(self):
+        both = [self.start("record", "--", sys.executable, PROGRAM, stdin=subprocess.PIPE) for _ in range(2)]
+        for process in both:
+            self.assertEqual(process.stdout.readline(), "allocated\n")
+        said = [process.communicate("\n", timeout=60)[1] for process in both]
+        names = [re.search(r"stalloc: wrote (\S+); next", each)[1] for each in said]
+        self.assertEqual(sorted(names), sorted(path.name for path in self.folder.glob("trace*")), said)
+        self.assertEqual(len(set(names)), 2)
 
     def test_recording_to_what_is_no_new_file(self):
         os.mkfifo(self.folder / "pipe")

@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import struct
 import typing
 
 from stalloc import environment, installation, launch, output, statistics_pages, plans, templates, terminal
@@ -23,6 +24,10 @@ then:
   stalloc run --plan plan.fb -- python train.py"""
 
 
+PROCESS_OF_CHUNK, PID_OF_PROCESS = 4, 1  # the numbers of these fields in schemas/trace.fbs
+OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # names of files that a process has open
+
+
 def register(subparsers):
     parser = subparsers.add_parser("record", help=HELP, description=DESCRIPTION, epilog=EPILOG,
                                    usage="stalloc record [options] -- PROGRAM ...")
@@ -39,9 +44,15 @@ def check_target(name):
     if not name or name.endswith("/") or os.path.isdir(name):
         raise environment.BadPath(f"{name or 'an empty name'}: no file; name one: stalloc record -o NAME")
     template, rank = templates.absolute(name), plans.rank_of(os.environ)[1]
+    if name in launch.STANDARD_OUTPUT or template.startswith(OPEN_FILES):
+        raise environment.BadPath(f"{name}: a trace is a new file: stalloc record -o NAME")
     folder = os.path.dirname(template)
-    if not templates.marks(folder) & templates.VARYING:
+    marks = templates.marks(folder) & templates.VARYING
+    if not marks or (rank and "%p" not in marks):
         output.check_folder(templates.filled(folder, rank))
+    elif not any(map(os.path.isdir, templates.matching_folders(folder))):
+        raise environment.BadPath(f"{folder}: there is no folder of such a name, and recording makes none; make it first, or "
+                                  "mark the file instead: stalloc record -o trace.%r.fb")
     path = templates.expanded(template, rank)
     if path is None or not os.path.lexists(path):
         return
@@ -100,6 +111,9 @@ def traced(template, before, seen):
     """Returns the largest trace that was written since `before`, for comparing allocators, and lines with the next commands
     for all traces; `seen` are the pages of the program's processes."""
     written = {path: version for path, version in versions(template).items() if before.get(path) != version}
+    # Another `stalloc record` may write to the same folder.
+    own = {path for path in written if writer(path) in {page.process.number for page in seen}}
+    written = {path: version for path, version in written.items() if path in own or not own}
     if not written:
         return None, []
     numbers = templates.matching(template)
@@ -108,6 +122,29 @@ def traced(template, before, seen):
         of_rank[rank_of(numbers[path], seen)] = path
     largest = path
     return largest, advice(len(written), largest, of_rank)
+
+
+def writer(path):
+    """The id of the process that wrote a trace (schemas/trace.fbs: Chunk.process.pid); None: the file does not say it."""
+    try:
+        with open(path, "rb") as file:
+            (size,) = struct.unpack("<I", file.read(4))
+            chunk = file.read(size)
+        process = field(chunk, struct.unpack_from("<I", chunk)[0], PROCESS_OF_CHUNK)
+        process += struct.unpack_from("<I", chunk, process)[0]
+        return struct.unpack_from("<I", chunk, field(chunk, process, PID_OF_PROCESS))[0]
+    except (OSError, struct.error):
+        return None
+
+
+def field(buffer, table, index):
+    """Where a field of a table lies in a FlatBuffer. Raises struct.error if it is missing."""
+    entries = table - struct.unpack_from("<i", buffer, table)[0]
+    (length,) = struct.unpack_from("<H", buffer, entries)
+    offset = struct.unpack_from("<H", buffer, entries + 4 + 2 * index)[0] if 4 + 2 * index < length else 0
+    if offset == 0:
+        raise struct.error
+    return table + offset
 
 
 def rank_of(numbers, seen):

@@ -45,13 +45,17 @@ def expanded(template, rank):
 def matching(template):
     """The files that are there under any of the names that the library makes of an absolute template: a dictionary, in the
     order of names, from the path to the numbers in its name, which are ranks and process ids."""
-    *folders, name = template.strip("/").split("/")
-    stem, extension = os.path.splitext(name)
+    stem, extension = os.path.splitext(os.path.basename(template))
+    return inside(matching_folders(os.path.dirname(template)), pattern(stem) + r"((?:\.\d+)*)" + pattern(extension))
+
+
+def matching_folders(template):
+    """The same of a template of folders. Those whose own names do not vary need not be there."""
     found = {"/": ()}
-    for part in folders:
+    for part in template.strip("/").split("/") if template.strip("/") else ():
         found = inside(found, pattern(part)) if marks(part) & VARYING else \
             {os.path.join(folder, filled(part, "")): numbers for folder, numbers in found.items()}
-    return inside(found, pattern(stem) + r"((?:\.\d+)*)" + pattern(extension))
+    return found
 
 
 def pattern(part):
