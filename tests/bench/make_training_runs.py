@@ -11,6 +11,7 @@ live and expandable segments 1.037; an H200 said 1.112 and 1.039.
 """
 
 import argparse
+import importlib.util
 import pathlib
 import random
 import sys
@@ -143,6 +144,9 @@ def main():
         return
     if not options.out or any(name not in workloads.WORKLOADS for name in options.workloads):
         parser.error("--out is needed" if not options.out else "--list names the workloads")
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"make_training_runs.py: not installed for this Python: {', '.join(missing)}")
     import torch
 
     options.out.mkdir(parents=True, exist_ok=True)

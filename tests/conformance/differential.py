@@ -198,6 +198,9 @@ def run_all(arguments):
 
 def main():
     arguments = parse_arguments()
+    _, problem = run(arguments, "alone", arguments.first, 0, arguments.out)
+    if problem:
+        sys.exit(f"differential.py: no program can be run: {problem}")
     problems, programs = run_all(arguments)
     for first, by_mode in sorted(problems.items()):
         for mode, lines in by_mode.items():

@@ -33,6 +33,7 @@ FORBIDDEN = ("hostile-reset",)
 # What a hostile program maps may cost more than the budget allows, on a slow machine, and then idle memory is kept.
 MAPPING_UNLIMITED = "elapsed_per_mapping=off"
 OWN_PROCESS_LIMIT = "300"  # seconds: a check that waits where it must not waits often
+CANNOT_RUN = 2  # the program's exit status if there is no driver or no device
 RECORDED = "recorded-steps"
 SEARCHES = "; in other searches: "
 SERVED = re.compile(r" planned_requests=(\d+) dynamic_requests=(\d+)")
@@ -110,7 +111,7 @@ def run(arguments, name, settings, *options):
     result = {"checks": {}, "facts": {}, "at_least": [], "figures": {}}
     if lines and lines[-1].startswith("{"):
         result = json.loads(lines[-1])
-    return {"status": done.returncode, "last": (lines or ["nothing printed"])[-1][:200],
+    return {"status": done.returncode, "last": (lines or done.stderr.splitlines() or ["nothing printed"])[-1][:200],
             "says": done.stderr.splitlines(), **result}
 
 
@@ -237,6 +238,9 @@ def problems_of(result, alone):
 def main():
     arguments = parse_arguments()
     arguments.wanted = list_checks(arguments)
+    tried = run(arguments, "tried", None, "--only", "steps")
+    if tried["status"] == CANNOT_RUN:
+        sys.exit(f"run.py: no check can be run: {tried['last']}")
     if any(mode.startswith("plan") for mode in arguments.modes) and not make_plan(arguments):
         sys.exit("run.py: the training steps could not be recorded and planned")
     with concurrent.futures.ThreadPoolExecutor(max_workers=len(arguments.gpus or [None])) as executor:

@@ -128,6 +128,7 @@ def write(path, report):
 
 def main():
     options = make_parser().parse_args()
+    train.require("torch", "transformers", device=options.device)
     import torch
 
     torch.manual_seed(options.seed)

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -47,6 +48,17 @@ class Options(unittest.TestCase):
             for name in action.option_strings:
                 clashes = [other for other in TORCHRUN if ("--" + other).startswith(name) and name != "-h"]
                 self.assertEqual(clashes, [], name)
+
+    def test_what_is_missing_is_named(self):
+        here = pathlib.Path(__file__).resolve().parent
+        for program in ("train.py", "soak.py", "../bench/make_training_runs.py"):
+            with tempfile.TemporaryDirectory() as folder:
+                # -S: without the packages that are installed
+                done = subprocess.run([sys.executable, "-S", "-E", here / program, *["--out", folder] * ("bench" in program)],
+                                      stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            name = pathlib.Path(program).name
+            self.assertEqual((done.returncode, done.stderr),
+                             (1, f"{name}: not installed for this Python: torch, transformers\n"), program)
 
     def test_serving_needs_a_plan(self):
         words = ["--library", __file__, "--tool", __file__, "--out", "out", "--variants"]

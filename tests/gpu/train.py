@@ -8,6 +8,7 @@ tokens are random and seeded; nothing is downloaded. Needs PyTorch and transform
 
 import argparse
 import collections
+import importlib.util
 import itertools
 import json
 import os
@@ -71,6 +72,18 @@ def device_bytes_used():
     except Exception as error:  # no NVML, no permission, no such device: the figure is then left out
         print(f"train.py: no NVML: {error}", file=sys.stderr)
         return None
+
+
+def require(*packages, device="cpu"):
+    """Ends the program if a package is not installed, or PyTorch finds no GPU for this device."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: not installed for this Python: {', '.join(missing)}")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit(f"{os.path.basename(sys.argv[0])}: PyTorch finds no GPU here (--device cpu tries the program without one)")
 
 
 def make_model(options):
@@ -216,6 +229,7 @@ def main():
         parser.error("--prefetch needs a GPU")
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    require("torch", "transformers")
     used_before = device_bytes_used() if options.device == "cuda" else None
     import torch
 
