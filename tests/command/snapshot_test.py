@@ -42,13 +42,20 @@ class Real(CommandTest):
                      "recorded: 11.17 GiB live at the peak, 14.78 GiB held"):
             self.assertIn(line, table)
 
+    def test_with_another_file(self):
+        for words in (("snapshot.pickle", "x.fb"), ("--json", "--", "snapshot.pickle", "x.fb"),
+                      ("x.fb", "--", "snapshot.pickle"), ("snapshot.pickle", "--", "--json")):
+            done = self.run_command("compare", *words, status=2)
+            self.assertEqual(done.stderr, "stalloc: one file at a time is compared, and 2 are named: stalloc compare "
+                             "snapshot.pickle\n")
+
     def test_figures_in_the_documentation(self):
         (device,) = json.loads(self.run_command("compare", "--json", "snapshot.pickle").stdout)["devices"]
         held = {row["allocator"]: row for row in device["allocators"]}
         said = " ".join((SOURCE / "docs/benchmarks/README.md").read_text(encoding="utf-8").split())
         self.assertIn(f"{held['native']['held_bytes']:,} held natively (`max_memory_reserved`) and "
-                      f"{held['native']['block_bytes']:,} in blocks (`max_memory_allocated`); without a plan stalloc would hold "
-                      f"{held['online']['held_bytes']:,} and with one {held['planned']['held_bytes']:,} (simulated)", said)
+                      f"{held['native']['block_bytes']:,} in blocks (`max_memory_allocated`); without a plan stalloc would "
+                      f"hold {held['online']['held_bytes']:,} and with one {held['planned']['held_bytes']:,} (simulated)", said)
 
     def test_described(self):
         text = self.run_command("snapshot", "snapshot.pickle").stdout

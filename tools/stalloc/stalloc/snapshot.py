@@ -127,7 +127,11 @@ def compare(arguments):
         try:
             with inputs.reopenable(name) as path:
                 if safe_pickle.is_pickle(path):
-                    return compare_snapshot(name, path, options + ["--"] + [other for other in names if other != name])
+                    if len(names) > 1:
+                        terminal.say(f"one file at a time is compared, and {len(names)} are named: stalloc compare "
+                                     + terminal.quoted(name))
+                        return USAGE
+                    return compare_snapshot(name, path, options)
                 if path != name:
                     sys.stdout.buffer.write(planner.output_of("compare", *options, "--", *(path if other == name else other
                                                                                      for other in names)))
