@@ -41,7 +41,9 @@ def main():
     for device, live, held in figures:
         print(row("stalloc" if len(figures) == 1 else f"stalloc, device {device}", int(live), int(held),
                   "now"))
-    print(f"\nthen: on one {measured['gpu']}, when the trace was recorded\nnow: the same requests, replayed")
+    print(f"\nthen: on one {measured['gpu']}, when the trace was recorded\nnow: the same requests, replayed on this machine"
+          "\n\nThe rows of PyTorch show its own allocator. stalloc also serves what libraries\n"
+          "request from CUDA themselves, so more is live in its row, and the plan has room\nfor it.")
 
 
 if __name__ == "__main__":

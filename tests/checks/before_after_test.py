@@ -29,6 +29,7 @@ class BeforeAfter(unittest.TestCase):
         rows = [line.split() for line in run(LOG).stdout.splitlines()]
         self.assertIn(["PyTorch", "native", "3.000", "4.000", "25.0", "%"], [row[:6] for row in rows])
         self.assertIn(["stalloc", "3.000", "3.000", "0.0", "%"], [row[:5] for row in rows])
+        self.assertIn("so more is live in its row", run(LOG).stdout)
 
     def test_nothing_served(self):
         result = run("stalloc: warning: plan refused: truncated; stalloc is off\n")
