@@ -75,7 +75,8 @@ class OnSimcuda(CommandTest):
         for value, words in (("held_per_handle=4096,small_bytes=2M,", None), ("kept_views=0,coarsest=OFF", None), ("", None),
                              ("mapping_allowanc=1", "Is mapping_allowance meant?"), ("frobnicate=1", "docs/policy.md"),
                              ("coarsest=0", "It accepts: coarsest=N"), ("kept_views", "It accepts: kept_views=N"),
-                             ("kept_views=1.5G", "It accepts: kept_views=N"), ("kept_views=9223372036854775809", "kept_views=N"),
+                             ("kept_views=1.5G", "It accepts: kept_views=N"),
+                             ("kept_views=9223372036854775809", "It accepts: kept_views=N"),
                              ("kept_views=1, coarsest=2", "Is coarsest meant?")):
             found = list(settings.findings({"STALLOC_POLICY": value}))
             self.assertEqual(levels(found), [WARNING if words else GOOD], value)
