@@ -2,13 +2,16 @@
 // Threads that interleave differently from step to step: their steps are found, and planned soundly.
 #include "plan/steps/thread_order.h"
 
+#include <algorithm>
 #include <random>
 #include <set>
 
 #include "catch.h"
+#include "child.h"
 #include "plan/sequence/sequence.h"
 #include "plan/steps/reorder.h"
 #include "plan/steps/steps.h"
+#include "plan/successive_threads.h"
 #include "plan_and_check.h"
 #include "threads.h"
 
@@ -143,6 +146,22 @@ TEST_CASE("threads that make other requests, or make them at the same time, are 
   CHECK(thread_of_last(3, 1024) == 1);  // after thread 1
   CHECK(thread_of_last(1, 3000) == 1);
   CHECK(plan::find_lifetimes(calls.trace()).devices.at(0).requests[2].thread == 3);  // between its requests, after all
+}
+
+TEST_CASE("a program may start very many threads that all differ", "[threads]") {
+  constexpr std::uint32_t kThreads = 150'000;
+  plan::Problem problem;
+  for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
+    plan::Request& request = problem.requests.emplace_back();
+    request.size = (thread + 1) * plan::kUnitBytes;
+    request.thread = thread;
+  }
+  // A child may take a minute. To compare each thread with each earlier one takes many times as long.
+  CHECK(holds_in_child([&problem] {
+    plan::merge_successive_threads(problem);
+    return std::all_of(problem.requests.begin(), problem.requests.end(),
+                       [n = 0U](const plan::Request& request) mutable { return request.thread == n++; });
+  }));
 }
 
 TEST_CASE("a thread that drifts is left out", "[threads]") {
