@@ -8,9 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 
+#include "interpose/base/kept_errno.h"
 #include "interpose/base/quiet_writes.h"
 
 namespace stalloc::log {
@@ -62,7 +62,7 @@ void set_level(LogLevel level) noexcept { current_level.store(level, std::memory
 bool enabled(LogLevel level) noexcept { return level <= current_level.load(std::memory_order_relaxed); }
 
 void detail::write_line(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept {
-  const int saved = errno;
+  const KeptErrno kept;
   char line[kLineBytes + 32];
   const char* prefix = kPrefix[static_cast<std::size_t>(level)];
   const std::size_t prefix_bytes = std::strlen(prefix);
@@ -71,7 +71,6 @@ void detail::write_line(LogLevel level, fmt::string_view format, fmt::format_arg
   try {
     text_bytes = std::min(fmt::vformat_to_n(line + prefix_bytes, kLineBytes, format, args).size, kLineBytes);
   } catch (...) {
-    errno = saved;
     return;  // a line that cannot be formatted is dropped
   }
   const std::size_t bytes = prefix_bytes + text_bytes;
@@ -81,7 +80,6 @@ void detail::write_line(LogLevel level, fmt::string_view format, fmt::format_arg
     const ssize_t written = ::write(STDERR_FILENO, line, bytes + 1);
     (void)written;  // if the write fails, only this line is lost
   }
-  errno = saved;
 }
 
 }  // namespace stalloc::log

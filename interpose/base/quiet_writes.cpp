@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <ctime>
 
+#include "interpose/base/kept_errno.h"
+
 namespace stalloc {
 namespace {
 
@@ -29,18 +31,17 @@ NoCancellation::NoCancellation() noexcept { pthread_setcancelstate(PTHREAD_CANCE
 NoCancellation::~NoCancellation() { pthread_setcancelstate(before_, nullptr); }
 
 QuietWrites::QuietWrites() noexcept {
-  const int saved = errno;
+  const KeptErrno kept;
   sigset_t blocked;
   sigemptyset(&blocked);
   for (const int signal : kRaised) sigaddset(&blocked, signal);
   sigaddset(&blocked, SIGTTOU);
   pthread_sigmask(SIG_BLOCK, &blocked, &mask_before_);
   sigpending(&pending_before_);
-  errno = saved;
 }
 
 QuietWrites::~QuietWrites() {
-  const int saved = errno;
+  const KeptErrno kept;
   sigset_t pending;
   sigemptyset(&pending);
   sigpending(&pending);
@@ -48,7 +49,6 @@ QuietWrites::~QuietWrites() {
     if (sigismember(&pending, signal) == 1 && sigismember(&pending_before_, signal) == 0) consume(signal);
   }
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
-  errno = saved;
 }
 
 }  // namespace stalloc

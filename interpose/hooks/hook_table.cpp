@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "interpose/base/kept_errno.h"
 #include "interpose/base/loader.h"
 #include "interpose/session/session.h"
 
@@ -56,6 +57,7 @@ CallerOriginals callers[kHooks];
 
 // The next definition after this library in the global scope, else the driver library's own.
 void* find_driver_original(const Row& row) noexcept {
+  const KeptErrno kept;
   if (void* next = loader::real_dlsym(RTLD_NEXT, row.symbol)) return next;
   return Session::cuda().symbol(row.symbol);
 }
@@ -89,6 +91,7 @@ void remember_runtime_original(CallerOriginals& originals, const loader::Module&
 // Another thread may hold that lock while it waits for this one: in dlclose, a destructor may join the threads of its
 // library. So the functions of all hooks are found at a module's first call of any, as long as there are slots.
 void* new_runtime_original(Hook hook, const void* caller) noexcept {
+  const KeptErrno kept;
   loader::Module module;
   if (!loader::find_module(caller, &module)) return nullptr;
   const bool is_full = callers[static_cast<std::size_t>(hook)].claimed.load(std::memory_order_relaxed) >= kCallers;

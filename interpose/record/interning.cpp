@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/record/interning.h"
 
+#include "interpose/base/kept_errno.h"
 #include "interpose/base/process.h"
 #include "interpose/record/python_stack.h"
 #include "plan/files/checksum.h"
@@ -24,6 +25,7 @@ const Interning::KnownModule* Interning::find(const void* address) {
   for (const KnownModule& known : modules_) {
     if (known.range.holds(address)) return &known;
   }
+  const KeptErrno kept;
   loader::Module range;
   if (!loader::find_module(address, &range)) return nullptr;
   const bool program = range.path == nullptr || *range.path == '\0';

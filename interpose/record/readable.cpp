@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "interpose/base/kept_errno.h"
+
 namespace stalloc::record {
 namespace {
 
@@ -27,7 +29,7 @@ bool kernel_validates() noexcept {
 }  // namespace
 
 bool is_readable(const void* address, std::size_t bytes) noexcept {
-  const int error = errno;
+  const KeptErrno kept;
   static const bool validates = kernel_validates();
   const auto from = reinterpret_cast<std::uintptr_t>(address);
   bool readable = validates && bytes > 0 && from + bytes > from;
@@ -38,7 +40,6 @@ bool is_readable(const void* address, std::size_t bytes) noexcept {
       readable = word_is_readable(at);
     }
   }
-  errno = error;
   return readable;
 }
 

@@ -10,6 +10,7 @@
 #include <exception>
 #include <thread>
 
+#include "interpose/base/kept_errno.h"
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
 #include "interpose/record/call_stack.h"
@@ -80,9 +81,13 @@ void Recorder::append_event(const TracedCall& call) {
   std::array<PythonFrame, kMaxStackDepth> python;
   // The address of a free identifies its allocation, so its call stack is not recorded.
   const bool allocates = call.kind != EventKind::Free && call.kind != EventKind::FreeAsync;
-  const bool stack = stacks_ && allocates;
-  std::size_t depth = stack ? capture_call_stack(std::span(frames).first(stack_depth_)) : 0;
-  const std::size_t python_depth = stack ? capture_python_stack(std::span(python).first(stack_depth_)) : 0;
+  std::size_t depth = 0;
+  std::size_t python_depth = 0;
+  if (stacks_ && allocates) {
+    const KeptErrno kept;
+    depth = capture_call_stack(std::span(frames).first(stack_depth_));
+    python_depth = capture_python_stack(std::span(python).first(stack_depth_));
+  }
   if (python_depth > 0) depth = frames_inside_python(std::span(frames).first(depth));
   const std::lock_guard lock(mutex_);
   if (stopped_.load(std::memory_order_relaxed)) return;
@@ -99,6 +104,7 @@ void Recorder::append_event(const TracedCall& call) {
 
 void Recorder::note_device(int device) {
   if (std::find(known_devices_.begin(), known_devices_.end(), device) != known_devices_.end()) return;
+  const KeptErrno kept;
   known_devices_.push_back(device);
   new_devices_.push_back(describe_(device));
 }
@@ -117,6 +123,7 @@ void Recorder::stream_destroyed(CUstream stream) noexcept {
 }
 
 void Recorder::write_chunk(bool last) {
+  const KeptErrno kept;
   trace::ChunkView chunk;
   chunk.sequence = sequence_++;
   chunk.process = chunk.sequence == 0 ? &process_ : nullptr;

@@ -35,9 +35,10 @@ class Recorder {
   // `describe` returns the name, size and granularity of a device; it is called once for each device.
   Recorder(const Options& options, trace::Device (*describe)(int device));
 
-  // Records a call. Thread-safe; never throws. The first failure (disk full, out of memory) stops recording with one
-  // warning. So does reaching the largest size of the file; such a trace can be planned. Record allocations after the
-  // original function has returned, and frees before it is called, so that no address is live twice in the trace.
+  // Records a call. Thread-safe; never throws; keeps errno. The first failure (disk full, out of memory) stops
+  // recording with one warning. So does reaching the largest size of the file; such a trace can be planned. Record
+  // allocations after the original function has returned, and frees before it is called, so that no address is live
+  // twice in the trace.
   void record(const TracedCall& call) noexcept;
 
   // Call this before the stream is destroyed, since a new stream may get its handle. Thread-safe.

@@ -11,6 +11,7 @@
 #include "interpose/base/environment.h"
 #include "interpose/base/foreign_variables.h"
 #include "interpose/base/frameworks.h"
+#include "interpose/base/kept_errno.h"
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
 #include "interpose/base/quiet_writes.h"
@@ -73,6 +74,7 @@ void warn_of_refused(const Options& options) {
 Session& Session::of_process() noexcept {
   alignas(Session) static std::byte storage[sizeof(Session)];
   static Session* const session = [] {
+    const KeptErrno kept;
     auto* made = new (storage) Session(parse_options(environment::copy), process_cuda_, process_captures_);
     if (made->active()) made->prepare_process();
     return made;
@@ -113,6 +115,7 @@ Session::~Session() {
 }
 
 void Session::first_use() noexcept {
+  const KeptErrno kept;
   const NoCancellation guard;
   try {
     warn_of_refused(options_);

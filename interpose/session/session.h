@@ -52,7 +52,7 @@ class Session {
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
 
-  // The parts of the mode, created at the first call of either function. Null: the mode has no such part.
+  // The parts of the mode, created at the first call of either function. Null: the mode has no such part. Keep errno.
   record::Recorder* recorder() noexcept;
   Heaps* heaps() noexcept;
   // The heaps if they exist already, for calls that do not allocate.

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "interpose/base/kept_errno.h"
 #include "interpose/base/loader.h"
 #include "interpose/base/log.h"
 #include "interpose/session/session.h"
@@ -138,6 +139,7 @@ const char* configuration_for(const char* name, const void* caller, char* value)
   try {
     if (value != nullptr && is_door_open() && registers_segments(name, caller)) return refuse_to_register(name);
     if (!is_configuration(name) || !is_in_pytorch(caller)) return value;
+    const KeptErrno kept;
     // Where the program is linked with PyTorch, this call creates the session, which may set the variable.
     (void)Session::get();
     const char* set = std::getenv(name);
@@ -149,6 +151,7 @@ const char* configuration_for(const char* name, const void* caller, char* value)
 
 void open_door_once() noexcept {
   if (attempted.load(std::memory_order_acquire)) return;
+  const KeptErrno kept;
   Session& session = Session::get();
   if (!session.active() || session.options().torch != TorchIntegration::Door) return;
   static std::mutex mutex;

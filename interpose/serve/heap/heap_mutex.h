@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "interpose/base/kept_errno.h"
+
 namespace stalloc::serve {
 
 // Pauses the processor for some tens of cycles.
@@ -54,6 +56,7 @@ class alignas(64) BackoffMutex {
   static constexpr unsigned kSpinsAfterSleep = 256;
 
   [[gnu::noinline]] void lock_slowly() noexcept {
+    const KeptErrno kept;
     for (unsigned spin = 0; spin < kSpins; ++spin) {
       pause(1U << (spin < LongestPause ? spin : LongestPause));
       if (state_.load(std::memory_order_relaxed) == kFree && try_lock()) return;

@@ -5,8 +5,10 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <thread>
 
@@ -131,6 +133,19 @@ TEST_CASE("threads lose no event") {
   std::map<std::uint32_t, std::uint64_t> by_thread;
   for (const auto& event : trace.value.events) ++by_thread[event.thread()];
   CHECK(by_thread.size() == 4);
+}
+
+TEST_CASE("a recording changes no errno") {
+  const Folder folder;
+  const Settings settings(folder.path() / "trace.fb", 1);
+  std::ofstream(settings.trace) << "theirs";  // so that the trace gets another name, after an error
+  Recorder recorder(settings.options, describe);
+  errno = 7;
+  recorder.record(alloc(1 << 20, 512));
+  const int after_event = errno;
+  recorder.close();
+  CHECK(after_event == 7);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 2);
 }
 
 TEST_CASE("a file that cannot be made stops the recording and nothing else") {

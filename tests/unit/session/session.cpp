@@ -5,6 +5,8 @@
 #include <cuda.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): raise of a POSIX signal
 
+#include <cerrno>
+
 #include "catch.h"
 #include "driver.h"
 #include "settings.h"
@@ -51,6 +53,15 @@ TEST_CASE("without a plan there are heaps from the first use on", "[session]") {
   CHECK(Session::known_heaps() == heaps);
   CHECK(Session::fast_path_heaps() == heaps);
   CHECK(Session::active_heaps() == heaps);
+}
+
+TEST_CASE("the first use of CUDA changes no errno", "[session]") {
+  const Folder folder;  // is there already, which is an error of mkdir
+  Process process(settings({{"STALLOC_MODE", "dynamic"}, {"STALLOC_STATISTICS", folder.path().string()}}));
+  errno = 7;
+  Heaps* const heaps = process.session.heaps();
+  CHECK(errno == 7);
+  CHECK(heaps != nullptr);
 }
 
 TEST_CASE("a session that records serves too, but not only", "[session]") {
