@@ -9,6 +9,7 @@
 #include <ctime>
 #include <exception>
 #include <thread>
+#include <utility>
 
 #include "interpose/base/kept_errno.h"
 #include "interpose/base/log.h"
@@ -125,55 +126,70 @@ void Recorder::stream_destroyed(CUstream stream) noexcept {
 void Recorder::write_chunk(bool last) {
   const KeptErrno kept;
   trace::ChunkView chunk;
-  chunk.sequence = sequence_++;
+  chunk.sequence = sequence_;
   chunk.process = chunk.sequence == 0 ? &process_ : nullptr;
   chunk.devices = new_devices_;
   chunk.modules = interning_.new_modules();
   chunk.stacks = interning_.new_stacks();
   chunk.events = events_;
   chunk.last = last;
-  if (!append(chunk)) return;
+  std::vector<std::uint8_t> bytes = trace::encode_chunk(chunk);
+  if (!fits(bytes.size(), last)) return close_full_trace();
+  add_unwritten(std::move(bytes));
+  ++sequence_;
   total_events_ += events_.size();
   events_.clear();
   new_devices_.clear();
   interning_.forget_new();
   last_write_ns_ = now_ns(CLOCK_MONOTONIC);
+  write(last);
 }
 
-bool Recorder::append(const trace::ChunkView& chunk) {
-  const std::vector<std::uint8_t> bytes = trace::encode_chunk(chunk);
-  if (!chunk.limit_reached && !fits(bytes.size(), chunk.last)) {
-    close_full_trace();
-    return false;
+void Recorder::add_unwritten(std::vector<std::uint8_t> chunk) {
+  if (unwritten_.empty()) {
+    unwritten_ = std::move(chunk);
+  } else {
+    unwritten_.insert(unwritten_.end(), chunk.begin(), chunk.end());
   }
-  if (const std::string error = output_.append(bytes); !error.empty()) {
-    stop(error);
-    return false;
+}
+
+// Writes what is not yet written. What cannot be written now is kept, unless `last`.
+bool Recorder::write(bool last) {
+  const bool is_first = output_.bytes() == 0;
+  const std::string error = output_.append(unwritten_);
+  if (error.empty()) {
+    unwritten_ = std::vector<std::uint8_t>();
+    if (is_first) log_beginning();
+    return true;
   }
-  if (chunk.sequence == 0) {
-    log::info("recording to {}", output_.path());
-    if (!output_.taken().empty()) {
-      log::warn(
-          "{} is there already and is left alone: recording to {} instead; remove the old file before the next run, or "
-          "name another with STALLOC_TRACE",
-          output_.taken(), output_.path());
-    }
-  }
-  return true;
+  if (!last && output_.may_retry() && unwritten_.size() <= kMostUnwrittenBytes) return true;
+  unwritten_ = std::vector<std::uint8_t>();
+  stop(error);
+  return false;
+}
+
+void Recorder::log_beginning() const {
+  log::info("recording to {}", output_.path());
+  if (output_.taken().empty()) return;
+  log::warn(
+      "{} is there already and is left alone: recording to {} instead; remove the old file before the next run, or "
+      "name another with STALLOC_TRACE",
+      output_.taken(), output_.path());
 }
 
 bool Recorder::fits(std::size_t bytes, bool last) const {
-  return limit_ == 0 || output_.bytes() + bytes + (last ? 0 : kClosingBytes) <= limit_;
+  return limit_ == 0 || output_.bytes() + unwritten_.size() + bytes + (last ? 0 : kClosingBytes) <= limit_;
 }
 
-// Drops the events in memory. What was written before is a complete trace.
+// Drops the events that are in no chunk. The chunks are a complete trace.
 void Recorder::close_full_trace() {
   trace::ChunkView chunk;
-  chunk.sequence = sequence_ - 1;
+  chunk.sequence = sequence_;
   chunk.process = chunk.sequence == 0 ? &process_ : nullptr;
   chunk.last = true;
   chunk.limit_reached = true;
-  if (!append(chunk)) return;
+  add_unwritten(trace::encode_chunk(chunk));
+  if (!write(/*last=*/true)) return;
   stop(fmt::format("{} has reached the limit of {} bytes (STALLOC_TRACE_LIMIT) with {} events; it can be planned",
                    output_.path(), limit_, total_events_));
 }

@@ -30,15 +30,19 @@ struct TracedCall {
   const void* caller = nullptr;  // return address in the program
 };
 
+// The most that a recorder keeps of chunks that it could not write; a chunk that is not yet full is not counted.
+inline constexpr std::size_t kMostUnwrittenBytes = std::size_t{64} << 20;
+
 class Recorder {
  public:
   // `describe` returns the name, size and granularity of a device; it is called once for each device.
   Recorder(const Options& options, trace::Device (*describe)(int device));
 
-  // Records a call. Thread-safe; never throws; keeps errno. The first failure (disk full, out of memory) stops
-  // recording with one warning. So does reaching the largest size of the file; such a trace can be planned. Record
-  // allocations after the original function has returned, and frees before it is called, so that no address is live
-  // twice in the trace.
+  // Records a call. Thread-safe; never throws; keeps errno. Chunks that cannot be written now, for want of a descriptor
+  // or of room on the disk, are kept in memory and written with the next one. Recording stops with one warning when
+  // more than kMostUnwrittenBytes would have to be kept, when any other failure occurs, and when the file reaches its
+  // largest size; the trace up to there can be planned. Record allocations after the original function has returned,
+  // and frees before it is called, so that no address is live twice in the trace.
   void record(const TracedCall& call) noexcept;
 
   // Call this before the stream is destroyed, since a new stream may get its handle. Thread-safe.
@@ -58,7 +62,9 @@ class Recorder {
   void append_event(const TracedCall& call);
   void note_device(int device);
   void write_chunk(bool last);
-  bool append(const trace::ChunkView& chunk);  // false: recording has stopped
+  void add_unwritten(std::vector<std::uint8_t> chunk);
+  bool write(bool last);  // false: recording has stopped
+  void log_beginning() const;
   [[nodiscard]] bool fits(std::size_t bytes, bool last) const;
   void close_full_trace();
   void stop(const std::string& why) noexcept;
@@ -81,9 +87,10 @@ class Recorder {
   std::vector<int> known_devices_;
   std::vector<trace::Device> new_devices_;
   std::vector<trace::Event> events_;
+  std::vector<std::uint8_t> unwritten_;  // whole chunks
   std::uint64_t start_ns_;
   std::uint64_t last_write_ns_;
-  std::uint64_t total_events_ = 0;
+  std::uint64_t total_events_ = 0;  // in chunks
   std::uint32_t sequence_ = 0;
 };
 

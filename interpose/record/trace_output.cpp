@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <system_error>
 
 #include "interpose/base/process.h"
@@ -15,6 +17,7 @@ namespace stalloc::record {
 namespace {
 
 constexpr int kNames = 1000;
+constexpr int kMayPass[] = {EMFILE, ENFILE, ENOMEM, ENOSPC, EDQUOT};
 
 int open_uninterrupted(const std::string& path, int flags) {
   int file = -1;
@@ -51,7 +54,10 @@ bool write_all(int file, std::span<const std::uint8_t> bytes) {
 
 }  // namespace
 
-std::string TraceOutput::failure(int error) const { return path_ + ": " + std::generic_category().message(error); }
+std::string TraceOutput::failure(int error) {
+  may_retry_ = std::find(std::begin(kMayPass), std::end(kMayPass), error) != std::end(kMayPass);
+  return path_ + ": " + std::generic_category().message(error);
+}
 
 bool TraceOutput::is_ours(int file) const {
   struct stat now {};
@@ -96,16 +102,18 @@ int TraceOutput::reopen(std::string* error) {
   return -1;
 }
 
-void TraceOutput::undo(int file) const {
+void TraceOutput::undo(int file) {
   // An incomplete chunk would make the file hard to read.
   const bool cut = ::ftruncate(file, static_cast<off_t>(bytes_)) == 0;
   struct stat there {};
   const bool nothing = cut && bytes_ == 0 && ::lstat(path_.c_str(), &there) == 0;
-  if (nothing && there.st_dev == device_ && there.st_ino == inode_) ::unlink(path_.c_str());
+  if (!nothing || there.st_dev != device_ || there.st_ino != inode_) return;
+  created_ = ::unlink(path_.c_str()) != 0;
 }
 
 std::string TraceOutput::append(std::span<const std::uint8_t> bytes) {
   const QuietWrites quiet;
+  may_retry_ = false;
   std::string error;
   const int file = created_ ? reopen(&error) : create(&error);
   if (file < 0) return error;
@@ -114,7 +122,10 @@ std::string TraceOutput::append(std::span<const std::uint8_t> bytes) {
     if (is_ours(file)) undo(file);
   }
   // Another thread may have closed the descriptor, and its number may belong to another file by now.
-  if (is_ours(file) && ::close(file) != 0 && error.empty()) error = failure(errno);
+  if (is_ours(file) && ::close(file) != 0 && error.empty()) {
+    error = failure(errno);
+    may_retry_ = false;  // some of the bytes may be in the file
+  }
   if (error.empty()) bytes_ += bytes.size();
   return error;
 }

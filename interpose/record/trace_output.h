@@ -19,8 +19,8 @@ class TraceOutput {
 
   // Appends all bytes, or none; the first call creates the file. Returns an empty text on success, else the error in
   // one line: the file cannot be created or written, the disk is full, or the file was changed since the last call. The
-  // earlier chunks are then whole, and nothing more may be appended. Raises no signal and waits only for the file
-  // system.
+  // earlier chunks are then whole, and more may be appended only if `may_retry`. Raises no signal and waits only for
+  // the file system.
   //
   // If the name is taken by a regular file or a dangling link, the process id is inserted before the extension, and
   // also a number if that name is taken, too. Anything else under the name is an error.
@@ -30,18 +30,22 @@ class TraceOutput {
   // The requested name, if it was taken and `path` is another one; else empty.
   [[nodiscard]] const std::string& taken() const { return taken_; }
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }  // in the file
+  // Whether the latest call of `append` failed for want of something of which there may be more later: descriptors,
+  // memory, or room on the disk.
+  [[nodiscard]] bool may_retry() const { return may_retry_; }
 
  private:
   // Return a descriptor of the file, or -1 and the error.
   int create(std::string* error);
   int reopen(std::string* error);
   [[nodiscard]] bool is_ours(int file) const;
-  void undo(int file) const;  // removes bytes after the last whole chunk; deletes a file without whole chunks
-  [[nodiscard]] std::string failure(int error) const;
+  void undo(int file);  // removes bytes after the last whole chunk; deletes a file without whole chunks
+  std::string failure(int error);
 
   std::string path_;
   std::string taken_;
   bool created_ = false;
+  bool may_retry_ = false;
   dev_t device_ = 0;
   ino_t inode_ = 0;
   std::uint64_t bytes_ = 0;

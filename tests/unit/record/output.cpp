@@ -188,6 +188,24 @@ TEST_CASE("a file that may not grow ends with a whole chunk, and raises nothing"
   CHECK(fs::file_size(path) == 2000);
 }
 
+TEST_CASE("a chunk may be tried again where more descriptors may come, and not where a limit stays") {
+  const Folder folder;
+  CHECK(holds_in_child([&] {
+    rlimit before{};
+    getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit none{0, before.rlim_max};
+    TraceOutput output(folder / "trace.fb");
+    for (int i = 0; i < 2; ++i) {
+      setrlimit(RLIMIT_NOFILE, &none);
+      if (output.append(chunk(1000)).empty() || !output.may_retry()) return false;
+      setrlimit(RLIMIT_NOFILE, &before);
+      if (!output.append(chunk(1000)).empty() || output.may_retry()) return false;
+    }
+    return limit_file_size(2500) && !output.append(chunk(1000)).empty() && !output.may_retry();
+  }));
+  CHECK(fs::file_size(folder / "trace.fb") == 2000);
+}
+
 TEST_CASE("a file whose first chunk does not fit goes") {
   const Folder folder;
   CHECK(holds_in_child([&] {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/record/recorder.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,11 +14,13 @@
 #include <thread>
 
 #include "catch.h"
+#include "child.h"
 #include "folder.h"
 
 using stalloc::record::Recorder;
 using stalloc::record::TracedCall;
 using stalloc::test::Folder;
+using stalloc::test::holds_in_child;
 using stalloc::trace::EventKind;
 namespace fs = std::filesystem;
 
@@ -46,6 +49,22 @@ TracedCall alloc(std::uint64_t address, std::uint64_t size, CUstream stream = nu
   call.caller = reinterpret_cast<const void*>(&describe);
   return call;
 }
+
+// While an object lives, no file can be opened. For children.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{0, before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
 
 CUstream stream_handle(std::uintptr_t value) { return reinterpret_cast<CUstream>(value); }
 
@@ -133,6 +152,49 @@ TEST_CASE("threads lose no event") {
   std::map<std::uint32_t, std::uint64_t> by_thread;
   for (const auto& event : trace.value.events) ++by_thread[event.thread()];
   CHECK(by_thread.size() == 4);
+}
+
+TEST_CASE("events that cannot be written now are written later") {
+  const Folder folder;
+  const Settings settings(folder.path() / "trace.fb", 1);
+  CHECK(holds_in_child([&settings] {
+    Recorder recorder(settings.options, describe);
+    std::uint64_t next = 0;
+    const auto record = [&] { recorder.record(alloc(++next << 20, 512)); };
+    for (int times = 0; times < 2; ++times) {
+      {
+        const NoDescriptors none;  // for the first chunk, and for later ones
+        for (int i = 0; i < 3; ++i) record();
+      }
+      for (int i = 0; i < 3; ++i) record();
+    }
+    const NoDescriptors none;
+    record();
+    recorder.close();  // the end: what cannot be written now is lost, and nothing else
+    return true;
+  }));
+  const auto trace = stalloc::trace::read_trace(settings.trace);
+  REQUIRE(trace.error.empty());
+  CHECK_FALSE(trace.value.closed);
+  REQUIRE(trace.value.events.size() == 12);
+  for (std::uint64_t i = 1; i <= 12; ++i) CHECK(trace.value.events[i - 1].address() == i << 20);
+}
+
+TEST_CASE("events that can never be written end the recording before they take much memory") {
+  const Folder folder;
+  Settings settings(folder.path() / "trace.fb", 8192);
+  settings.options.stacks = false;
+  CHECK(holds_in_child([&settings] {
+    Recorder recorder(settings.options, describe);
+    {
+      const NoDescriptors none;
+      for (std::uint64_t i = 0; i <= stalloc::record::kMostUnwrittenBytes / sizeof(stalloc::trace::Event) + 8192; ++i) {
+        recorder.record(alloc(i << 10, 512));
+      }
+    }
+    recorder.close();
+    return !fs::exists(settings.trace);
+  }));
 }
 
 TEST_CASE("a recording changes no errno") {
