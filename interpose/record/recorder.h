@@ -49,7 +49,8 @@ class Recorder {
   void stream_destroyed(CUstream stream) noexcept;
 
   // Writes the events in memory and the closing chunk. Nothing is recorded afterwards. If another thread keeps the
-  // recorder's lock for a second, the trace stays as it is, without a closing chunk. Thread-safe.
+  // recorder's lock for a second, the trace stays as it is, without a closing chunk. Does nothing in a child that has
+  // its parent's recorder: the file is the parent's. Thread-safe.
   void close() noexcept;
 
  private:
@@ -65,6 +66,7 @@ class Recorder {
   void add_unwritten(std::vector<std::uint8_t> chunk);
   bool write(bool last);  // false: recording has stopped
   void log_beginning() const;
+  [[nodiscard]] bool is_copy() const noexcept;
   [[nodiscard]] bool fits(std::size_t bytes, bool last) const;
   void close_full_trace();
   void stop(const std::string& why) noexcept;
@@ -76,12 +78,12 @@ class Recorder {
   const std::uint64_t flush_ns_;
   const std::uint64_t limit_;  // bytes of the file; 0: none
   trace::Device (*const describe_)(int device);
+  trace::Process process_;  // not changed after the constructor
 
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;  // guards all members below
   TraceOutput output_;
   Interning interning_;
-  trace::Process process_;
   std::unordered_map<StreamKey, std::uint32_t, StreamHash> streams_;
   std::uint32_t next_stream_ = 1;  // 0 is the legacy default stream
   std::vector<int> known_devices_;

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): sigaction is POSIX, not in <csignal>
+#include <unistd.h>
 
 #include <exception>
 #include <new>
@@ -117,6 +118,7 @@ Session::~Session() {
 void Session::first_use() noexcept {
   const KeptErrno kept;
   const NoCancellation guard;
+  user_.store(::getpid());
   try {
     warn_of_refused(options_);
     warn_of_foreign_variables();
@@ -217,7 +219,7 @@ void Session::stop_in_child() noexcept {
 }
 
 void Session::finish() noexcept {
-  if (!active_.load()) return;
+  if (!active_.load() || user_.load() != ::getpid()) return;
   if (record::Recorder* recorder = recorder_.load()) {
     if (Heaps* heaps = heaps_.load()) heaps->notify_pending_frees_at_exit();
     recorder->close();

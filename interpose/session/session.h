@@ -2,6 +2,8 @@
 // The library's state in one process: its mode, and the parts that the mode needs, which are created when first needed.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -77,7 +79,9 @@ class Session {
   // as this was not called before the fork.
   void cuda_is_used() noexcept { cuda_used_.store(true, std::memory_order_relaxed); }
   void stop_in_child() noexcept;
-  void finish() noexcept;  // at exit: closes the trace, logs the figures, ends the statistics page
+  // At exit: closes the trace, logs the figures, ends the statistics page. Does nothing in a process that has not made
+  // these itself (a child of _Fork, clone or vfork that exits).
+  void finish() noexcept;
 
  private:
   static inline constinit Cuda process_cuda_{&cuda_driver::symbol};
@@ -109,6 +113,7 @@ class Session {
   std::atomic<bool> serves_pytorch_{false};
   std::once_flag used_;
   std::atomic<bool> ready_{false};
+  std::atomic<pid_t> user_{0};  // the process of the first use; 0: there was none
   // Set once in first_use, never destroyed.
   std::atomic<record::Recorder*> recorder_{nullptr};
   static inline constinit std::atomic<Heaps*> heaps_{nullptr};

@@ -197,6 +197,26 @@ TEST_CASE("events that can never be written end the recording before they take m
   }));
 }
 
+TEST_CASE("a child that has its parent's recorder leaves the parent's trace alone") {
+  const Folder folder;
+  const Settings settings(folder.path() / "trace.fb");
+  Recorder recorder(settings.options, describe);
+  for (std::uint64_t i = 1; i <= 5; ++i) recorder.record(alloc(i << 20, 512));  // one in memory
+  const auto bytes = fs::file_size(settings.trace);
+  CHECK(holds_in_child([&] {
+    recorder.close();
+    for (std::uint64_t i = 1; i <= 5; ++i) recorder.record(alloc(i << 30, 512));
+    recorder.close();
+    return fs::file_size(settings.trace) == bytes;
+  }));
+  recorder.record(alloc(6 << 20, 512));
+  recorder.close();
+  const auto trace = stalloc::trace::read_trace(settings.trace);
+  REQUIRE(trace.error.empty());
+  CHECK(trace.value.closed);
+  CHECK(trace.value.events.size() == 6);
+}
+
 TEST_CASE("a recording changes no errno") {
   const Folder folder;
   const Settings settings(folder.path() / "trace.fb", 1);

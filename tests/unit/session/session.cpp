@@ -6,14 +6,17 @@
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): raise of a POSIX signal
 
 #include <cerrno>
+#include <filesystem>
 
 #include "catch.h"
 #include "driver.h"
 #include "settings.h"
+#include "tests/child.h"
 #include "tests/folder.h"
 
 using namespace stalloc;
 using namespace stalloc::test;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -119,6 +122,25 @@ TEST_CASE("a child of fork only forwards where its parent had used CUDA", "[sess
   CHECK(Session::fast_path_heaps() == nullptr);
   CHECK(Session::active_heaps() == nullptr);
   CHECK(Session::known_active_heaps() == nullptr);
+}
+
+TEST_CASE("a child of _Fork leaves its parent's trace and figures alone at its exit", "[session]") {
+  const Folder folder;
+  const Folder figures;
+  Process process(settings({{"STALLOC_MODE", "trace"},
+                            {"STALLOC_TRACE", folder / "trace.fb"},
+                            {"STALLOC_STATISTICS", figures.path().string()}}));
+  record::TracedCall call;
+  call.kind = trace::EventKind::AllocAsync;
+  REQUIRE(process.session.recorder() != nullptr);
+  process.session.recorder()->record(call);
+  CHECK(holds_in_child([&] {
+    process.session.finish();
+    return fs::is_empty(folder.path()) && !fs::is_empty(figures.path());
+  }));
+  process.session.finish();
+  CHECK(trace::read_trace(folder / "trace.fb").value.closed);
+  CHECK(fs::is_empty(figures.path()));
 }
 
 TEST_CASE("a signal is answered once, at the next request", "[session]") {
