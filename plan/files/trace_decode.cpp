@@ -41,6 +41,17 @@ struct Marks {
   std::size_t devices, modules, stacks, events;
 };
 
+Marks marks_of(const Trace& trace) {
+  return {trace.devices.size(), trace.modules.size(), trace.stacks.size(), trace.events.size()};
+}
+
+void cut_back(Trace& trace, const Marks& marks) {
+  trace.devices.resize(marks.devices);
+  trace.modules.resize(marks.modules);
+  trace.stacks.resize(marks.stacks);
+  trace.events.resize(marks.events);
+}
+
 // The verifier does not look at the alignment of a vector's elements, so they are copied as bytes.
 template <class Struct>
 void append_structs(const flatbuffers::Vector<const Struct*>& from, std::vector<Struct>& to) {
@@ -89,7 +100,8 @@ bool checksum_matches(const tracefb::Chunk& chunk, const Trace& trace, const Mar
   return checksum_of(view) == chunk.checksum();
 }
 
-// Appends one chunk to `trace`. `bytes` is the whole chunk, prefix included, aligned as a 64-bit word.
+// Appends one chunk to `trace`. `bytes` is the whole chunk, prefix included, aligned as a 64-bit word. Returns what is
+// wrong with it; a part of it may then have been appended.
 std::string append_chunk(MutableBytes bytes, Trace& trace) {
   if (std::string other = find_other_version(bytes, kPrefix, "is", kTraceVersionMajor); !other.empty()) return other;
   flatbuffers::Verifier verifier(bytes.data(), bytes.size());
@@ -98,7 +110,7 @@ std::string append_chunk(MutableBytes bytes, Trace& trace) {
   if (chunk.version_major() != kTraceVersionMajor) return "is corrupt: it has no version";
   if (chunk.sequence() != trace.chunks) return "has sequence number " + std::to_string(chunk.sequence());
   if (trace.closed) return "follows the closing chunk";
-  const Marks marks{trace.devices.size(), trace.modules.size(), trace.stacks.size(), trace.events.size()};
+  const Marks marks = marks_of(trace);
   if (chunk.process() != nullptr) {
     if (trace.chunks > 0) return "describes the process again";
     trace.process = decode_process(*chunk.process());
@@ -124,6 +136,19 @@ std::size_t chunk_bytes(Bytes rest) {
   return std::size_t{flatbuffers::ReadScalar<flatbuffers::uoffset_t>(rest.data())} + kPrefix;
 }
 
+// Appends the chunk at the start of `rest` to `trace`. Returns what is wrong with it; a part of it may then have been
+// appended.
+std::string append_first_chunk(Bytes rest, Trace& trace) {
+  const std::string chunk = "chunk " + std::to_string(trace.chunks);
+  const std::size_t size = chunk_bytes(rest);
+  if (size == 0 || size > rest.size()) return "the file stops inside " + chunk;
+  if (size < kSmallestChunk || !is_trace(rest.first(size))) return chunk + " is not of a trace";
+  std::vector<std::uint64_t> aligned(size / sizeof(std::uint64_t) + 1);
+  std::memcpy(aligned.data(), rest.data(), size);
+  const std::string defect = append_chunk({reinterpret_cast<std::uint8_t*>(aligned.data()), size}, trace);
+  return defect.empty() ? "" : chunk + " " + defect;
+}
+
 }  // namespace
 
 bool is_trace(Bytes bytes) {
@@ -137,27 +162,21 @@ Expected<Trace> decode_trace(Bytes bytes, const ReadOptions& options) {
   if (!is_trace(bytes)) return Result::failure("not a trace");
   Result result;
   Trace& trace = result.value;
-  std::vector<std::uint64_t> aligned;
-  std::size_t at = 0;
-  while (at < bytes.size()) {
-    const Bytes rest = bytes.subspan(at);
-    const std::size_t size = chunk_bytes(rest);
-    if (size == 0 || size > rest.size()) {
-      trace.truncated = true;
-      break;
+  Bytes rest = bytes;
+  while (!rest.empty() && trace.damage.empty()) {
+    const Marks before = marks_of(trace);
+    trace.damage = append_first_chunk(rest, trace);
+    if (trace.damage.empty()) {
+      rest = rest.subspan(chunk_bytes(rest));
+    } else {
+      cut_back(trace, before);
     }
-    const std::string chunk = "chunk " + std::to_string(trace.chunks) + " ";
-    if (size < kSmallestChunk || !is_trace(rest.first(size))) return Result::failure(chunk + "is not of a trace");
-    aligned.resize(size / sizeof(std::uint64_t) + 1);
-    std::memcpy(aligned.data(), rest.data(), size);
-    const MutableBytes copy(reinterpret_cast<std::uint8_t*>(aligned.data()), size);
-    if (const std::string defect = append_chunk(copy, trace); !defect.empty()) return Result::failure(chunk + defect);
-    at += size;
   }
-  if (trace.truncated && (trace.chunks == 0 || !options.take_whole_chunks)) {
-    return Result::failure("the file stops inside chunk " + std::to_string(trace.chunks) + " (" +
-                           std::to_string(trace.chunks) + " whole chunks before it are readable)");
+  if (!trace.damage.empty() && (trace.chunks == 0 || !options.take_whole_chunks)) {
+    return Result::failure(trace.damage + " (" + std::to_string(trace.chunks) +
+                           " whole chunks before it are readable)");
   }
+  trace.left_out_bytes = rest.size();
   Checksum sum;
   sum.add(bytes.data(), bytes.size());
   trace.source_checksum = sum.value();

@@ -79,13 +79,14 @@ struct Trace {
   std::uint64_t chunks = 0;           // read
   bool closed = false;                // the closing chunk was seen; else the process was killed or still runs
   bool limit_reached = false;         // the process continued after the closing chunk: the file had its largest size
-  bool truncated = false;             // bytes after the last whole chunk were left out (see ReadOptions)
+  std::uint64_t left_out_bytes = 0;   // after the last whole chunk (see ReadOptions)
+  std::string damage;                 // what is wrong with those bytes, in one line; empty: there are none
   std::uint64_t source_checksum = 0;  // of all bytes of the file
 };
 
 struct ReadOptions {
-  // A file that ends inside a chunk is an error, whose text says how many whole chunks it has. With this option, those
-  // chunks are read and `Trace::truncated` is set.
+  // A file that ends inside a chunk, or holds anything that is not the next chunk, is an error, whose text says how
+  // many whole chunks come before. With this option those chunks are read, if there are any, and the rest is left out.
   bool take_whole_chunks = false;
 };
 

@@ -57,7 +57,7 @@ plan::Expected<std::string> comparison_text(const CompareCommand& command) {
   }
   if (command.json) return {json.take(), {}};
   if (text.empty()) text = fmt::format("{}: no requests\n", printable(source.value.name));
-  return {text, {}};
+  return {text + left_out_text(source.value), {}};
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct Source {
 using Input = std::variant<Source, plan::Plan>;
 
 struct ReadOptions {
-  bool accept_truncated = false;  // read the whole chunks of a trace that ends inside a chunk
+  bool accept_truncated = false;  // read the whole chunks before the damage of a trace
 };
 
 // Reads a file of any of the three formats, which its first bytes tell apart. Errors name the path. Thread-safe.

@@ -96,9 +96,9 @@ class CommandLine {
   }
 
   void add_truncated(CLI::App& to) {
-    to.add_flag(
-        "--accept-truncated", read_.accept_truncated,
-        "Accept a trace whose last chunk is cut off, as a killed process may leave it, and use its whole chunks");
+    to.add_flag("--accept-truncated", read_.accept_truncated,
+                "Accept a trace that is cut off, as a killed process may leave it, or damaged, and use the whole "
+                "chunks before");
   }
 
   void add_plan() {

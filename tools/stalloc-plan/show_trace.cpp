@@ -164,8 +164,8 @@ void write_device(JsonWriter& json, const DeviceFacts& facts) {
   json.member("varying", varying);
 }
 
-const char* ending_text(const trace::Trace& trace) {
-  if (trace.truncated) return "cut off inside the next";
+std::string ending_text(const trace::Trace& trace) {
+  if (!trace.damage.empty()) return fmt::format("without {} bytes: {}", trace.left_out_bytes, trace.damage);
   if (trace.limit_reached) return "up to the largest size of the file; the process went on";
   return trace.closed ? "ended in order" : "the process was killed or still runs";
 }
@@ -202,7 +202,7 @@ std::string source_json(const Source& source) {
     json.member("chunks", trace.chunks);
     json.member("closed", trace.closed);
     json.member("limit_reached", trace.limit_reached);
-    json.member("truncated", trace.truncated);
+    json.member("truncated", !trace.damage.empty());
     json.member("events", trace.events.size());
     json.member("stacks", trace.stacks.size());
     json.member("modules", trace.modules.size());

@@ -119,13 +119,11 @@ void write_device(JsonWriter& json, const plan::PlannedDevice& device) {
 
 // Remarks on the trace for the reader of the plan.
 std::string notes_text(const Source& source) {
-  std::string text;
-  if (source.recorded && source.trace.truncated) {
-    text += fmt::format("  note: the last chunk of the trace is cut off; the {} whole chunks were used\n",
-                        source.trace.chunks);
-  } else if (source.recorded && source.trace.limit_reached) {
+  std::string text = left_out_text(source);
+  const bool is_whole = source.recorded && text.empty();
+  if (is_whole && source.trace.limit_reached) {
     text += "  note: the trace ends where it had reached its largest size (STALLOC_TRACE_LIMIT); the process went on\n";
-  } else if (source.recorded && !source.trace.closed) {
+  } else if (is_whole && !source.trace.closed) {
     text += "  note: the recorded process was killed, or still runs (no closing chunk)\n";
   }
   if (source.lifetimes.unknown_frees > 0) {
@@ -140,6 +138,13 @@ std::string notes_text(const Source& source) {
 }
 
 }  // namespace
+
+std::string left_out_text(const Source& source) {
+  const trace::Trace& trace = source.trace;
+  if (trace.damage.empty()) return {};
+  return fmt::format("  note: {}: the {} whole chunks before it were used, and {} bytes were left out\n", trace.damage,
+                     trace.chunks, trace.left_out_bytes);
+}
 
 double utilisation(std::uint64_t live, std::uint64_t physical) {
   return physical == 0 ? 1.0 : static_cast<double>(live) / static_cast<double>(physical);

@@ -22,6 +22,9 @@ struct Summary {
 std::string summary_text(const Summary& summary);
 std::string summary_json(const Summary& summary);
 
+// Returns what was left out of a damaged trace, as a line of remarks; empty: nothing was.
+std::string left_out_text(const Source& source);
+
 // Returns live bytes divided by physical bytes; 1 if there are no physical bytes.
 double utilisation(std::uint64_t live, std::uint64_t physical);
 // Returns a size for people: "17.82 GiB", "640 B".

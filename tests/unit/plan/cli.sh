@@ -141,7 +141,19 @@ says err "whole chunks"
 head -c 6000 loop.fb >cut.fb
 expect 1 1 cut.fb -o out.plan
 expect 0 0 cut.fb --dry-run --accept-truncated
-says out "the last chunk of the trace is cut off"
+says out "the file stops inside chunk"
+{
+  cat killed.fb
+  head -c 64 /dev/zero
+} >zeros.fb
+for command in "--dry-run" "show" "compare"; do
+  expect 1 1 $command zeros.fb
+  says err "zeros.fb: chunk"
+  says err "whole chunks before it are readable"
+  expect 0 0 $command zeros.fb --accept-truncated
+  says out "is not of a trace"
+  says out "64 bytes"
+done
 head -c 300 loop.plan >cut.plan
 expect 1 1 show cut.plan
 expect 1 1 show "$tool"

@@ -24,7 +24,7 @@ def register(subparsers):
     parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="the format")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write (- for standard output)")
     parser.add_argument("--accept-truncated", action="store_true",
-                        help="accept a trace whose last chunk is cut off")
+                        help="accept a trace that is cut off or damaged")
 
 
 def run(arguments):

@@ -32,6 +32,10 @@ std::size_t chunk_size(const Bytes& bytes, std::size_t at) {
   return std::size_t{4} + bytes[at] + (std::size_t{bytes[at + 1]} << 8) + (std::size_t{bytes[at + 2]} << 16);
 }
 
+std::string readable(std::size_t chunks) {
+  return " (" + std::to_string(chunks) + " whole chunks before it are readable)";
+}
+
 }  // namespace
 
 TEST_CASE("a trace survives encoding and decoding, in one chunk or many") {
@@ -41,7 +45,8 @@ TEST_CASE("a trace survives encoding and decoding, in one chunk or many") {
     REQUIRE(decoded.error.empty());
     CHECK(test::same_content(decoded.value, trace));
     CHECK(decoded.value.closed);
-    CHECK_FALSE(decoded.value.truncated);
+    CHECK(decoded.value.damage.empty());
+    CHECK(decoded.value.left_out_bytes == 0);
     CHECK(decoded.value.chunks == (trace.events.size() + events_per_chunk - 1) / events_per_chunk);
   }
 }
@@ -82,12 +87,12 @@ TEST_CASE("a trace cut short anywhere is an error that counts its whole chunks")
       continue;
     }
     const std::string count = std::to_string(whole);
-    CHECK(decoded.error ==
-          "the file stops inside chunk " + count + " (" + count + " whole chunks before it are readable)");
+    CHECK(decoded.error == "the file stops inside chunk " + count + readable(whole));
     const auto taken = trace::decode_trace(first(bytes, size), {.take_whole_chunks = true});
     CHECK(taken.ok() == (whole > 0));
     if (taken.ok()) {
-      CHECK(taken.value.truncated);
+      CHECK(taken.value.damage == "the file stops inside chunk " + count);
+      CHECK(taken.value.left_out_bytes > 0);
       CHECK(taken.value.chunks == whole);
       CHECK(taken.value.events.size() == 2 * whole);
     }
@@ -108,6 +113,41 @@ TEST_CASE("a trace with any byte changed is refused") {
       CHECK(decoded.error.find('\n') == std::string::npos);
     }
   }
+}
+
+TEST_CASE("of a trace with any byte changed, the whole chunks before the change can be taken") {
+  const trace::Trace trace = small_trace();
+  const Bytes bytes = test::encode_trace(trace, 2);
+  std::size_t whole = 0;
+  std::size_t begin = 0;  // of the chunk that holds the byte
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    if (at == begin + chunk_size(bytes, begin)) {
+      ++whole;
+      begin = at;
+    }
+    Bytes changed = bytes;
+    changed[at] ^= 0x80;
+    const auto taken = trace::decode_trace(changed, {.take_whole_chunks = true});
+    REQUIRE(taken.ok() == (whole > 0));
+    if (!taken.ok()) continue;
+    CHECK_FALSE(taken.value.damage.empty());
+    CHECK(taken.value.left_out_bytes == bytes.size() - begin);
+    CHECK(taken.value.chunks == whole);
+    CHECK(taken.value.events.size() == 2 * whole);  // nothing of the damaged chunk
+    CHECK_FALSE(taken.value.closed);
+  }
+  CHECK(whole == 2);
+}
+
+TEST_CASE("of a trace with anything behind its end, the whole can be taken") {
+  const trace::Trace trace = small_trace();
+  Bytes trailing = test::encode_trace(trace, 2);
+  trailing.insert(trailing.end(), 32, 0);
+  const auto taken = trace::decode_trace(trailing, {.take_whole_chunks = true});
+  REQUIRE(taken.error.empty());
+  CHECK(test::same_content(taken.value, trace));
+  CHECK(taken.value.damage == "chunk 3 is not of a trace");
+  CHECK(taken.value.left_out_bytes == 32);
 }
 
 TEST_CASE("a trace of version 1.0 is read") {
@@ -131,16 +171,16 @@ TEST_CASE("chunks out of order, doubled or behind the end are refused") {
   const std::size_t one = chunk_size(bytes, 0);
   const std::size_t two = one + chunk_size(bytes, one);
   Bytes swapped(bytes.begin() + static_cast<std::ptrdiff_t>(one), bytes.begin() + static_cast<std::ptrdiff_t>(two));
-  CHECK(trace::decode_trace(swapped).error == "chunk 0 has sequence number 1");
+  CHECK(trace::decode_trace(swapped).error == "chunk 0 has sequence number 1" + readable(0));
   Bytes doubled = bytes;
   doubled.insert(doubled.end(), bytes.begin(), bytes.end());
-  CHECK(trace::decode_trace(doubled).error == "chunk 3 has sequence number 0");
+  CHECK(trace::decode_trace(doubled).error == "chunk 3 has sequence number 0" + readable(3));
   trace::ChunkView late;
   late.sequence = 3;
   const Bytes chunk = trace::encode_chunk(late);
   Bytes longer = bytes;
   longer.insert(longer.end(), chunk.begin(), chunk.end());
-  CHECK(trace::decode_trace(longer).error == "chunk 3 follows the closing chunk");
+  CHECK(trace::decode_trace(longer).error == "chunk 3 follows the closing chunk" + readable(3));
 }
 
 TEST_CASE("absurd sizes and foreign files are refused at no cost") {
@@ -148,11 +188,11 @@ TEST_CASE("absurd sizes and foreign files are refused at no cost") {
   CHECK(trace::decode_trace(Bytes(64, 'x')).error == "not a trace");
   Bytes huge = test::encode_trace(small_trace(), 100);
   huge[0] = huge[1] = huge[2] = huge[3] = 0xff;
-  CHECK(trace::decode_trace(huge).error == "the file stops inside chunk 0 (0 whole chunks before it are readable)");
+  CHECK(trace::decode_trace(huge).error == "the file stops inside chunk 0" + readable(0));
   Bytes tiny = test::encode_trace(small_trace(), 100);
   tiny[0] = tiny[1] = tiny[2] = tiny[3] = 0;
-  CHECK(trace::decode_trace(tiny).error == "chunk 0 is not of a trace");
+  CHECK(trace::decode_trace(tiny).error == "chunk 0 is not of a trace" + readable(0));
   Bytes trailing = test::encode_trace(small_trace(), 100);
   trailing.insert(trailing.end(), 32, 0);
-  CHECK(trace::decode_trace(trailing).error == "chunk 1 is not of a trace");
+  CHECK(trace::decode_trace(trailing).error == "chunk 1 is not of a trace" + readable(1));
 }

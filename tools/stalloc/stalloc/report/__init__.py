@@ -49,7 +49,7 @@ def register(subparsers):
     parser.add_argument("--card", metavar="SIZE", type=card_bytes,
                         help="say whether the run fits a card with this much memory, such as 80g (default: the recorded card)")
     parser.add_argument("--accept-truncated", action="store_true",
-                        help="accept a trace whose last chunk is cut off")
+                        help="accept a trace that is cut off or damaged")
 
 
 def run(arguments):
