@@ -3,6 +3,7 @@
 // Written by the planner, read by the tool and the interposer.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,6 +11,14 @@
 #include "plan/placement/units.h"
 
 namespace stalloc::plan {
+
+// Whether a device's memory may have pages of so many bytes. CUDA's granularities are powers of two; those of a
+// terabyte and more would make sums overflow. kGranularityRule says the same in words.
+inline constexpr std::uint64_t kMostGranularity = std::uint64_t{1} << 40;
+inline constexpr const char* kGranularityRule = "a power of two from 512 bytes to 1 TiB";
+constexpr bool is_granularity(std::uint64_t bytes) {
+  return std::has_single_bit(bytes) && bytes >= kUnitBytes && bytes <= kMostGranularity;
+}
 
 enum class SlotKind : std::uint8_t { Static = 0, Persistent = 1, Dynamic = 2, PassThrough = 3 };
 

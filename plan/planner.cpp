@@ -120,8 +120,9 @@ void try_twice_as_long(const Problem& recorded, const LayoutOptions& layout, con
 }
 
 std::string check(const Problem& problem, const PlanOptions& options, std::uint64_t granularity) {
-  if (granularity == 0 || granularity % kUnitBytes != 0) {
-    return "the granularity must be a multiple of " + std::to_string(kUnitBytes) + " bytes";
+  if (!is_granularity(granularity)) {
+    return "the granularity must be " + std::string(kGranularityRule) + ", not " + std::to_string(granularity) +
+           " bytes";
   }
   if (options.handle_cap != 0 && options.handle_cap < granularity)
     return "the largest handle must be at least a page, which has " + std::to_string(granularity) + " bytes";

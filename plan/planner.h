@@ -23,7 +23,7 @@ inline constexpr std::uint64_t kDefaultHandles = 2048;
 inline constexpr std::size_t kPassReasons = 10;
 
 struct PlanOptions {
-  std::uint64_t granularity = 0;  // bytes of a page, a multiple of kUnitBytes; 0: the problem's, else the default
+  std::uint64_t granularity = 0;  // bytes of a page (is_granularity); 0: the problem's, else the default
   std::uint64_t handle_cap = 0;   // largest handle, bytes, rounded down to the granularity; 0: by the defaults above
   StreamMode streams = StreamMode::Order;
   // Plans a recorded run as a whole, for a program that makes exactly the same requests again.
@@ -62,8 +62,8 @@ struct PlannedDevice {
 // The word for a reason, as summaries print it.
 const char* describe(PassReason reason);
 
-// Plans one device. Errors: options that cannot be used; more slots than a plan can number; no places were found before
-// the search ended. Pure; deterministic.
+// Plans one device. Errors: options that cannot be used, a recorded granularity that no device has; more slots than a
+// plan can number; no places were found before the search ended. Pure; deterministic.
 Expected<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options);
 
 }  // namespace stalloc::plan

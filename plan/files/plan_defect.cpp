@@ -88,7 +88,7 @@ std::string find_list_defect(const DevicePlan& device, const char* name, const s
 }
 
 std::string find_device_defect(const DevicePlan& device) {
-  if (device.granularity == 0 || device.granularity % kUnitBytes != 0) return "the granularity is not usable";
+  if (!is_granularity(device.granularity)) return "the granularity is not usable";
   if (std::string defect = find_handle_defect(device); !defect.empty()) return defect;
   if (std::string defect = find_home_defect(device); !defect.empty()) return defect;
   std::vector<std::size_t> seen(device.handles.size(), 0);

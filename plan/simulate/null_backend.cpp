@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/simulate/null_backend.h"
 
-#include <bit>
-
 namespace stalloc::plan {
 namespace {
 
@@ -18,7 +16,7 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
   options.cross_stream = cross_stream;
   options.view_bytes = kUnlimited;
   HandlePlacement::Options& placement = options.placement;
-  placement.page = std::bit_ceil(page);
+  placement.page = page;
   const std::uint64_t part = round_up(kOffsets * live_bytes, placement.page) + kSparePages * placement.page;
   placement.planned = {0, part};
   placement.large = {part + placement.page, 2 * part + placement.page};

@@ -95,7 +95,7 @@ class NullBackend {
 using SimulatedAllocator = OnlineAllocator<NullBackend>;
 
 // The run-time allocator's options for requests with at most `live_bytes` live at the same time, on a device whose
-// pages have `page` bytes (made a power of two). The policy's `kept_views` has almost no effect, since views rarely
+// pages have `page` bytes (is_granularity). The policy's `kept_views` has almost no effect, since views rarely
 // make room for others here.
 [[nodiscard]] SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t live_bytes,
                                                              const OnlinePolicy& policy = {},

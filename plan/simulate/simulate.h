@@ -50,8 +50,8 @@ PeakMemory simulate_caching(const Problem& problem, const HeldObserver& observer
 // end in pages of 2 MiB (small) or 20 MiB (large); every block may be split. Pages are never given back.
 PeakMemory simulate_expandable(const Problem& problem, const HeldObserver& observer = nullptr);
 
-// stalloc without a plan (plan/online/online_allocator.h), on a device whose pages have `granularity` bytes (a multiple
-// of kUnitBytes, not 0).
+// stalloc without a plan (plan/online/online_allocator.h), on a device whose pages have `granularity` bytes
+// (is_granularity).
 PeakMemory simulate_online(const Problem& problem, std::uint64_t granularity, const HeldObserver& observer = nullptr);
 
 // stalloc with a plan: the plan's memory, plus the memory that stalloc would hold without a plan for the requests that

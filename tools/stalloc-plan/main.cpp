@@ -28,8 +28,6 @@ constexpr const char* kDescription =
     "(MiniMalloc's format), all of which are planned. Every plan is checked before it\n"
     "is written.\n";
 
-constexpr std::uint64_t kLargestPage = std::uint64_t{1} << 40;
-
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
 
@@ -89,8 +87,8 @@ class CommandLine {
         plan_.options.handle_cap < std::max(plan_.options.granularity, plan::kUnitBytes)) {
       return "--handle-cap must be at least a page (--granularity says how large one is)";
     }
-    if (plan_.options.granularity % plan::kUnitBytes != 0 || plan_.options.granularity > kLargestPage) {
-      return "--granularity must be a multiple of 512 bytes, and at most 1 TiB";
+    if (plan_.options.granularity != 0 && !plan::is_granularity(plan_.options.granularity)) {
+      return std::string("--granularity must be ") + plan::kGranularityRule;
     }
     return "";
   }

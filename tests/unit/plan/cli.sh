@@ -161,6 +161,11 @@ printf 'id,lower,upper,size\n0,1,2,x\n' >bad.csv
 expect 1 1 bad.csv -o out.plan
 says err "bad.csv: line 2: size is not a whole number"
 expect 1 1 loop.fb -o missing/out.plan
+for size in 1000 3m 2t 8388608t; do
+  expect 1 1 compare loop.fb --granularity $size
+  says err "loop.fb: the granularity must be a power of two from 512 bytes to 1 TiB"
+done
+expect 0 0 compare loop.fb --granularity 1t
 expect 1 1 loop.fb --dry-run --handle-cap 1m
 says err "must be at least a page, which has 2097152 bytes"
 printf '\200\004K\001.' >snapshot.pickle
@@ -225,6 +230,9 @@ expect 2 1 loop.fb -o a.plan --nonsense
 expect 2 1 loop.fb -o a.plan --summary yaml
 expect 2 1 loop.fb -o a.plan --streams maybe
 expect 2 1 loop.fb -o a.plan --granularity 1000
+expect 2 1 loop.fb -o a.plan --granularity 3m
+expect 2 1 loop.fb -o a.plan --granularity 2t
+says err "a power of two from 512 bytes to 1 TiB"
 expect 2 1 loop.fb -o a.plan --granularity lots
 expect 2 1 loop.fb -o -
 says err "standard output"

@@ -335,7 +335,15 @@ TEST_CASE("values that alternate between two places over an odd number of steps 
 }
 
 TEST_CASE("options that cannot be used are errors") {
-  CHECK(plan_device({}, {.granularity = 1000}).error == "the granularity must be a multiple of 512 bytes");
+  for (const std::uint64_t granularity :
+       {std::uint64_t{256}, std::uint64_t{1000}, std::uint64_t{3} << 20, std::uint64_t{1} << 41, ~std::uint64_t{511}}) {
+    const std::string error =
+        "the granularity must be a power of two from 512 bytes to 1 TiB, not " + std::to_string(granularity) + " bytes";
+    CHECK(plan_device({}, {.granularity = granularity}).error == error);
+    Problem recorded;
+    recorded.granularity = granularity;
+    CHECK(plan_device(recorded, {}).error == error);
+  }
   CHECK(plan_device({}, {.granularity = 1 << 20, .handle_cap = 4096}).error ==
         "the largest handle must be at least a page, which has 1048576 bytes");
 }

@@ -208,6 +208,8 @@ TEST_CASE("find_defect accepts what can be served") { CHECK(plan::find_defect(te
 TEST_CASE("find_defect names what cannot be served") {
   CHECK(defect_after([](DevicePlan& d) { d.granularity = 0; }) == "device 0: the granularity is not usable");
   CHECK(defect_after([](DevicePlan& d) { d.granularity = 1000; }) == "device 0: the granularity is not usable");
+  CHECK(defect_after([](DevicePlan& d) { d.granularity = std::uint64_t{1} << 41; }) ==
+        "device 0: the granularity is not usable");
   CHECK(defect_after([](DevicePlan& d) { d.handles[1] += 512; }) ==
         "device 0: handle 1 is not a multiple of the granularity");
   CHECK(defect_after([](DevicePlan& d) { d.handles[0] = 0; }) ==
