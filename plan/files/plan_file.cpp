@@ -12,8 +12,8 @@ namespace stalloc::plan {
 namespace {
 
 constexpr RootField kByteChecksumField{0, planfb::Plan::VT_BYTE_CHECKSUM};
-constexpr std::uint16_t kByteChecksumSince = 3;                    // minor version
-constexpr std::uint64_t kMostBytes = FLATBUFFERS_MAX_BUFFER_SIZE;  // of a plan file
+constexpr std::uint16_t kByteChecksumSince = 3;  // minor version
+static_assert(kMostPlanBytes == FLATBUFFERS_MAX_BUFFER_SIZE);
 
 planfb::Slot to_wire(const Slot& slot) {
   return {slot.id,           slot.size, slot.offset, slot.lower,
@@ -82,6 +82,22 @@ flatbuffers::Offset<planfb::DevicePlan> encode_device(flatbuffers::FlatBufferBui
   return planfb::CreateDevicePlan(builder, device.device, device.granularity, device.physical_bytes,
                                   device.peak_live_bytes, handles_at, views_at, slots_at, device.prologue, device.body,
                                   waits_at, varying_at, lanes_at, unplaced_at);
+}
+
+// Returns no less than the size of the encoded plan: that of its vectors and texts, and the most that tables, lengths
+// and padding add.
+std::uint64_t bound_encoded_bytes(const Plan& plan) {
+  constexpr std::uint64_t kRoot = 512;
+  constexpr std::uint64_t kDevice = 512;
+  constexpr std::uint64_t kView = 40;
+  std::uint64_t bytes = kRoot + plan.writer.size() + plan.source.size();
+  for (const DevicePlan& device : plan.devices) {
+    bytes += kDevice + device.handles.size() * sizeof(std::uint64_t) + device.slots.size() * sizeof(planfb::Slot) +
+             device.waits.size() * sizeof(planfb::Wait) + device.lanes.size() +
+             (device.varying.size() + device.unplaced.size()) * sizeof(std::uint32_t);
+    for (const View& view : device.views) bytes += kView + view.handles.size() * sizeof(std::uint32_t);
+  }
+  return bytes;
 }
 
 std::string text_of(const flatbuffers::String* text) { return text == nullptr ? std::string() : text->str(); }
@@ -159,7 +175,8 @@ Expected<Plan> decode_plan(std::span<const std::uint8_t> bytes) {
   if (std::string other = find_other_version(data, 0, "plan", kPlanVersionMajor); !other.empty()) {
     return Result::failure(std::move(other));
   }
-  flatbuffers::Verifier verifier(data.data(), data.size());
+  constexpr flatbuffers::uoffset_t kDepth = 64;
+  flatbuffers::Verifier verifier(data.data(), data.size(), kDepth, kMostPlanTables);
   if (!planfb::VerifyPlanBuffer(verifier)) return Result::failure("truncated or corrupt plan");
   const planfb::Plan& from = *planfb::GetPlan(data.data());
   if (from.version_major() != kPlanVersionMajor) return Result::failure("corrupt plan: it has no version");
@@ -188,13 +205,25 @@ Expected<Plan> read_plan(const std::string& path) {
   const auto find_defect = [](std::span<const std::uint8_t> start) {
     return start.empty() || is_plan(start) ? std::string() : std::string("not a plan");
   };
-  const auto bytes = read_file(path, {.most_bytes = kMostBytes, .find_defect = find_defect, .regular_only = true});
+  const auto bytes = read_file(path, {.most_bytes = kMostPlanBytes, .find_defect = find_defect, .regular_only = true});
   if (!bytes.ok()) return Expected<Plan>::failure(bytes.error);
   Expected<Plan> plan = decode_plan(bytes.value);
   if (!plan.ok()) plan.error = path + ": " + plan.error;
   return plan;
 }
 
-std::string write_plan(const Plan& plan, const std::string& path) { return replace_file(path, encode_plan(plan)); }
+std::string write_plan(const Plan& plan, const std::string& path, std::uint64_t most_bytes) {
+  if (const std::uint64_t bytes = bound_encoded_bytes(plan); bytes > most_bytes) {
+    return "cannot write " + path + ": the plan would have up to " + std::to_string(bytes) +
+           " bytes, and one that can be read has at most " + std::to_string(most_bytes);
+  }
+  std::uint64_t tables = 1 + plan.devices.size();
+  for (const DevicePlan& device : plan.devices) tables += device.views.size();
+  if (tables > kMostPlanTables) {
+    return "cannot write " + path + ": the plan has more views than one that can be read (" +
+           std::to_string(kMostPlanTables) + ")";
+  }
+  return replace_file(path, encode_plan(plan));
+}
 
 }  // namespace stalloc::plan

@@ -15,7 +15,12 @@ namespace stalloc::plan {
 inline constexpr std::uint16_t kPlanVersionMajor = 1;
 inline constexpr std::uint16_t kPlanVersionMinor = 4;
 
-// Serialises `plan`. Never fails.
+// The largest file that is read or written, since offsets in a FlatBuffer have 31 bits, and the most views and devices
+// in it.
+inline constexpr std::uint64_t kMostPlanBytes = (std::uint64_t{1} << 31) - 1;
+inline constexpr std::uint32_t kMostPlanTables = 1'000'000;
+
+// Serialises `plan`. Never fails. Pre: the result has at most kMostPlanBytes (see `write_plan`).
 std::vector<std::uint8_t> encode_plan(const Plan& plan);
 
 // True if the bytes begin like a plan; the rest is not checked.
@@ -33,8 +38,10 @@ Expected<Plan> decode_plan(std::span<const std::uint8_t> bytes);
 std::string find_defect(const Plan& plan);
 
 // The same for files. Errors name the path. `read_plan` accepts only regular files, so that it never waits, and checks
-// the beginning of a file before it reads the rest. `write_plan` replaces the file only when the new one is complete.
+// the beginning of a file before it reads the rest. `write_plan` replaces the file only when the new one is complete,
+// and writes none that `read_plan` would refuse as too large; it returns the error, or an empty text when the plan is
+// written. `most_bytes` is for tests.
 Expected<Plan> read_plan(const std::string& path);
-std::string write_plan(const Plan& plan, const std::string& path);  // empty: written
+std::string write_plan(const Plan& plan, const std::string& path, std::uint64_t most_bytes = kMostPlanBytes);
 
 }  // namespace stalloc::plan

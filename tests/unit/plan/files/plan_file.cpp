@@ -203,6 +203,38 @@ TEST_CASE("a written plan replaces the file as a whole, behind a link too, and n
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);
 }
 
+TEST_CASE("a plan that would be too large to read is not written") {
+  const test::Folder folder;
+  const std::string file = folder / "plan.fb";
+  Plan many = plan_with_every_field();
+  DevicePlan& device = many.devices.front();
+  device.views.resize(1000, device.views.back());
+  device.waits.resize(1000, device.waits.back());
+  for (std::uint32_t i = 1; i < 100; ++i) {
+    many.devices.push_back(many.devices.front());
+    many.devices.back().device = i;
+  }
+  for (const Plan& plan : {Plan{}, test::sample_plan(), plan_with_every_field(), many}) {
+    const std::uint64_t bytes = plan::encode_plan(plan).size();
+    CHECK(plan::write_plan(plan, file, bytes - 1).starts_with("cannot write " + file + ": the plan would have up to "));
+    CHECK_FALSE(std::filesystem::exists(file));
+    CHECK(plan::write_plan(plan, file, 2 * bytes + 1024).empty());
+    CHECK(plan::read_plan(file).ok());
+    std::filesystem::remove(file);
+  }
+}
+
+TEST_CASE("a plan with more views than a reader accepts is not written") {
+  const test::Folder folder;
+  Plan plan = test::sample_plan();
+  plan.devices.front().views.resize(plan::kMostPlanTables, plan.devices.front().views.back());
+  CHECK(plan::write_plan(plan, folder / "plan.fb") ==
+        "cannot write " + (folder / "plan.fb") + ": the plan has more views than one that can be read (1000000)");
+  plan.devices.front().views.resize(plan::kMostPlanTables - 2);
+  CHECK(plan::write_plan(plan, folder / "plan.fb").empty());
+  CHECK(plan::read_plan(folder / "plan.fb").ok());
+}
+
 TEST_CASE("find_defect accepts what can be served") { CHECK(plan::find_defect(test::sample_plan()).empty()); }
 
 TEST_CASE("find_defect names what cannot be served") {
