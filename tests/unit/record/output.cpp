@@ -4,6 +4,8 @@
 #include "interpose/record/trace_output.h"
 
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -47,6 +49,13 @@ std::string with_process(const Folder& folder, const std::string& rest) {
 bool limit_file_size(rlim_t bytes) {
   const rlimit limit{bytes, RLIM_INFINITY};
   return setrlimit(RLIMIT_FSIZE, &limit) == 0;
+}
+
+// For children: a file system of `size` under `folder`, which goes with the process.
+bool mount_small_disk(const fs::path& folder, const std::string& size) {
+  return (unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0) &&
+         mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("tmpfs", folder.c_str(), "tmpfs", 0, ("size=" + size).c_str()) == 0;
 }
 
 bool is_pending(int signal) {
@@ -204,6 +213,23 @@ TEST_CASE("a chunk may be tried again where more descriptors may come, and not w
     return limit_file_size(2500) && !output.append(chunk(1000)).empty() && !output.may_retry();
   }));
   CHECK(fs::file_size(folder / "trace.fb") == 2000);
+}
+
+TEST_CASE("chunks for which a disk has no room may be tried again when it has") {
+  const Folder folder;
+  const auto has_small_disk = [&folder] { return mount_small_disk(folder.path(), "64k"); };
+  if (!holds_in_child(has_small_disk)) {
+    WARN("this user may mount no file system");
+    return;
+  }
+  CHECK(holds_in_child([&] {
+    if (!has_small_disk()) return false;
+    TraceOutput output(folder / "trace.fb");
+    if (output.append(chunk(100'000)).empty() || !output.may_retry() || !fs::is_empty(folder.path())) return false;
+    if (!output.append(chunk(20'000)).empty()) return false;
+    if (output.append(chunk(100'000)).empty() || !output.may_retry()) return false;
+    return output.append(chunk(20'000)).empty() && fs::file_size(output.path()) == 40'000;
+  }));
 }
 
 TEST_CASE("a file whose first chunk does not fit goes") {
