@@ -270,6 +270,21 @@ class Measurements(unittest.TestCase):
         self.assertEqual(result["failed"], {"dynamic": "out of memory"})
         self.assertEqual(len(result["rounds"]["planned"]), 5)
 
+    def test_one_that_takes_the_others_part_of_the_card_does_not_make_them_fail(self):
+        def order(process, size, turns, fresh=False):
+            crowded = process.allocator == "dynamic" and FakeProcess.started.count("dynamic") == 1
+            return {"turns": [], "exhausted": "out of memory"} if crowded else answer(process, size, turns, fresh)
+
+        answer = FakeProcess.order
+        with unittest.mock.patch.object(FakeProcess, "order", order):
+            result = measures.Cost("generate-and-train", self.setup, self.path).run()
+        self.assertEqual(result["failed"], {})
+        self.assertFalse(result["at_once"])
+        self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned"] * 2)
+        self.assertEqual({name: len(rounds) for name, rounds in result["rounds"].items()},
+                         dict.fromkeys(["native", "dynamic", "record", "planned"], 5))
+        self.assertEqual(len(result["native_beside_planned"]), 0)
+
     def test_the_largest_is_one_that_a_fresh_process_made(self):
         for allocator, most in (("native", 40), ("dynamic", 50)):
             FakeProcess.started = []

@@ -123,10 +123,13 @@ class Cost:
         self.workload = workloads.WORKLOADS[name]
         known = allocators.names_for(self.workload.framework)
         self.names = [allocator for allocator in known if allocator in setup.allocators]
-        self.result = {"workload": name, "program": self.workload.program, "ready": {}, "failed": {},
-                       "rounds": {allocator: [] for allocator in self.names}}
+        self.result = self.nothing_measured()
         self.prepared, self.processes = {}, {}
         self.options = self.choose_options()
+
+    def nothing_measured(self):
+        return {"workload": self.name, "program": self.workload.program, "ready": {}, "failed": {},
+                "rounds": {allocator: [] for allocator in self.names}}
 
     def choose_options(self):
         """The settings: all processes at once if each gets enough of the card, else one after the other."""
@@ -220,30 +223,40 @@ class Cost:
         return True
 
     def run(self):
-        self.result.update(options=dataclasses.asdict(self.options), size=self.options.size)
+        """Measures. Where one runs out of memory beside the others, all are measured again, one after the other: one that
+        fragments may have taken their parts of the card."""
         try:
-            first = [name for name in self.names if name != "planned"]
-            groups = [first] if self.result["at_once"] else [[name] for name in first]
-            for group in groups:
-                for name in group:
-                    self.start(name)
-                self.rounds(group)
-                for name in group:  # native stays, since planned is compared with it
-                    if name != "native" or not self.result["at_once"]:
-                        self.end(name, at_once=name != "record")
-            if "planned" in self.names and "record" in self.names and self.plan():
-                self.start("planned")
-                native = self.result["rounds"].get("native", [])
-                before = len(native)
-                self.rounds(["native", "planned"])
-                self.result["native_beside_planned"] = native[before:]
-                del native[before:]
+            self.measure()
+            if self.result["at_once"] and any("out of memory" in why for why in self.result["failed"].values()):
+                self.result = dict(self.nothing_measured(), at_once=False)
+                self.measure()
         finally:
             self.abandon()
             if not self.setup.keep_traces:
                 (self.folder / "trace.fb").unlink(missing_ok=True)
                 (self.folder / "plan.fb").unlink(missing_ok=True)
         return self.result
+
+    def measure(self):
+        self.result.update(options=dataclasses.asdict(self.options), size=self.options.size)
+        first = [name for name in self.names if name != "planned"]
+        groups = [first] if self.result["at_once"] else [[name] for name in first]
+        for group in groups:
+            for name in group:
+                self.start(name)
+            self.rounds(group)
+            for name in group:  # native stays, since planned is compared with it
+                if name != "native" or not self.result["at_once"]:
+                    self.end(name, at_once=name != "record")
+        if "planned" in self.names and "record" in self.names and self.plan():
+            self.start("planned")
+            native = self.result["rounds"].get("native", [])
+            before = len(native)
+            self.rounds(["native", "planned"])
+            self.result["native_beside_planned"] = native[before:]
+            del native[before:]
+        for name in list(self.processes):
+            self.end(name, at_once=True)
 
 
 class Fit:
