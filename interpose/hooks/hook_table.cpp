@@ -87,9 +87,18 @@ void remember_runtime_original(CallerOriginals& originals, const loader::Module&
   originals.known[index].function.store(function, std::memory_order_release);
 }
 
-// The function for a module that has not called this hook before. A search for a symbol takes the loader's lock.
-// Another thread may hold that lock while it waits for this one: in dlclose, a destructor may join the threads of its
-// library. So the functions of all hooks are found at a module's first call of any, as long as there are slots.
+// A search for a symbol takes the loader's lock. Another thread may hold that lock while it waits for this one: in
+// dlclose, a destructor may join the threads of its library. So the functions of all hooks of the driver are found at
+// the first call of any, and those of the runtime at a module's first call of any, as long as there are slots.
+void find_driver_originals() noexcept {
+  for (std::size_t i = 0; i < kHooks; ++i) {
+    const Row& row = row_of(static_cast<Hook>(i));
+    if (row.library != Library::Driver || originals[i].is_known()) continue;
+    if (void* function = find_driver_original(row)) originals[i].remember(function);
+  }
+}
+
+// The function for a module that has not called this hook before.
 void* new_runtime_original(Hook hook, const void* caller) noexcept {
   const KeptErrno kept;
   loader::Module module;
@@ -130,10 +139,7 @@ void* Original::find(const void* caller) noexcept {
     if (bound == nullptr) bound = new_runtime_original(hook_, caller);
     return bound != nullptr ? bound : known_.load(std::memory_order_acquire);
   }
-  void* function = known_.load(std::memory_order_acquire);
-  if (function != nullptr) return function;
-  function = find_driver_original(row);
-  if (function != nullptr) remember(function);
+  if (!is_known()) find_driver_originals();
   return known_.load(std::memory_order_acquire);
 }
 

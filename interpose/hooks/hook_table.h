@@ -53,6 +53,8 @@ class Original {
   // the program cannot leave a dangling pointer. The first call may take the dynamic loader's lock.
   void* find(const void* caller) noexcept;
 
+  [[nodiscard]] bool is_known() const noexcept { return known_.load(std::memory_order_acquire) != nullptr; }
+
   // `real` is CUDA's own function: it is kept for callers for which none is found otherwise.
   void remember(void* real) noexcept;
 

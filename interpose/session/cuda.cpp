@@ -3,6 +3,16 @@
 
 namespace stalloc {
 
+void Cuda::find_all() const noexcept {
+  const auto find = [](const auto&... functions) { ((void)functions.get(), ...); };
+  find(cuCtxGetCurrent_, cuCtxGetStreamPriorityRange_, cuStreamIsCapturing_, cuCtxGetId_, cuCtxGetDevice_,
+       cuCtxPushCurrent_, cuCtxPopCurrent_, cuCtxGetFlags_, cuCtxSetFlags_, cuCtxFromGreenCtx_, cuDeviceGetCount_,
+       cuDeviceGetName_, cuDeviceTotalMem_, cuDevicePrimaryCtxRetain_, cuDevicePrimaryCtxRelease_,
+       cuDevicePrimaryCtxGetState_, cuDeviceGetDefaultMemPool_, cuDeviceGetMemPool_, cuMemPoolGetAttribute_,
+       cuMemPoolGetAccess_, cuMemPoolTrimTo_, cuMemGetAllocationGranularity_, cuPointerGetAttribute_, cuStreamCreate_,
+       cuThreadExchangeStreamCaptureMode_);
+}
+
 std::uint64_t Cuda::current_context_id() const noexcept {
   unsigned long long id = 0;
   return cuCtxGetId_(nullptr, &id) == CUDA_SUCCESS ? id : 0;

@@ -170,6 +170,7 @@ void Session::create_heaps() {
   const auto functions = find_driver_functions(cuda().finder(), &missing);
   if (!functions && cuda().symbol("cuInit") == nullptr) return turn_off("no CUDA driver is loaded (libcuda.so.1)");
   if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
+  cuda().find_all();
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
   const serve::RealDriver driver(*functions, captures().gate(), {rdma, serves_pytorch_.load()});

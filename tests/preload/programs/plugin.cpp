@@ -1,13 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plugin with a thread of its own, which frees its memory when the plugin is closed. The destructor that waits for
 // the thread runs while the loader's lock is held.
+#ifdef WITHOUT_RUNTIME
+#include <cuda.h>
+#else
 #include <cuda_runtime_api.h>
+#endif
 
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
 namespace {
+
+#ifdef WITHOUT_RUNTIME
+using Memory = CUdeviceptr;
+bool allocate(Memory* memory) {
+  CUdevice device = 0;
+  CUcontext context = nullptr;
+  return cuDeviceGet(&device, 0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
+         cuCtxSetCurrent(context) == CUDA_SUCCESS && cuMemAlloc(memory, 4096) == CUDA_SUCCESS;
+}
+void release(Memory memory) {
+  cuCtxSynchronize();  // which no thread has called before
+  cuMemFree(memory);
+}
+#else
+using Memory = void*;
+bool allocate(Memory* memory) { return cudaMalloc(memory, 4096) == cudaSuccess; }
+void release(Memory memory) { cudaFree(memory); }
+#endif
 
 class Worker {
  public:
@@ -28,11 +50,11 @@ class Worker {
   enum class Stage { Begins, Ready, Ends };
 
   void work() {
-    void* memory = nullptr;
-    if (cudaMalloc(&memory, 4096) != cudaSuccess) ++failures_;
+    Memory memory{};
+    if (!allocate(&memory)) ++failures_;
     set(Stage::Ready);
     wait_for(Stage::Ends);
-    cudaFree(memory);
+    release(memory);
   }
   void set(Stage stage) {
     const std::scoped_lock lock(mutex_);
