@@ -24,10 +24,10 @@ class Cuda {
   Cuda(const Cuda&) = delete;
   Cuda& operator=(const Cuda&) = delete;
 
-  // The driver's function of that exported name; null: none.
   // Looks up all functions that this object calls. A look-up takes the dynamic loader's lock, which a thread may hold
   // while it waits for another one that calls CUDA; so it is done early. Pre: the driver is loaded.
   void find_all() const noexcept;
+  // The driver's function of that exported name; null: none.
   [[nodiscard]] void* symbol(const char* name) const noexcept { return find_(name); }
   [[nodiscard]] FindDriverFunction finder() const noexcept { return find_; }
 
