@@ -16,5 +16,16 @@ thread_local std::uint64_t stalloc::test::allocations_left = 0;
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t& /*nothing*/) noexcept {
   return std::malloc(bytes > 0 ? bytes : 1);
 }
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  std::uint64_t& left = stalloc::test::allocations_left;
+  if (left > 0 && --left == 0) throw std::bad_alloc();
+  const auto unit = static_cast<std::size_t>(alignment);
+  if (void* memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t /*alignment*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/, std::align_val_t /*alignment*/) noexcept {
+  std::free(memory);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }

@@ -132,6 +132,14 @@ void HandlePlacement::disown_handle(std::uint64_t at) noexcept {
   handles_.erase(found);
 }
 
+void HandlePlacement::prepare_removal(std::uint64_t at) {
+  part(all_, at).make_room();
+  part(unmapped_, at).make_room();
+  for (const auto& spaces : own_) {
+    if (spaces) part(*spaces, at).make_room();
+  }
+}
+
 void HandlePlacement::remove_handle(std::uint64_t at) {
   const Handle& handle = handles_.find(at)->second;
   const Range range{at, at + handle.bytes};

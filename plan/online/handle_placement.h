@@ -152,7 +152,9 @@ class HandlePlacement {
   // Adds a new handle, which is mapped at its place in the home view. Its bytes are free for `stream`. If this throws,
   // the handle is unknown, or known with bytes that are not free; no other handle gets its offsets.
   void add_handle(std::uint64_t at, const Handle& handle, StreamIndex stream);
-  // Pre: the handle is wholly free and in no view.
+  // Pre: the handle is wholly free and in no view. Does not throw right after `prepare_removal` of the same handle: a
+  // handle that the backend has given back must not stay free. `prepare_removal` throws with nothing changed.
+  void prepare_removal(std::uint64_t at);
   void remove_handle(std::uint64_t at);
   // Adds a handle of the plan's arena. None of it is free yet: `give` adds its free bytes. If this throws, nothing has
   // changed for such a handle.

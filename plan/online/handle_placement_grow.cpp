@@ -39,7 +39,13 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
   }
   proposal.grow_at = tail.begin;
   proposal.grow = new_handles(missing, bytes, small ? 1 : overdraft_.coarseness);
-  if (proposal.grown() > tail.bytes()) {  // no room behind the last handle
+  // Once a third of the offsets is left, which are half as many again as the device has bytes, memory was given back.
+  // Blocks that stayed must not divide what is left, so the smallest stretch without handles is used.
+  const Range& all = small ? options_.small : options_.large;
+  const bool is_scarce = missing == bytes && tail.bytes() < all.bytes() / 3;
+  const auto stretch = is_scarce ? unmapped.best_fit(proposal.grown()) : std::nullopt;
+  if (stretch) proposal.offset = proposal.grow_at = stretch->begin;
+  if (!stretch && proposal.grown() > tail.bytes()) {  // no room behind the last handle
     const auto room = unmapped.best_fit(round_up(bytes, options_.page));
     if (!room) return std::nullopt;
     proposal.offset = proposal.grow_at = room->begin;

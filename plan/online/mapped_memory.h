@@ -285,6 +285,7 @@ void MappedMemory<Backend>::shrink(const Proposal& proposal) {
   std::uint64_t at = proposal.grow_at;
   for (const std::uint64_t bytes : proposal.grow) {
     const HandlePlacement::Handle& handle = placement_.handles().at(at);
+    placement_.prepare_removal(at);
     if (backend_.destroy(at, Handle{handle.bytes, handle.id})) placement_.remove_handle(at);
     at += bytes;
   }

@@ -126,8 +126,9 @@ void MappedMemory<Backend>::release_idle_small(std::uint64_t grown) {
   backend_.poll_frees();
   std::uint64_t released = 0;
   for (const std::uint64_t at : pages) {
-    const Range page{at, at + placement_.page()};
-    if (released < grown && backend_.is_complete({&page, 1})) released += release(at);
+    const auto handle = placement_.handles().find(at);  // no handle begins at a later page of a larger one
+    if (released >= grown || handle == placement_.handles().end()) continue;
+    if (is_idle_handle(range_of(*handle))) released += release(at);
   }
 }
 
@@ -149,6 +150,7 @@ bool MappedMemory<Backend>::can_be_released(Range range, const FreeSpace& shown)
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release(std::uint64_t at) {
   const HandlePlacement::Handle handle = placement_.handles().at(at);
+  placement_.prepare_removal(at);
   if (!backend_.destroy(at, {handle.bytes, handle.id})) return 0;
   placement_.remove_handle(at);
   return handle.bytes;

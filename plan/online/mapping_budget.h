@@ -67,6 +67,8 @@ class MappingBudget {
   // Whether idle memory may be given back although nobody asks for it; the caller then does so. False while the fourth
   // bucket is overdrawn: a program that synchronises all the time would map its memory again and again.
   bool may_give_back(const MappingTime& now) noexcept;
+  // Finding out what to give back has taken so many nanoseconds, beside the mapping.
+  void pay_for_giving_back(std::uint64_t nanoseconds) noexcept { giving_back_.settle(0, nanoseconds); }
 
  private:
   std::uint64_t coarsest_;

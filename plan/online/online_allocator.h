@@ -167,6 +167,8 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   // Whether the caller may give idle memory back although nobody asks for it, as the library does when the program
   // synchronises. See MappingBudget::may_give_back.
   [[nodiscard]] bool may_give_back_unasked() noexcept { return budget_.may_give_back(backend().mapping_time()); }
+  // It took so many nanoseconds, beside the mapping: with much memory, looking for what is idle takes milliseconds.
+  void pay_for_giving_back(std::uint64_t nanoseconds) noexcept { budget_.pay_for_giving_back(nanoseconds); }
 
   // A caller that changes the placement must make mappings and handles agree with it.
   [[nodiscard]] HandlePlacement& placement() noexcept { return memory_.placement(); }

@@ -21,6 +21,8 @@ class FreeSpace {
   Range add(Range range);
   // Removes all of `range`, whichever parts were free before.
   void subtract(Range range);
+  // The next `add` or `subtract` does not throw. Throws std::bad_alloc, with nothing changed.
+  void make_room() { nodes_.make_room(); }
   void clear();  // nothing is free
 
   // Whether all of `range` is free.

@@ -85,14 +85,17 @@ class RangeNodes {
   // The smallest range of at least `bytes`; among equals the lowest.
   [[nodiscard]] Index smallest(std::uint64_t bytes) const { return next_larger(smaller({bytes, 0})); }
 
+  // The next `insert` does not throw. Throws std::bad_alloc, with nothing changed.
+  void make_room() {
+    if (unused_ != 0) return;
+    nodes_.emplace_back();
+    unused_ = static_cast<Index>(nodes_.size() - 1);
+    nodes_.back().priority = scatter(unused_);
+  }
   // Pre: `range` is not empty, and lies between `previous` and the next range after it. Throws std::bad_alloc, with
   // nothing changed.
   Index insert(Index previous, Pair range) {
-    if (unused_ == 0) {
-      nodes_.emplace_back();
-      unused_ = static_cast<Index>(nodes_.size() - 1);
-      nodes_.back().priority = scatter(unused_);
-    }
+    make_room();
     const Index node = unused_;
     unused_ = nodes_[node].links[kAddress].next;
     nodes_[node].range = range;

@@ -158,7 +158,7 @@ std::optional<Place> StepServer<Allocator>::serve_elsewhere(Allocator& allocator
                                                             StreamIndex stream) {
   if (!was_refused() || slots_[refused_].lives >= slots_.size()) return std::nullopt;
   FreeSpace free = allocator.placement().free_space_of_plan();
-  for (std::uint64_t later = 1; later < slots_[refused_].lives; ++later) {
+  for (std::uint64_t later = 1; later < slots_[refused_].lives && free.largest() >= bytes; ++later) {
     const PlacedSlot& slot = slots_[(refused_ + later) % slots_.size()];
     if (!slot.place) continue;
     for (const Range& range : allocator.ranges(*slot.place, slot.bytes)) free.subtract(range);

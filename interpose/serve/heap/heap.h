@@ -367,6 +367,7 @@ class Heap {
   PublishedFigures* published_ = nullptr;  // null: figures are not published
   std::uint64_t mapping_calls_at_start_ = 0;
   std::uint64_t mapping_ns_at_start_ = 0;
+  std::uint64_t limit_ = ~std::uint64_t{0};  // of the physical memory, that of a plan included
   int exhaustion_logs_ = 0;
   bool keeps_idle_memory_ = false;
   std::atomic<bool> closed_{false};  // set under the lock

@@ -2,6 +2,7 @@
 // What a heap knows of live ranges, also of those that CUDA served, and its figures.
 #include "interpose/serve/heap/heap.h"
 
+#include <algorithm>
 #include <mutex>
 
 namespace stalloc::serve {
@@ -26,6 +27,7 @@ void Heap::update_physical() noexcept {
   if (physical != figures_.physical()) figures_.set_physical(physical);
   held_bytes_.store(physical, std::memory_order_relaxed);
   if (dynamic_) {
+    dynamic_->set_limit(limit_ - std::min(limit_, planned_.physical_bytes()));
     const plan::Range small = dynamic_->offsets_for_small();
     held_for_small_.store(dynamic_->bytes_for_small(), std::memory_order_relaxed);
     small_begin_.store(dynamic_->home(small.begin), std::memory_order_relaxed);

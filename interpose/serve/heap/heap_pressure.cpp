@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory under pressure: what a request tries when the driver has no more memory, and the release of idle memory.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <mutex>
 #include <new>
 #include <vector>
 
+#include "interpose/serve/driver/clock.h"
 #include "interpose/serve/heap/heap.h"
 
 namespace stalloc::serve {
@@ -65,7 +67,10 @@ CUdeviceptr Heap::reclaim_and_serve(const Request& request) {
   CUdeviceptr served = serve_dynamic(request, true);
   if (served != 0) return served;
   order_.poll_thoroughly();
-  if (dynamic_->memory().reclaim(request.bytes, planned_.is_dropped()) > 0) served = serve_dynamic(request, true);
+  if (dynamic_->memory().reclaim(request.bytes, planned_.is_dropped()) > 0) {
+    update_physical();  // memory of a dropped plan may have been released
+    served = serve_dynamic(request, true);
+  }
   if (served != 0 || !planned_.tracks_free_bytes()) return served;
   merge(request.stream);
   return serve_dynamic(request, true);
@@ -167,8 +172,13 @@ void Heap::after_synchronization() noexcept {
     const CompletingLock lock(*this);
     collect_pending_frees(PendingFrees::kAllStreams);
     if (figures_.physical() <= keep || (dynamic_ && !dynamic_->may_give_back_unasked())) return;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::uint64_t mapping = dynamic_ ? dynamic_->mapper().nanoseconds() : 0;
     order_.poll();
     release_idle(keep);
+    if (!dynamic_) return;
+    const std::uint64_t mapped = dynamic_->mapper().nanoseconds() - mapping;
+    dynamic_->pay_for_giving_back(std::max(nanoseconds_since(begin), mapped) - mapped);
   } catch (const std::bad_alloc&) {
     // Everything is kept.
   }
@@ -176,7 +186,8 @@ void Heap::after_synchronization() noexcept {
 
 void Heap::set_limit(std::uint64_t bytes) noexcept {
   const PlainLock lock(mutex_);
-  if (dynamic_) dynamic_->set_limit(bytes - std::min(bytes, planned_.physical_bytes()));
+  limit_ = bytes;
+  update_physical();
 }
 
 std::uint64_t Heap::available_bytes_locked() const noexcept { return device_free_bytes() + free_bytes_locked(); }

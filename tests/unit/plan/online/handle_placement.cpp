@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Placement in handles: how it grows, and random programs in which no two live requests may share a byte.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <random>
 #include <vector>
@@ -529,4 +530,49 @@ TEST_CASE("a home view that is full serves nothing") {
   SimulatedAllocator allocator(options);
   REQUIRE(allocator.allocate(options.placement.large.bytes() + kUnitBytes, 1) == std::nullopt);
   REQUIRE(allocator.placement().physical_bytes() == 0);
+}
+
+TEST_CASE("blocks that stay when memory is given back do not use up the home view") {
+  OnlinePolicy policy;
+  REQUIRE(set_policy("small_bytes=2K,smallest_stitched=4K", &policy).empty());
+  SimulatedAllocator::Options options = simulation_options(kPage, 1000 * kPage, policy);
+  SimulatedAllocator allocator(options);
+  const auto give_back = [&allocator] {
+    allocator.complete_deferred_free();
+    allocator.backend().poll_frees_thoroughly();
+    allocator.memory().unmap_idle_views();
+    allocator.memory().release_idle(0, false);
+  };
+  const std::uint64_t rounds = options.placement.large.bytes() / (100 * kPage);
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    const std::uint64_t bytes = (100 + round % 3) * kPage;
+    const auto ends = allocator.allocate(bytes, 1);
+    REQUIRE(ends);
+    REQUIRE(allocator.allocate(2 * kPage, 1));
+    allocator.free(*ends, bytes, 1);
+    give_back();
+  }
+  REQUIRE(allocator.allocate(1000 * kPage, 1));
+}
+
+TEST_CASE("of small handles with several pages, none is released while a part of it lives") {
+  OnlinePolicy policy;
+  REQUIRE(set_policy("small_bytes=64K,held_per_handle=16", &policy).empty());
+  SimulatedAllocator allocator(simulation_options(kPage, 4000 * kPage, policy));
+  REQUIRE(allocator.allocate(200 * kPage, 1));
+  std::vector<Place> blocks;
+  for (int i = 0; i < 80; ++i) blocks.push_back(*allocator.allocate(4 * kPage, 1));
+  const auto& handles = allocator.placement().handles();
+  REQUIRE(std::any_of(handles.begin(), handles.end(), [&](const auto& handle) {
+    return allocator.placement().is_for_small(handle.first) && handle.second.bytes > kPage;
+  }));
+  for (const Place& block : blocks) allocator.free({block.view, block.offset}, 2 * kPage, 1);  // a half of each
+  allocator.complete_deferred_free();
+  allocator.backend().poll_frees_thoroughly();
+  REQUIRE(allocator.allocate(600 * kPage, 1));
+  for (const Place& block : blocks) {
+    const auto handle = handles.upper_bound(block.offset + 3 * kPage);
+    REQUIRE(handle != handles.begin());
+    REQUIRE(std::prev(handle)->first + std::prev(handle)->second.bytes > block.offset + 3 * kPage);
+  }
 }

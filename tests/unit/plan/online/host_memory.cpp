@@ -87,7 +87,7 @@ TEST_CASE("where host memory runs out, no byte is served twice and no handle is 
   FreeSpace taken;
   int failures = 0;
   const auto fails = [&](auto act) {
-    allocations_left = random() % 4 == 0 ? 1 + random() % 4 : 0;
+    allocations_left = random() % 4 == 0 ? 1 + random() % 12 : 0;
     bool failed = false;
     try {
       act();

@@ -893,6 +893,21 @@ TEST_CASE("a dropped plan's memory serves dynamic requests", "[serve][dynamic]")
   REQUIRE(fixture.physical() == 0);
 }
 
+TEST_CASE("what a dropped plan gives back counts no longer towards a limit", "[serve][dynamic]") {
+  const bool trims = GENERATE(true, false);
+  const plan::DevicePlan plan = plan_of_sizes({8 * kPage});
+  Fixture fixture(small_options(), std::uint64_t{1} << 30, &plan);
+  fixture.heap->set_limit(fixture.physical() + 4 * kPage);
+  const std::uint64_t limit = fixture.physical() + 4 * kPage;
+  for (int i = 0; i < 1100; ++i) fixture.free(fixture.allocate_pages(1));
+  REQUIRE(last_log.find("does not fit") != std::string::npos);
+  fixture.driver.finish_all_work();
+  if (trims) fixture.heap->trim(0);
+  fixture.allocate_pages(limit / kPage);
+  REQUIRE(fixture.physical() <= limit);
+  REQUIRE_FALSE(fixture.heap->allocate(kPage, fixture.stream, nullptr));
+}
+
 TEST_CASE("a peer can use memory that was mapped before and after its access was granted", "[serve][dynamic]") {
   Fixture fixture;
   const CUdeviceptr before = fixture.allocate_pages(2);
