@@ -23,7 +23,7 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t 
 }
 
 // Proposes new handles behind the last one; free bytes right before them become part of the request. Where the home
-// view has no room there, the new handles go to the smallest stretch without handles that is long enough.
+// view has little or no room there, the new handles go to the smallest stretch without handles that is long enough.
 std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t bytes, const Spaces& spaces) const {
   const bool small = is_small(bytes);
   const FreeSpace& unmapped = small ? unmapped_.small : unmapped_.large;
@@ -39,8 +39,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
   }
   proposal.grow_at = tail.begin;
   proposal.grow = new_handles(missing, bytes, small ? 1 : overdraft_.coarseness);
-  // Once a third of the offsets is left, which are half as many again as the device has bytes, memory was given back.
-  // Blocks that stayed must not divide what is left, so the smallest stretch without handles is used.
+  // There are half as many offsets again as the device has bytes. Once less than a third of them is left, memory has
+  // been given back, and handles that stayed have divided the other offsets. They must not divide the rest, too.
   const Range& all = small ? options_.small : options_.large;
   const bool is_scarce = missing == bytes && tail.bytes() < all.bytes() / 3;
   const auto stretch = is_scarce ? unmapped.best_fit(proposal.grown()) : std::nullopt;
