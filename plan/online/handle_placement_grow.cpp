@@ -10,6 +10,15 @@
 #include "plan/placement/units.h"
 
 namespace stalloc::plan {
+namespace {
+
+// Offsets are scarce once less than (all / this) is left behind the last handle. For large requests the library has one
+// and a half times as many offsets as the device has bytes, so by then memory has been given back, and handles that
+// stayed divide the offsets before the last one. If nothing changed, later ones would divide the rest, too.
+constexpr std::uint64_t kScarcePart = 3;
+
+}  // namespace
+
 std::optional<HandlePlacement::Proposal> HandlePlacement::propose(std::uint64_t bytes, StreamIndex stream,
                                                                   StreamScope scope, bool may_grow,
                                                                   bool may_stitch) const {
@@ -39,10 +48,8 @@ std::optional<HandlePlacement::Proposal> HandlePlacement::extend(std::uint64_t b
   }
   proposal.grow_at = tail.begin;
   proposal.grow = new_handles(missing, bytes, small ? 1 : overdraft_.coarseness);
-  // There are half as many offsets again as the device has bytes. Once less than a third of them is left, memory has
-  // been given back, and handles that stayed have divided the other offsets. They must not divide the rest, too.
   const Range& all = small ? options_.small : options_.large;
-  const bool is_scarce = missing == bytes && tail.bytes() < all.bytes() / 3;
+  const bool is_scarce = missing == bytes && tail.bytes() < all.bytes() / kScarcePart;
   const auto stretch = is_scarce ? unmapped.best_fit(proposal.grown()) : std::nullopt;
   if (stretch) proposal.offset = proposal.grow_at = stretch->begin;
   if (!stretch && proposal.grown() > tail.bytes()) {  // no room behind the last handle

@@ -33,11 +33,13 @@ class Shadow {
   Shadow(const Shadow&) = delete;
   Shadow& operator=(const Shadow&) = delete;
 
-  // The program was served `bytes` bytes at `address`, for use on each of `streams`.
+  // The program was served `bytes` bytes at `address`, for use on each of `streams`. Without streams: a free that
+  // `give` announced was refused, so the program still has them.
   void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<StreamKey>& streams) {
     add_use({address, address + bytes, nullptr});
     for_each_cell(address, bytes, [&](Cell& cell) {
       if (cell.live.exchange(true)) throw Broken("a byte was served twice");
+      if (streams.empty()) return;
       if (cell.freed_behind != nullptr) {
         for (std::size_t i = 0; i < cell.freed_behind->size(); ++i) {
           cell.uses.push_back({(*cell.freed_behind)[i], i == 0 ? nullptr : cell.owner});
