@@ -20,12 +20,6 @@
 
 namespace stalloc::plan {
 
-// Whether the space has free bytes in the range.
-inline bool overlaps(const FreeSpace& space, Range range) {
-  const auto next = space.at_or_after(range.begin);
-  return next && next->begin < range.end;
-}
-
 // What an online allocator has done so far.
 struct OnlineCounts {
   std::uint64_t view_hits = 0;  // requests served in a view made before
@@ -158,17 +152,22 @@ class MappedMemory {
 
   void cut_idle_parts(std::uint32_t number);
   void remove_view(std::uint32_t view, bool is_unmapped);
-  enum class Views : std::uint8_t { All, Planned };
-  [[nodiscard]] FreeSpace shown_in(Views views) const;
+  template <class Elements, class Act>
+  void for_each_shown(std::uint32_t view, Elements& elements, Act act) const;
 
-  [[nodiscard]] std::vector<std::uint64_t> idle_handles(const FreeSpace& shown);
+  struct Candidate {
+    Range range;  // of a handle
+    bool is_shown = false;
+  };
+  enum class Views : std::uint8_t { All, Planned };
+  std::vector<std::uint64_t> releasable(std::vector<Candidate> handles, Views views);
+  std::vector<std::uint64_t> idle_handles(Views views);
   template <class IsWanted>
   bool exchange_handles(const DevicePlan& plan, std::uint64_t home, IsWanted is_wanted, StreamIndex stream);
   bool map_plan_views(const DevicePlan& plan, const std::vector<bool>& is_late, PlanMemory* memory);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
   void release_idle_small(std::uint64_t grown);
   bool is_idle_handle(Range range);
-  bool can_be_released(Range range, const FreeSpace& shown);
   std::uint64_t release(std::uint64_t at);
   const std::vector<Handle>& handles_of(Ranges pieces);
 

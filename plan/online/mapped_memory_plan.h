@@ -13,28 +13,27 @@
 
 namespace stalloc::plan {
 
-// The handles for large requests that can be released if views show no more than `shown`.
+// The handles for large requests that are idle and that none of the views shows.
 template <OnlineBackend Backend>
-std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(const FreeSpace& shown) {
-  std::vector<std::uint64_t> idle;
+std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(Views views) {
+  std::vector<Candidate> handles;
   for (const auto& handle : placement_.handles()) {
-    const bool is_large = !placement_.is_for_small(handle.first);
-    if (is_large && can_be_released(range_of(handle), shown)) idle.push_back(handle.first);
+    if (!placement_.is_for_small(handle.first)) handles.push_back({range_of(handle)});
   }
-  return idle;
+  return releasable(std::move(handles), views);
 }
 
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::idle_bytes() {
   std::uint64_t bytes = 0;
-  for (const std::uint64_t at : idle_handles(shown_in(Views::Planned))) bytes += placement_.handles().at(at).bytes;
+  for (const std::uint64_t at : idle_handles(Views::Planned)) bytes += placement_.handles().at(at).bytes;
   return bytes;
 }
 
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::release_beside_plan() {
   unmap_idle_views();
-  for (const std::uint64_t at : idle_handles(shown_in(Views::All))) release(at);
+  for (const std::uint64_t at : idle_handles(Views::All)) release(at);
 }
 
 template <OnlineBackend Backend>
@@ -73,7 +72,7 @@ template <class IsWanted>
 bool MappedMemory<Backend>::exchange_handles(const DevicePlan& plan, std::uint64_t home, IsWanted is_wanted,
                                              StreamIndex stream) {
   unmap_idle_views();
-  const std::vector<std::uint64_t> idle = idle_handles(shown_in(Views::All));
+  const std::vector<std::uint64_t> idle = idle_handles(Views::All);
   auto next = idle.begin();
   std::uint64_t released = 0;
   std::uint64_t created = 0;

@@ -21,11 +21,11 @@ std::uint64_t MappedMemory<Backend>::release_idle(std::uint64_t keep, bool of_pl
 // Does what `release_idle` does, but does not count the bytes as given back: they are wanted for something else.
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_plan) {
-  const FreeSpace shown = shown_in(Views::All);
-  std::vector<std::uint64_t> idle;
+  std::vector<Candidate> handles;
   for (const auto& handle : placement_.handles()) {
-    if ((!handle.second.planned || of_plan) && can_be_released(range_of(handle), shown)) idle.push_back(handle.first);
+    if (!handle.second.planned || of_plan) handles.push_back({range_of(handle)});
   }
+  std::vector<std::uint64_t> idle = releasable(std::move(handles), Views::All);
   std::uint64_t released = 0;
   for (; !idle.empty() && placement_.physical_bytes() > keep; idle.pop_back()) released += release(idle.back());
   return released;
@@ -34,20 +34,21 @@ std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_p
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release_handles(Ranges freed, std::uint32_t view) {
   if (view != 0 && is_idle(view)) unmap_view(view);
-  const FreeSpace shown = shown_in(Views::All);
-  std::vector<std::uint64_t> idle;
+  std::vector<Candidate> handles;
   for (const Range& range : freed) {
     auto handle = placement_.handles().upper_bound(range.begin);
     if (handle != placement_.handles().begin()) --handle;
     for (; handle != placement_.handles().end() && handle->first < range.end; ++handle) {
       if (handle->first + handle->second.bytes <= range.begin || handle->second.planned) continue;
-      if (can_be_released(range_of(*handle), shown)) idle.push_back(handle->first);
+      handles.push_back({range_of(*handle)});
     }
   }
-  std::sort(idle.begin(), idle.end());
-  idle.erase(std::unique(idle.begin(), idle.end()), idle.end());
+  constexpr auto kBegin = [](const Candidate& it) { return it.range.begin; };
+  std::ranges::sort(handles, {}, kBegin);
+  const auto repeated = std::ranges::unique(handles, {}, kBegin);
+  handles.erase(repeated.begin(), repeated.end());
   std::uint64_t released = 0;
-  for (const std::uint64_t at : idle) released += release(at);
+  for (const std::uint64_t at : releasable(std::move(handles), Views::All)) released += release(at);
   given_back_ += released;
   return released;
 }
@@ -83,15 +84,9 @@ bool MappedMemory<Backend>::release_small(std::uint64_t bytes, std::uint64_t lar
     free += range.bytes();
   }
   if (free < bytes) return false;
-  const auto for_each_shown = [&](std::uint32_t view, auto act) {
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) {
-      auto shown = std::ranges::lower_bound(small, piece.begin, {}, [](const Small& it) { return it.range.begin; });
-      for (; shown != small.end() && shown->range.begin < piece.end; ++shown) act(*shown);
-    }
-  };
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     const bool idle = is_idle(view);
-    for_each_shown(view, [idle](Small& shown) { (idle ? shown.in_idle_view : shown.in_used_view) = true; });
+    for_each_shown(view, small, [idle](Small& shown) { (idle ? shown.in_idle_view : shown.in_used_view) = true; });
   }
   std::uint64_t chosen = 0;
   for (const bool in_view : {false, true}) {
@@ -105,7 +100,7 @@ bool MappedMemory<Backend>::release_small(std::uint64_t bytes, std::uint64_t lar
   if (chosen < bytes) return false;
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
     bool shows = false;
-    for_each_shown(view, [&shows](const Small& shown) { shows = shows || shown.is_chosen; });
+    for_each_shown(view, small, [&shows](const Small& shown) { shows = shows || shown.is_chosen; });
     if (shows && !unmap_view(view)) return false;
   }
   std::uint64_t released = 0;
@@ -140,10 +135,19 @@ bool MappedMemory<Backend>::is_idle_handle(Range range) {
   return !is_kept && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
-// True when this holds, and no view shows the handle; `shown` is what views show.
+// Those of these handles, which are in ascending order, that are idle and that none of the views shows.
 template <OnlineBackend Backend>
-bool MappedMemory<Backend>::can_be_released(Range range, const FreeSpace& shown) {
-  return !overlaps(shown, range) && is_idle_handle(range);
+std::vector<std::uint64_t> MappedMemory<Backend>::releasable(std::vector<Candidate> handles, Views views) {
+  std::erase_if(handles, [this](const Candidate& handle) { return !placement_.is_free(handle.range); });
+  for (std::uint32_t view = 1; view <= placement_.views().numbers() && !handles.empty(); ++view) {
+    if (views == Views::Planned && !placement_.views()[view].planned) continue;
+    for_each_shown(view, handles, [](Candidate& shown) { shown.is_shown = true; });
+  }
+  std::vector<std::uint64_t> found;
+  for (const Candidate& handle : handles) {
+    if (!handle.is_shown && is_idle_handle(handle.range)) found.push_back(handle.range.begin);
+  }
+  return found;
 }
 
 // Releases the handle at a physical offset. Returns its bytes; 0 if the backend refuses.

@@ -136,15 +136,15 @@ bool MappedMemory<Backend>::make_room_for_view(std::uint64_t bytes) {
   return has_room();
 }
 
-// The physical offsets that these views show, which keep them.
+// Calls `act` for each element whose handle the view shows, perhaps several times. Pre: the elements' ranges are
+// handles, in ascending order.
 template <OnlineBackend Backend>
-FreeSpace MappedMemory<Backend>::shown_in(Views views) const {
-  FreeSpace shown;
-  for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (views == Views::Planned && !placement_.views()[view].planned) continue;
-    for (const Range& piece : placement_.views()[view].stitched.pieces()) shown.add(piece);
+template <class Elements, class Act>
+void MappedMemory<Backend>::for_each_shown(std::uint32_t view, Elements& elements, Act act) const {
+  for (const Range& piece : placement_.views()[view].stitched.pieces()) {
+    auto shown = std::ranges::lower_bound(elements, piece.begin, {}, [](const auto& it) { return it.range.begin; });
+    for (; shown != elements.end() && shown->range.begin < piece.end; ++shown) act(*shown);
   }
-  return shown;
 }
 
 }  // namespace stalloc::plan

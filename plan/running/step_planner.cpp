@@ -72,7 +72,10 @@ void StepPlanner::sleep(std::uint64_t mapped) noexcept {
 // Called at a request, which is the last in the log, if there is a step or it is time to search.
 void StepPlanner::advance(std::uint64_t mapped) {
   offers_ = false;
-  if (step_ && !continues()) step_.reset();
+  if (step_ && !continues()) {
+    if (step_->plan) return give_up();
+    step_.reset();
+  }
   if (step_ && log_.size() - 1 == step_->begin + step_->period) begin_repetition(mapped);
   if (!step_ && log_.size() >= next_search_) search(mapped);
 }

@@ -198,6 +198,9 @@ TEST_CASE("memory is given back unasked as long as mapping takes little time the
   REQUIRE_FALSE(after(0, 100000));
   REQUIRE_FALSE(after(99, 0));  // no more is owed than the allowance
   REQUIRE(after(1, 0));
+  budget.pay_for_giving_back(2 * kMillisecond);  // the time for looking counts, too
+  REQUIRE_FALSE(after(19, 0));
+  REQUIRE(after(1, 0));
 
   policy.elapsed_per_mapping = 1;  // off
   MappingBudget unlimited(policy);

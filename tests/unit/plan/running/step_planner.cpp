@@ -157,6 +157,17 @@ TEST_CASE("a plan that is not taken up is made less and less often", "[plan][run
   REQUIRE(steps.planner.useless_plans() <= 8);
 }
 
+TEST_CASE("a program that changes its step whenever it is planned is planned less and less often", "[plan][running]") {
+  Steps steps;
+  std::size_t length = 300;
+  for (int i = 0; i < 1000; ++i) {
+    steps.step(length, 1);
+    if (steps.planner.has_plan()) length = length == 300 ? 250 : 300;
+  }
+  REQUIRE(steps.planner.useless_plans() >= 2);
+  REQUIRE(steps.planner.useless_plans() <= 8);
+}
+
 TEST_CASE("the log pairs requests and frees", "[plan][running]") {
   plan::RequestLog log;
   log.add(10, 2 * kPage, 1);
