@@ -14,9 +14,9 @@
 //      plan is offered at the beginning of each further step, as long as the requests follow it.
 //
 // Planning is done while the heap is locked, so the search for places is limited (PlanOptions::most_examined): a step
-// that needs more is not planned. After each plan that could not be made, for which the backend refused memory, that the
-// program left before it was taken up, or that was offered many times and not taken up, the first search comes after
-// twice as many requests as before, so that planning never takes much of a program's time.
+// that needs more is not planned. After each plan that could not be made, for which the backend refused memory, that
+// the program left before it was taken up, or that was offered many times and not taken up, the first search comes
+// after twice as many requests as before, so that planning never takes much of a program's time.
 //
 // A program that has mapped nothing for many steps is not logged until it maps memory again. Only large requests count:
 // small ones have memory of their own (online/handle_placement.h), and are not planned.
