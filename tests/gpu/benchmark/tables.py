@@ -313,21 +313,23 @@ def plot(costs, fits, allocators, out):
     matplotlib.rcParams["svg.hashsalt"] = "stalloc"  # so that the same figures give the same file
     from matplotlib import pyplot
 
-    def bars(values, title, axis, file, line=None):
-        """Draws one plot of `values`, which are {workload: {allocator: number}}."""
+    def dots(values, title, axis, file, line=None):
+        """Draws one plot of `values`, which are {workload: {allocator: number}}: a row for each workload."""
         values = {name: row for name, row in values.items() if row}
         if not values:
             return []
         shown = [name for name in allocators if any(name in row for row in values.values())]
-        figure, axes = pyplot.subplots(figsize=(max(5, 0.28 * len(shown) * len(values) + 2) + 2, 4.2))
-        width = 0.8 / len(shown)
-        for number, name in enumerate(shown):
-            places = [place + number * width for place, row in enumerate(values.values()) if name in row]
-            axes.bar(places, [row[name] for row in values.values() if name in row], width, label=allocators[name].title)
-        axes.set_xticks([place + 0.4 - width / 2 for place in range(len(values))], values, rotation=35, ha="right")
+        figure, axes = pyplot.subplots(figsize=(9, 0.24 * len(values) + 1.6))
+        for name, marker in zip(shown, "osD^vX*"):
+            places = [place for place, row in enumerate(values.values()) if name in row]
+            axes.plot([row[name] for row in values.values() if name in row], places, marker, markersize=5, alpha=0.8,
+                      label=allocators[name].title)
+        axes.set_yticks(range(len(values)), values)
+        axes.set_ylim(len(values) - 0.4, -0.6)
+        axes.grid(axis="y", linewidth=0.3)
         if line is not None:
-            axes.axhline(line, color="black", linewidth=0.6)
-        axes.set_ylabel(axis)
+            axes.axvline(line, color="black", linewidth=0.6)
+        axes.set_xlabel(axis)
         axes.set_title(title)
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
         figure.tight_layout()
@@ -343,9 +345,9 @@ def plot(costs, fits, allocators, out):
               for name, found in groups.items()}
     faster = {name: {allocator: speed(result) / speed(found["native"]) for allocator, result in found.items() if speed(result)}
               for name, found in groups.items() if speed(found["native"])}
-    files = (bars(lost, "Memory lost to fragmentation", "% of what is held", "lost.svg") +
-             bars(larger, "Largest micro-batch or sequence that fits", "times native's", "largest.svg", 1) +
-             bars(faster, "Tokens a second at the largest that fits", "times native's", "speed.svg", 1))
+    files = (dots(lost, "Memory lost to fragmentation", "% of what is held", "lost.svg") +
+             dots(larger, "Largest micro-batch or sequence that fits", "times native's", "largest.svg", 1) +
+             dots(faster, "Tokens a second at the largest that fits", "times native's", "speed.svg", 1))
     return f"plots: {', '.join(files)}" if files else "no plots"
 
 
