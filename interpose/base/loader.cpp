@@ -37,16 +37,21 @@ int visit_module(dl_phdr_info* info, std::size_t, void* data) {
 // glibc 2.35 and newer can find a module without a lock. Older versions take a lock that fork does not release in the
 // child, so the child would wait forever if another thread of its parent held the lock during the fork.
 #ifdef DLFO_STRUCT_HAS_EH_DBASE
-const auto find_object = reinterpret_cast<decltype(&_dl_find_object)>(real_dlsym(RTLD_NEXT, "_dl_find_object"));
+using FindObject = decltype(&_dl_find_object);
+
+FindObject find_object() noexcept {
+  static const auto function = reinterpret_cast<FindObject>(real_dlsym(RTLD_NEXT, "_dl_find_object"));
+  return function;
+}
 
 std::optional<Module> find_without_lock(const void* address) noexcept {
   dl_find_object found;
-  if (find_object(const_cast<void*>(address), &found) != 0) return std::nullopt;
+  if (find_object()(const_cast<void*>(address), &found) != 0) return std::nullopt;
   return Module{static_cast<const char*>(found.dlfo_map_start), static_cast<const char*>(found.dlfo_map_end),
                 found.dlfo_link_map->l_name};
 }
 #else
-constexpr std::nullptr_t find_object = nullptr;
+constexpr std::nullptr_t find_object() noexcept { return nullptr; }
 std::optional<Module> find_without_lock(const void*) noexcept { return std::nullopt; }
 #endif
 
@@ -98,6 +103,8 @@ void* real_dlsym(void* handle, const char* symbol) noexcept {
   return function == nullptr ? nullptr : function(handle, symbol);
 }
 
+void prepare() noexcept { (void)find_object(); }
+
 void* open_loaded(const char* name) noexcept { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
 
 void pin(const void* address) noexcept {
@@ -107,7 +114,7 @@ void pin(const void* address) noexcept {
 }
 
 bool find_module(const void* address, Module* module) noexcept {
-  if (find_object != nullptr) {
+  if (find_object() != nullptr) {
     const std::optional<Module> found = find_without_lock(address);
     if (found) *module = *found;
     return found.has_value();

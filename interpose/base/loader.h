@@ -14,6 +14,9 @@ DlsymFunction find_real_dlsym() noexcept;
 // Calls glibc's dlsym. RTLD_NEXT means after this library.
 void* real_dlsym(void* handle, const char* symbol) noexcept;
 
+// Looks up what `find_module` needs, so that later calls take no lock.
+void prepare() noexcept;
+
 // Returns a handle of the loaded library with this file name or path; null if it is not loaded. The caller must call
 // dlclose; until then the library stays loaded.
 void* open_loaded(const char* name) noexcept;

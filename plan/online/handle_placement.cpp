@@ -20,12 +20,10 @@ HandlePlacement::HandlePlacement(const Options& options)
   unmapped_.small.add(options.small);
 }
 
-const HandlePlacement::Spaces HandlePlacement::kNoSpaces;
-
 const HandlePlacement::Spaces& HandlePlacement::spaces_in(StreamIndex stream, StreamScope scope) const {
-  if (scope == StreamScope::None) return kNoSpaces;
+  if (scope == StreamScope::None) return none_;
   if (scope == StreamScope::All || (!several_ && stream == first_)) return all_;
-  return stream < own_.size() && own_[stream] ? *own_[stream] : kNoSpaces;
+  return stream < own_.size() && own_[stream] ? *own_[stream] : none_;
 }
 
 // Notes that the stream has free bytes. Once a second stream has some, the free bytes of each stream are also kept

@@ -215,7 +215,7 @@ class HandlePlacement {
 
   // The free bytes of plans that any request may get.
   [[nodiscard]] const FreeSpace& planned_of(const Spaces& spaces) const {
-    return keeps_plan_bytes_ ? kNoSpaces.planned : spaces.planned;
+    return keeps_plan_bytes_ ? none_.planned : spaces.planned;
   }
   template <class S>
   [[nodiscard]] auto& part(S& spaces, std::uint64_t at) const {
@@ -266,8 +266,6 @@ class HandlePlacement {
     return [this, &spaces](const Range& piece) -> const FreeSpace& { return part(spaces, piece.begin); };
   }
 
-  static const Spaces kNoSpaces;
-
   Options options_;
   Handles handles_;
   // Where each page of the home view lies in its handle. Many are looked up for a request, so this is compact.
@@ -291,6 +289,7 @@ class HandlePlacement {
   bool any_ = false;
   bool several_ = false;
   std::vector<std::unique_ptr<Spaces>> own_;  // by stream; null: none. Of large bytes, see Options::large_by_stream
+  const Spaces none_;                         // the free bytes of a stream that has none
 
   ViewCache views_;
 };
