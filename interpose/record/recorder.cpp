@@ -202,7 +202,7 @@ void Recorder::close_full_trace() {
                    output_.path(), limit_, total_events_));
 }
 
-void Recorder::stop(const std::string& why) noexcept {
+void Recorder::stop(std::string_view why) noexcept {
   if (!stopped_.exchange(true)) log::warn("recording stopped: {}", why);
 }
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -69,7 +69,7 @@ class Recorder {
   [[nodiscard]] bool is_copy() const noexcept;
   [[nodiscard]] bool fits(std::size_t bytes, bool last) const;
   void close_full_trace();
-  void stop(const std::string& why) noexcept;
+  void stop(std::string_view why) noexcept;
   std::uint32_t stream_ordinal(const StreamKey& stream);
 
   const bool stacks_;

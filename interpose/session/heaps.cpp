@@ -37,7 +37,7 @@ serve::Heap* Heaps::create_if_primary(CUcontext context) noexcept {
   return heap;
 }
 
-std::unique_ptr<serve::Heap> Heaps::create_served_heap(int ordinal, CUcontext context) noexcept {
+std::unique_ptr<serve::Heap> Heaps::try_heap(int ordinal, CUcontext context, const plan::DevicePlan* plan) noexcept {
   const serve::LogFunction log_line = [](serve::LogKind kind, const char* text) {
     if (kind == serve::LogKind::Warning) {
       log::warn("{}", text);
@@ -45,21 +45,29 @@ std::unique_ptr<serve::Heap> Heaps::create_served_heap(int ordinal, CUcontext co
       log::info("{}", text);
     }
   };
-  std::string why;
+  const char* const failure = plan == nullptr ? "not served" : "the plan does not fit and is dropped";
+  try {
+    std::string why;
+    auto heap = serve::Heap::create(driver_, ordinal, plan, context, options_, &why, log_line);
+    if (heap == nullptr) log::warn("device {}: {}: {}", ordinal, failure, why);
+    return heap;
+  } catch (const std::exception&) {
+    log::warn("device {}: {}: the host is out of memory", ordinal, failure);
+    return nullptr;
+  }
+}
+
+std::unique_ptr<serve::Heap> Heaps::create_served_heap(int ordinal, CUcontext context) noexcept {
   for (const plan::DevicePlan& plan : plan_.devices) {
     if (plan.device != static_cast<std::uint32_t>(ordinal)) continue;
-    auto heap = serve::Heap::create(driver_, ordinal, &plan, context, options_, &why, log_line);
+    auto heap = try_heap(ordinal, context, &plan);
     if (heap != nullptr) return heap;
-    log::warn("device {}: the plan does not fit and is dropped: {}", ordinal, why);
     if (options_.plan_is_strict) {
       refuses_.store(true);
       return nullptr;
     }
   }
-  if (!options_.dynamic) return nullptr;
-  auto heap = serve::Heap::create(driver_, ordinal, nullptr, context, options_, &why, log_line);
-  if (heap == nullptr) log::warn("device {}: not served: {}", ordinal, why);
-  return heap;
+  return options_.dynamic ? try_heap(ordinal, context, nullptr) : nullptr;
 }
 
 void Heaps::publish_figures(int ordinal, serve::Heap* heap) noexcept {

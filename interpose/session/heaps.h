@@ -193,6 +193,8 @@ class Heaps {
 
   serve::Heap* create_if_primary(CUcontext context) noexcept;
   serve::Heap* create_heap(int ordinal, CUcontext context) noexcept;
+  // Null: the plan, or without one the device, cannot be served; a log line says why.
+  std::unique_ptr<serve::Heap> try_heap(int ordinal, CUcontext context, const plan::DevicePlan* plan) noexcept;
   std::unique_ptr<serve::Heap> create_served_heap(int ordinal, CUcontext context) noexcept;
   serve::Heap* detach_heap(Device& device) noexcept;
   static void log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept;

@@ -146,7 +146,7 @@ void Session::create_statistics_page() noexcept {
   }
 }
 
-void Session::turn_off(const std::string& why) noexcept {
+void Session::turn_off(std::string_view why) noexcept {
   log::warn("{}; stalloc is off", why);
   deactivate();
 }

@@ -6,7 +6,7 @@
 
 #include <atomic>
 #include <mutex>
-#include <string>
+#include <string_view>
 
 #include "interpose/base/cuda_driver.h"
 #include "interpose/base/options.h"
@@ -103,7 +103,7 @@ class Session {
   void create_heaps();
   void create_statistics_page() noexcept;
   void install_signal_handler(int number);
-  void turn_off(const std::string& why) noexcept;
+  void turn_off(std::string_view why) noexcept;
   void deactivate() noexcept;
 
   Options options_;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -26,36 +25,31 @@ struct Heap::Offsets {
 // --- creation and end ---
 
 std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
-                                   const HeapOptions& options, std::string* why, LogFunction log) noexcept {
-  try {
-    const auto begin = std::chrono::steady_clock::now();
-    const bool places_any = plan != nullptr && plan->physical_bytes > 0;
-    std::optional<Planned> planned = places_any ? Planned::create(driver, *plan, why) : Planned();
-    if (!planned) return nullptr;
-    const std::optional<Offsets> offsets = divide_offsets(driver, device, *planned, options.dynamic);
-    if (!offsets) {
-      *why = "the driver does not describe the device's memory";
-      return nullptr;
-    }
-    std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, log));
-    if (options.dynamic) {
-      heap->dynamic_ =
-          Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);
-      if (!heap->dynamic_) return nullptr;
-      const plan::OnlinePolicy& policy = options.policy;
-      const bool plans_steps = policy.stitch && policy.planned_repetitions < plan::kNeverRepeated;
-      if (plans_steps && !heap->planned_.exists() && options.cross_stream == CrossStream::Share) {
-        heap->steps_.emplace(*heap->dynamic_);
-      }
-    }
-    heap->mapping_calls_at_start_ = heap->mapping_calls();
-    heap->mapping_ns_at_start_ = nanoseconds_since(begin);
-    heap->update_physical();
-    return heap;
-  } catch (const std::exception&) {
-    *why = "not enough host memory for the plan";
+                                   const HeapOptions& options, std::string* why, LogFunction log) {
+  const auto begin = std::chrono::steady_clock::now();
+  const bool places_any = plan != nullptr && plan->physical_bytes > 0;
+  std::optional<Planned> planned = places_any ? Planned::create(driver, *plan, why) : Planned();
+  if (!planned) return nullptr;
+  const std::optional<Offsets> offsets = divide_offsets(driver, device, *planned, options.dynamic);
+  if (!offsets) {
+    *why = "the driver does not describe the device's memory";
     return nullptr;
   }
+  std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, log));
+  if (options.dynamic) {
+    heap->dynamic_ =
+        Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);
+    if (!heap->dynamic_) return nullptr;
+    const plan::OnlinePolicy& policy = options.policy;
+    const bool plans_steps = policy.stitch && policy.planned_repetitions < plan::kNeverRepeated;
+    if (plans_steps && !heap->planned_.exists() && options.cross_stream == CrossStream::Share) {
+      heap->steps_.emplace(*heap->dynamic_);
+    }
+  }
+  heap->mapping_calls_at_start_ = heap->mapping_calls();
+  heap->mapping_ns_at_start_ = nanoseconds_since(begin);
+  heap->update_physical();
+  return heap;
 }
 
 std::optional<Heap::Offsets> Heap::divide_offsets(Driver& driver, int device, const Planned& planned, bool dynamic) {

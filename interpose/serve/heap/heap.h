@@ -48,8 +48,7 @@ struct LiveRange {
 };
 
 // Thread-safe: any thread may call any function at any time, except where a precondition says otherwise. Only `create`
-// reports that host memory is missing; every other function then leaves the request unplanned or does nothing. Nothing
-// throws. Driver calls that a request needs are made on the thread of the request. One lock protects a heap
+// throws, when host memory is missing; every other function then leaves the request unplanned or does nothing. Driver calls that a request needs are made on the thread of the request. One lock protects a heap
 // (HeapMutex); functions that do not take it are marked as lock-free.
 class Heap {
  public:
@@ -59,10 +58,11 @@ class Heap {
   // `context` is the context that the heap serves; it must be current. Requests made under any other context belong to
   // the original allocator. `driver` must outlive the heap. `log` may be null.
   //
-  // On failure everything is released, null is returned, and `why` says in one line what did not fit.
+  // On failure everything is released, null is returned, and `why` says in one line what did not fit. Throws
+  // std::bad_alloc, with everything released.
   // Pre: plan::decode_plan has read the plan, and it is a plan for `device`.
   static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
-                                      const HeapOptions& options, std::string* why, LogFunction log = nullptr) noexcept;
+                                      const HeapOptions& options, std::string* why, LogFunction log = nullptr);
   // Closes the heap. Do not destroy a heap at the end of the process, when the driver may be unloaded already.
   // Pre: no stream of the context is being captured, and no other thread uses the heap.
   ~Heap();
