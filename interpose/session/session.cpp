@@ -8,6 +8,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "interpose/base/environment.h"
 #include "interpose/base/foreign_variables.h"
@@ -124,10 +125,11 @@ void Session::first_use() noexcept {
     warn_of_foreign_variables();
     if (options_.frameworks) warn_of_conflicting_variables(options_.torch == TorchIntegration::Async);
     if (!options_.statistics.empty()) create_statistics_page();
-    if (options_.mode != Mode::Trace || options_.dynamic) create_heaps();
+    auto heaps = options_.mode != Mode::Trace || options_.dynamic ? create_heaps() : nullptr;
+    auto recorder =
+        options_.mode == Mode::Trace ? std::make_unique<record::Recorder>(options_, describe_device) : nullptr;
     if (options_.signal != 0) install_signal_handler(static_cast<int>(options_.signal));
-    if (options_.mode == Mode::Trace) recorder_.store(new record::Recorder(options_, describe_device));
-    if (active() && recorder_.load() == nullptr) quick_.heaps.store(heaps_.load(), std::memory_order_release);
+    keep(std::move(heaps), std::move(recorder));
   } catch (const std::exception& error) {
     turn_off(error.what());
   }
@@ -157,26 +159,36 @@ void Session::deactivate() noexcept {
   quick_.heaps.store(nullptr);
 }
 
-void Session::create_heaps() {
+// All parts are kept, or none: a heap that had served a call before the session was turned off would not get the free.
+void Session::keep(std::unique_ptr<Heaps> heaps, std::unique_ptr<record::Recorder> recorder) noexcept {
+  recorder_.store(recorder.release());
+  if (heaps == nullptr) return;
+  heaps_.store(heaps.release());
+  refuses_.store(false);
+  if (serves_pytorch_.load()) heaps_.load()->keep_idle_memory();
+  if (active() && recorder_.load() == nullptr) quick_.heaps.store(heaps_.load(), std::memory_order_release);
+}
+
+std::unique_ptr<Heaps> Session::create_heaps() {
   plan::Plan plan;
   if (options_.mode == Mode::Alloc) {
     if (options_.plan_strict) refuses_.store(true);  // until the heaps exist
-    if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN");
+    if (options_.plan.empty()) return turn_off("STALLOC_MODE=alloc needs STALLOC_PLAN"), nullptr;
     auto read = plan::read_plan(absolute_path(expand_path(options_.plan)));
-    if (!read.ok()) return turn_off("plan refused: " + read.error);
+    if (!read.ok()) return turn_off("plan refused: " + read.error), nullptr;
     plan = std::move(read.value);
   }
   const char* missing = nullptr;
   const auto functions = find_driver_functions(cuda().finder(), &missing);
-  if (!functions && cuda().symbol("cuInit") == nullptr) return turn_off("no CUDA driver is loaded (libcuda.so.1)");
-  if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing);
+  if (!functions && cuda().symbol("cuInit") == nullptr) {
+    return turn_off("no CUDA driver is loaded (libcuda.so.1)"), nullptr;
+  }
+  if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing), nullptr;
   cuda().find_all();
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
   const serve::RealDriver driver(*functions, captures().gate(), {rdma, serves_pytorch_.load()});
-  heaps_.store(new Heaps(std::move(plan), cuda(), driver, heap_options(options_), page_.load()));
-  refuses_.store(false);
-  if (serves_pytorch_.load()) heaps_.load()->keep_idle_memory();
+  return std::make_unique<Heaps>(std::move(plan), cuda(), driver, heap_options(options_), page_.load());
 }
 
 void Session::serve_pytorch() noexcept {

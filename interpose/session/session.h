@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string_view>
 
@@ -100,7 +101,8 @@ class Session {
   static Session& of_process() noexcept;
   void prepare_process() const noexcept;  // while the library is loaded: remembers, sets and registers what it needs
   void first_use() noexcept;              // at the first use of CUDA: logs pending warnings and creates the parts
-  void create_heaps();
+  std::unique_ptr<Heaps> create_heaps();  // null: they cannot be created, and the session was turned off
+  void keep(std::unique_ptr<Heaps> heaps, std::unique_ptr<record::Recorder> recorder) noexcept;
   void create_statistics_page() noexcept;
   void install_signal_handler(int number);
   void turn_off(std::string_view why) noexcept;
