@@ -98,13 +98,20 @@ class Report(CommandTest):
             REQUESTS + f"0,0,2,{12 * mib},0,0\n1,1,9,{4 * mib},0,0\n2,2,9,{2 * mib},1,0\n3,3,9,{30 * mib},0,0\n")
         text = self.run_command("report", "requests.csv", "--text", "--card", "80m").stdout
         self.assertEqual([line for line in text.splitlines() if len(line) > 80], [])
-        for line in ("PyTorch native                36.00 MiB  82.00 MiB  56.1 %   2.00 MiB short",
+        for line in ("PyTorch native                36.00 MiB  82.00 MiB  56.1 %   2.00 MiB over",
                      "stalloc with a plan           36.00 MiB  36.00 MiB   0.0 %   44.00 MiB left",
                      "82.00 MiB in 4 segments:", "     36.00 MiB  in use",
                      "     12.00 MiB  in 1 segment with nothing in use", "     16.00 MiB  in 1 hole of the stream of the request",
                      "     18.00 MiB  in 1 hole of other streams", "native allocator needs at least 70.00 MiB for this run; with less it",
                      "     46.00 MiB  stalloc run --plan plan.fb -- ..."):
             self.assertIn(line, text)
+        self.assertIn("may still fit", text)
+        text = self.run_command("report", "requests.csv", "--text", "--card", "64m").stdout
+        self.assertIn("6.00 MiB short\n", text)
+        (device,) = self.report("requests.csv", "--card", "64m")["devices"]
+        self.assertEqual({row["allocator"]: (row["room_bytes"] // mib, row["most_room_bytes"] // mib) for row in device["fit"]},
+                         {"native": (-18, -6), "expandable": (-16, 28), "online": (28, 28), "planned": (28, 28)})
+        self.assertNotIn("may still fit", self.run_command("report", "requests.csv", "--text", "--card", "30m").stdout)
 
     def test_texts_of_strangers_stay_texts(self):
         name = "</script><img src=x onerror=alert(1)>.csv"

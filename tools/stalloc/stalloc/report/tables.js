@@ -56,20 +56,29 @@ function fitPanel(host, device) {
   host.append(element('div', {className: 'controls'}, element('label', {}, 'Card ', choose),
                       element('label', {}, 'GiB ', own), element('label', {}, 'less, GiB ', kept)),
               element('p', {className: 'hint', textContent: 'The card must have room for what the allocator holds and for requests of ' +
-                  `libraries that bypass it (at most ${sizeText(device.outside_peak_bytes)}). CUDA's context and code take more, ` +
-                  'which no allocator sees: enter it under "less". A driver offers a little less than the nominal size.'}), answer);
+                  `libraries that bypass it (at most ${sizeText(device.outside_peak_bytes)}). An allocator that would hold more ` +
+                  "gives back memory that is not in use, at the cost of waiting, so the run may still fit. CUDA's context and code " +
+                  'take more, which no allocator sees: enter it under "less". A driver offers a little less than the nominal size.'}), answer);
   show();
+}
+
+// The least that an allocator needs for the run, as fit.py computes it.
+function leastBytes(device, row) {
+  if (row.allocator === 'native') return device.native_peak.held_bytes - device.native_peak.free.whole_segment.bytes;
+  return row.allocator === 'planned' ? row.held_bytes : row.live_bytes;
 }
 
 // The same as fit.py computes.
 function fitTable(device, card, kept) {
   const rows = device.allocators.map((row) => {
-    const room = card - kept - row.held_bytes - device.outside_peak_bytes;
-    const words = room >= 0 ? `fits, ${sizeText(room)} left` : `does not fit, ${sizeText(-room)} short`;
+    const left = card - kept - device.outside_peak_bytes;
+    const room = left - row.held_bytes, mostRoom = left - leastBytes(device, row);
+    const words = room >= 0 ? `fits, ${sizeText(room)} left` :
+        mostRoom >= 0 ? `may fit, ${sizeText(-room)} over` : `does not fit, ${sizeText(-mostRoom)} short`;
     return [ALLOCATORS[row.allocator].name, sizeText(row.held_bytes + device.outside_peak_bytes),
             element('span', {className: room >= 0 ? '' : 'short', textContent: words})];
   });
-  return table(['allocator', 'needs', `of ${sizeText(card)}`], rows, [1]);
+  return table(['allocator', 'holds', `of ${sizeText(card)}`], rows, [1]);
 }
 
 function libraryTable(report, device) {

@@ -2,6 +2,7 @@
 """A report in plain text of at most 80 columns, for pasting into a ticket."""
 
 from stalloc import call_stacks
+from stalloc.report import fit
 from stalloc.summary import ALLOCATORS
 from stalloc.terminal import WIDTH, printable, size, wrapped
 
@@ -44,13 +45,21 @@ def allocator_lines(device):
         line = (f"  {ALLOCATORS[held['allocator']]:<28}{size(held['live_bytes']):>11}{size(held['held_bytes']):>11}"
                 f"{100 * held['lost_share']:>6.1f} %")
         if rooms:
-            room = rooms[held["allocator"]]["room_bytes"]
-            line += f"   {size(room)} left" if room >= 0 else f"   {size(-room)} short"
+            line += "   " + room_text(rooms[held["allocator"]])
         lines.append(line)
+    if any(row["room_bytes"] < 0 <= row["most_room_bytes"] for row in rooms.values()):
+        lines.append(wrapped("  over: the allocator would hold more than the card. It then gives back memory that is not in use, "
+                             "at the cost of waiting, so the run may still fit.", "  "))
     if device["outside_requests"]:
         lines.append(wrapped(f"  {device['outside_requests']} requests of other libraries ({size(device['outside_peak_bytes'])}"
                              " at most) bypass PyTorch's allocator and come on top.", "  "))
     return lines
+
+
+def room_text(row):
+    if row["room_bytes"] >= 0:
+        return f"{size(row['room_bytes'])} left"
+    return f"{size(-row['room_bytes'])} over" if row["most_room_bytes"] >= 0 else f"{size(-row['most_room_bytes'])} short"
 
 
 def peak_lines(report, device):
@@ -59,7 +68,6 @@ def peak_lines(report, device):
         return ["There are no requests."]
     all_requests = len(device["all_requests"]["size"])
     asked = device["all_requests"]["size"][peak["request"]]
-    whole = peak["free"]["whole_segment"]["bytes"]
     yield wrapped(f"PyTorch's native allocator at its peak (request {peak['request']} of {all_requests}, for "
                   f"{size(asked)}) holds {size(peak['held_bytes'])} in {peak['segments']} segments:")
     rows = [(peak["live_bytes"], "in use"), (peak["rounding_bytes"], "at the ends of blocks in use, not split off")]
@@ -69,8 +77,8 @@ def peak_lines(report, device):
             rows.append((free["bytes"], f"in {counted(free['holes'], what)} {meaning}"))
     for count, meaning in rows:
         yield wrapped(f"  {size(count):>12}  {meaning}", " " * 16)
-    yield wrapped(f"PyTorch's native allocator needs at least {size(peak['held_bytes'] - whole)} for this run; with less it "
-                  "runs out of memory.")
+    yield wrapped(f"PyTorch's native allocator needs at least {size(fit.least_bytes(device, {'allocator': 'native'}))} for "
+                  "this run; with less it runs out of memory.")
     pinned = [pin for pin in peak["pinned_by"] if pin["bytes"] >= peak["held_bytes"] // 1000]
     if pinned:
         yield ""
