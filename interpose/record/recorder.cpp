@@ -181,7 +181,7 @@ void Recorder::log_beginning() const {
   if (output_.taken().empty()) return;
   log::warn(
       "{} is there already and is left alone: recording to {} instead; remove the old file before the next run, or "
-      "name another with STALLOC_TRACE",
+      "name another (stalloc record -o NAME, or STALLOC_TRACE)",
       output_.taken(), output_.path());
 }
 

@@ -31,16 +31,16 @@ OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # names of files that a process
 def register(subparsers):
     parser = subparsers.add_parser("record", help=HELP, description=DESCRIPTION, epilog=EPILOG,
                                    usage="stalloc record [options] -- PROGRAM ...")
-    parser.add_argument("-o", "--output", metavar="TRACE", default="trace.fb",
-                        help="the file for the trace (default: trace.fb); %%r stands for the rank, %%p for the process "
+    parser.add_argument("-o", "--output", metavar="TRACE",
+                        help="the file for the trace (default: STALLOC_TRACE, else trace.fb); %%r stands for the rank, %%p for the process "
                         "id and %%h for the host; without %%r, the rank is put before the extension")
     parser.add_argument("--no-stacks", action="store_true", help="record no call stacks, for a smaller trace")
     launch.add_options(parser)
 
 
 def check_target(name):
-    """Raises BadPath if nothing can be recorded to this file. Says so if it is there already: the library leaves it alone
-    and records beside it."""
+    """Raises BadPath if nothing can be recorded to this file. If it is there already, the library records beside it and
+    says so."""
     if not name or name.endswith("/") or os.path.isdir(name):
         raise environment.BadPath(f"{name or 'an empty name'}: no file; name one: stalloc record -o NAME")
     template, rank = templates.absolute(name), plans.rank_of(os.environ)[1]
@@ -54,18 +54,15 @@ def check_target(name):
         raise environment.BadPath(f"{folder}: there is no folder of such a name, and recording makes none; make it first, or "
                                   "mark the file instead: stalloc record -o trace.%r.fb")
     path = templates.expanded(template, rank)
-    if path is None or not os.path.lexists(path):
-        return
-    if not os.path.isfile(path):
+    if path is not None and os.path.lexists(path) and not os.path.isfile(path):
         raise environment.BadPath(f"{path}: no regular file; name another: stalloc record -o NAME")
-    terminal.say(f"{path}: is there already and is left alone, the trace goes beside it; stalloc record -o NAME names "
-                 "another")
 
 
 def run(arguments):
-    check_target(arguments.output)
+    name = arguments.output if arguments.output is not None else os.environ.get("STALLOC_TRACE") or "trace.fb"
+    check_target(name)
     made, remarks = environment.stalloc_environment(
-        os.environ, installation.library_path(), mode="trace", trace=arguments.output,
+        os.environ, installation.library_path(), mode="trace", trace=name,
         keep_settings=arguments.keep_settings)
     if arguments.no_stacks:
         made["STALLOC_STACKS"] = "off"
