@@ -46,13 +46,16 @@ std::unique_ptr<serve::Heap> Heaps::try_heap(int ordinal, CUcontext context, con
     }
   };
   const char* const failure = plan == nullptr ? "not served" : "the plan does not fit and is dropped";
+  const char* const then = plan != nullptr && options_.plan_is_strict
+                               ? "; STALLOC_PLAN_STRICT=on makes all requests for device memory fail"
+                               : "";
   try {
     std::string why;
     auto heap = serve::Heap::create(driver_, ordinal, plan, context, options_, &why, log_line);
-    if (heap == nullptr) log::warn("device {}: {}: {}", ordinal, failure, why);
+    if (heap == nullptr) log::warn("device {}: {}: {}{}", ordinal, failure, why, then);
     return heap;
   } catch (const std::exception&) {
-    log::warn("device {}: {}: the host is out of memory", ordinal, failure);
+    log::warn("device {}: {}: the host is out of memory{}", ordinal, failure, then);
     return nullptr;
   }
 }

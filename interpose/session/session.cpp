@@ -5,9 +5,12 @@
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): sigaction is POSIX, not in <csignal>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "interpose/base/environment.h"
@@ -49,6 +52,19 @@ serve::HeapOptions heap_options(const Options& options) {
   heap.events = event_tracking::order.load();
   if (options.mode == Mode::Trace) heap.on_free_complete = record_completed_free;
   return heap;
+}
+
+// The name of a mode that serves or records.
+std::string_view mode_name(Mode mode) {
+  if (mode == Mode::Trace) return "trace";
+  return mode == Mode::Alloc ? "alloc" : "dynamic";
+}
+
+// Whether a signal reports a fault of the program. If a handler returned from it, the fault would occur again and
+// again.
+bool is_fault(int signal) {
+  constexpr std::array kFaults = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+  return std::find(kFaults.begin(), kFaults.end(), signal) != kFaults.end();
 }
 
 trace::Device describe_device(int device) { return Session::cuda().describe_device(device); }
@@ -125,6 +141,8 @@ void Session::first_use() noexcept {
     warn_of_foreign_variables();
     if (options_.frameworks) warn_of_conflicting_variables(options_.torch == TorchIntegration::Async);
     if (!options_.statistics.empty()) create_statistics_page();
+    if (options_.mode != Mode::Alloc && !options_.plan.empty())
+      log::warn("STALLOC_PLAN is not used: STALLOC_MODE={} serves without a plan", mode_name(options_.mode));
     auto heaps = options_.mode != Mode::Trace || options_.dynamic ? create_heaps() : nullptr;
     auto recorder =
         options_.mode == Mode::Trace ? std::make_unique<record::Recorder>(options_, describe_device) : nullptr;
@@ -138,10 +156,8 @@ void Session::first_use() noexcept {
 void Session::create_statistics_page() noexcept {
   try {
     std::string why;
-    const std::string_view mode = options_.mode == Mode::Trace   ? "trace"
-                                  : options_.mode == Mode::Alloc ? "alloc"
-                                                                 : "dynamic";
-    page_.store(StatisticsPage::create(options_.statistics, mode, &why).release());  // until the process ends
+    // The page stays until the process ends.
+    page_.store(StatisticsPage::create(options_.statistics, mode_name(options_.mode), &why).release());
     if (page_.load() == nullptr) log::warn("no statistics are shown: {}", why);
   } catch (const std::bad_alloc&) {
     // The program goes on without the page.
@@ -149,7 +165,8 @@ void Session::create_statistics_page() noexcept {
 }
 
 void Session::turn_off(std::string_view why) noexcept {
-  log::warn("{}; stalloc is off", why);
+  log::warn("{}; {}", why,
+            refuses() ? "STALLOC_PLAN_STRICT=on makes all requests for device memory fail" : "stalloc is off");
   deactivate();
 }
 
@@ -213,13 +230,11 @@ Heaps* Session::heaps() noexcept {
 
 void Session::install_signal_handler(int number) {
   struct sigaction action {};
-  if (sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) {
-    log::warn("STALLOC_SIGNAL={} is not watched: the program uses it itself, or it cannot be handled", number);
-    return;
-  }
+  const bool is_free = !is_fault(number) && sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_DFL;
   action.sa_flags = SA_RESTART;
   action.sa_handler = [](int) { quick_.figures_wanted.store(true, std::memory_order_relaxed); };
-  sigaction(number, &action, nullptr);
+  if (is_free && sigaction(number, &action, nullptr) == 0) return;
+  log::warn("STALLOC_SIGNAL={} is not watched: the program uses it itself, or it cannot be handled", number);
 }
 
 void Session::log_requested_figures() noexcept {

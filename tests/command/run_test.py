@@ -96,6 +96,19 @@ class WhatTheProgramGets(CommandTest):
         self.assertEqual(environment["STALLOC_MODE"], "trace")
         self.assertEqual(environment["STALLOC_TRACE"], str(self.folder / "a.%r.fb"))
         self.assertIsNone(environment["STALLOC_PLAN"])
+        environment, _ = self.shown("record", STALLOC_TRACE="b.%r.fb")
+        self.assertEqual(environment["STALLOC_TRACE"], str(self.folder / "b.%r.fb"))
+        environment, _ = self.shown("record", "-o", "a.fb", STALLOC_TRACE="b.fb")
+        self.assertEqual(environment["STALLOC_TRACE"], str(self.folder / "a.fb"))
+        environment, _ = self.shown("record", STALLOC_TRACE="")
+        self.assertEqual(environment["STALLOC_TRACE"], str(self.folder / "trace.fb"))
+
+    def test_a_trace_that_is_there_is_named_in_one_warning(self):
+        (self.folder / "trace.fb").write_text("of the user", encoding="utf-8")
+        said = self.run_command("record", "--", HOST).stderr
+        self.assertEqual([line for line in said.splitlines() if "is there already" in line],
+                         [line for line in said.splitlines() if line.startswith("stalloc: warning: ")], said)
+        self.assertEqual(said.count("is there already"), 1, said)
 
     def test_other_preloads_stay_in_front(self):
         other = str(self.folder / "libother.so")
@@ -154,6 +167,33 @@ class WhatTheProgramGets(CommandTest):
             for wanted in ("SigBlk", "SigIgn"):
                 self.assertEqual([line for line in done.stdout.splitlines() if wanted in line],
                                  [line for line in expected.stdout.splitlines() if wanted in line])
+
+
+class WhatTheLibrarySays(CommandTest):
+    """Warnings of the preloaded library, without the command."""
+
+    def warnings(self, **variables):
+        done = subprocess.run([HOST], env=self.environment(LD_PRELOAD=str(LIBRARY), **variables), cwd=self.folder,
+                              capture_output=True, text=True, check=False)
+        return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("stalloc: warning: ")]
+
+    def test_a_signal_that_cannot_be_handled(self):
+        for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGSTOP):
+            status, said = self.warnings(STALLOC_MODE="dynamic", STALLOC_SIGNAL=str(int(number)))
+            self.assertEqual((status, len(said)), (0, 1), said)
+            self.assertIn(f"STALLOC_SIGNAL={int(number)} is not watched", said[0])
+
+    def test_a_strict_plan_that_cannot_be_read(self):
+        for strict, what in (("off", "stalloc is off"), ("on", "STALLOC_PLAN_STRICT=on makes all requests")):
+            status, said = self.warnings(STALLOC_PLAN="none.fb", STALLOC_PLAN_STRICT=strict)
+            self.assertEqual((status != 0, len(said)), (strict == "on", 1), said)
+            self.assertIn(what, said[0])
+
+    def test_a_plan_in_a_mode_without_plans(self):
+        for mode, count in (("dynamic", 1), ("trace", 1), ("off", 0)):
+            status, said = self.warnings(STALLOC_MODE=mode, STALLOC_PLAN="none.fb")
+            self.assertEqual((status, len(said)), (0, count), said)
+            self.assertTrue(all(f"STALLOC_PLAN is not used: STALLOC_MODE={mode} " in line for line in said), said)
 
 
 class HowItEnds(CommandTest):

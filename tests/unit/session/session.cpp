@@ -156,6 +156,23 @@ TEST_CASE("a signal is answered once, at the next request", "[session]") {
   ::signal(SIGUSR2, SIG_DFL);
 }
 
+TEST_CASE("signals of faults, and those that cannot be handled, are left alone", "[session]") {
+  const int number = GENERATE(SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGKILL, SIGSTOP);
+  // The tests' own handlers of faults are set aside, so that nothing but the signal itself is in the way.
+  struct sigaction own {};
+  struct sigaction none {};
+  struct sigaction after {};
+  ::sigaction(number, nullptr, &own);
+  ::sigaction(number, &none, nullptr);
+  {
+    Process process(settings({{"STALLOC_MODE", "dynamic"}, {"STALLOC_SIGNAL", std::to_string(number)}}));
+    REQUIRE(process.session.heaps() != nullptr);
+    ::sigaction(number, nullptr, &after);
+  }
+  ::sigaction(number, &own, nullptr);
+  CHECK(after.sa_handler == SIG_DFL);
+}
+
 TEST_CASE("a signal that the program handles itself is left to it", "[session]") {
   ::signal(SIGUSR2, SIG_IGN);
   Process process(settings({{"STALLOC_MODE", "dynamic"}, {"STALLOC_SIGNAL", std::to_string(SIGUSR2)}}));
