@@ -66,10 +66,24 @@ class OnSimcuda(CommandTest):
                                                        "STALLOC_MODE": "Dynamic", "STALLOC_STACK_DEPTH": ""})
         self.assertEqual([finding["level"] for finding in found["settings"]], [GOOD])
         found = self.examined("--no-probe", variables={"STALLOC_TRACE_LIMIT": "1.5G", "STALLOC_STACK_DEPTH": "65",
-                                                       "STALLOC_LOGLEVEL": "info", "STALLOC_PLAN": "any"})
+                                                       "STALLOC_LOGLEVEL": "info", "STALLOC_FOO": "1"})
         said = {finding["text"].split("=")[0].split()[0]: finding["advice"] for finding in found["settings"]}
-        self.assertEqual(said, {"STALLOC_LOGLEVEL": "Is STALLOC_LOG_LEVEL meant?", "STALLOC_STACK_DEPTH": "It accepts: 1 to 64",
+        self.assertEqual(said, {"STALLOC_LOGLEVEL": "Is STALLOC_LOG_LEVEL meant?",
+                                "STALLOC_FOO": "docs/environment.md lists the settings", "STALLOC_STACK_DEPTH": "It accepts: 1 to 64",
                                 "STALLOC_TRACE_LIMIT": "It accepts: bytes, with K, M, G or T"})
+
+    def test_files_and_folders_of_settings(self):
+        (self.folder / "text").write_text("text", encoding="utf-8")
+        (self.folder / "folder").mkdir()
+        for name, good, bad, level in (("STALLOC_PLAN", None, "none.fb", PROBLEM), ("STALLOC_PLAN", None, "text", PROBLEM),
+                                       ("STALLOC_TORCH_DOORS", "folder", "none", WARNING),
+                                       ("STALLOC_STATISTICS", "none", "none/none", WARNING),
+                                       ("STALLOC_STATISTICS", "folder", "text", WARNING)):
+            found = self.examined("--no-probe", variables={name: bad}, status=int(level == PROBLEM))["settings"]
+            self.assertEqual(([finding["level"] for finding in found], name in found[0]["text"]), ([level], True), found)
+            if good:
+                found = self.examined("--no-probe", variables={name: good})["settings"]
+                self.assertEqual([finding["level"] for finding in found], [GOOD])
 
     def test_policy(self):
         for value, words in (("held_per_handle=4096,small_bytes=2M,", None), ("kept_views=0,coarsest=OFF", None), ("", None),
@@ -138,9 +152,10 @@ class OnSimcuda(CommandTest):
         self.assertIn("by PyTorch, since the program before did not end", found[-1].text)
 
     def test_no_python(self):
-        found = self.examined("--python", "/bin/true", status=1)
-        for topic in ("driver", "python"):
-            self.assertIn("/bin/true is no Python", found[topic][0]["text"])
+        for program in ("/bin/true", "/bin/ls"):
+            found = self.examined("--python", program, status=1)
+            for topic in ("driver", "python"):
+                self.assertIn(f"{program} is no Python", found[topic][0]["text"])
 
     def test_no_driver(self):
         found = self.examined(status=1, variables={"LD_LIBRARY_PATH": ""})
@@ -161,7 +176,7 @@ class OnSimcuda(CommandTest):
 
     def test_library_that_cannot_be_loaded(self):
         fake = self.folder / LIBRARY.name
-        fake.write_text("no library", encoding="utf-8")
+        fake.write_bytes(LIBRARY.read_bytes()[:64])
         found = self.examined(status=1, variables={"STALLOC_LIBRARY": str(fake)})
         self.assertIn("it is not loaded", found["library"][-1]["text"])
 

@@ -77,7 +77,7 @@ def examine(arguments, variables):
     yield from driver.findings(devices, variables)
     yield from frameworks.findings(packages, variables)
     yield from preload.findings(variables)
-    yield from system.findings("trace.fb", python, variables)
+    yield from system.findings(variables.get("STALLOC_TRACE") or "trace.fb", python, variables)
     yield from settings.findings(variables)
     if usable and not hangs:
         made, _ = environment.stalloc_environment(variables, installation.library_path(), mode="dynamic")

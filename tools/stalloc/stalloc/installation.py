@@ -32,6 +32,8 @@ def library_path():
     if given:
         if not os.path.isfile(given):
             raise NotInstalled(f"STALLOC_LIBRARY names {given}, which is no file: correct it, or unset it")
+        if not is_library(given):
+            raise NotInstalled(f"STALLOC_LIBRARY names {given}, which is no shared library: correct it, or unset it")
         return os.path.abspath(given)
     for folder in folders_above():
         for place in LIBRARY_PLACES:
@@ -39,6 +41,13 @@ def library_path():
                 return str(folder / place)
     raise NotInstalled(f"{LIBRARY_NAME} was not found near {PACKAGE}: build it (cmake --preset release && "
                        "cmake --build --preset release), install it, or name it with STALLOC_LIBRARY")
+
+
+def is_library(path):
+    """Whether a file begins as a shared library does."""
+    with open(path, "rb") as file:
+        head = file.read(18)
+    return head[:4] == b"\x7fELF" and head[16:] == b"\x03\x00"  # e_type: ET_DYN
 
 
 def door_folders(variables):

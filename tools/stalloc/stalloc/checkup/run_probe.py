@@ -26,12 +26,26 @@ def run_probe(python, what, environment):
         answer = json.loads(lines[-1])
     elif done.returncode < 0:
         answer = {"error": {"why": f"ended by {signal.Signals(-done.returncode).name}"}}
-    elif done.returncode == 0:
+    elif done.returncode == 0 or not is_python(python, without_preload(environment)):
         answer = {"error": {"why": f"{python} is no Python", "python": python}}
     else:
         answer = {"error": {"why": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}}
     answer["stderr"] = done.stderr
     return answer
+
+
+def without_preload(environment):
+    return {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
+
+
+def is_python(program, environment):
+    """Whether a program says of itself that it is a Python."""
+    try:
+        done = subprocess.run([program, "--version"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=SECONDS, check=False)
+    except (subprocess.TimeoutExpired, OSError):
+        return False
+    return b"Python " in done.stdout
 
 
 def timed_out(answer):

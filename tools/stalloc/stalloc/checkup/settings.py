@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the library and the command understand the variables named STALLOC_..."""
+"""Checks that the library and the command understand the variables named STALLOC_..., and that the files and folders that
+these name can be used."""
 
 import difflib
+import os
 import re
 
-from stalloc.checkup.finding import GOOD, NOTE, WARNING, Finding
+from stalloc import environment, plans, terminal
+from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
 # The library's variables and what each accepts (docs/environment.md, "What the library reads"; a test compares).
 ACCEPTED = {
@@ -31,6 +34,7 @@ ACCEPTED = {
 }
 # Those of the command; and of STAlloc, which the library answers itself.
 OTHERS = ("STALLOC_LIBRARY", "STALLOC_MODEL_INFO_PATH", "STALLOC_STATIC_FALLBACK", "STALLOC_TRACE_FAST_MODE")
+PREFIX = "STALLOC_"
 FREE = ("a path", "a folder")
 SWITCH = ("on", "off", "1", "0", "true", "false", "yes", "no")
 # The parameters of STALLOC_POLICY (plan/online/online_policy.def; a test compares), and those of them that may be 0.
@@ -44,8 +48,9 @@ MOST = 1 << 63
 
 def findings(variables):
     """Findings on the variables of an environment."""
-    own = {name: value for name, value in variables.items() if name.startswith("STALLOC_") and name not in OTHERS}
+    own = {name: value for name, value in variables.items() if name.startswith(PREFIX) and name not in OTHERS}
     found = [finding for name in sorted(own) for finding in of_variable(name, own[name])]
+    found += of_places(variables)
     yield from found
     if own and not found:
         yield Finding("settings", GOOD, f"understood: {', '.join(sorted(own))}")
@@ -56,7 +61,8 @@ def findings(variables):
 
 def of_variable(name, value):
     if name not in ACCEPTED:
-        meant = difflib.get_close_matches(name, ACCEPTED, 1)
+        words = {known.removeprefix(PREFIX): known for known in ACCEPTED}
+        meant = [words[word] for word in difflib.get_close_matches(name.removeprefix(PREFIX), words, 1)]
         yield Finding("settings", WARNING, f"{name} is no setting of stalloc's, nothing reads it",
                       f"Is {meant[0]} meant?" if meant else "docs/environment.md lists the settings")
     elif name == "STALLOC_POLICY":
@@ -64,6 +70,38 @@ def of_variable(name, value):
     elif value and not accepts(ACCEPTED[name], value):
         yield Finding("settings", WARNING, f"{name}={value} is not understood: its default is used",
                       f"It accepts: {ACCEPTED[name]}")
+
+
+def of_places(variables):
+    """Findings on the files and folders that the variables name."""
+    fault = why_no_plan(variables) if variables.get("STALLOC_PLAN") else ""
+    if fault:
+        yield Finding("settings", PROBLEM, f"STALLOC_PLAN: {fault}", "Or unset it, to run without a plan")
+    folder = variables.get("STALLOC_TORCH_DOORS")
+    if folder and not os.path.isdir(folder):
+        yield Finding("settings", WARNING, f"STALLOC_TORCH_DOORS={folder} is no folder: no door is found there",
+                      "Correct it, or unset it")
+    folder = variables.get("STALLOC_STATISTICS")
+    if folder and not can_be_folder(folder):
+        yield Finding("settings", WARNING, f"STALLOC_STATISTICS={folder} is no folder that can be written to, nor can it be "
+                      "made: no figures are shown", "Correct it, or unset it")
+
+
+def why_no_plan(variables):
+    """Why the plan that is named cannot be served from; empty if it may be."""
+    try:
+        plans.check(environment.plan_template(variables["STALLOC_PLAN"]), variables)
+    except environment.BadPath as error:
+        return str(error)
+    except OSError as error:
+        return terminal.why(error)
+    return ""
+
+
+def can_be_folder(path):
+    """Whether a process could write to this folder, which the library makes if only its last part is missing."""
+    folder = path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path))
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def of_policy(value):

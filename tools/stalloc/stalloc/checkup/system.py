@@ -6,14 +6,14 @@ import os
 import resource
 import stat
 
-from stalloc import terminal
+from stalloc import templates, terminal
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
 LITTLE_DISK = 2 << 30  # more than the trace of a long training run needs
 
 
 def findings(trace, program, variables, root=""):
-    """`trace`: where a run would be recorded; `program`: the user's Python; `root`: a folder that stands for /."""
+    """`trace`: the template of the file to which a run would be recorded; `program`: the user's Python; `root`: a folder that stands for /."""
     yield from limits()
     yield disk(trace)
     yield from privileges(program)
@@ -35,7 +35,7 @@ def limits():
 
 
 def disk(trace):
-    folder = os.path.dirname(os.path.abspath(trace))
+    folder = os.path.dirname(templates.filled(templates.absolute(trace), ""))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         return Finding("trace", WARNING, f"{folder} cannot be written to, a trace would go there",
                        "Name another place: stalloc record -o FOLDER/trace.fb")
