@@ -267,6 +267,7 @@ class Report(CommandTest):
     def test_comparison(self):
         report, said = self.figures("record", "--report", "r.json", "--", HOST)
         held = {row["allocator"]: row["held_bytes"] for row in report["compared"]["devices"][0]["allocators"]}
+        self.assertIn("for the same requests (simulated):", said)
         self.assertGreater(held["native"], held["planned"])
         self.assertIn("wrote trace.fb; next: stalloc plan trace.fb -o plan.fb", said)
         report, said = self.figures("run", "--compare", "--report", "r.json", "--", HOST)

@@ -65,6 +65,13 @@ class WhatTheProgramGets(CommandTest):
         done = self.run_command("run", "--plan", "none.fb", "--", "true", status=1)
         self.assertIn("stalloc plan trace.fb -o none.fb", done.stderr)
 
+    def test_a_plan_that_cannot_be_reached(self):
+        for name, arguments, variables in (("loop.fb", ["--plan", "loop.fb"], {}),
+                                           ("loop.0.fb", [], {"RANK": "0", "STALLOC_PLAN": "loop.%r.fb"})):
+            (self.folder / name).symlink_to(name)
+            done = self.run_command("run", *arguments, "--", "true", status=1, variables=variables)
+            self.assertIn("Too many levels of symbolic links", done.stderr)
+
     def test_no_plan_in_the_file(self):
         self.make_plan()
         content = (self.folder / "plan.fb").read_bytes()
@@ -232,7 +239,8 @@ class HowItEnds(CommandTest):
             self.assertIn("empty name", self.run_command(*command, status=1).stderr)
 
     def test_usage(self):
-        for arguments in ([], ["run"], ["run", "--"], ["frobnicate"], ["run", "--frobnicate", "--", "true"]):
+        for arguments in ([], ["run"], ["run", "--"], ["frobnicate"], ["run", "--frobnicate", "--", "true"],
+                          ["run", "--plan", "a.fb", "--plan", "b.fb", "--", "true"]):
             done = self.run_command(*arguments, status=2)
             self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
             own = f"stalloc {arguments[0]} --help" if arguments[:1] == ["run"] else "stalloc --help"
@@ -241,6 +249,8 @@ class HowItEnds(CommandTest):
     def test_no_library(self):
         done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/nonexistent.so"})
         self.assertIn("STALLOC_LIBRARY names /nonexistent.so", done.stderr)
+        done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/etc/passwd"})
+        self.assertIn("/etc/passwd, which is no shared library", done.stderr)
 
     def test_library_that_no_preload_can_name(self):
         (self.folder / "a b").mkdir()
@@ -337,6 +347,9 @@ class Main(CommandTest):
         self.assertIn("mkdir -p", done.stderr)
         done = self.run_command("record", "-o", "%r/trace.fb", "--", "true", status=1, variables={"RANK": "3"})
         self.assertIn("mkdir -p 3", done.stderr.replace(f"{self.folder}/", ""))
+        done = self.run_command("record", "-o", "/nonexistent/trace.fb", "--", "true", status=1)
+        self.assertIn("mkdir -p /nonexistent", done.stderr)
+        self.assertIn(".: is a folder", self.run_command("record", "-o", ".", "--", "true", status=1).stderr)
         for name in ("%r/trace.fb", "%p/trace.fb", "a/%r/trace.fb"):
             done = self.run_command("record", "-o", name, "--", "true", status=1)
             self.assertIn("recording makes none", done.stderr)
@@ -374,7 +387,7 @@ class Main(CommandTest):
         self.run_command("record", "--", HOST)
         before = (self.folder / "trace.fb").read_bytes()
         said = self.run_command("record", "--", HOST).stderr
-        self.assertIn("stalloc record -o NAME names another", said)
+        self.assertIn("name another (stalloc record -o NAME, or STALLOC_TRACE)", said)
         self.assertRegex(said, r"next: stalloc plan trace\.\d+\.fb -o plan\.fb\n")
         self.assertEqual((self.folder / "trace.fb").read_bytes(), before)
 

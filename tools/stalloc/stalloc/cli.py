@@ -37,6 +37,17 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n\n".join(part if "\n  " in "\n" + part else terminal.wrapped(part) for part in paragraphs)
 
 
+class Once(argparse.Action):
+    """Stores an option's value, and refuses a second one."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        given = vars(namespace).setdefault("options_given", set())
+        if option_string and self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports errors as the whole project does: in one line that says what to do."""
 
@@ -44,6 +55,7 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", Formatter)
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
+        self.register("action", None, Once)  # what an option does that names no action
 
     def error(self, message):
         terminal.say(f"{message} ({self.prog} --help explains)")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment variables that put a program under stalloc."""
 
+import contextlib
 import os
 import re
 
@@ -61,9 +62,15 @@ def hiding_settings(environment):
             if environment.get(name) and needed not in environment[name] and (by_backend or name not in PYTORCH)]
 
 
+def raise_unless_missing(path):
+    """Raises OSError if something else than a file's absence is in the way of it, such as a folder that may not be entered."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(path)
+
+
 def plan_template(plan):
     """The value of STALLOC_PLAN for a plan: the plan's name from the root on, and for a folder of plans one with the rank in
-    it."""
+    it. Raises BadPath, and OSError if the plan cannot be reached."""
     if not plan:
         raise BadPath("the plan has an empty name; leave it out to run without a plan")
     if os.path.isdir(plan):
@@ -71,13 +78,15 @@ def plan_template(plan):
     template = templates.absolute(plan)
     if "%" in plan or os.path.isfile(plan) or templates.matching(template):
         return template
+    raise_unless_missing(plan)
     raise BadPath(f"{plan}: no such plan. Record a run (stalloc record -- ...), then make it by: stalloc plan trace.fb "
                   f"-o {plan}")
 
 
 def stalloc_environment(environment, library, *, mode, plan=None, trace=None, keep_settings=False):
     """Returns `environment` (a mapping) as a new dictionary that runs programs under stalloc, and remarks, one line
-    each, on the user's settings that were overridden. Raises BadPath.
+    each, on the user's settings that were overridden. Raises BadPath, and OSError if the plan
+    cannot be reached.
 
     mode: "dynamic", "alloc" (needs `plan`) or "trace"; trace: the template of the file to record to.
     """

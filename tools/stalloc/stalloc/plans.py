@@ -6,7 +6,7 @@ import re
 import subprocess
 
 from stalloc import installation, planner, templates, terminal
-from stalloc.environment import BadPath
+from stalloc.environment import BadPath, raise_unless_missing
 
 # The variables that hold a rank, in the order of interpose/base/process.cpp.
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -30,7 +30,8 @@ def of_ranks(template):
 
 
 def check(template, environment):
-    """Raises BadPath if it is certain that no process will be served from the plan. `template`: STALLOC_PLAN."""
+    """Raises BadPath if it is certain that no process will be served from the plan, and OSError if the plan cannot be
+    reached. `template`: STALLOC_PLAN."""
     variable, rank = rank_of(environment)
     path = templates.expanded(template, rank)
     if path is None:
@@ -39,6 +40,7 @@ def check(template, environment):
         others = of_ranks(template)
         # The program may be a launcher itself, whose processes have ranks of their own.
         if variable == "RANK" or not others:
+            raise_unless_missing(path)
             raise BadPath(missing(path, variable, rank))
         path = others[0]
     fault = fault_of(path)

@@ -41,7 +41,9 @@ def register(subparsers):
 def check_target(name):
     """Raises BadPath if nothing can be recorded to this file. If it is there already, the library records beside it and
     says so."""
-    if not name or name.endswith("/") or os.path.isdir(name):
+    if os.path.isdir(name):
+        raise environment.BadPath(f"{name}: is a folder; name a file: stalloc record -o NAME")
+    if not name or name.endswith("/"):
         raise environment.BadPath(f"{name or 'an empty name'}: no file; name one: stalloc record -o NAME")
     template, rank = templates.absolute(name), plans.rank_of(os.environ)[1]
     if name in launch.STANDARD_OUTPUT or template.startswith(OPEN_FILES):

@@ -102,8 +102,7 @@ def comparison_lines(compared, why=""):
     """The comparison's lines, or the line that says why there is none."""
     if not compared:
         return [terminal.wrapped(f"stalloc: not compared with other allocators: {terminal.printable(why)}", "  ")]
-    source = terminal.printable(compared["source"])
-    lines = [f"stalloc: what each allocator would hold for the same requests ({source}, simulated):"]
+    lines = ["stalloc: what each allocator would hold for the same requests (simulated):"]
     for device in compared["devices"]:
         for held in device["allocators"]:
             lines.append(f"    device {device['device']}  {ALLOCATORS[held['allocator']]:<28}"

@@ -50,9 +50,9 @@ def quoted(*paths):
 
 
 def relative(path):
-    """The path from the working folder. It does not look like an option."""
+    """The path from the working folder, unless that is longer than the path itself. It does not look like an option."""
     try:
-        path = os.path.relpath(path)
+        path = min(os.path.relpath(path), path, key=len)
     except OSError:  # the working folder is gone
         return path
     return f"./{path}" if path.startswith("-") else path

@@ -21,6 +21,7 @@ examples:
   stalloc top --prometheus /srv/metrics/stalloc.prom --seconds 15"""
 CLEAR = "\033[H\033[J"
 EVERYONE = 0o644  # Prometheus's files can be read by other users
+LEAST_SECONDS = 0.1
 MOST_SECONDS = 1e6  # about twelve days
 SHOWN = (statistics_pages.RUNNING, statistics_pages.ELSEWHERE)
 
@@ -28,7 +29,7 @@ SHOWN = (statistics_pages.RUNNING, statistics_pages.ELSEWHERE)
 def seconds(word):
     """A type for argparse: a time that can be waited."""
     value = float(word)
-    if not 0 <= value <= MOST_SECONDS:  # false for nan, too
+    if not LEAST_SECONDS <= value <= MOST_SECONDS:  # false for nan, too
         raise ValueError(word)
     return value
 
@@ -37,7 +38,7 @@ def register(subparsers):
     parser = subparsers.add_parser("top", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--once", action="store_true", help="print once and end")
     parser.add_argument("--seconds", metavar="N", type=seconds, default=2.0, help="seconds between two updates (default: "
-                        "2)")
+                        "2; at least 0.1)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON, one line for each update")
     form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE at each update (- for "
