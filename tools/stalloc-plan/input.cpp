@@ -57,6 +57,8 @@ Expected<Input> read_plan(const Bytes& bytes) {
 }
 
 // Any text file is read as a CSV, so that the error says what is wrong with its header.
+constexpr std::size_t kLeastBytes = 8;  // up to the end of the identifier of a trace or a plan
+
 bool is_text(std::string_view start) { return !start.empty() && start.find('\0') == std::string_view::npos; }
 
 std::string_view text_of(std::span<const std::uint8_t> bytes) {
@@ -75,6 +77,7 @@ std::string find_defect(std::span<const std::uint8_t> start) {
     return "a pickle; if it is a memory snapshot of PyTorch, `stalloc snapshot` describes it, and with -o writes its "
            "requests for the planner";
   }
+  if (start.size() < kLeastBytes) return "too short for a trace, a plan or a CSV of requests";
   return is_text(text.substr(0, 512)) ? "" : "neither a trace nor a plan nor a CSV of requests";
 }
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <string>
 
 #include "tools/stalloc-plan/commands.h"
@@ -31,6 +32,10 @@ constexpr const char* kDescription =
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
 
+// Refuses a size of 0, which would mean that the option was not given.
+const CLI::Validator kNotZero([](const std::string& size) { return std::string(size == "0" ? "must not be 0" : ""); },
+                              "");
+
 // The command line, and the command that it names.
 class CommandLine {
  public:
@@ -53,7 +58,7 @@ class CommandLine {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      if (error.get_exit_code() == 0) return app_.exit(error);  // help or version, on stdout
+      if (error.get_exit_code() == 0) return print(shown(error));
       return fail(std::string(error.what()) + " (stalloc-plan --help explains)", kExitUsage);
     }
     if (show_app_->parsed()) return run_with_read(show_);
@@ -68,6 +73,13 @@ class CommandLine {
   }
 
  private:
+  // The help or the version, for which the command line asks.
+  std::string shown(const CLI::ParseError& error) {
+    std::ostringstream text;
+    app_.exit(error, text, text);
+    return text.str();
+  }
+
   template <class Command>
   int run_with_read(Command& command) {
     command.read = read_;
@@ -81,7 +93,8 @@ class CommandLine {
     if (plan_.output.empty() && !dry_run_ && summary_option_->count() == 0) {
       return "where should the plan go? give -o FILE, or --dry-run for the summary alone";
     }
-    if (plan_.output == "-") return "the summary goes to standard output: name a file for the plan";
+    if (plan_.output == "-" || is_standard_output(plan_.output))
+      return "the summary goes to standard output: name a file for the plan";
     if (std::isnan(plan_.options.contiguous_seconds)) return "--seconds must be a number from 0 on";
     if (plan_.options.handle_cap != 0 &&
         plan_.options.handle_cap < std::max(plan_.options.granularity, plan::kUnitBytes)) {
@@ -118,10 +131,12 @@ class CommandLine {
                     "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: those of the recorded "
                     "device, else 2m)")
         ->transform(CLI::AsSizeValue(false))
+        ->check(kNotZero)
         ->type_name("SIZE");
     app_.add_option("--handle-cap", plan_.options.handle_cap,
                     "The largest handle, in bytes (default: 6m, or 1/2048 of the plan if that is more)")
         ->transform(CLI::AsSizeValue(false))
+        ->check(kNotZero)
         ->type_name("SIZE");
     app_.add_option("--streams", streams_,
                     "order: memory freed on one stream may serve another stream, which waits for an event (default); "
@@ -171,7 +186,10 @@ class CommandLine {
 
   void add_compare() {
     compare_app_ = app_.add_subcommand("compare", "Simulate what other allocators would hold for the same requests");
-    compare_app_->add_option("TRACE", compare_.input, "The recorded run, or a CSV of requests")
+    compare_app_
+        ->add_option(
+            "TRACE", compare_.input,
+            "The recorded run, or a CSV of requests (`stalloc compare` also reads memory snapshots of PyTorch)")
         ->required()
         ->type_name("");
     compare_app_->add_flag("--json", compare_.json, "Print JSON (docs/formats.md)");
@@ -179,6 +197,7 @@ class CommandLine {
         ->add_option("--granularity", compare_.granularity,
                      "Bytes of a physical page for stalloc (default: those of the recorded device, else 2m)")
         ->transform(CLI::AsSizeValue(false))
+        ->check(kNotZero)
         ->type_name("SIZE");
     add_truncated(*compare_app_);
   }

@@ -13,6 +13,9 @@ inline constexpr int kExitUsage = 2;  // wrong usage
 // Writes the text to standard output. Returns the exit code: kExitBad if it cannot be written.
 int print(const std::string& text);
 
+// Whether a path names the file, pipe or terminal that is standard output, as /dev/stdout does.
+bool is_standard_output(const std::string& path);
+
 // Prints "stalloc-plan: <what>" on stderr in one line, whatever bytes are in `what`. Returns `exit_code`.
 int fail(const std::string& what, int exit_code = kExitBad);
 

@@ -139,7 +139,10 @@ std::string ranks_text(const RanksResult& result) {
   text +=
       "native: what PyTorch's native allocator would hold for the same requests,\n"
       "simulated; saved: native less what stalloc holds for all requests, planned or\n"
-      "not; like 0: shares the plan of rank 0\n";
+      "not";
+  const bool shared = std::any_of(result.ranks.begin(), result.ranks.end(),
+                                  [](const RankResult& rank) { return rank.same_as != RankResult::kItself; });
+  text += shared ? "; like 0: shares the plan of rank 0\n" : "\n";
   if (totals.worst != nullptr) {
     text += fmt::format("worst rank: {} ({} beyond its peak of live bytes)\n", printable(totals.worst->rank),
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));

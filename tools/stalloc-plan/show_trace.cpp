@@ -132,12 +132,13 @@ std::string device_text(const Source& source, const DeviceFacts& facts) {
   line("peak live", fmt::format("{} ({} B); the largest request {}", bytes_text(facts.peak_live_bytes),
                                 facts.peak_live_bytes, bytes_text(facts.largest_bytes)));
   if (source.recorded) {
-    line("steady state", facts.steady().period == 0
-                             ? "none"
-                             : fmt::format("{} requests repeat {} times, from request {} on{}{}", facts.steady().period,
-                                           facts.steady().repetitions, facts.steady().begin,
-                                           facts.steady().sizes.empty() ? "" : ", by call site",
-                                           facts.steps.threads ? ", each thread in its own order" : ""));
+    line("steady state",
+         facts.steady().period == 0
+             ? "none"
+             : fmt::format("{} requests repeat {} time{}, from request {} on{}{}", facts.steady().period,
+                           facts.steady().repetitions, facts.steady().repetitions == 1 ? "" : "s", facts.steady().begin,
+                           facts.steady().sizes.empty() ? "" : ", by call site",
+                           facts.steps.threads ? ", each thread in its own order" : ""));
   }
   if (!facts.steady().sizes.empty()) out += varying_text(facts);
   return out;

@@ -22,7 +22,9 @@ std::string passed_text(const PlanReport& report) {
   for (std::size_t reason = 1; reason < plan::kPassReasons; ++reason) {
     if (report.passed[reason] == 0) continue;
     if (!text.empty()) text += ", ";
-    text += fmt::format("{} {}", report.passed[reason], plan::describe(static_cast<plan::PassReason>(reason)));
+    const auto why = static_cast<plan::PassReason>(reason);
+    text += fmt::format("{} {}{}", report.passed[reason], plan::describe(why),
+                        why == plan::PassReason::Left ? " to run time" : "");
   }
   return text;
 }
@@ -44,8 +46,8 @@ std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
   std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
   if (report.lanes > 0) how += fmt::format(", each of {} threads in its own order", report.lanes);
-  return fmt::format("{} requests, {} repetitions{}{}; {} before, {} after", report.period, report.repetitions, steps,
-                     how, device.plan.prologue, rest);
+  return fmt::format("{} requests, {} repetition{}{}{}; {} before, {} after", report.period, report.repetitions,
+                     report.repetitions == 1 ? "" : "s", steps, how, device.plan.prologue, rest);
 }
 
 // The distance of a contiguous plan from the lower bound.

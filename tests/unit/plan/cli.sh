@@ -94,6 +94,10 @@ says out '"same_as": "0"'
 says out '"worst_rank": '
 says out '"native_bytes": '
 expect 0 0 loop.fb -o one/
+if grep -qF "like 0" out; then
+  echo "FAILED: one rank shares no plan: $(cat out)"
+  failed=1
+fi
 expect 0 0 check loop.fb one/plan.3.fb
 echo nothing >trace.3.fb
 expect 1 1 rank_0.fb trace.3.fb rank_2.fb -o others
@@ -135,6 +139,11 @@ says err "missing.fb"
 expect 1 1 . -o out.plan
 : >empty.fb
 expect 1 1 empty.fb -o out.plan
+for bytes in 1 3 7; do
+  head -c $bytes loop.fb >short.fb
+  expect 1 1 short.fb -o out.plan
+  says err "short.fb: too short for a trace, a plan or a CSV"
+done
 head -c 700 loop.fb >cut.fb
 expect 1 1 cut.fb -o out.plan
 says err "whole chunks"
@@ -234,8 +243,23 @@ expect 2 1 loop.fb -o a.plan --granularity 3m
 expect 2 1 loop.fb -o a.plan --granularity 2t
 says err "a power of two from 512 bytes to 1 TiB"
 expect 2 1 loop.fb -o a.plan --granularity lots
-expect 2 1 loop.fb -o -
-says err "standard output"
+for option in --granularity --handle-cap; do
+  expect 2 1 loop.fb -o a.plan $option 0
+  says err "must not be 0"
+done
+expect 2 1 compare loop.fb --granularity 0k
+for output in - /dev/stdout out; do
+  expect 2 1 loop.fb -o $output
+  says err "standard output"
+done
+if [ -e /dev/full ]; then
+  for arguments in --help --version "show --help"; do
+    if $TEST_EMULATOR "$tool" $arguments >/dev/full 2>err; then
+      echo "FAILED: stalloc-plan $arguments succeeded without an output"
+      failed=1
+    fi
+  done
+fi
 expect 2 1 loop.fb --dry-run --contiguous --seconds nan
 expect 2 1 loop.fb --dry-run --handle-cap 1
 says err "must be at least a page"
