@@ -47,8 +47,9 @@ struct LiveRange {
   bool sync_memops = false;     // the latest value given to `set_sync_memops`
 };
 
-// Thread-safe: any thread may call any function at any time, except where a precondition says otherwise. Only `create`
-// throws, when host memory is missing; every other function then leaves the request unplanned or does nothing. Driver calls that a request needs are made on the thread of the request. One lock protects a heap
+// Thread-safe: any thread may call any function at any time, except where a precondition says otherwise. Where host
+// memory is missing, `create` throws; every other function throws nothing, and leaves the request unplanned or does
+// nothing. Driver calls that a request needs are made on the thread of the request. One lock protects a heap
 // (HeapMutex); functions that do not take it are marked as lock-free.
 class Heap {
  public:
@@ -58,8 +59,8 @@ class Heap {
   // `context` is the context that the heap serves; it must be current. Requests made under any other context belong to
   // the original allocator. `driver` must outlive the heap. `log` may be null.
   //
-  // On failure everything is released, null is returned, and `why` says in one line what did not fit. Throws
-  // std::bad_alloc, with everything released.
+  // On failure everything is released, null is returned, and `why` says in one line what did not fit. Everything is
+  // also released when it throws std::bad_alloc.
   // Pre: plan::decode_plan has read the plan, and it is a plan for `device`.
   static std::unique_ptr<Heap> create(Driver& driver, int device, const plan::DevicePlan* plan, CUcontext context,
                                       const HeapOptions& options, std::string* why, LogFunction log = nullptr);
