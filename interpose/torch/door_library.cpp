@@ -85,29 +85,46 @@ JoinStreams& join_streams_of(int device) {
   return (*streams)[static_cast<std::size_t>(device)];
 }
 
+// Finds the context in which a stream has its work. A default stream means that of its device's primary context; null:
+// this is not active, so that no work is pending there. Fails for a stream that was destroyed.
+CUresult find_context(serve::Driver& driver, const stalloc_door_stream& stream, CUcontext* context) noexcept {
+  const StreamKey key = key_of(stream.stream);
+  if (!key.is_default()) return driver.stream_context(key.handle, context);
+  *context = Session::cuda().primary_context(stream.device);
+  const bool found = *context != nullptr || !Session::cuda().is_primary_active(stream.device);
+  return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 // Sets `joined` to a stream that waits for the work of all of `streams`. Pre: the context of `heap` is current.
 CUresult join(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_door_stream> streams,
               CUstream* joined) noexcept {
   try {
     std::vector<StreamInContext> used;
     for (const stalloc_door_stream& each : streams) {
-      StreamInContext stream{key_of(each.stream).handle, heap.context()};
-      if (each.device != heap.device()) {
-        const serve::Heap* other = heaps.of_device(each.device);
-        if (other != nullptr) {
-          stream.context = other->context();
-        } else if (each.stream == nullptr) {
-          return CUDA_ERROR_INVALID_CONTEXT;
-        } else if (const CUresult result = heaps.driver().stream_context(stream.stream, &stream.context)) {
-          return result;
-        }
-      }
-      used.push_back(stream);
+      CUcontext context = nullptr;
+      // Also asked for streams of this device: if one was destroyed, the join stream may get its handle.
+      if (const CUresult result = find_context(heaps.driver(), each, &context); result != CUDA_SUCCESS) return result;
+      if (each.device == heap.device()) context = heap.context();
+      if (context != nullptr) used.push_back({key_of(each.stream).handle, context});
     }
     return join_streams_of(heap.device()).join(heaps.driver(), used, joined);
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+}
+
+// Waits for all work of every context in which one of `streams` may have work; of a stream that was destroyed, this is
+// the primary context of its device. False if a context cannot be waited for.
+bool synchronize_contexts_of(serve::Driver& driver, std::span<const stalloc_door_stream> streams) noexcept {
+  return std::all_of(streams.begin(), streams.end(), [&](const stalloc_door_stream& used) {
+    CUcontext context = nullptr;
+    const bool found = find_context(driver, used, &context) == CUDA_SUCCESS ||
+                       find_context(driver, {nullptr, used.device}, &context) == CUDA_SUCCESS;
+    if (!found) return false;
+    if (context == nullptr) return true;
+    const serve::ContextScope scope(driver, context);
+    return scope.ok() && driver.synchronize_context() == CUDA_SUCCESS;
+  });
 }
 
 // Frees a block whose stream was destroyed. All work of that stream is known to be complete only when all work of the
@@ -180,13 +197,9 @@ Result free_after(void* address, int device, const stalloc_door_stream* streams,
     return STALLOC_DOOR_DONE;
   }
   if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
-  // For example, one of the streams was destroyed: its work is known to be complete only when all of its device's is.
-  for (std::size_t i = 0; i < count; ++i) {
-    const serve::Heap* other = heaps->of_device(streams[i].device);
-    const serve::ContextScope its(heaps->driver(), other == nullptr ? heap->context() : other->context());
-    // If the device has failed, the memory is never reused.
-    if (heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
-  }
+  // For example, one of the streams was destroyed: its work is known to be complete only when all of its context's is.
+  // If that cannot be waited for, the memory is never reused.
+  if (!synchronize_contexts_of(heaps->driver(), {streams, count})) return STALLOC_DOOR_DONE;
   return free_in_context(*heap, address, device, nullptr, nullptr);
 }
 

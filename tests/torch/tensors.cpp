@@ -156,6 +156,51 @@ CHECK_OF_DOOR(record_stream_where_memory_is_short) {
   settle();
 }
 
+// A stream of a device without tensors uses a tensor, whose memory must not be reused before.
+CHECK_OF_DOOR(record_stream_of_a_device_without_tensors) {
+  const On on(make_stream());
+  std::optional<Tensor> tensor(8 * kMiB);
+  const void* const at = tensor->get();
+  settle();
+  const Stream other = c10::cuda::getDefaultCUDAStream(1);
+  MUST(cudaSetDevice(1));
+  MUST(cudaFree(nullptr));
+  Gate gate(other.stream());
+  MUST(cudaSetDevice(0));
+  allocator().recordStream(tensor->pointer(), other);
+  tensor->take();
+  std::vector<c10::DataPtr> next;
+  for (int i = 0; i < 20; ++i) {
+    next.push_back(allocator().allocate(8 * kMiB));
+    EXPECT(next.back().get() != at);
+  }
+  EXPECT(gate.open());
+}
+
+// The same for a stream, of any device, that was destroyed meanwhile. Its work is waited for.
+CHECK_OF_DOOR(record_stream_of_a_destroyed_stream) {
+  if (!is_door_open()) return;  // PyTorch alone reports an error when it frees such a tensor
+  for (const int user : {1, 0}) {
+    std::optional<Tensor> tensor(8 * kMiB);
+    settle();
+    MUST(cudaSetDevice(user));
+    cudaStream_t raw = nullptr;
+    MUST(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking));
+    Gate gate(raw);
+    allocator().recordStream(tensor->pointer(),
+                             c10::cuda::getStreamFromExternal(raw, static_cast<c10::DeviceIndex>(user)));
+    MUST(cudaStreamDestroy(raw));
+    MUST(cudaSetDevice(0));
+    std::thread device([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      gate.open();
+    });
+    tensor->take();
+    EXPECT(!gate.open());  // it is open already
+    device.join();
+  }
+}
+
 // A tensor may outlive its stream, if the program has created that itself. Its memory can be reused and given back.
 CHECK_OF_DOOR(freed_after_its_stream) {
   for (int round = 0; round < 20; ++round) {
