@@ -31,7 +31,7 @@ Served look_up(CUdeviceptr at) noexcept {
   if (!served.is_ours()) return served;
   served.live = served.heap->find_live(at);
   if (!served.live) {
-    if (served.heap->is_closed()) served.heap = nullptr;  // the driver may have reused its addresses
+    if (served.heap->is_closed()) served.heap = nullptr;  // the driver answers, as for other memory that was reset
     return served;
   }
   served.context = served.heap->context();

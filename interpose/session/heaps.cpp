@@ -134,6 +134,17 @@ serve::Heap* Heaps::find_owner(CUdeviceptr address) noexcept {
   return owner;
 }
 
+int Heaps::find_device(CUdeviceptr address) const noexcept {
+  const int used = used_devices_.load(std::memory_order_acquire);
+  for (int ordinal = 0; ordinal < used; ++ordinal) {
+    const Device& device = devices_[static_cast<std::size_t>(ordinal)];
+    const serve::Heap* heap = device.heap.load(std::memory_order_acquire);
+    if (heap == nullptr) heap = device.closed_heap.load(std::memory_order_acquire);
+    if (heap != nullptr && heap->owns(address)) return ordinal;
+  }
+  return -1;
+}
+
 void Heaps::grant_access(int device, int peer) noexcept {
   if (device < 0 || device >= kDevices || peer < 0 || peer >= kDevices || device == peer) return;
   const std::lock_guard lock(mutex_);
@@ -198,12 +209,14 @@ Heaps::Unplanned Heaps::find_unplanned(CUdeviceptr address) noexcept {
   return found;
 }
 
-// Makes the heap unreachable for other threads before it is closed. A thread that is already inside finds it closed.
+// Makes the heap unreachable for requests of other threads before it is closed. A thread that is already inside finds
+// it closed. At every moment it is one of `heap` and `closed_heap`, for readers in this order.
 serve::Heap* Heaps::detach_heap(Device& device) noexcept {
   const std::lock_guard lock(mutex_);
   device.context.store(nullptr);
-  serve::Heap* heap = device.heap.exchange(nullptr);
+  serve::Heap* heap = device.heap.load();
   if (heap != nullptr) device.closed_heap.store(heap);
+  device.heap.store(nullptr);
   return heap;
 }
 

@@ -67,6 +67,9 @@ class Heaps {
   [[nodiscard]] serve::Driver& driver() noexcept { return driver_; }
   // The heap in whose address ranges the address is; null: there is none. Lock-free.
   serve::Heap* find_owner(CUdeviceptr address) noexcept;
+  // The device in whose heap's address ranges the address is, also if that heap is closed; -1: there is none.
+  // Lock-free.
+  [[nodiscard]] int find_device(CUdeviceptr address) const noexcept;
 
   // Replace `*pool` by the pool of a request as the heap knows it, which is null for the device's default pool. False
   // if requests from this pool are not served: it belongs to another device, or pools.h does not allow it.

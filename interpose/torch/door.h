@@ -86,8 +86,9 @@ struct stalloc_door_library {
    * block was served. Neither the caller nor any stream of the program waits. */
   enum stalloc_door_result (*free_after)(void* address, int device, const struct stalloc_door_stream* streams,
                                          size_t count);
-  /* The device whose heap's address ranges contain the address; -1: none, so that stalloc cannot have served it. Takes
-   * a few loads. */
+  /* The device whose heap's address ranges contain the address; -1: none, so that stalloc cannot have served it. The
+   * ranges remain after the device's context has ended, when frees there are DECLINED: the memory is gone. Takes a few
+   * loads. */
   int (*device_of)(const void* address);
   /* Record in the trace a request that the native allocator served (null: it failed), and its free. */
   void (*record_native)(int device, size_t bytes, void* stream, const void* caller, const void* address);

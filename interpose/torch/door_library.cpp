@@ -205,9 +205,7 @@ Result free_after(void* address, int device, const stalloc_door_stream* streams,
 
 int device_of(const void* address) {
   Heaps* heaps = Session::get().known_heaps();
-  if (heaps == nullptr) return -1;
-  const serve::Heap* heap = heaps->find_owner(as_address(address));
-  return heap == nullptr ? -1 : heap->device();
+  return heaps == nullptr ? -1 : heaps->find_device(as_address(address));
 }
 
 void record_native(int device, std::size_t bytes, void* stream, const void* caller, const void* address) {

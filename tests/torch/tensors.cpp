@@ -284,6 +284,28 @@ CHECK_OF_DOOR(used_elsewhere_without_record_stream) {
   }
 }
 
+// Tensors may outlive their context, in which nothing is left of them.
+CHECK_OF_DOOR(freed_after_a_reset) {
+  if (!is_door_open()) return;  // PyTorch alone goes on using its segments
+  Tensor tensor(8 * kMiB);
+  Tensor used(kMiB);
+  Tensor small(1000);
+  const Stream side = make_stream();
+  used.use_on(side);
+  settle();
+  MUST(cudaDeviceReset());
+  allocator().recordStream(small.pointer(), side);
+  EXPECT(allocator().getBaseAllocation(tensor.get(), nullptr) == tensor.get());
+  void* other = nullptr;
+  MUST(cudaMalloc(&other, 8 * kMiB));  // lies elsewhere
+  for (Tensor* each : {&tensor, &used, &small}) {
+    const auto begin = each->get();
+    EXPECT(other < begin || other >= begin + each->bytes());
+    each->take();
+  }
+  EXPECT(figures().allocated_bytes[0].current == 0);
+}
+
 // Freed memory is kept for later tensors until the cache is emptied. Synchronising gives nothing back.
 CHECK_OF_DOOR(idle_memory_is_kept) {
   { const Tensor tensor(100 * kMiB); }

@@ -121,7 +121,7 @@ class DeviceBackend {
   [[nodiscard]] std::uint64_t created_bytes() const noexcept { return created_bytes_; }
   [[nodiscard]] const Mapper& mapper() const noexcept { return *mapper_; }
 
-  // Releases the addresses, as Mapper::close. Pre: everything was destroyed and unmapped.
+  // As Mapper::close. Pre: everything was destroyed and unmapped.
   void close() noexcept;
 
  private:

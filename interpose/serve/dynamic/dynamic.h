@@ -37,8 +37,8 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   Dynamic(const Dynamic&) = delete;
   Dynamic& operator=(const Dynamic&) = delete;
 
-  // Unmaps and releases everything. Idempotent. Afterwards, only `contains`, `counts` and the functions that return
-  // figures may be called. Pre: no pending work uses the memory.
+  // Unmaps and releases everything but the addresses. Idempotent. Afterwards, only `contains`, `counts` and the
+  // functions that return figures may be called. Pre: no pending work uses the memory.
   void close() noexcept;
 
   // How many physical offsets a device with `device_bytes` of memory needs.

@@ -50,14 +50,14 @@ std::unique_ptr<Mapper> Mapper::create(Driver& driver, int device, std::uint64_t
   return mapper;
 }
 
-Mapper::~Mapper() { close(); }
+Mapper::~Mapper() {
+  close();
+  if (reserved_ != 0 && !has_unremembered_) driver_.unreserve(base_, reserved_);
+}
 
 void Mapper::close() noexcept {
-  if (closed_) return;
-  closed_ = true;
   if (!retry_unmaps([](const FailedUnmap&) { return true; })) has_unremembered_ = true;
   failed_unmaps_.clear();
-  if (reserved_ != 0 && !has_unremembered_) driver_.unreserve(base_, reserved_);
 }
 
 CUresult Mapper::create_at(CUdeviceptr at, std::span<MappedHandle> handles) noexcept {

@@ -29,12 +29,12 @@ class Mapper {
   // mapper. On failure returns null, and `why` says what the driver refused. Throws std::bad_alloc.
   static std::unique_ptr<Mapper> create(Driver& driver, int device, std::uint64_t home_bytes, std::uint64_t view_bytes,
                                         std::string* why);
-  ~Mapper();  // calls `close`
+  ~Mapper();  // calls `close`, and releases the addresses unless something is still mapped there
   Mapper(const Mapper&) = delete;
   Mapper& operator=(const Mapper&) = delete;
 
-  // Releases the addresses, after it has tried again to unmap what the driver refused to unmap. Idempotent; `contains`
-  // still returns the same. Pre: everything was unmapped.
+  // Tries again to unmap what the driver refused to unmap. The addresses stay reserved. Idempotent. Pre: everything was
+  // unmapped.
   void close() noexcept;
 
   [[nodiscard]] CUdeviceptr home(std::uint64_t offset) const noexcept { return base_ + offset; }
@@ -88,7 +88,6 @@ class Mapper {
   std::vector<int> devices_with_access_;
   std::vector<FailedUnmap> failed_unmaps_;  // still mapped
   bool has_unremembered_ = false;           // something is still mapped that is not in failed_unmaps_
-  bool closed_ = false;
 };
 
 }  // namespace stalloc::serve

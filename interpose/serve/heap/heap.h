@@ -71,14 +71,14 @@ class Heap {
   Heap& operator=(const Heap&) = delete;
 
   // Call `close` before the context ends. It waits for the context's work and releases all memory. Other threads may
-  // still call the heap: it has no live ranges any more and serves no request, and the driver may reuse its addresses.
+  // still call the heap: it has no live ranges any more and serves no request. Its addresses stay reserved until it is
+  // destroyed, so that `owns` tells a late free of its former memory from one of memory that the driver serves since.
   // It returns false when the driver refuses to wait (the device has failed, or a stream is being captured); then
   // everything is still mapped. Call `close_after_context` when the context has ended; it releases what is left.
   // Both are idempotent.
   bool close() noexcept;
   void close_after_context() noexcept;
-  // True once either function was called: addresses that this heap does not know may then belong to the driver.
-  // Lock-free.
+  // True once either function was called. Lock-free.
   [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   // True when the plan was dropped and HeapOptions::plan_is_strict says that all later requests fail. Lock-free.
   [[nodiscard]] bool refuses() const noexcept { return refuses_.load(std::memory_order_relaxed); }

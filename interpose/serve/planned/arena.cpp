@@ -134,7 +134,11 @@ CUresult Arena::set_access() noexcept {
   return CUDA_SUCCESS;
 }
 
-Arena::~Arena() { close(); }
+Arena::~Arena() {
+  close();
+  const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
+  if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);
+}
 
 void Arena::close() noexcept {
   if (closed_) return;
@@ -142,8 +146,6 @@ void Arena::close() noexcept {
   for (std::size_t handle = 0; handle < handles_.size(); ++handle) {
     if (release_handle(handle) == 0) release_handle(handle);  // there is no later attempt, so it is tried once more
   }
-  const bool mapped = std::any_of(mappings_.begin(), mappings_.end(), [](const Mapping& it) { return it.mapped; });
-  if (reserved_ != 0 && !mapped) driver_.unreserve(base_, reserved_);
 }
 
 void Arena::append_ranges(std::uint32_t view_index, std::uint64_t offset, std::uint64_t bytes,

@@ -27,12 +27,12 @@ class Arena {
   // everything is released, null is returned, and `why` says in one line what was refused. Throws std::bad_alloc. Pre:
   // plan::find_defect finds nothing in `plan`, and a context of its device is current.
   static std::unique_ptr<Arena> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
-  ~Arena();  // calls `close`
+  ~Arena();  // calls `close`, and releases the addresses unless something is still mapped there
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Unmaps and releases everything. Idempotent; `contains` still returns the same. Pre: no pending work uses the
-  // memory, and the driver is still loaded.
+  // Unmaps and releases everything but the addresses. Idempotent. Pre: no pending work uses the memory, and the driver
+  // is still loaded.
   void close() noexcept;
 
   [[nodiscard]] CUdeviceptr address(std::uint32_t view, std::uint64_t offset) const noexcept {

@@ -46,7 +46,7 @@ class Planned {
   Planned() = default;
   // Creates and maps the plan's memory; see Arena::create. Throws std::bad_alloc.
   static std::optional<Planned> create(Driver& driver, const plan::DevicePlan& plan, std::string* why);
-  // Unmaps and releases everything. Idempotent. Pre: as for Arena::close.
+  // Unmaps and releases everything but the addresses. Idempotent. Pre: as for Arena::close.
   void close() noexcept;
 
   [[nodiscard]] PlanState state() const noexcept { return state_; }

@@ -44,9 +44,14 @@ bool FakeDriver::is_over(Moment moment) {
   return moment.stream < finished_.size() && finished_[moment.stream] >= moment.step;
 }
 
+bool FakeDriver::holds_no_memory() {
+  const Lock lock(mutex_);
+  return mappings_.empty() && physical_.empty() && memory_used_ == 0;
+}
+
 bool FakeDriver::holds_nothing() {
   const Lock lock(mutex_);
-  return reservations_.empty() && mappings_.empty() && physical_.empty() && memory_used_ == 0;
+  return holds_no_memory() && reservations_.empty();
 }
 
 bool FakeDriver::is_clean() {

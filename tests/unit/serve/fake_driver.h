@@ -82,7 +82,8 @@ class FakeDriver final : public serve::Driver {
   // Called before `bytes` bytes at an address are unmapped; may be empty.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;
   bool is_over(Moment moment);  // true if the work up to then is complete
-  bool holds_nothing();         // nothing is reserved, created or mapped
+  bool holds_no_memory();       // nothing is created or mapped
+  bool holds_nothing();         // nor reserved
   bool is_clean();              // and no event exists
 
   CUresult granularity(int device, std::size_t* bytes) override;

@@ -95,6 +95,7 @@ TEST_CASE("a heap ends with its context, however that ends", "[session][heaps]")
     REQUIRE(heap->is_closed());
     REQUIRE(machine.heaps->find(primary) == nullptr);
     REQUIRE(machine.heaps->find_owner(*at) == nullptr);
+    REQUIRE(machine.heaps->find_device(*at) == 0);
     REQUIRE_FALSE(heap->find_live(*at));
     REQUIRE(heap->free_sync(*at) == CUDA_ERROR_INVALID_VALUE);
     const CUcontext again = machine.enter();

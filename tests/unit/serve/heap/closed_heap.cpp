@@ -53,7 +53,9 @@ struct Fixture : HeapFixture {
     REQUIRE(heap->is_closed());
     REQUIRE_FALSE(heap->allocate(1000, stream, nullptr));
     REQUIRE_FALSE(heap->allocate_sync(1000));
+    REQUIRE_FALSE(driver.holds_nothing());  // the addresses stay reserved
     for (const CUdeviceptr at : live) {
+      REQUIRE(heap->owns(at));
       REQUIRE_FALSE(heap->find_live(at));
       REQUIRE(heap->free_async(at, stream) == CUDA_ERROR_INVALID_VALUE);
       REQUIRE(heap->free_sync(at) == CUDA_ERROR_INVALID_VALUE);
@@ -73,7 +75,7 @@ TEST_CASE("a closed heap has released everything and serves nothing", "[serve][c
     Fixture f(planned);
     const std::vector<CUdeviceptr> live = f.live_tensors();
     REQUIRE(f.heap->close());
-    REQUIRE(f.driver.is_clean());
+    REQUIRE(f.driver.holds_no_memory());
     f.expect_nothing_served(live);
     REQUIRE(f.heap->close());
     f.heap->close_after_context();
@@ -89,7 +91,7 @@ TEST_CASE("after the end of its context a heap leaves events and streams alone",
   f.driver.end_events_of(FakeDriver::context());
   f.heap->close_after_context();
   REQUIRE(f.driver.order_calls() == before);
-  REQUIRE(f.driver.holds_nothing());
+  REQUIRE(f.driver.holds_no_memory());
   f.expect_nothing_served(live);
   REQUIRE(f.driver.order_calls() == before);
 }
@@ -101,9 +103,9 @@ TEST_CASE("memory that cannot be released before the end of the context is relea
   REQUIRE_FALSE(f.heap->close());
   REQUIRE(f.heap->is_closed());
   REQUIRE_FALSE(f.heap->find_live(live.front()));
-  REQUIRE_FALSE(f.driver.holds_nothing());
+  REQUIRE_FALSE(f.driver.holds_no_memory());
   f.heap->close_after_context();
-  REQUIRE(f.driver.holds_nothing());
+  REQUIRE(f.driver.holds_no_memory());
   f.expect_nothing_served(live);
 }
 
@@ -130,6 +132,8 @@ TEST_CASE("threads continue while their heap is closed", "[serve][closed]") {
     while (rounds < 400) std::this_thread::yield();
     REQUIRE(f.heap->close());
     for (std::thread& thread : threads) thread.join();
+    REQUIRE(f.driver.holds_no_memory());
+    f.heap.reset();
     REQUIRE(f.driver.is_clean());
   }
 }
