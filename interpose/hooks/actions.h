@@ -101,9 +101,10 @@ CUresult primary_release(const Call<CUresult(CUdevice)>& call, CUdevice device) 
 // parent has may hold the gate, so that nothing may wait for it.
 namespace captures {
 template <class... Arguments>
-CUresult begin(const Call<CUresult(Arguments...)>& call, std::type_identity_t<Arguments>... arguments) noexcept {
-  if (!Session::get().active()) return call.original(arguments...);
-  return Session::captures().begin([&] { return call.original(arguments...); });
+CUresult begin(const Call<CUresult(CUstream, Arguments...)>& call, CUstream stream,
+               std::type_identity_t<Arguments>... arguments) noexcept {
+  if (!Session::get().active()) return call.original(stream, arguments...);
+  return Session::captures().begin(stream, [&] { return call.original(stream, arguments...); });
 }
 CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CUgraph* graph,
              DefaultStream default_stream) noexcept;

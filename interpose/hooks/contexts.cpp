@@ -9,6 +9,12 @@
 namespace stalloc::hooks::contexts {
 namespace {
 
+// `ended`: whether the context has ended. Null: there is none.
+void after_end(Heaps& heaps, CUcontext context, bool ended) noexcept {
+  heaps.after_context_end(context, ended);
+  if (ended) Session::captures().context_ended(context);
+}
+
 // Calls `release`, which releases at most one reference to the primary context of a device in [first, end). Releasing
 // the last reference ends the context.
 template <class Release>
@@ -24,7 +30,7 @@ CUresult release_primary(Heaps& heaps, int first, int end, Release release) {
   const CUresult result = release();
   for (int device = std::max(first, 0); device < end; ++device) {
     const CUcontext primary = primaries[static_cast<std::size_t>(device)];
-    heaps.after_context_end(primary, primary != nullptr && !cuda.is_primary_active(device));
+    after_end(heaps, primary, primary != nullptr && !cuda.is_primary_active(device));
     heaps.primary_released(device);  // also after a failure: another thread may have released the last reference
   }
   return result;
@@ -46,7 +52,7 @@ CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexc
   Heaps* heaps = Session::active_heaps();
   if (heaps != nullptr) heaps->before_context_end(context);
   const CUresult result = call.original(context);
-  if (heaps != nullptr) heaps->after_context_end(context, result == CUDA_SUCCESS);
+  if (heaps != nullptr) after_end(*heaps, context, result == CUDA_SUCCESS);
   if (result == CUDA_SUCCESS && heaps != nullptr) heaps->context_released(context);
   return result;
 }
@@ -73,7 +79,7 @@ CUresult primary_reset(const Call<CUresult(CUdevice)>& call, CUdevice device) no
   }
   const CUresult result = call.original(device);
   if (heaps != nullptr) {
-    heaps->after_context_end(primary, result == CUDA_SUCCESS);
+    after_end(*heaps, primary, result == CUDA_SUCCESS);
     heaps->after_primary_reset(device);
   }
   return result;

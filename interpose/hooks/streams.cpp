@@ -15,7 +15,8 @@ CUresult destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept
   Session& session = Session::get();
   if (record::Recorder* recorder = session.active() ? session.recorder() : nullptr) recorder->stream_destroyed(stream);
   if (Heaps* heaps = Session::active_heaps()) heaps->stream_destroyed(stream);
-  return call.original(stream);
+  if (!session.active()) return call.original(stream);
+  return Session::captures().destroy_stream(stream, [&] { return call.original(stream); });
 }
 
 }  // namespace stalloc::hooks::streams

@@ -1,10 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/session/captures.h"
 
+#include <algorithm>
+
 namespace stalloc {
 
 void Captures::note_lookup(std::string_view symbol) noexcept {
   if (symbol.starts_with("cuStreamBegin")) gate_.may_begin_unobserved();
+}
+
+void Captures::context_ended(CUcontext context) noexcept {
+  if (context == nullptr || !may_be_active()) return;
+  const serve::CaptureGate::CaptureLock lock(gate_);
+  for (Origin& origin : origins_) {
+    if (origin.stream == nullptr || origin.context != context) continue;
+    origin = {};
+    gate_.capture_ended();
+  }
+}
+
+void Captures::note_origin(CUstream stream) noexcept {
+  const auto is_free = [](const Origin& origin) { return origin.stream == nullptr; };
+  const auto place = std::find_if(origins_.begin(), origins_.end(), is_free);
+  if (place != origins_.end()) *place = {stream, cuda_.context_of_stream(stream)};
+}
+
+bool Captures::forget_origin(CUstream stream) noexcept {
+  const auto is_it = [stream](const Origin& origin) { return origin.stream == stream; };
+  const auto place = std::find_if(origins_.begin(), origins_.end(), is_it);
+  if (stream == nullptr || place == origins_.end()) return false;
+  *place = {};
+  return true;
 }
 
 Captures::Status Captures::status_by_driver(CUstream stream) const noexcept {

@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -37,13 +39,17 @@ class Captures {
   // begin unseen from now on.
   void note_lookup(std::string_view symbol) noexcept;
 
-  // The program begins a capture.
+  // The program begins a capture of `stream`; null: of the calling thread's own default stream.
   template <class Original>
-  CUresult begin(Original original) noexcept {
+  CUresult begin(CUstream stream, Original original) noexcept {
     const serve::CaptureGate::CaptureLock change(gate_);
     gate_.capture_began();
     const CUresult result = original();
-    if (result != CUDA_SUCCESS) gate_.capture_ended();
+    if (result == CUDA_SUCCESS) {
+      note_origin(stream == nullptr ? CU_STREAM_PER_THREAD : stream);
+    } else {
+      gate_.capture_ended();
+    }
     return result;
   }
   // The program ends the capture of `stream`. Not every such call ends one: it may name a stream that joined a capture,
@@ -54,9 +60,24 @@ class Captures {
     const serve::CaptureGate::CaptureLock lock(gate_);
     const bool was_captured = may_be_active() && status_by_driver(stream) == Status::Captured;
     const CUresult result = original();
-    if (was_captured && status_by_driver(stream) == Status::Free) gate_.capture_ended();
+    if (was_captured && status_by_driver(stream) == Status::Free) {
+      forget_origin(stream);
+      gate_.capture_ended();
+    }
     return result;
   }
+  // The program destroys `stream`. That ends the capture which began on it. The capture that it has only joined becomes
+  // invalid, but lasts until it is ended.
+  template <class Original>
+  CUresult destroy_stream(CUstream stream, Original original) noexcept {
+    if (!may_be_active()) return original();
+    const serve::CaptureGate::CaptureLock lock(gate_);
+    const CUresult result = original();
+    if (result == CUDA_SUCCESS && forget_origin(stream)) gate_.capture_ended();
+    return result;
+  }
+  // The context has ended, and with it all captures that began on its streams. Null: nothing has.
+  void context_ended(CUcontext context) noexcept;
   // The program makes a stream wait for an event. If the event is of a captured stream, the waiting stream joins the
   // capture.
   template <class Original>
@@ -68,11 +89,20 @@ class Captures {
 
  private:
   enum class Status : std::uint8_t { Free, Captured, Unknown };
+  // A stream on which a capture has begun that is not known to have ended.
+  struct Origin {
+    CUstream stream = nullptr;  // null: none
+    CUcontext context = nullptr;
+  };
+  void note_origin(CUstream stream) noexcept;
+  bool forget_origin(CUstream stream) noexcept;  // false: it is none
   [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;
 
   const Cuda& cuda_;
   serve::CaptureGate gate_;
+  // Guarded by the gate, exclusively. Where there are more at a time, an end by destruction is not noticed.
+  std::array<Origin, 32> origins_{};
 };
 
 }  // namespace stalloc

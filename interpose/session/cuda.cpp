@@ -10,7 +10,7 @@ void Cuda::find_all() const noexcept {
        cuDeviceGetName_, cuDeviceTotalMem_, cuDevicePrimaryCtxRetain_, cuDevicePrimaryCtxRelease_,
        cuDevicePrimaryCtxGetState_, cuDeviceGetDefaultMemPool_, cuDeviceGetMemPool_, cuMemPoolGetAttribute_,
        cuMemPoolGetAccess_, cuMemPoolTrimTo_, cuMemGetAllocationGranularity_, cuPointerGetAttribute_, cuStreamCreate_,
-       cuThreadExchangeStreamCaptureMode_);
+       cuStreamGetCtx_, cuThreadExchangeStreamCaptureMode_);
 }
 
 std::uint64_t Cuda::current_context_id() const noexcept {
@@ -114,6 +114,13 @@ std::uint64_t Cuda::release_threshold(CUmemoryPool pool) const noexcept {
 CUresult Cuda::trim_nothing(CUmemoryPool pool) const noexcept {
   const auto trim = cuMemPoolTrimTo_.get();
   return trim == nullptr || pool == nullptr ? CUDA_SUCCESS : trim(pool, ~std::size_t{0});
+}
+
+CUcontext Cuda::context_of_stream(CUstream stream) const noexcept {
+  if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return current_context();
+  const auto relaxed = relax_captures();
+  CUcontext context = nullptr;
+  return cuStreamGetCtx_(stream, &context) == CUDA_SUCCESS ? context : nullptr;
 }
 
 CUresult Cuda::create_stream(CUstream* stream) const noexcept {

@@ -91,6 +91,8 @@ class Cuda {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return capture_status(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   }
+  // The context of a stream; null: unknown. For a default stream, the thread's current one.
+  [[nodiscard]] CUcontext context_of_stream(CUstream stream) const noexcept;
   // Creates a stream of the current context that does not synchronise with the legacy stream. Works also during
   // captures.
   CUresult create_stream(CUstream* stream) const noexcept;
@@ -140,6 +142,7 @@ class Cuda {
   DriverFunction<CUresult(void*, CUpointer_attribute, CUdeviceptr)> cuPointerGetAttribute_{find_,
                                                                                            "cuPointerGetAttribute"};
   DriverFunction<CUresult(CUstream*, unsigned)> cuStreamCreate_{find_, "cuStreamCreate"};
+  DriverFunction<CUresult(CUstream, CUcontext*)> cuStreamGetCtx_{find_, "cuStreamGetCtx"};
   DriverFunction<CUresult(CUstreamCaptureMode*)> cuThreadExchangeStreamCaptureMode_{
       find_, "cuThreadExchangeStreamCaptureMode"};
 };

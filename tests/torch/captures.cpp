@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Captures, private pools and checkpoints, which the door leaves to the native allocator.
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <unordered_set>
 
 #include "tests/torch/pytorch.h"
@@ -74,6 +76,26 @@ CHECK_OF_DOOR(captured_graph) {
   MUST(cudaGraphExecDestroy(executable));
   allocator().releasePool(0, pool);
   settle();
+}
+
+// A capture that ends because its stream is destroyed forbids nothing any more.
+CHECK_OF_DOOR(capture_of_a_destroyed_stream) {
+  cudaStream_t raw = nullptr;
+  MUST(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking));
+  MUST(cudaStreamBeginCapture(raw, cudaStreamCaptureModeRelaxed));
+  MUST(cudaStreamDestroy(raw));
+  Tensor tensor(1500 * kMiB);  // of 2 GiB
+  settle();
+  const Stream user = make_stream();
+  Gate gate(user.stream());
+  allocator().recordStream(tensor.pointer(), user);
+  tensor.take();
+  std::thread device([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    gate.open();
+  });
+  const c10::DataPtr again = allocator().allocate(1400 * kMiB);  // waits for the user
+  device.join();
 }
 
 // A tensor that other streams used may be freed while they are captured.

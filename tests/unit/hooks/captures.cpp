@@ -39,6 +39,20 @@ TEST_CASE("a program's captures are known from beginning to end", "[hooks][captu
   CHECK_FALSE(machine.captures.may_be_active());
 }
 
+TEST_CASE("a capture ends with its stream or its context", "[hooks][captures]") {
+  const Machine machine;
+  CUstream stream = make_stream();
+  CUdeviceptr served = 0;
+  REQUIRE(cuMemAllocAsync(&served, 1 << 20, stream) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.captures.may_be_active());
+  stream = make_stream();
+  REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(cuDevicePrimaryCtxReset_v2(0) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.captures.may_be_active());
+}
+
 TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks][captures]") {
   static CUstream asked;
   const Replaced status(

@@ -53,7 +53,7 @@ class Driver {
 };
 
 CUresult begin(Captures& captures, CUstream of, CUresult result = CUDA_SUCCESS) {
-  return captures.begin([&] {
+  return captures.begin(of, [&] {
     if (result == CUDA_SUCCESS) captured = of;
     return result;
   });
@@ -133,6 +133,42 @@ TEST_CASE("a capture that two threads end at the same time ends once", "[session
   CHECK_FALSE(driver.captures.may_be_active());
   REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
   CHECK(driver.captures.may_be_captured(stream(1)));
+}
+
+TEST_CASE("destroying the stream on which a capture began ends it", "[session][captures]") {
+  Driver driver;
+  const auto destroy = [&](CUstream of, CUresult result) {
+    return driver.captures.destroy_stream(of, [&] { return result; });
+  };
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(destroy(stream(2), CUDA_SUCCESS) == CUDA_SUCCESS);  // it has joined at most
+  CHECK(destroy(stream(1), CUDA_ERROR_INVALID_HANDLE) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(driver.captures.may_be_active());
+  CHECK(destroy(stream(1), CUDA_SUCCESS) == CUDA_SUCCESS);
+  CHECK_FALSE(driver.captures.may_be_active());
+  REQUIRE(begin(driver.captures, stream(2)) == CUDA_SUCCESS);
+  CHECK(destroy(stream(1), CUDA_SUCCESS) == CUDA_SUCCESS);  // another stream of that handle, without a capture
+  CHECK(driver.captures.may_be_active());
+}
+
+TEST_CASE("a capture ends with its context", "[session][captures]") {
+  static CUcontext const first = reinterpret_cast<CUcontext>(0x20);
+  static CUcontext const second = reinterpret_cast<CUcontext>(0x30);
+  const Replaced context(
+      "cuStreamGetCtx", +[](CUstream of, CUcontext* its) {
+        *its = of == stream(1) ? first : second;
+        return CUDA_SUCCESS;
+      });
+  Driver driver;
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  REQUIRE(begin(driver.captures, stream(2)) == CUDA_SUCCESS);
+  driver.captures.context_ended(nullptr);
+  driver.captures.context_ended(first);
+  CHECK(driver.captures.may_be_active());
+  driver.captures.context_ended(first);
+  CHECK(driver.captures.may_be_active());
+  driver.captures.context_ended(second);
+  CHECK_FALSE(driver.captures.may_be_active());
 }
 
 TEST_CASE("an end counts only where the driver says that there was a capture", "[session][captures]") {
