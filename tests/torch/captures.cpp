@@ -78,6 +78,24 @@ CHECK_OF_DOOR(captured_graph) {
   settle();
 }
 
+// The first tensor of a thread without a context leaves another thread's capture alone.
+CHECK_OF_DOOR(first_tensor_beside_a_capture) {
+  if (!is_door_open()) return;  // PyTorch alone calls cudaMalloc, which breaks such a capture
+  { const Tensor first(kMiB); }
+  settle();
+  const Stream stream = make_stream();
+  MUST(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeGlobal));
+  std::thread([] {
+    const c10::DataPtr tensor = allocator().allocate(kMiB);
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    MUST(cudaThreadExchangeStreamCaptureMode(&mode));
+    EXPECT(mode == cudaStreamCaptureModeGlobal);
+  }).join();
+  cudaGraph_t graph = nullptr;
+  MUST(cudaStreamEndCapture(stream.stream(), &graph));
+  MUST(cudaGraphDestroy(graph));
+}
+
 // A capture that ends because its stream is destroyed forbids nothing any more.
 CHECK_OF_DOOR(capture_of_a_destroyed_stream) {
   cudaStream_t raw = nullptr;

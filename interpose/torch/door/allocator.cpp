@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <new>
 
+#include "interpose/torch/door/context.h"
+
 namespace stalloc::torch::door {
 namespace {
 
@@ -152,7 +154,7 @@ void* DoorAllocator::serve(const Request& request) {
 void* DoorAllocator::serve_after_refusal(stalloc_door_result result, const Request& request, const Context& context) {
   void* address = nullptr;
   if (result == STALLOC_DOOR_NO_CONTEXT) {
-    C10_CUDA_CHECK(cudaFree(nullptr));  // creates the device's primary context and makes it current
+    make_context_current();
     result = allocate_from_heap(request, &address);
   }
   if (result == STALLOC_DOOR_DONE || (result == STALLOC_DOOR_NO_MEMORY && free_and_retry(request, &address))) {

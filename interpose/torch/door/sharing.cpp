@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "interpose/torch/door/allocator.h"
+#include "interpose/torch/door/context.h"
 
 namespace stalloc::torch::door {
 
@@ -38,7 +39,7 @@ std::shared_ptr<void> DoorAllocator::getIpcDevPtr(std::string handle) {
     if (std::shared_ptr<void> imported = known->second.lock()) return imported;
     imports_.erase(known);
   }
-  C10_CUDA_CHECK(cudaFree(nullptr));  // creates the device's primary context and makes it current
+  make_context_current();
   void* base = nullptr;
   const char* why = nullptr;
   const stalloc_door_result result =

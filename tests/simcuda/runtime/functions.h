@@ -2,16 +2,17 @@
 // The one list of runtime entry points: simcudart.h makes declarations of it, runtime.cpp definitions.
 //
 //   SIMCUDART_PLAIN(function, parameters, call)
+//   SIMCUDART_WITHOUT_CONTEXT(function, parameters, call)
 //   SIMCUDART_STREAM(function, suffix, parameters, call)   also `function` + `suffix`, for per-thread default streams
 //
-// `call` runs with the device's context current; `driver` is the table of driver functions, in the form that belongs
+// `call` runs with the device's context current, except for SIMCUDART_WITHOUT_CONTEXT; `driver` is the table of driver functions, in the form that belongs
 // to the entry point. No include guard: included once per expansion.
 
 // clang-format off
 SIMCUDART_PLAIN(cudaDriverGetVersion, (int* version), driver.driver_version(version))
 SIMCUDART_PLAIN(cudaGetDeviceCount, (int* count), driver.device_count(count))
 SIMCUDART_PLAIN(cudaSetDevice, (int device), set_device(driver, device))
-SIMCUDART_PLAIN(cudaGetDevice, (int* device), driver.context_device(device))
+SIMCUDART_WITHOUT_CONTEXT(cudaGetDevice, (int* device), current_device(driver, device))
 SIMCUDART_PLAIN(cudaDeviceSynchronize, (), driver.context_synchronize())
 SIMCUDART_PLAIN(cudaDeviceReset, (), reset_device(driver))
 SIMCUDART_PLAIN(cudaDeviceCanAccessPeer, (int* can, int device, int peer), driver.device_can_access_peer(can, device, peer))
@@ -72,7 +73,7 @@ SIMCUDART_STREAM(cudaStreamEndCapture, _ptsz, (cudaStream_t stream, cudaGraph_t*
 SIMCUDART_STREAM(cudaStreamIsCapturing, _ptsz, (cudaStream_t stream, cudaStreamCaptureStatus* status), driver.capture_status(stream, reinterpret_cast<CUstreamCaptureStatus*>(status)))
 SIMCUDART_PLAIN(cudaStreamGetCaptureInfo, (cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph, const CUgraphNode** nodes, const void** edges, size_t* count), capture_info(driver, stream, status, id, graph, nodes, edges, count))
 SIMCUDART_PLAIN(cudaStreamGetCaptureInfo_v2, (cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph, const CUgraphNode** nodes, size_t* count), capture_info(driver, stream, status, id, graph, nodes, nullptr, count))
-SIMCUDART_PLAIN(cudaThreadExchangeStreamCaptureMode, (cudaStreamCaptureMode* mode), driver.capture_exchange_mode(reinterpret_cast<CUstreamCaptureMode*>(mode)))
+SIMCUDART_WITHOUT_CONTEXT(cudaThreadExchangeStreamCaptureMode, (cudaStreamCaptureMode* mode), driver.capture_exchange_mode(reinterpret_cast<CUstreamCaptureMode*>(mode)))
 SIMCUDART_PLAIN(cudaGraphInstantiate, (cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags), driver.graph_instantiate(executable, graph, flags))
 SIMCUDART_STREAM(cudaGraphLaunch, _ptsz, (cudaGraphExec_t executable, cudaStream_t stream), driver.graph_launch(executable, stream))
 SIMCUDART_PLAIN(cudaGraphDestroy, (cudaGraph_t graph), driver.graph_destroy(graph))

@@ -37,15 +37,23 @@ CUresult set_device(const DriverTable& driver, int device) {
   return driver.context_set(context);
 }
 
+CUresult init(const DriverTable& driver) { return driver.init(0); }
+
+// The device of the thread's context, or device 0, for which none is created.
+CUresult current_device(const DriverTable& driver, int* device) {
+  CUcontext current = nullptr;
+  *device = 0;
+  if (const CUresult result = driver.context_get(&current)) return result;
+  return current == nullptr ? CUDA_SUCCESS : driver.context_device(device);
+}
+
 // Initialises the driver, and makes sure that the thread has a current context: the one that it chose, or device 0's.
 CUresult prepare(const DriverTable& driver) {
-  if (const CUresult result = driver.init(0)) return result;
+  if (const CUresult result = init(driver)) return result;
   CUcontext current = nullptr;
   if (const CUresult result = driver.context_get(&current)) return result;
   int device = 0;
-  if (current != nullptr) {
-    if (const CUresult result = driver.context_device(&device)) return result;
-  }
+  if (const CUresult result = current_device(driver, &device)) return result;
   CUcontext own = nullptr;
   if (const CUresult result = retain_primary(driver, device, &own)) return result;  // again after a reset
   return current != nullptr ? CUDA_SUCCESS : driver.context_set(own);
@@ -164,11 +172,11 @@ CUresult capture_info(const DriverTable& driver, cudaStream_t stream, cudaStream
   return CUDA_SUCCESS;
 }
 
-template <class Call>
-cudaError_t run(bool per_thread, Call call) {
+template <class Prepare, class Call>
+cudaError_t run(bool per_thread, Prepare prepare_thread, Call call) {
   const DriverTable* const driver = driver_table(per_thread);
   if (driver == nullptr) return last_error = cudaErrorInsufficientDriver;
-  CUresult result = prepare(*driver);
+  CUresult result = prepare_thread(*driver);
   if (result == CUDA_SUCCESS) result = call(*driver);
   if (result != CUDA_SUCCESS) last_error = static_cast<cudaError_t>(result);
   return static_cast<cudaError_t>(result);
@@ -182,7 +190,11 @@ using namespace simcuda::runtime;  // NOLINT: the list's expressions name its fu
 extern "C" {
 
 #define SIMCUDART_RUN(per_thread, call) \
-  return run(per_thread, [&]([[maybe_unused]] const DriverTable& driver) { return call; });
+  return run(per_thread, prepare, [&]([[maybe_unused]] const DriverTable& driver) { return call; });
+#define SIMCUDART_WITHOUT_CONTEXT(function, parameters, call)                 \
+  SIMCUDART_PUBLIC cudaError_t function parameters {                          \
+    return run(false, init, [&](const DriverTable& driver) { return call; }); \
+  }
 #define SIMCUDART_PLAIN(function, parameters, call) \
   SIMCUDART_PUBLIC cudaError_t function parameters { SIMCUDART_RUN(false, (call)) }
 #define SIMCUDART_STREAM(function, suffix, parameters, call)                                   \

@@ -67,11 +67,13 @@ inline const cudaStream_t cudaStreamPerThread = CU_STREAM_PER_THREAD;
 
 extern "C" {
 #define SIMCUDART_PLAIN(function, parameters, call) cudaError_t function parameters;
+#define SIMCUDART_WITHOUT_CONTEXT(function, parameters, call) cudaError_t function parameters;
 #define SIMCUDART_STREAM(function, suffix, parameters, call) \
   cudaError_t function parameters;                           \
   cudaError_t function##suffix parameters;
 #include "tests/simcuda/runtime/functions.h"
 #undef SIMCUDART_PLAIN
+#undef SIMCUDART_WITHOUT_CONTEXT
 #undef SIMCUDART_STREAM
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
