@@ -201,6 +201,19 @@ CHECK_OF_DOOR(record_stream_of_a_destroyed_stream) {
   }
 }
 
+// PyTorch refuses an address at which no tensor begins, and whatever lies there stays.
+CHECK_OF_DOOR(record_stream_of_an_unknown_address) {
+  const Tensor tensor(kMiB);
+  const c10::DataPtr inside(tensor.get() + 512, nullptr, tensor.pointer().get_deleter(), tensor.pointer().device());
+  bool refused = false;
+  try {
+    allocator().recordStream(inside, make_stream());
+  } catch (const c10::Error&) {
+    refused = true;
+  }
+  EXPECT(refused);
+}
+
 // A tensor may outlive its stream, if the program has created that itself. Its memory can be reused and given back.
 CHECK_OF_DOOR(freed_after_its_stream) {
   for (int round = 0; round < 20; ++round) {

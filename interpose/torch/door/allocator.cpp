@@ -379,9 +379,8 @@ void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
       return;
     }
   }
-  c10::DataPtr natives(address, address, caching_.deleter(), pointer.device());
-  native_.recordStream(natives, stream);
-  natives.release_context();
+  // It owns nothing, since the native allocator throws for an address that it did not serve.
+  native_.recordStream({address, nullptr, caching_.deleter(), pointer.device()}, stream);
 }
 
 }  // namespace stalloc::torch::door
