@@ -116,6 +116,36 @@ CHECK_OF_DOOR(capture_of_a_destroyed_stream) {
   device.join();
 }
 
+// A free that one capture forbids does not delay one that only a shorter capture forbade.
+CHECK_OF_DOOR(frees_after_different_captures) {
+  if (!is_door_open()) return;  // PyTorch alone frees these at once
+  cudaStream_t raw = nullptr;
+  MUST(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking));
+  std::optional<Tensor> first;
+  {
+    const On on(c10::cuda::getStreamFromExternal(raw, 0));
+    first.emplace(8 * kMiB);
+  }
+  const Stream stream = make_stream();
+  const On on(stream);
+  Tensor second(300 * kMiB);
+  settle();
+  MUST(cudaStreamDestroy(raw));
+  const Stream longer = make_stream();
+  MUST(cudaStreamBeginCapture(longer.stream(), cudaStreamCaptureModeRelaxed));
+  first->take();  // forbidden by any capture, since its stream is gone
+  MUST(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeRelaxed));
+  second.take();
+  cudaGraph_t graph = nullptr;
+  MUST(cudaStreamEndCapture(stream.stream(), &graph));
+  MUST(cudaGraphDestroy(graph));
+  const std::int64_t held = figures().reserved_bytes[0].current;
+  { const c10::DataPtr again = allocator().allocate(300 * kMiB); }
+  EXPECT(figures().reserved_bytes[0].current == held);
+  MUST(cudaStreamEndCapture(longer.stream(), &graph));
+  MUST(cudaGraphDestroy(graph));
+}
+
 // A tensor that other streams used may be freed while they are captured.
 CHECK_OF_DOOR(recorded_frees_during_capture) {
   if (!is_door_open()) return;  // from 2.15 on PyTorch alone asks for an event of the captured stream

@@ -136,7 +136,7 @@ void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
 void* DoorAllocator::serve(const Request& request) {
   const int device = request.device;
   DeviceState& state = state_of(device);
-  if (state.postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
+  if (state.postponed_count.load(std::memory_order_relaxed) != 0) (void)retry_postponed(device, kMostRefused);
   if (state.active_pools.load(std::memory_order_relaxed) != 0 && belongs_to_pool(state, request.stream)) {
     return allocate_natively({device, request.bytes, request.stream, nullptr});
   }
@@ -302,7 +302,9 @@ bool DoorAllocator::try_free(void* address) {
 
 // Returns false if no block that the heap served begins at the address.
 bool DoorAllocator::try_free_on(int device, void* address) {
-  if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
+  if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) {
+    (void)retry_postponed(device, kMostRefused);
+  }
   // Gathered before anything is freed, since the user's recorder may throw. Not called while the thread ends.
   const Context context = thread_ends ? nullptr : history_.gather(native::RecordContext::ALL);
   Totals totals;
@@ -348,15 +350,24 @@ void DoorAllocator::free_or_postpone(int device, PostponedFree block) {
   state.postponed_count.store(state.postponed.size(), std::memory_order_relaxed);
 }
 
-// A capture usually forbids all postponed frees or none, so the first that is still forbidden ends the attempt.
-void DoorAllocator::retry_postponed(int device) {
+// A free that is still forbidden goes behind the others, since its capture need not be theirs. The attempt ends after
+// `most_refused` such frees, so that a request need not try very many. Returns whether anything was freed.
+bool DoorAllocator::retry_postponed(int device, std::size_t most_refused) {
   DeviceState& state = state_of(device);
   const std::lock_guard lock(state.rare_mutex);
-  while (!state.postponed.empty()) {
-    if (try_free_block(device, state.postponed.front()) == STALLOC_DOOR_LATER) break;
-    state.postponed.pop_front();
+  std::list<PostponedFree>& postponed = state.postponed;
+  const std::size_t before = postponed.size();
+  std::size_t refused = 0;
+  for (std::size_t tried = 0; tried < before && refused < most_refused; ++tried) {
+    if (try_free_block(device, postponed.front()) == STALLOC_DOOR_LATER) {
+      postponed.splice(postponed.end(), postponed, postponed.begin());
+      ++refused;
+    } else {
+      postponed.pop_front();
+    }
   }
-  state.postponed_count.store(state.postponed.size(), std::memory_order_relaxed);
+  state.postponed_count.store(postponed.size(), std::memory_order_relaxed);
+  return postponed.size() < before;
 }
 
 void DoorAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -87,6 +87,7 @@ class DoorAllocator final : public Forwarding {
  private:
   static constexpr std::size_t kDevices = 64;
 
+  static constexpr std::size_t kMostRefused = 16;  // postponed frees that a request tries in vain
   struct Request {
     int device = 0;
     std::size_t bytes = 0;
@@ -122,7 +123,7 @@ class DoorAllocator final : public Forwarding {
     std::atomic<std::size_t> postponed_count{0};    // the size of `postponed`
     std::mutex rare_mutex;                          // guards pools and postponed, which are empty most of the time
     std::vector<Pool> pools;
-    std::deque<PostponedFree> postponed;
+    std::list<PostponedFree> postponed;
   };
 
   // The deleter of every tensor, whichever allocator served it, since PyTorch compares deleters.
@@ -151,7 +152,7 @@ class DoorAllocator final : public Forwarding {
   void free_block(int device, Block& block);
   stalloc_door_result try_free_block(int device, const PostponedFree& block);
   void free_or_postpone(int device, PostponedFree block);
-  void retry_postponed(int device);
+  bool retry_postponed(int device, std::size_t most_refused);
   void* allocate_natively(const Request& request);
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);

@@ -43,9 +43,9 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 }  // namespace
 
 // The heap has already released its idle memory for the request. First, PyTorch's callbacks that free tensors are
-// called. Then, as the native allocator does, frees that wait for other streams are awaited, and the native allocator's
-// cache is emptied. The heap is asked again only if one of these steps freed something. If false is returned, the
-// caller asks the native allocator, which reports the error.
+// called, and frees that were postponed are tried again. Then, as the native allocator does, frees that wait for other
+// streams are awaited, and the native allocator's cache is emptied. The heap is asked again only if one of these steps
+// freed something. If false is returned, the caller asks the native allocator, which reports the error.
 bool DoorAllocator::free_and_retry(const Request& request, void** address) {
   DeviceState& state = state_of(request.device);
   const auto natives = [&] {
@@ -53,7 +53,9 @@ bool DoorAllocator::free_and_retry(const Request& request, void** address) {
     return state.statistics.native_reserved();
   };
   const auto served = [&] { return allocate_from_heap(request, address) == STALLOC_DOOR_DONE; };
-  if (run_free_memory_callbacks() && served()) return true;
+  const bool called = run_free_memory_callbacks();
+  const bool retried = retry_postponed(request.device, std::numeric_limits<std::size_t>::max());
+  if ((called || retried) && served()) return true;
   update_native_statistics(request.device);
   const std::int64_t before = natives();
   const bool waited = library_.wait_for_frees(request.device) != 0;
@@ -73,7 +75,9 @@ bool DoorAllocator::free_and_retry(const Request& request, void** address) {
 void DoorAllocator::empty_cache(MempoolId_t pool) {
   if (pool == MempoolId_t{0, 0}) {
     for (int device = 0; device < devices_.load(); ++device) {
-      if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) retry_postponed(device);
+      if (state_of(device).postponed_count.load(std::memory_order_relaxed) != 0) {
+        (void)retry_postponed(device, std::numeric_limits<std::size_t>::max());
+      }
       library_.trim(device, /*wait=*/1);
     }
   }
