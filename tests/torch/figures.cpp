@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "interpose/torch/door/statistics.h"
 #include "tests/torch/pytorch.h"
 
 namespace stalloc::torch_test {
@@ -230,6 +231,23 @@ CHECK_OF_DOOR(memory_fraction) {
   settle();
   allocator().setMemoryFraction(1.0, 0);
   Tensor more(900 * kMiB);
+}
+
+// What the native allocator serves may take the heap's idle memory, before anybody is told that there is none.
+CHECK_OF_DOOR(memory_fraction_during_a_capture) {
+  bool told = false;
+  allocator().attachOutOfMemoryObserver([&](auto, auto, auto, auto) { told = true; });
+  allocator().setMemoryFraction(0.5, 0);  // of 2 GiB
+  const Stream stream = make_stream();
+  const On on(stream);
+  { const Tensor own(800 * kMiB); }
+  settle();
+  MUST(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeRelaxed));
+  { const c10::DataPtr natives = allocator().allocate(400 * kMiB); }
+  cudaGraph_t graph = nullptr;
+  MUST(cudaStreamEndCapture(stream.stream(), &graph));
+  MUST(cudaGraphDestroy(graph));
+  EXPECT(!told);
 }
 
 // Memory is stitched, and the snapshot shows each physical byte once.

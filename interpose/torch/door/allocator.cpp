@@ -230,7 +230,7 @@ void DoorAllocator::report_free(int device, const Block& block, const Context& c
 
 void* DoorAllocator::allocate_natively(const Request& request) {
   const int device = request.device;
-  update_native_limit(device);
+  update_native_limit(device, request.bytes);
   void* address = nullptr;
   try {
     address = native_.raw_alloc_with_stream(request.bytes, request.stream);

@@ -164,9 +164,11 @@ class DoorAllocator final : public Forwarding {
     return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
   }
   bool free_and_retry(const Request& request, void** address);
-  void update_native_limit(int device);
+  void update_native_limit(int device, std::size_t bytes);
   void update_heap_limit(int device);
   std::optional<std::uint64_t> granted_bytes(int device);
+  std::uint64_t native_bytes(int device);           // that the native allocator holds
+  std::uint64_t native_idle_bytes(int device);      // the part of them that it has cached
   std::uint64_t idle_in_private_pools(int device);  // bytes that the native allocator holds for them
   std::string extend_error(int device, std::string text);
 

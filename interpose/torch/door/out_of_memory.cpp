@@ -47,17 +47,12 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 // streams are awaited, and the native allocator's cache is emptied. The heap is asked again only if one of these steps
 // freed something. If false is returned, the caller asks the native allocator, which reports the error.
 bool DoorAllocator::free_and_retry(const Request& request, void** address) {
-  DeviceState& state = state_of(request.device);
-  const auto natives = [&] {
-    const std::lock_guard lock(state.mutex);
-    return state.statistics.native_reserved();
-  };
   const auto served = [&] { return allocate_from_heap(request, address) == STALLOC_DOOR_DONE; };
   const bool called = run_free_memory_callbacks();
   const bool retried = retry_postponed(request.device, std::numeric_limits<std::size_t>::max());
   if ((called || retried) && served()) return true;
   update_native_statistics(request.device);
-  const std::int64_t before = natives();
+  const std::uint64_t before = native_bytes(request.device);
   const bool waited = library_.wait_for_frees(request.device) != 0;
   try {
     empty_native_cache({0, 0});
@@ -66,7 +61,8 @@ bool DoorAllocator::free_and_retry(const Request& request, void** address) {
   }
   update_native_statistics(request.device);
   // If the heap does not serve it now, the native allocator retries, too, and counts the retry.
-  if ((!waited && natives() >= before) || !served()) return false;
+  if ((!waited && native_bytes(request.device) >= before) || !served()) return false;
+  DeviceState& state = state_of(request.device);
   const std::lock_guard lock(state.mutex);
   state.statistics.count_retry();
   return true;
@@ -115,23 +111,38 @@ std::optional<std::uint64_t> DoorAllocator::granted_bytes(int device) {
   return static_cast<std::uint64_t>(fraction * static_cast<double>(total));
 }
 
+std::uint64_t DoorAllocator::native_bytes(int device) {
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  return static_cast<std::uint64_t>(state.statistics.native_reserved());
+}
+
+std::uint64_t DoorAllocator::native_idle_bytes(int device) {
+  DeviceState& state = state_of(device);
+  const std::lock_guard lock(state.mutex);
+  return static_cast<std::uint64_t>(state.statistics.native_idle());
+}
+
 // The heap may hold the user's limit less what the native allocator holds.
 void DoorAllocator::update_heap_limit(int device) {
   const std::optional<std::uint64_t> limit = granted_bytes(device);
   if (!limit) return library_.set_limit(device, std::numeric_limits<std::uint64_t>::max());
-  std::uint64_t natives = 0;
-  {
-    DeviceState& state = state_of(device);
-    const std::lock_guard lock(state.mutex);
-    natives = static_cast<std::uint64_t>(state.statistics.native_reserved());
-  }
-  library_.set_limit(device, *limit - std::min(*limit, natives));
+  library_.set_limit(device, *limit - std::min(*limit, native_bytes(device)));
 }
 
-// The native allocator, which does not know of the heap, may hold the user's limit less what the heap holds.
-void DoorAllocator::update_native_limit(int device) {
+// The native allocator, which does not know of the heap, may hold the user's limit less what the heap holds. It would
+// report an error before it asks CUDA, so if this may be too little for a request of `bytes`, the heap's idle memory is
+// given back first.
+void DoorAllocator::update_native_limit(int device, std::size_t bytes) {
+  constexpr std::uint64_t kSegment = std::uint64_t{20} << 20;  // how much more than `bytes` it may ask CUDA for
   const std::optional<std::uint64_t> limit = granted_bytes(device);
   if (!limit) return;
+  const auto is_short = [&] {
+    return native_bytes(device) + library_.held(device).all + std::min<std::uint64_t>(bytes, *limit) + kSegment >
+           *limit;
+  };
+  if (is_short()) (void)library_.trim(device, /*wait=*/0);
+  if (is_short() && native_idle_bytes(device) < bytes) (void)library_.trim(device, /*wait=*/1);
   const std::uint64_t natives = *limit - std::min(*limit, library_.held(device).all);
   native_.setMemoryFraction(static_cast<double>(natives) / static_cast<double>(library_.device_total(device)),
                             static_cast<c10::DeviceIndex>(device));

@@ -101,6 +101,7 @@ class Statistics {
   static constexpr std::size_t kAll = 0;
   static constexpr std::size_t kTypes = 3;
   enum : std::size_t { kCount, kBytes, kRequested, kHeld, kTallies };
+  [[nodiscard]] std::int64_t native_idle() const { return native_reserved() - native_[kAllocatedBytes][kAll]; }
   struct Tally {
     std::int64_t current = 0;
     std::int64_t allocated = 0;
