@@ -250,6 +250,20 @@ CHECK_OF_DOOR(memory_fraction_during_a_capture) {
   EXPECT(!told);
 }
 
+// Two threads read the native allocator's figures, and note what they have read in the other order.
+CHECK_OF_DOOR(readings_in_any_order) {
+  torch::door::Statistics statistics;
+  torch::door::DeviceStats older;
+  torch::door::DeviceStats newer;
+  older.reserved_bytes[0].current = 1;
+  newer.reserved_bytes[0].current = 2;
+  EXPECT(statistics.update_native(newer, 2));
+  EXPECT(!statistics.update_native(older, 1));
+  statistics.merge_into(&older, 1);
+  EXPECT(statistics.native_reserved() == 2);
+  EXPECT(older.reserved_bytes[0].peak == 2);
+}
+
 // Memory is stitched, and the snapshot shows each physical byte once.
 CHECK_OF_DOOR(snapshots_of_stitched_memory) {
   std::vector<Tensor> tensors;

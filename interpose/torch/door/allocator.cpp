@@ -250,17 +250,13 @@ void* DoorAllocator::allocate_natively(const Request& request) {
 
 void DoorAllocator::update_native_statistics(int device) {
   DeviceState& state = state_of(device);
-  // The reading includes every change that was made before its number was taken. So of two readings, which may be noted
-  // in either order, the one with the larger number counts. The native allocator is asked without the lock, since its
-  // callbacks may free heap tensors.
+  // The native allocator is asked without the lock, since its callbacks may free heap tensors.
   const std::uint64_t reading = state.native_readings.fetch_add(1) + 1;
   const DeviceStats stats = native_.getDeviceStats(static_cast<c10::DeviceIndex>(device));
   bool limited = false;
   {
     const std::lock_guard lock(state.mutex);
-    if (reading < state.noted_reading) return;
-    state.noted_reading = reading;
-    state.statistics.update_native(stats);
+    if (!state.statistics.update_native(stats, reading)) return;
     state.has_native.store(state.statistics.native_reserved() != 0, std::memory_order_relaxed);
     limited = state.fraction < 1;
   }

@@ -86,8 +86,8 @@ class DoorAllocator final : public Forwarding {
 
  private:
   static constexpr std::size_t kDevices = 64;
-
   static constexpr std::size_t kMostRefused = 16;  // postponed frees that a request tries in vain
+
   struct Request {
     int device = 0;
     std::size_t bytes = 0;
@@ -110,17 +110,18 @@ class DoorAllocator final : public Forwarding {
     MempoolId_t id;
     std::function<bool(cudaStream_t)> takes;  // whether a request on a stream belongs to this pool
   };
-  // The two mutexes are never held together.
+  // `mutex` and `rare_mutex` are never held together. `limit_mutex` is taken before `mutex`, and the native allocator
+  // is not called under it.
   struct alignas(64) DeviceState {
-    std::mutex mutex;  // guards blocks, statistics, fraction and noted_reading
+    std::mutex mutex;  // guards blocks, statistics and fraction
     Blocks blocks;
     Statistics statistics;
     double fraction = 1;                            // the part of the device's memory that this process may use
     std::atomic<std::uint64_t> native_readings{0};  // readings of the native allocator's statistics begun so far
-    std::uint64_t noted_reading = 0;                // the number of the reading that `statistics` holds
     std::atomic<bool> has_native{false};            // the native allocator holds memory of the device
     std::atomic<std::size_t> active_pools{0};       // the size of `pools`
     std::atomic<std::size_t> postponed_count{0};    // the size of `postponed`
+    std::mutex limit_mutex;                         // guards reading the heap's limit and setting it
     std::mutex rare_mutex;                          // guards pools and postponed, which are empty most of the time
     std::vector<Pool> pools;
     std::list<PostponedFree> postponed;

@@ -123,8 +123,10 @@ std::uint64_t DoorAllocator::native_idle_bytes(int device) {
   return static_cast<std::uint64_t>(state.statistics.native_idle());
 }
 
-// The heap may hold the user's limit less what the native allocator holds.
+// The heap may hold the user's limit less what the native allocator holds. Of two threads that call this, the later one
+// knows what the other one knew.
 void DoorAllocator::update_heap_limit(int device) {
+  const std::lock_guard lock(state_of(device).limit_mutex);
   const std::optional<std::uint64_t> limit = granted_bytes(device);
   if (!limit) return library_.set_limit(device, std::numeric_limits<std::uint64_t>::max());
   library_.set_limit(device, *limit - std::min(*limit, native_bytes(device)));

@@ -9,11 +9,12 @@
 namespace stalloc::torch::door {
 
 DeviceStats DoorAllocator::getDeviceStats(c10::DeviceIndex device) {
-  DeviceStats stats = native_.getDeviceStats(device);
   DeviceState& state = state_of(device);
+  const std::uint64_t reading = state.native_readings.fetch_add(1) + 1;
+  DeviceStats stats = native_.getDeviceStats(device);
   const std::lock_guard lock(state.mutex);
   state.statistics.update_held(library_.held(device));
-  state.statistics.merge_into(&stats);
+  state.statistics.merge_into(&stats, reading);
   return stats;
 }
 

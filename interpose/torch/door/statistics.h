@@ -55,17 +55,22 @@ class Statistics {
   }
   void count_retry() { ++retries_; }
 
-  // The native allocator's current figures.
-  void update_native(const DeviceStats& stats) {
+  // Notes a reading of the native allocator's figures. A reading includes every change that was made before its number
+  // was taken. So of two readings, which may be noted in either order, the one with the larger number counts. Returns
+  // false if a later one is known.
+  bool update_native(const DeviceStats& stats, std::uint64_t reading) {
+    if (reading < noted_reading_) return false;
+    noted_reading_ = reading;
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (std::size_t type = 0; type < kTypes; ++type) native_[i][type] = (stats.*kMerged[i].stat)[type].current;
     }
     update_peaks(kSmall);
     update_peaks(kLarge);
+    return true;
   }
-  // Adds the heap's figures to the native allocator's.
-  void merge_into(DeviceStats* stats) {
-    update_native(*stats);
+  // Adds the heap's figures to a reading of the native allocator's.
+  void merge_into(DeviceStats* stats, std::uint64_t reading) {
+    update_native(*stats, reading);
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (std::size_t type = 0; type < kTypes; ++type) {
         const Tally heap = tally_of(kMerged[i].tally, type);
@@ -96,12 +101,12 @@ class Statistics {
   [[nodiscard]] std::int64_t total_bytes() const { return heap_bytes() + native_[kAllocatedBytes][kAll]; }
   [[nodiscard]] std::int64_t total_reserved() const { return current(kHeld, kAll) + native_[kReservedBytes][kAll]; }
   [[nodiscard]] std::int64_t native_reserved() const { return native_[kReservedBytes][kAll]; }
+  [[nodiscard]] std::int64_t native_idle() const { return native_reserved() - native_[kAllocatedBytes][kAll]; }
 
  private:
   static constexpr std::size_t kAll = 0;
   static constexpr std::size_t kTypes = 3;
   enum : std::size_t { kCount, kBytes, kRequested, kHeld, kTallies };
-  [[nodiscard]] std::int64_t native_idle() const { return native_reserved() - native_[kAllocatedBytes][kAll]; }
   struct Tally {
     std::int64_t current = 0;
     std::int64_t allocated = 0;
@@ -190,6 +195,7 @@ class Statistics {
   std::uintptr_t small_end_ = 0;
   std::int64_t small_outside_ = 0;  // bytes of small tensors outside the part for small requests
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> native_{};
+  std::uint64_t noted_reading_ = 0;  // the number of the reading that `native_` holds
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;
   std::int64_t increases_ = 0;  // how often held memory was found to have grown since it was last read
