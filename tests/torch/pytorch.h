@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,8 @@ using Stream = c10::cuda::CUDAStream;
 
 inline constexpr std::size_t kMiB = 1 << 20;
 
-// Does what torch.cuda.init() does.
-void start();
+// Does what torch.cuda.init() does. `check` is the name of the check for which it does.
+void start(std::string_view check = {});
 inline native::CUDAAllocator& allocator() { return *native::get(); }
 inline Stream make_stream(int device = 0) {
   return c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));

@@ -55,6 +55,12 @@ CHECK_OF_DOOR(random_program) {
   for (unsigned seed = 1; seed <= 4; ++seed) run_program(seed, 1500, 0, 300 * kMiB);
 }
 
+// Another thread has initialised the native allocator (`start`) while the door was put in front of it.
+CHECK_OF_DOOR(initialized_without_the_door) {
+  const Tensor tensor(kMiB);
+  EXPECT(figures().allocated_bytes[0].current == static_cast<std::int64_t>(kMiB));
+}
+
 CHECK_OF_DOOR(random_threads) {
   std::vector<std::thread> threads;
   for (unsigned thread = 0; thread < 4; ++thread) threads.emplace_back(run_program, 10 + thread, 700, 0, 120 * kMiB);

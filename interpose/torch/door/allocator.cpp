@@ -76,14 +76,15 @@ void report_to_gpu_trace(bool allocated, void* address) {
 
 }  // namespace
 
-void DoorAllocator::throw_no_device(int device) {
-  TORCH_CHECK(false, "Allocator not initialized for device ", device, ": did you call init?");
+// The native allocator may have been initialized before the door was put in front of it, in another thread even
+// meanwhile. Then nobody tells the door the number of devices.
+void DoorAllocator::require_device(int device) {
+  if (devices_.load() == 0 && native_.initialized()) set_device_count(c10::cuda::device_count());
+  TORCH_CHECK(device >= 0 && device < devices_.load(), "Allocator not initialized for device ", device,
+              ": did you call init?");
 }
 
-void DoorAllocator::open() {
-  instance = this;
-  if (native_.initialized()) set_device_count(c10::cuda::device_count());
-}
+void DoorAllocator::open() { instance = this; }
 
 void DoorAllocator::init(int devices) {
   native_.init(devices);
@@ -91,12 +92,11 @@ void DoorAllocator::init(int devices) {
 }
 
 void DoorAllocator::set_device_count(int devices) {
-  devices_.store(std::min(devices, static_cast<int>(kDevices)));
+  if (devices_.exchange(std::min(devices, static_cast<int>(kDevices))) != 0) return;
   // Asking the native allocator for the fraction would make each device current, and so create a context there.
   const double fraction = configured_fraction();
   for (int device = 0; fraction < 1 && device < devices_.load(); ++device) {
-    state_of(device).fraction = fraction;
-    update_heap_limit(device);
+    limit_to_fraction(device, fraction);
   }
 }
 

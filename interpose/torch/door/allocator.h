@@ -33,7 +33,8 @@ class DoorAllocator final : public Forwarding {
   DoorAllocator(native::CUDAAllocator& native, const stalloc_door_library& library)
       : Forwarding(native), library_(library), caching_(native) {}
 
-  // Call this once, before PyTorch can use the object. PyTorch's native allocator may have been initialised already.
+  // Call this once, before PyTorch can use the object. PyTorch's native allocator may have been initialised already, or
+  // be so by another thread meanwhile.
   void open();
 
   // --- tensors ---
@@ -133,10 +134,10 @@ class DoorAllocator final : public Forwarding {
   // Throws c10::Error if there is no such device, as the native allocator does.
   DeviceState& state_of(int device) {
     if (device < 0 || device >= devices_.load(std::memory_order_relaxed)) [[unlikely]]
-      throw_no_device(device);
+      require_device(device);
     return states_[static_cast<std::size_t>(device)];
   }
-  [[noreturn]] static void throw_no_device(int device);
+  void require_device(int device);
 
   // allocator.cpp
   void set_device_count(int devices);
@@ -167,6 +168,7 @@ class DoorAllocator final : public Forwarding {
   bool free_and_retry(const Request& request, void** address);
   void update_native_limit(int device, std::size_t bytes);
   void update_heap_limit(int device);
+  void limit_to_fraction(int device, double fraction);
   std::optional<std::uint64_t> granted_bytes(int device);
   std::uint64_t native_bytes(int device);           // that the native allocator holds
   std::uint64_t native_idle_bytes(int device);      // the part of them that it has cached

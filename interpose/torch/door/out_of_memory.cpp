@@ -90,6 +90,10 @@ double DoorAllocator::getMemoryFraction(c10::DeviceIndex device) {
 
 void DoorAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   native_.setMemoryFraction(fraction, device);  // throws for invalid arguments
+  limit_to_fraction(device, fraction);
+}
+
+void DoorAllocator::limit_to_fraction(int device, double fraction) {
   {
     DeviceState& state = state_of(device);
     const std::lock_guard lock(state.mutex);
