@@ -2,6 +2,7 @@
 // Access to the dynamic loader without this library's own dlsym. All functions are thread-safe and throw nothing.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string_view>
 
@@ -46,6 +47,14 @@ bool precedes(const void* first, const void* second) noexcept;
 
 // True if a library is loaded whose file name begins with one of `prefixes`.
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept;
+
+// The definitions of `symbol` in all loaded modules, except the one at `except`. Waits for no constructor and no
+// destructor of a library, as dlsym does.
+struct Definitions {
+  void* first = nullptr;  // in the order in which the modules were loaded; null: there is none
+  std::size_t count = 0;
+};
+Definitions find_definitions(const char* symbol, const void* except = nullptr) noexcept;
 
 // Returns `symbol` of the first loaded library whose file name begins with `prefix` and that defines it, without its
 // dependencies; null: there is none.

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -55,6 +56,20 @@ struct CallerOriginals {
 };
 CallerOriginals callers[kHooks];
 
+std::atomic<void*> driver_functions[kHooks];
+std::atomic<bool> driver_functions_known{false};
+
+void find_driver_functions() noexcept {
+  if (driver_functions_known.load(std::memory_order_acquire)) return;
+  const KeptErrno kept;
+  for (std::size_t i = 0; i < kHooks; ++i) {
+    const Row& row = row_of(static_cast<Hook>(i));
+    if (row.library == Library::Driver) driver_functions[i].store(Session::cuda().symbol(row.symbol));
+  }
+  const bool is_loaded = driver_functions[static_cast<std::size_t>(Hook::cuInit)].load() != nullptr;
+  driver_functions_known.store(is_loaded, std::memory_order_release);
+}
+
 // The next definition after this library in the global scope, else the driver library's own.
 void* find_driver_original(const Row& row) noexcept {
   const KeptErrno kept;
@@ -88,14 +103,26 @@ void remember_runtime_original(CallerOriginals& originals, const loader::Module&
 }
 
 // A search for a symbol takes the loader's lock. Another thread may hold that lock while it waits for this one: in
-// dlclose, a destructor may join the threads of its library. So the functions of all hooks of the driver are found at
-// the first call of any, and those of the runtime at a module's first call of any, as long as there are slots.
+// dlclose, a destructor may join the threads of its library; in dlopen, a constructor may wait for a thread. So the
+// functions of all hooks of the driver are found at the first call of any, and those of the runtime at a module's first
+// call of any, as long as there are slots. If the process has a single runtime that is in use, its functions are known
+// without a search.
 void find_driver_originals() noexcept {
+  find_driver_functions();
   for (std::size_t i = 0; i < kHooks; ++i) {
     const Row& row = row_of(static_cast<Hook>(i));
     if (row.library != Library::Driver || originals[i].is_known()) continue;
     if (void* function = find_driver_original(row)) originals[i].remember(function);
   }
+}
+
+// The only function of that name in the process, if another module uses it already, so that it stays loaded: a search
+// by the loader would find no other one. Null: there is none or more than one.
+void* only_runtime_original(const Row& row, const CallerOriginals& originals) noexcept {
+  const loader::Definitions found = loader::find_definitions(row.symbol, row.replacement);
+  if (found.count != 1) return nullptr;
+  const auto is_used = [&](const CallerOriginal& known) { return known.function.load() == found.first; };
+  return std::any_of(originals.known.begin(), originals.known.end(), is_used) ? found.first : nullptr;
 }
 
 // The function for a module that has not called this hook before.
@@ -110,9 +137,12 @@ void* new_runtime_original(Hook hook, const void* caller) noexcept {
     const bool is_wanted = i == static_cast<std::size_t>(hook);
     if (row.library != Library::Runtime) continue;
     if (!is_wanted && (is_full || known_runtime_original(callers[i], caller) != nullptr)) continue;
-    void* function = find_runtime_original(row, caller);
-    if (function == nullptr) continue;
-    loader::pin(function);
+    void* function = only_runtime_original(row, callers[i]);
+    if (function == nullptr) {
+      function = find_runtime_original(row, caller);
+      if (function == nullptr) continue;
+      loader::pin(function);
+    }
     remember_runtime_original(callers[i], module, function);
     if (is_wanted) wanted = function;
   }
@@ -131,6 +161,10 @@ Hook find_hook(std::string_view symbol) noexcept {
 Library library_of(Hook hook) noexcept { return row_of(hook).library; }
 const char* symbol_of(Hook hook) noexcept { return row_of(hook).symbol; }
 void* replacement_of(Hook hook) noexcept { return row_of(hook).replacement; }
+void* driver_function(Hook hook) noexcept {
+  find_driver_functions();
+  return driver_functions[static_cast<std::size_t>(hook)].load(std::memory_order_relaxed);
+}
 
 void* Original::find(const void* caller) noexcept {
   const Row& row = row_of(hook_);

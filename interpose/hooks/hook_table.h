@@ -40,6 +40,8 @@ Hook find_hook(std::string_view symbol) noexcept;
 Library library_of(Hook hook) noexcept;
 const char* symbol_of(Hook hook) noexcept;
 void* replacement_of(Hook hook) noexcept;  // the function that this library exports
+// The driver library's own function; null: it has none, or is not loaded. Searched together with the first original.
+void* driver_function(Hook hook) noexcept;
 
 // The original function of a hook. Thread-safe; lock-free once found.
 class Original {

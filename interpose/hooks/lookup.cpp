@@ -15,7 +15,7 @@ void* replace(const char* name, void* real) noexcept {
   for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
-    if (Session::cuda().symbol(symbol_of(hook)) != real) continue;
+    if (driver_function(hook) != real) continue;
     original_of(hook).remember(real);
     return replacement_of(hook);
   }

@@ -7,7 +7,8 @@
 
 namespace stalloc::record {
 
-// False if libunwind.so.8 is not installed; stacks are then empty. Thread-safe.
+// False if libunwind.so.8 is not installed; stacks are then empty. The first call of either function loads the library,
+// and so takes the dynamic loader's lock. Thread-safe.
 bool call_stacks_available() noexcept;
 
 // Fills `frames` with return addresses, innermost first, and returns their number. Thread-safe; this library allocates

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/record/python_stack.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <charconv>
 #include <cstring>
@@ -24,11 +22,9 @@ std::atomic<Interpreter*> interpreter{nullptr};
 std::atomic<bool> should_search{true};
 std::atomic<bool> unreadable{false};  // there is an interpreter, but its frames cannot be read
 
-// Searches the global scope, as Python's extension modules do, then a libpython that was loaded privately (RTLD_LOCAL).
-void* find_symbol(const char* name) noexcept {
-  void* found = loader::real_dlsym(RTLD_DEFAULT, name);
-  return found != nullptr ? found : loader::find_in_loaded("libpython", name);
-}
+// Searches all modules, since a libpython may have been loaded privately (RTLD_LOCAL). Not by dlsym: a new module may
+// make its first request while another thread holds the loader's lock and waits for it.
+void* find_symbol(const char* name) noexcept { return loader::find_definitions(name).first; }
 
 template <class Function>
 Function find_function(const char* name) noexcept {

@@ -21,6 +21,7 @@
 #include "interpose/base/process.h"
 #include "interpose/base/quiet_writes.h"
 #include "interpose/base/rdma.h"
+#include "interpose/record/call_stack.h"
 #include "interpose/session/driver_functions.h"
 #include "interpose/session/event_tracking.h"
 #include "plan/files/plan_file.h"
@@ -136,6 +137,7 @@ void Session::first_use() noexcept {
   const KeptErrno kept;
   const NoCancellation guard;
   user_.store(::getpid());
+  look_up();
   try {
     warn_of_refused(options_);
     warn_of_foreign_variables();
@@ -195,22 +197,33 @@ std::unique_ptr<Heaps> Session::create_heaps() {
     if (!read.ok()) return turn_off("plan refused: " + read.error), nullptr;
     plan = std::move(read.value);
   }
-  const char* missing = nullptr;
-  const auto functions = find_driver_functions(cuda().finder(), &missing);
-  if (!functions && cuda().symbol("cuInit") == nullptr) {
+  if (!functions_ && cuda().symbol("cuInit") == nullptr) {
     return turn_off("no CUDA driver is loaded (libcuda.so.1)"), nullptr;
   }
-  if (!functions) return turn_off(std::string("the CUDA driver has no ") + missing), nullptr;
-  cuda().find_all();
+  if (!functions_) return turn_off(std::string("the CUDA driver has no ") + missing_), nullptr;
   const bool rdma = options_.rdma == Rdma::On || (options_.rdma == Rdma::Auto && may_have_rdma());
   log::debug("memory is created {} GPUDirect RDMA (STALLOC_RDMA)", rdma ? "for" : "without");
-  const serve::RealDriver driver(*functions, captures().gate(), {rdma, serves_pytorch_.load()});
+  const serve::RealDriver driver(*functions_, captures().gate(), {rdma, serves_pytorch_.load()});
   return std::make_unique<Heaps>(std::move(plan), cuda(), driver, heap_options(options_), page_.load());
 }
 
 void Session::serve_pytorch() noexcept {
   serves_pytorch_.store(true);
   if (Heaps* heaps = known_heaps()) heaps->keep_idle_memory();
+}
+
+void Session::cuda_is_used() noexcept {
+  cuda_used_.store(true, std::memory_order_relaxed);
+  if (active()) look_up();
+}
+
+void Session::look_up() noexcept {
+  std::call_once(looked_up_, [this] {
+    const KeptErrno kept;
+    functions_ = find_driver_functions(cuda().finder(), &missing_);
+    cuda().find_all();
+    if (options_.mode == Mode::Trace && options_.stacks) (void)record::call_stacks_available();
+  });
 }
 
 record::Recorder* Session::recorder() noexcept {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "interpose/base/cuda_driver.h"
@@ -14,6 +15,7 @@
 #include "interpose/record/recorder.h"
 #include "interpose/session/captures.h"
 #include "interpose/session/cuda.h"
+#include "interpose/session/driver_functions.h"
 #include "interpose/session/heaps.h"
 #include "interpose/session/statistics_page.h"
 
@@ -78,7 +80,9 @@ class Session {
 
   // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
   // as this was not called before the fork.
-  void cuda_is_used() noexcept { cuda_used_.store(true, std::memory_order_relaxed); }
+  // Looks up what the parts need. Such a search takes the dynamic loader's lock, which a thread may hold while it waits
+  // for another one that makes the first request: so it is done now, when the program initialises CUDA.
+  void cuda_is_used() noexcept;
   void stop_in_child() noexcept;
   // At exit: closes the trace, logs the figures, ends the statistics page. Does nothing in a process that has not made
   // these itself (a child of _Fork, clone or vfork that exits).
@@ -100,6 +104,7 @@ class Session {
 
   static Session& of_process() noexcept;
   void prepare_process() const noexcept;  // while the library is loaded: remembers, sets and registers what it needs
+  void look_up() noexcept;                // once: what the parts need of the driver and of other libraries
   void first_use() noexcept;              // at the first use of CUDA: logs pending warnings and creates the parts
   std::unique_ptr<Heaps> create_heaps();  // null: they cannot be created, and the session was turned off
   void keep(std::unique_ptr<Heaps> heaps, std::unique_ptr<record::Recorder> recorder) noexcept;
@@ -113,6 +118,9 @@ class Session {
   std::atomic<bool> active_{false};
   std::atomic<bool> cuda_used_{false};
   std::atomic<bool> serves_pytorch_{false};
+  std::once_flag looked_up_;
+  std::optional<serve::DriverFunctions> functions_;  // nothing: the driver lacks one of them
+  const char* missing_ = nullptr;                    // its name
   std::once_flag used_;
   std::atomic<bool> ready_{false};
   std::atomic<pid_t> user_{0};  // the process of the first use; 0: there was none

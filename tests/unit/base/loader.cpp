@@ -51,6 +51,15 @@ TEST_CASE("an address is found in its module", "[loader]") {
   CHECK_FALSE(loader::find_module(&on_the_stack, &module));
 }
 
+TEST_CASE("the definitions of a symbol are found in all modules", "[loader]") {
+  void* const in_libc = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
+  const loader::Definitions found = loader::find_definitions("gnu_get_libc_version");
+  CHECK(found.first == in_libc);
+  CHECK(found.count == 1);
+  CHECK(loader::find_definitions("gnu_get_libc_version", in_libc).count == 0);
+  CHECK(loader::find_definitions("gnu_get_libc_versio").first == nullptr);
+}
+
 TEST_CASE("a module is found without a lock that fork does not renew", "[loader]") {
   if (dlsym(RTLD_DEFAULT, "_dl_find_object") == nullptr) return;  // glibc before 2.35
   CHECK(answers_beside_the_lock([] {
