@@ -32,7 +32,11 @@ serve::Heap* Heaps::create_if_primary(CUcontext context) noexcept {
   if (unserved_.holds(id)) return nullptr;
   const int ordinal = cuda_.current_device();
   if (ordinal < 0 || ordinal >= kDevices) return nullptr;
-  serve::Heap* heap = cuda_.is_primary_context(context, ordinal) ? create_heap(ordinal, context) : nullptr;
+  const bool is_primary = cuda_.is_primary_context(context, ordinal);
+  // The question takes a reference for a moment. If another thread has released the program's last one meanwhile, the
+  // context has ended only now, and that thread saw it active.
+  primary_released(ordinal);
+  serve::Heap* heap = is_primary ? create_heap(ordinal, context) : nullptr;
   if (heap == nullptr) unserved_.add(id);
   return heap;
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.h"
@@ -34,6 +35,17 @@ void fail_device() {
   REQUIRE(cuMemUnmap(at, 2 * kMiB) == CUDA_SUCCESS);
   REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
   REQUIRE(cuMemAddressFree(at, 2 * kMiB) == CUDA_SUCCESS);
+}
+
+// The program's last release of the primary context comes while the library has a reference to it.
+Heaps* heaps_of_release = nullptr;
+CUresult retain_and_let_release(CUcontext* primary, CUdevice device) {
+  const CUresult result = cuDevicePrimaryCtxRetain(primary, device);
+  if (Heaps* heaps = std::exchange(heaps_of_release, nullptr)) {
+    CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
+    heaps->primary_released(device);
+  }
+  return result;
 }
 
 }  // namespace
@@ -103,6 +115,20 @@ TEST_CASE("a heap ends with its context, however that ends", "[session][heaps]")
     REQUIRE(machine.free_bytes() == machine.total_bytes());
     if (reset) REQUIRE(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
   }
+}
+
+TEST_CASE("a heap ends with its context when the library has the last reference for a moment", "[session][heaps]") {
+  const Replaced retain("cuDevicePrimaryCtxRetain", &retain_and_let_release);
+  const Machine machine;
+  const CUcontext primary = machine.enter();
+  REQUIRE(machine.heaps->find_or_create(primary) != nullptr);
+  CUcontext own = nullptr;
+  REQUIRE(create_context(&own) == CUDA_SUCCESS);
+  heaps_of_release = machine.heaps.get();
+  CHECK(machine.heaps->find_or_create(own) == nullptr);
+  CHECK(machine.primary_state() == 0);
+  CHECK(machine.heaps->find(primary) == nullptr);
+  REQUIRE(cuCtxDestroy(own) == CUDA_SUCCESS);
 }
 
 TEST_CASE("a failed device is reset, and all memory is there again", "[session][heaps]") {
