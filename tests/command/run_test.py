@@ -246,6 +246,17 @@ class HowItEnds(CommandTest):
             own = f"stalloc {arguments[0]} --help" if arguments[:1] == ["run"] else "stalloc --help"
             self.assertIn(f"({own} explains)", done.stderr)
 
+    def test_help(self):
+        self.assertEqual(self.run_command("help").stdout, self.run_command("--help").stdout)
+        for name in ("run", "plan"):
+            self.assertEqual(self.run_command("help", name).stdout, self.run_command(name, "--help").stdout)
+        self.assertIn("snapshots of PyTorch", " ".join(self.run_command("compare", "--help").stdout.split()))
+
+    def test_interrupted_while_modules_are_imported(self):
+        (self.folder / "argparse.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+        done = self.run_command("report", "trace.fb", status=130, variables={"PYTHONPATH": str(self.folder)})
+        self.assertEqual(done.stderr, "")
+
     def test_no_library(self):
         done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/nonexistent.so"})
         self.assertIn("STALLOC_LIBRARY names /nonexistent.so", done.stderr)

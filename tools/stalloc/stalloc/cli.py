@@ -156,6 +156,8 @@ def run_safely(arguments):
 
 
 def run(arguments):
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if arguments and arguments[0] in planner.COMMANDS:
         return plan(arguments[0], arguments[1:])
     parser, module_of = make_parser(present_modules())
