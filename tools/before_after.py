@@ -9,6 +9,7 @@ MEASURED_JSON lies beside a shipped trace (written by tests/gpu/bench_train.py);
 replay under the library with STALLOC_LOG_LEVEL=info.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -24,13 +25,16 @@ def row(name, live, held, when):
 
 
 def main():
-    measured_path, log_path = sys.argv[1:]
-    with open(measured_path, encoding="utf-8") as measured_file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measured", metavar="MEASURED_JSON")
+    parser.add_argument("log", metavar="LIBRARY_LOG")
+    arguments = parser.parse_args()
+    with open(arguments.measured, encoding="utf-8") as measured_file:
         measured = json.load(measured_file)
-    with open(log_path, encoding="utf-8", errors="replace") as log_file:
+    with open(arguments.log, encoding="utf-8", errors="replace") as log_file:
         figures = FIGURES.findall(log_file.read())
     if not figures:
-        sys.exit(f"before_after: the library served nothing; see {log_path}")
+        sys.exit(f"before_after: the library served nothing; see {arguments.log}")
     print(f"{measured['command']}, PyTorch {measured['torch']}\n")
     print(f"{'allocator':34} {'live GiB':>9} {'held GiB':>9} {'lost':>9}   measured")
     for key, name in ALLOCATORS.items():

@@ -5,6 +5,7 @@
   screenshot_report.py PNG
 """
 
+import argparse
 import lzma
 import os
 import pathlib
@@ -20,6 +21,9 @@ BOTTOM = "stallocReport.views.plan.canvas.getBoundingClientRect().bottom + scrol
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", metavar="PNG")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stalloc-report-") as name:
         folder = pathlib.Path(name)
         (folder / "trace.fb").write_bytes(lzma.decompress((bench.SOURCE / "tests/data/llama-lora.fb.xz").read_bytes()))
@@ -29,7 +33,7 @@ def main():
             browser.open(folder / "report.html")
             browser.run("document.getElementById('fit').remove()")
             browser.settle()
-            browser.screenshot(sys.argv[1], {"x": 0, "y": 0, "width": WIDTH, "height": browser.run(BOTTOM) + 16})
+            browser.screenshot(arguments.picture, {"x": 0, "y": 0, "width": WIDTH, "height": browser.run(BOTTOM) + 16})
 
 
 if __name__ == "__main__":

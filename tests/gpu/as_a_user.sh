@@ -7,7 +7,9 @@
 #
 # The first command that fails ends the script with its status.
 set -euo pipefail
-[ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+usage() { sed -n '3,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+if [ "$*" = --help ]; then usage; exit; fi
+[ $# -ge 1 ] && [ $# -le 2 ] || { usage >&2; exit 2; }
 wheel=$(readlink -f "$1")
 train=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/train.py
 folder=$(readlink -f "${2:-$(mktemp -d)}")

@@ -6,36 +6,41 @@ first tensor on, and writes the snapshot, and the peaks that `stalloc compare` m
   dump_snapshot.py FOLDER    writes snapshot.pickle and measured.json there
 """
 
+import argparse
 import json
 import pathlib
 import random
-import sys
-
-import torch
 
 STEPS = 6
 WIDTH, HEADS, LAYERS, WORDS = 1024, 16, 8, 32000
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(WORDS, WIDTH)
-        layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
-        self.layers = torch.nn.TransformerEncoder(layer, LAYERS)
-        self.head = torch.nn.Linear(WIDTH, WORDS)
+def make_model(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(WORDS, WIDTH)
+            layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
+            self.layers = torch.nn.TransformerEncoder(layer, LAYERS)
+            self.head = torch.nn.Linear(WIDTH, WORDS)
 
-    def forward(self, words):
-        return self.head(self.layers(self.embedding(words)))
+        def forward(self, words):
+            return self.head(self.layers(self.embedding(words)))
+
+    return Model().cuda()
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=pathlib.Path)
+    folder = parser.parse_args().folder
+    import torch  # takes seconds, and is not needed for --help
+
     folder.mkdir(parents=True, exist_ok=True)
     random.seed(0)
     torch.manual_seed(0)
     torch.cuda.memory._record_memory_history(max_entries=1000000, stacks="python")
-    model = Model().cuda()
+    model = make_model(torch)
     optimizer = torch.optim.AdamW(model.parameters())
     side = torch.cuda.Stream()
     for _ in range(STEPS):

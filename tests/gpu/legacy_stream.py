@@ -4,16 +4,22 @@
 barrier between them, and whether an event makes an idle stream look busy. 0 means idle or done, 600 not yet. Needs a GPU and
 nothing else; it is no test. (stalloc's own events follow this: docs/decisions/11-waits-for-frees.md.)"""
 
+import argparse
 import ctypes
+import functools
 import time
 
-CUDA = ctypes.CDLL("libcuda.so.1")
 LEGACY = ctypes.c_void_p(1)
 BUSY_BYTES, SMALL_BYTES = 1 << 30, 1 << 20
 
 
+@functools.cache
+def cuda():
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def call(name, *arguments):
-    result = getattr(CUDA, name)(*arguments)
+    result = getattr(cuda(), name)(*arguments)
     if result:
         raise OSError(f"{name}: error {result}")
 
@@ -39,10 +45,11 @@ def record(stream):
 
 
 def query(stream):
-    return CUDA.cuStreamQuery(stream)
+    return cuda().cuStreamQuery(stream)
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
     call("cuInit", 0)
     call("cuCtxSetCurrent", made("cuDevicePrimaryCtxRetain", ctypes.c_void_p, 0))
     big, small, other = allocate(BUSY_BYTES), allocate(SMALL_BYTES), allocate(SMALL_BYTES)
@@ -89,12 +96,12 @@ def main():
     apart = made("cuStreamCreate", ctypes.c_void_p, 1)
     for name, stream in (("event on an idle blocking stream", idle), ("event on an idle non-blocking stream", apart)):
         say(name, LEGACY, later(lambda stream=stream: record(stream), lambda event, stream=stream:
-                                f"event {CUDA.cuEventQuery(event)} stream {query(stream)} legacy {query(LEGACY)}"))
+                                f"event {cuda().cuEventQuery(event)} stream {query(stream)} legacy {query(LEGACY)}"))
     say("alloc and free on an idle blocking stream", LEGACY,
         later(lambda: allocate_and_free(idle), lambda _: f"stream {query(idle)}"))
     say("work on an idle blocking stream", LEGACY,
         later(lambda: fill(idle, small, SMALL_BYTES), lambda _: f"stream {query(idle)}"))
-    say("B busy, event on idle legacy", busy, later(lambda: record(LEGACY), lambda event: f"event {CUDA.cuEventQuery(event)}"))
+    say("B busy, event on idle legacy", busy, later(lambda: record(LEGACY), lambda event: f"event {cuda().cuEventQuery(event)}"))
 
 
 if __name__ == "__main__":
