@@ -332,6 +332,13 @@ class Command(unittest.TestCase):
             self.command.make_parser().parse_args(["nothing"])
         self.assertEqual(self.command.make_parser().parse_args(["fit", "tables"]).kinds, ["fit", "tables"])
 
+    def test_tables_of_nothing(self):
+        with unittest.mock.patch.object(sys, "argv", ["benchmark", "tables", "--out", "/nonexistent"]), \
+                contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as end:
+            self.command.main()
+        self.assertEqual(end.exception.code, 2)
+        self.assertIn("/nonexistent/raw does not exist", said.getvalue())
+
     def test_no_measurement_is_begun_that_would_end_too_late(self):
         clock = self.command.Clock(10)
         clock.note("fit", 60)

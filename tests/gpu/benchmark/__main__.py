@@ -241,6 +241,8 @@ def main():
     if not arguments.out:
         parser.error("--out is needed")
     raw = Raw(arguments.out.resolve() / "raw", arguments.retry)
+    if set(kinds) == {"tables"} and not raw.folder.is_dir():
+        parser.error(f"{raw.folder} does not exist: nothing was measured there")
     if set(kinds) - {"tables"}:
         preloaded = [name for name in arguments.allocators if ALLOCATORS[name].variant in ("dynamic", "record", "serve")]
         if preloaded and not (arguments.library and arguments.tool):
