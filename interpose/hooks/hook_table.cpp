@@ -117,9 +117,8 @@ void find_driver_originals() noexcept {
 }
 
 // The only function of that name in the process, if another module uses it already, so that it stays loaded: a search
-// by the loader would find no other one. Null: there is none or more than one.
-void* only_runtime_original(const Row& row, const CallerOriginals& originals) noexcept {
-  const loader::Definitions found = loader::find_definitions(row.symbol, row.replacement);
+// by the loader would find no other one. Null: there are others, or no module uses it.
+void* only_runtime_original(const loader::Definitions& found, const CallerOriginals& originals) noexcept {
   if (found.count != 1) return nullptr;
   const auto is_used = [&](const CallerOriginal& known) { return known.function.load() == found.first; };
   return std::any_of(originals.known.begin(), originals.known.end(), is_used) ? found.first : nullptr;
@@ -137,7 +136,9 @@ void* new_runtime_original(Hook hook, const void* caller) noexcept {
     const bool is_wanted = i == static_cast<std::size_t>(hook);
     if (row.library != Library::Runtime) continue;
     if (!is_wanted && (is_full || known_runtime_original(callers[i], caller) != nullptr)) continue;
-    void* function = only_runtime_original(row, callers[i]);
+    const loader::Definitions found = loader::find_definitions(row.symbol, row.replacement);
+    if (!is_wanted && found.count == 0) continue;  // the runtime is older or newer than this hook
+    void* function = only_runtime_original(found, callers[i]);
     if (function == nullptr) {
       function = find_runtime_original(row, caller);
       if (function == nullptr) continue;
