@@ -5,8 +5,9 @@
 //   SIMCUDART_WITHOUT_CONTEXT(function, parameters, call)
 //   SIMCUDART_STREAM(function, suffix, parameters, call)   also `function` + `suffix`, for per-thread default streams
 //
-// `call` runs with the device's context current, except for SIMCUDART_WITHOUT_CONTEXT; `driver` is the table of driver functions, in the form that belongs
-// to the entry point. No include guard: included once per expansion.
+// `call` runs with the device's context current, except for SIMCUDART_WITHOUT_CONTEXT, which makes none current;
+// `driver` is the table of driver functions, in the form that belongs to the entry point. No include guard: included
+// once per expansion.
 
 // clang-format off
 SIMCUDART_PLAIN(cudaDriverGetVersion, (int* version), driver.driver_version(version))
