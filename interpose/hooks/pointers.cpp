@@ -15,34 +15,30 @@ namespace {
 
 // What a heap has at an address.
 struct Served {
-  serve::Heap* heap = nullptr;           // null: no heap holds the address
+  serve::Heap* heap = nullptr;           // null: no heap serves there
+  bool is_ours = false;                  // the address is reserved for a heap, which may be closed
   std::optional<serve::LiveRange> live;  // empty: freed, or never served
   CUcontext context = nullptr;           // of the heap
   CUmemoryPool pool = nullptr;           // the driver's handle of the block's pool; null: none
   std::uint64_t id = 0;                  // of the allocation
-
-  [[nodiscard]] bool is_ours() const noexcept { return heap != nullptr; }
 };
 
 Served look_up(CUdeviceptr at) noexcept {
   Heaps* heaps = Session::active_heaps();
   Served served;
   served.heap = heaps == nullptr ? nullptr : heaps->find_owner(at);
-  if (!served.is_ours()) return served;
-  served.live = served.heap->find_live(at);
-  if (!served.live) {
-    if (served.heap->is_closed()) served.heap = nullptr;  // the driver answers, as for other memory that was reset
-    return served;
-  }
+  served.is_ours = served.heap != nullptr || (heaps != nullptr && heaps->find_device(at) >= 0);
+  if (served.heap != nullptr) served.live = served.heap->find_live(at);
+  if (!served.live) return served;
   served.context = served.heap->context();
   if (served.live->from_pool) served.pool = heaps->driver_pool(*served.heap, served.live->pool);
   served.id = kFirstBufferId + (static_cast<std::uint64_t>(served.heap->device()) << 48) + served.live->number;
   return served;
 }
 
-// The address to pass to the driver: an unknown one if the program has freed the memory.
+// The address to pass to the driver: an unknown one if the program has freed the memory, or its context has ended.
 CUdeviceptr address_to_query(const Served& served, CUdeviceptr at) noexcept {
-  return served.is_ours() && !served.live ? kUnknownAddress : at;
+  return served.is_ours && !served.live ? kUnknownAddress : at;
 }
 
 // Writes a boolean as the driver does, which uses one byte or four. The size is found by letting the driver write an
@@ -187,6 +183,6 @@ CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRange
   return call.original(handle, address_to_query(look_up(at), at), bytes, type, flags);
 }
 
-CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours() ? kUnknownAddress : at; }
+CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours ? kUnknownAddress : at; }
 
 }  // namespace stalloc::hooks::pointers

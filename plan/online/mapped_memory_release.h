@@ -43,10 +43,10 @@ std::uint64_t MappedMemory<Backend>::release_handles(Ranges freed, std::uint32_t
       handles.push_back({range_of(*handle)});
     }
   }
-  constexpr auto kBegin = [](const Candidate& it) { return it.range.begin; };
-  std::ranges::sort(handles, {}, kBegin);
-  const auto repeated = std::ranges::unique(handles, {}, kBegin);
-  handles.erase(repeated.begin(), repeated.end());
+  const auto is_before = [](const Candidate& a, const Candidate& b) { return a.range.begin < b.range.begin; };
+  const auto is_same = [](const Candidate& a, const Candidate& b) { return a.range.begin == b.range.begin; };
+  std::sort(handles.begin(), handles.end(), is_before);
+  handles.erase(std::unique(handles.begin(), handles.end(), is_same), handles.end());
   std::uint64_t released = 0;
   for (const std::uint64_t at : releasable(std::move(handles), Views::All)) released += release(at);
   given_back_ += released;
