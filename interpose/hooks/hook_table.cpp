@@ -59,7 +59,7 @@ CallerOriginals callers[kHooks];
 std::atomic<void*> driver_functions[kHooks];
 std::atomic<bool> driver_functions_known{false};
 
-void find_driver_functions() noexcept {
+void look_up_driver_functions() noexcept {
   if (driver_functions_known.load(std::memory_order_acquire)) return;
   const KeptErrno kept;
   for (std::size_t i = 0; i < kHooks; ++i) {
@@ -108,7 +108,7 @@ void remember_runtime_original(CallerOriginals& originals, const loader::Module&
 // call of any, as long as there are slots. If the process has a single runtime that is in use, its functions are known
 // without a search.
 void find_driver_originals() noexcept {
-  find_driver_functions();
+  look_up_driver_functions();
   for (std::size_t i = 0; i < kHooks; ++i) {
     const Row& row = row_of(static_cast<Hook>(i));
     if (row.library != Library::Driver || originals[i].is_known()) continue;
@@ -163,7 +163,7 @@ Library library_of(Hook hook) noexcept { return row_of(hook).library; }
 const char* symbol_of(Hook hook) noexcept { return row_of(hook).symbol; }
 void* replacement_of(Hook hook) noexcept { return row_of(hook).replacement; }
 void* driver_function(Hook hook) noexcept {
-  find_driver_functions();
+  look_up_driver_functions();
   return driver_functions[static_cast<std::size_t>(hook)].load(std::memory_order_relaxed);
 }
 

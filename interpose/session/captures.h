@@ -89,6 +89,8 @@ class Captures {
 
  private:
   enum class Status : std::uint8_t { Free, Captured, Unknown };
+  // Of more captures at a time than this, an end by the destruction of their streams is not noticed.
+  static constexpr std::size_t kMostOrigins = 32;
   // A stream on which a capture has begun that is not known to have ended.
   struct Origin {
     CUstream stream = nullptr;  // null: none
@@ -101,8 +103,7 @@ class Captures {
 
   const Cuda& cuda_;
   serve::CaptureGate gate_;
-  // Guarded by the gate, exclusively. Where there are more at a time, an end by destruction is not noticed.
-  std::array<Origin, 32> origins_{};
+  std::array<Origin, kMostOrigins> origins_{};  // guarded by the gate, exclusively
 };
 
 }  // namespace stalloc
