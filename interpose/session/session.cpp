@@ -105,6 +105,7 @@ Session::Session(const Options& options, Cuda& cuda, Captures& captures) noexcep
   quick_.cuda.store(&cuda);
   quick_.captures.store(&captures);
   previous_ = current_.exchange(this);
+  previous_heaps_ = heaps_.exchange(nullptr);
   log::set_level(options_.log_level);
   if (options_.mode == Mode::Auto) options_.mode = options_.plan.empty() ? Mode::Trace : Mode::Alloc;
   if (options_.mode == Mode::Off || options_.mode == Mode::Torch) return;
@@ -124,7 +125,7 @@ Session::~Session() {
   deactivate();
   event_tracking::stop();
   delete recorder_.load();
-  delete heaps_.exchange(nullptr);
+  delete heaps_.exchange(previous_heaps_);
   delete page_.load();
   refuses_.store(false);
   quick_.figures_wanted.store(false);

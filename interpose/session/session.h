@@ -114,7 +114,8 @@ class Session {
   void deactivate() noexcept;
 
   Options options_;
-  Session* previous_ = nullptr;  // the session that this one replaces
+  Session* previous_ = nullptr;  // the session that this one replaces, and its heaps
+  Heaps* previous_heaps_ = nullptr;
   std::atomic<bool> active_{false};
   std::atomic<bool> cuda_used_{false};
   std::atomic<bool> serves_pytorch_{false};
