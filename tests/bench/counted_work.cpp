@@ -3,11 +3,11 @@
 // that each piece holds. Only instructions inside `counted` are counted. Prints one line of JSON. The program is not
 // itself a test.
 //
-//     counted_work PIECE RUN
+//     counted_work PIECE RUN [PLAN]
 //
-// RUN is a recorded trace, or a CSV of requests. A PIECE is
+// RUN is a recorded trace, or a CSV of requests; PLAN is its plan, which is otherwise made. A PIECE is
 //
-//     serve: the run's requests, served by a heap with the run's own plan
+//     serve: the run's requests, served by a heap with the plan
 //     free: the frees of these requests
 //     serve-dynamic, free-dynamic: the same without a plan
 //     serve-streams, free-streams: the same without a plan, every second request on a second stream
@@ -30,6 +30,7 @@
 #include "interpose/serve/heap/heap.h"
 #include "plan/files/csv.h"
 #include "plan/files/file_io.h"
+#include "plan/files/plan_file.h"
 #include "plan/files/trace_file.h"
 #include "plan/follow/cursor.h"
 #include "plan/lifetimes.h"
@@ -76,16 +77,17 @@ plan::Problem first_device(const trace::Trace& trace) {
   return std::move(lifetimes.devices.front());
 }
 
-// A recorded run: its trace, if there is one, and its requests.
+// A recorded run: its trace, if there is one, its requests, and the file of its plan, if there is one.
 struct Run {
   trace::Trace trace;
   plan::Problem problem;
+  const char* plan_path = nullptr;
 };
 
-Run read(const char* path) {
+Run read(const char* path, const char* plan_path) {
   auto bytes = plan::read_file(path);
   if (!bytes.ok()) give_up(bytes.error);
-  Run run;
+  Run run{.trace = {}, .problem = {}, .plan_path = plan_path};
   if (const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
       plan::is_csv(text)) {
     auto problem = plan::parse_csv(text);
@@ -104,6 +106,14 @@ plan::PlannedDevice plan_of(const plan::Problem& problem) {
   auto planned = plan::plan_device(problem, {});
   if (!planned.ok()) give_up(planned.error);
   return std::move(planned.value);
+}
+
+plan::DevicePlan plan_of(const Run& run) {
+  if (run.plan_path == nullptr) return plan_of(run.problem).plan;
+  auto plan = plan::read_plan(run.plan_path);
+  if (!plan.ok()) give_up(plan.error);
+  if (plan.value.devices.empty()) give_up("the plan has no device");
+  return std::move(plan.value.devices.front());
 }
 
 // Calls `make(i)` for each request that takes bytes and `end(i)` for each free, in their order.
@@ -135,15 +145,16 @@ void order_behind_each_other(serve::Heap* heap) {
   for (std::size_t i = 0; i < 2; ++i) clocks[i]->raise(2 - i, number);  // a heap's streams are 1 and 2
 }
 
-Result serve_run(const plan::Problem& problem, const Serving& how) {
+Result serve_run(const Run& run, const Serving& how) {
+  const plan::Problem& problem = run.problem;
   bench::NothingDriver driver;
-  plan::PlannedDevice planned;
-  if (how.planned) planned = plan_of(problem);
+  plan::DevicePlan plan;
+  if (how.planned) plan = plan_of(run);
   std::string why;
   serve::HeapOptions options;
   // Planning the step of a short run would be most of the work, though it is done once. "plan" counts it.
   options.policy.planned_repetitions = plan::kNeverRepeated;
-  const auto heap = serve::Heap::create(driver, 0, how.planned ? &planned.plan : nullptr, nullptr, options, &why);
+  const auto heap = serve::Heap::create(driver, 0, how.planned ? &plan : nullptr, nullptr, options, &why);
   if (!heap) give_up(why);
   Result result;
   std::vector<CUdeviceptr> addresses(problem.requests.size());
@@ -175,9 +186,10 @@ Result serve_run(const plan::Problem& problem, const Serving& how) {
   return result;
 }
 
-Result match(const plan::Problem& problem) {
-  const plan::PlannedDevice planned = plan_of(problem);
-  plan::Cursor cursor(planned.plan);
+Result match(const Run& run) {
+  const plan::Problem& problem = run.problem;
+  const plan::DevicePlan plan = plan_of(run);
+  plan::Cursor cursor(plan);
   Result result;
   count([&] {
     for (std::size_t i = 0; i < problem.requests.size(); ++i) {
@@ -238,14 +250,14 @@ Result simulate(const plan::Problem& problem) {
 }
 
 Result work(std::string_view piece, const Run& run) {
-  if (piece == "serve") return serve_run(run.problem, {.planned = true});
-  if (piece == "free") return serve_run(run.problem, {.planned = true, .count_frees = true});
-  if (piece == "serve-dynamic") return serve_run(run.problem, {});
-  if (piece == "free-dynamic") return serve_run(run.problem, {.count_frees = true});
-  if (piece == "serve-streams") return serve_run(run.problem, {.two_streams = true});
-  if (piece == "serve-ordered") return serve_run(run.problem, {.two_streams = true, .program_orders = true});
-  if (piece == "free-streams") return serve_run(run.problem, {.two_streams = true, .count_frees = true});
-  if (piece == "match") return match(run.problem);
+  if (piece == "serve") return serve_run(run, {.planned = true});
+  if (piece == "free") return serve_run(run, {.planned = true, .count_frees = true});
+  if (piece == "serve-dynamic") return serve_run(run, {});
+  if (piece == "free-dynamic") return serve_run(run, {.count_frees = true});
+  if (piece == "serve-streams") return serve_run(run, {.two_streams = true});
+  if (piece == "serve-ordered") return serve_run(run, {.two_streams = true, .program_orders = true});
+  if (piece == "free-streams") return serve_run(run, {.two_streams = true, .count_frees = true});
+  if (piece == "match") return match(run);
   if (piece == "plan") return make_plan(run);
   if (piece == "record") return record_run(run.problem, false);
   if (piece == "record-stacks") return record_run(run.problem, true);
@@ -256,8 +268,8 @@ Result work(std::string_view piece, const Run& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return std::fprintf(stderr, "usage: counted_work PIECE RUN\n"), 2;
-  const Result result = work(argv[1], read(argv[2]));
+  if (argc != 3 && argc != 4) return std::fprintf(stderr, "usage: counted_work PIECE RUN [PLAN]\n"), 2;
+  const Result result = work(argv[1], read(argv[2], argc == 4 ? argv[3] : nullptr));
   std::printf("{\"operations\": %llu, \"live\": %llu, \"held\": %llu, \"mapping\": %llu}\n",
               static_cast<unsigned long long>(result.operations), static_cast<unsigned long long>(result.live),
               static_cast<unsigned long long>(result.held), static_cast<unsigned long long>(result.mapping));
