@@ -62,6 +62,7 @@ DlsymResult intercept(void* handle, const char* symbol, const void* caller) noex
   }
   void* const real = find_without_library(handle, hook, caller);
   const bool is_replaced = real != nullptr && (real == original || real == drivers_own) && !is_of(original, caller);
+  if (is_replaced) original_of(hook).remember(real);  // the caller may pass the hook on to code that it generates
   return {is_replaced ? replacement_of(hook) : real, 1};
 }
 

@@ -172,9 +172,19 @@ void* Original::find(const void* caller) noexcept {
   if (row.library == Library::Runtime) {
     void* bound = known_runtime_original(callers[static_cast<std::size_t>(hook_)], caller);
     if (bound == nullptr) bound = new_runtime_original(hook_, caller);
-    return bound != nullptr ? bound : known_.load(std::memory_order_acquire);
+    return bound != nullptr ? bound : find_for_generated_code(caller);
   }
   if (!is_known()) find_driver_originals();
+  return known_.load(std::memory_order_acquire);
+}
+
+// Code that a program generates while it runs is in no module. It has the function's address from a look-up or from a
+// module that is linked with it.
+void* Original::find_for_generated_code(const void* caller) noexcept {
+  if (!is_known()) {
+    const KeptErrno kept;
+    if (void* found = find_runtime_original(row_of(hook_), caller)) remember(found);
+  }
   return known_.load(std::memory_order_acquire);
 }
 

@@ -61,8 +61,10 @@ class Original {
   void remember(void* real) noexcept;
 
  private:
+  void* find_for_generated_code(const void* caller) noexcept;
+
   Hook hook_;
-  std::atomic<void*> known_{nullptr};  // the driver's only one; for the runtime, what was offered
+  std::atomic<void*> known_{nullptr};  // the driver's only one; for the runtime, that of callers in no module
 };
 
 // The originals of the process, indexed by hook.
