@@ -9,8 +9,6 @@
 #include <initializer_list>
 #include <optional>
 
-#include "interpose/base/dynamic_symbols.h"
-
 namespace stalloc::loader {
 namespace {
 
@@ -57,17 +55,13 @@ constexpr std::nullptr_t find_object() noexcept { return nullptr; }
 std::optional<Module> find_without_lock(const void*) noexcept { return std::nullopt; }
 #endif
 
-struct DefinitionSearch {
-  const char* symbol;
-  const void* except;
-  Definitions found;
-};
-
-int visit_definition(dl_phdr_info* info, std::size_t, void* data) {
-  auto& search = *static_cast<DefinitionSearch*>(data);
-  void* const address = find_definition(*info, search.symbol);
-  if (address == nullptr || address == search.except) return 0;
-  if (search.found.count++ == 0) search.found.first = address;
+int visit_definitions(dl_phdr_info* info, std::size_t, void* data) {
+  const DynamicSymbols symbols(*info);
+  for (Definitions& sought : *static_cast<std::span<Definitions>*>(data)) {
+    void* const address = symbols.find(sought.symbol);
+    if (address == nullptr || address == sought.except) continue;
+    if (sought.count++ == 0) sought.first = address;
+  }
   return 0;
 }
 
@@ -162,11 +156,7 @@ bool any_loaded(std::span<const std::string_view> prefixes) noexcept {
   return dl_iterate_phdr(visit_name, &prefixes) != 0;
 }
 
-Definitions find_definitions(const char* symbol, const void* except) noexcept {
-  DefinitionSearch search{symbol, except, {}};
-  dl_iterate_phdr(visit_definition, &search);
-  return search.found;
-}
+void find_definitions(std::span<Definitions> sought) noexcept { dl_iterate_phdr(visit_definitions, &sought); }
 
 void* find_in_loaded(const char* prefix, const char* symbol) noexcept {
   SymbolSearch search{prefix, symbol, {}};

@@ -6,6 +6,8 @@
 #include <span>
 #include <string_view>
 
+#include "interpose/base/dynamic_symbols.h"
+
 namespace stalloc::loader {
 
 // Returns glibc's dlsym, which is found by its version, so that this library's own dlsym is not found instead.
@@ -48,13 +50,16 @@ bool precedes(const void* first, const void* second) noexcept;
 // True if a library is loaded whose file name begins with one of `prefixes`.
 bool any_loaded(std::span<const std::string_view> prefixes) noexcept;
 
-// The definitions of `symbol` in all loaded modules, except the one at `except`. Waits for no constructor and no
-// destructor of a library, as dlsym does.
+// The definitions of a symbol in all loaded modules.
 struct Definitions {
-  void* first = nullptr;  // in the order in which the modules were loaded; null: there is none
+  SymbolName symbol;
+  const void* except = nullptr;  // a definition that does not count
+  void* first = nullptr;         // in the order in which the modules were loaded; null: there is none
   std::size_t count = 0;
 };
-Definitions find_definitions(const char* symbol, const void* except = nullptr) noexcept;
+// Finds the definitions of all these symbols, at once: it visits every module. Waits for no constructor and no
+// destructor of a library, as dlsym does.
+void find_definitions(std::span<Definitions> sought) noexcept;
 
 // Returns `symbol` of the first loaded library whose file name begins with `prefix` and that defines it, without its
 // dependencies; null: there is none.

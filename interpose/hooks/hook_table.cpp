@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
+#include <new>
 
 #include "interpose/base/kept_errno.h"
 #include "interpose/base/loader.h"
@@ -40,21 +40,32 @@ const Row& row_of(Hook hook) noexcept {
 
 constexpr std::size_t kHooks = static_cast<std::size_t>(Hook::kCount);
 
-// A process can contain two CUDA runtimes, each used by other libraries, so originals of runtime functions are cached
-// per calling module. Slots are filled in order and never change once `function` is set. The runtimes are kept loaded,
-// but not the calling modules, since a program may unload its plugins. A module that is later loaded at the same
-// addresses is assumed to use the same runtime.
-struct CallerOriginal {
-  std::atomic<void*> function{nullptr};
-  loader::Module module;
-};
-constexpr std::size_t kCallers = 32;
+// For each hook, how many hooks of the runtime come before it; at the end, how many there are.
+constexpr auto kRuntimeIndex = [] {
+  constexpr Library kLibraries[] = {
+#define STALLOC_HOOK(library, symbol, result, parameters, action) Library::library,
+#include "interpose/hooks/hooks.def"
+#undef STALLOC_HOOK
+  };
+  std::array<std::size_t, kHooks + 1> before{};
+  for (std::size_t i = 0; i < kHooks; ++i) before[i + 1] = before[i] + (kLibraries[i] == Library::Runtime ? 1 : 0);
+  return before;
+}();
+constexpr std::size_t kRuntimeHooks = kRuntimeIndex[kHooks];
+std::size_t runtime_index(Hook hook) noexcept { return kRuntimeIndex[static_cast<std::size_t>(hook)]; }
 
-struct CallerOriginals {
-  std::array<CallerOriginal, kCallers> known;
-  std::atomic<std::size_t> claimed{0};
+// A process can contain two CUDA runtimes, each used by other libraries, so originals of runtime functions are kept
+// for each calling module. The runtimes are kept loaded, but not the calling modules, since a program may unload its
+// plugins. A module that is later loaded at the same addresses is assumed to use the same runtime.
+struct CallingModule {
+  explicit CallingModule(const loader::Module& range) noexcept : module(range) {}
+
+  const loader::Module module;
+  std::array<std::atomic<void*>, kRuntimeHooks> functions{};  // null: not found, and searched for at each call
+  std::atomic<CallingModule*> next{nullptr};
 };
-CallerOriginals callers[kHooks];
+// The list of them, which only grows.
+constinit std::atomic<CallingModule*> calling_modules{nullptr};
 
 std::atomic<void*> driver_functions[kHooks];
 std::atomic<bool> driver_functions_known{false};
@@ -86,27 +97,27 @@ void* find_runtime_original(const Row& row, const void* caller) noexcept {
   return loader::find_in_loaded("libcudart", row.symbol);
 }
 
-void* known_runtime_original(const CallerOriginals& originals, const void* caller) noexcept {
-  for (const CallerOriginal& known : originals.known) {
-    void* function = known.function.load(std::memory_order_acquire);
-    if (function == nullptr) break;
-    if (known.module.holds(caller)) return function;
-  }
-  return nullptr;
+// Null: there is none.
+CallingModule* find_calling_module(const void* caller) noexcept {
+  CallingModule* at = calling_modules.load(std::memory_order_acquire);
+  while (at != nullptr && !at->module.holds(caller)) at = at->next.load(std::memory_order_acquire);
+  return at;
 }
 
-void remember_runtime_original(CallerOriginals& originals, const loader::Module& module, void* function) noexcept {
-  const std::size_t index = originals.claimed.fetch_add(1, std::memory_order_relaxed);
-  if (index >= kCallers) return;  // further callers are looked up each time
-  originals.known[index].module = module;
-  originals.known[index].function.store(function, std::memory_order_release);
+// Takes it over. Two threads may add the same module, of which the first one is found from then on.
+void add_calling_module(CallingModule* added) noexcept {
+  std::atomic<CallingModule*>* end = &calling_modules;
+  CallingModule* there = nullptr;
+  while (!end->compare_exchange_strong(there, added)) {
+    end = &there->next;
+    there = nullptr;
+  }
 }
 
 // A search for a symbol takes the loader's lock. Another thread may hold that lock while it waits for this one: in
 // dlclose, a destructor may join the threads of its library; in dlopen, a constructor may wait for a thread. So the
 // functions of all hooks of the driver are found at the first call of any, and those of the runtime at a module's first
-// call of any, as long as there are slots. If the process has a single runtime that is in use, its functions are known
-// without a search.
+// call of any. If the process has a single runtime that is in use, its functions are known without that lock.
 void find_driver_originals() noexcept {
   look_up_driver_functions();
   for (std::size_t i = 0; i < kHooks; ++i) {
@@ -118,36 +129,54 @@ void find_driver_originals() noexcept {
 
 // The only function of that name in the process, if another module uses it already, so that it stays loaded: a search
 // by the loader would find no other one. Null: there are others, or no module uses it.
-void* only_runtime_original(const loader::Definitions& found, const CallerOriginals& originals) noexcept {
+void* only_runtime_original(const loader::Definitions& found, std::size_t index) noexcept {
   if (found.count != 1) return nullptr;
-  const auto is_used = [&](const CallerOriginal& known) { return known.function.load() == found.first; };
-  return std::any_of(originals.known.begin(), originals.known.end(), is_used) ? found.first : nullptr;
+  const CallingModule* at = calling_modules.load(std::memory_order_acquire);
+  while (at != nullptr && at->functions[index].load() != found.first) at = at->next.load(std::memory_order_acquire);
+  return at == nullptr ? nullptr : found.first;
 }
 
-// The function for a module that has not called this hook before.
-void* new_runtime_original(Hook hook, const void* caller) noexcept {
-  const KeptErrno kept;
-  loader::Module module;
-  if (!loader::find_module(caller, &module)) return nullptr;
-  const bool is_full = callers[static_cast<std::size_t>(hook)].claimed.load(std::memory_order_relaxed) >= kCallers;
-  void* wanted = nullptr;
+// Finds the functions of the runtime that the module uses and that are not known yet. One that no module defines, since
+// the runtime is older or newer than its hook, is searched for by the loader only if it is `wanted`.
+void find_runtime_originals(CallingModule& calling, Hook wanted, const void* caller) noexcept {
+  std::array<loader::Definitions, kRuntimeHooks> definitions;
+  std::array<Hook, kRuntimeHooks> hooks;
   for (std::size_t i = 0; i < kHooks; ++i) {
-    const Row& row = row_of(static_cast<Hook>(i));
-    const bool is_wanted = i == static_cast<std::size_t>(hook);
+    const auto hook = static_cast<Hook>(i);
+    const Row& row = row_of(hook);
     if (row.library != Library::Runtime) continue;
-    if (!is_wanted && (is_full || known_runtime_original(callers[i], caller) != nullptr)) continue;
-    const loader::Definitions found = loader::find_definitions(row.symbol, row.replacement);
-    if (!is_wanted && found.count == 0) continue;  // the runtime is older or newer than this hook
-    void* function = only_runtime_original(found, callers[i]);
+    definitions[runtime_index(hook)] = {row.symbol, row.replacement};
+    hooks[runtime_index(hook)] = hook;
+  }
+  loader::find_definitions(definitions);
+  for (std::size_t i = 0; i < kRuntimeHooks; ++i) {
+    if (calling.functions[i].load() != nullptr || (hooks[i] != wanted && definitions[i].count == 0)) continue;
+    void* function = only_runtime_original(definitions[i], i);
     if (function == nullptr) {
-      function = find_runtime_original(row, caller);
+      function = find_runtime_original(row_of(hooks[i]), caller);
       if (function == nullptr) continue;
       loader::pin(function);
     }
-    remember_runtime_original(callers[i], module, function);
-    if (is_wanted) wanted = function;
+    calling.functions[i].store(function, std::memory_order_release);
   }
-  return wanted;
+}
+
+// The function for a module that has not called this hook before. Null: there is none, or the caller is in no module.
+void* new_runtime_original(Hook hook, const void* caller, CallingModule* calling) noexcept {
+  const KeptErrno kept;
+  const std::size_t index = runtime_index(hook);
+  if (calling != nullptr) {
+    find_runtime_originals(*calling, hook, caller);
+    return calling->functions[index].load();
+  }
+  loader::Module module;
+  if (!loader::find_module(caller, &module)) return nullptr;
+  CallingModule once(module);  // where host memory is exhausted
+  auto* const made = new (std::nothrow) CallingModule(module);
+  CallingModule& filled = made == nullptr ? once : *made;
+  find_runtime_originals(filled, hook, caller);
+  if (made != nullptr) add_calling_module(made);
+  return filled.functions[index].load();
 }
 
 }  // namespace
@@ -170,8 +199,10 @@ void* driver_function(Hook hook) noexcept {
 void* Original::find(const void* caller) noexcept {
   const Row& row = row_of(hook_);
   if (row.library == Library::Runtime) {
-    void* bound = known_runtime_original(callers[static_cast<std::size_t>(hook_)], caller);
-    if (bound == nullptr) bound = new_runtime_original(hook_, caller);
+    CallingModule* const calling = find_calling_module(caller);
+    const std::size_t index = runtime_index(hook_);
+    void* bound = calling == nullptr ? nullptr : calling->functions[index].load(std::memory_order_acquire);
+    if (bound == nullptr) bound = new_runtime_original(hook_, caller, calling);
     return bound != nullptr ? bound : find_for_generated_code(caller);
   }
   if (!is_known()) find_driver_originals();

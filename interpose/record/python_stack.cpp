@@ -24,7 +24,11 @@ std::atomic<bool> unreadable{false};  // there is an interpreter, but its frames
 
 // Searches all modules, since a libpython may have been loaded privately (RTLD_LOCAL). Not by dlsym: a new module may
 // make its first request while another thread holds the loader's lock and waits for it.
-void* find_symbol(const char* name) noexcept { return loader::find_definitions(name).first; }
+void* find_symbol(const char* name) noexcept {
+  loader::Definitions found{name};
+  loader::find_definitions({&found, 1});
+  return found.first;
+}
 
 template <class Function>
 Function find_function(const char* name) noexcept {

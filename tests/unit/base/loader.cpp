@@ -53,11 +53,14 @@ TEST_CASE("an address is found in its module", "[loader]") {
 
 TEST_CASE("the definitions of a symbol are found in all modules", "[loader]") {
   void* const in_libc = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
-  const loader::Definitions found = loader::find_definitions("gnu_get_libc_version");
-  CHECK(found.first == in_libc);
-  CHECK(found.count == 1);
-  CHECK(loader::find_definitions("gnu_get_libc_version", in_libc).count == 0);
-  CHECK(loader::find_definitions("gnu_get_libc_versio").first == nullptr);
+  loader::Definitions sought[] = {
+      {"gnu_get_libc_version"}, {"gnu_get_libc_version", in_libc}, {"gnu_get_libc_versio"}, {"dlsym"}};
+  loader::find_definitions(sought);
+  CHECK(sought[0].first == in_libc);
+  CHECK(sought[0].count == 1);
+  CHECK(sought[1].count == 0);
+  CHECK(sought[2].first == nullptr);
+  CHECK(sought[3].count == 1);
 }
 
 TEST_CASE("a module is found without a lock that fork does not renew", "[loader]") {
