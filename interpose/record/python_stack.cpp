@@ -16,6 +16,12 @@ namespace {
 struct Interpreter {
   PythonFrames frames;
   loader::Module module;
+  bool is_library;  // a program may unload it
+  // Whether its functions may still be called.
+  [[nodiscard]] bool is_loaded() const noexcept {
+    loader::Module now;
+    return !is_library || (loader::find_module(module.low, &now) && now.low == module.low && now.high == module.high);
+  }
 };
 
 std::atomic<Interpreter*> interpreter{nullptr};
@@ -73,7 +79,8 @@ Interpreter* make_interpreter(Version version, const char** why) noexcept {
       !loader::find_module(evaluates, &module)) {
     return nullptr;
   }
-  return new (std::nothrow) Interpreter{PythonFrames(runtime), module};
+  const bool is_library = module.path != nullptr && *module.path != '\0';
+  return new (std::nothrow) Interpreter{PythonFrames(runtime), module, is_library};
 }
 
 void search() noexcept {
@@ -103,6 +110,10 @@ std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept {
     search();
     found = interpreter.load(std::memory_order_acquire);
     if (found == nullptr) return 0;
+  }
+  if (!found->is_loaded()) {
+    interpreter.compare_exchange_strong(found, nullptr);
+    return 0;
   }
   const std::size_t count = found->frames.capture(frames);
   if (count == 0 && found->frames.take_failure()) {

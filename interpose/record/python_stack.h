@@ -10,7 +10,8 @@
 namespace stalloc::record {
 
 // Fills `frames` with the Python frames of the calling thread, innermost first, and returns their number. The first
-// call searches the interpreter; if its frames cannot be read, one log line says so. Thread-safe.
+// call searches the interpreter; if its frames cannot be read, one log line says so. An interpreter whose library was
+// unloaded is forgotten. Thread-safe.
 std::size_t capture_python_stack(std::span<PythonFrame> frames) noexcept;
 
 // Call this when code of a library that had made no request before makes one: if there was no interpreter, there may be
