@@ -53,6 +53,43 @@ TEST_CASE("a capture ends with its stream or its context", "[hooks][captures]") 
   CHECK_FALSE(machine.captures.may_be_active());
 }
 
+TEST_CASE("a capture ends with its context also where nothing is served", "[hooks][captures]") {
+  const Machine machine(
+      settings({{"STALLOC_MODE", "trace"}, {"STALLOC_DYNAMIC", "off"}, {"STALLOC_TRACE", "/nonexistent/trace.fb"}}));
+  REQUIRE(cuStreamBeginCapture_v2(make_stream(), CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(machine.captures.may_be_active());
+  REQUIRE(cuDevicePrimaryCtxReset_v2(0) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.captures.may_be_active());
+  CUcontext again = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(again) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture_v2(make_stream(), CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  while (machine.cuda.is_primary_active(0)) REQUIRE(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.captures.may_be_active());
+}
+
+TEST_CASE("a capture ends with the last reference to its context", "[hooks][captures]") {
+  const Machine machine;
+  CUcontext context = nullptr;
+  const auto create = reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(find_function("cuCtxCreate_v2"));
+  REQUIRE(create(&context, 0, 0) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture_v2(make_stream(), CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  Behind one_of_two(
+      Hook::cuCtxDetach, +[](CUcontext) { return CUDA_SUCCESS; });
+  CHECK(contexts::detach(one_of_two.call(), context) == CUDA_SUCCESS);
+  CHECK(machine.captures.may_be_active());
+  Behind refused(
+      Hook::cuCtxDetach, +[](CUcontext) { return CUDA_ERROR_INVALID_CONTEXT; });
+  CHECK(contexts::detach(refused.call(), context) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(machine.captures.may_be_active());
+  Behind last(
+      Hook::cuCtxDetach, +[](CUcontext ends) {
+        return reinterpret_cast<decltype(&cuCtxDestroy_v2)>(find_function("cuCtxDestroy_v2"))(ends);
+      });
+  CHECK(contexts::detach(last.call(), context) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.captures.may_be_active());
+}
+
 TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks][captures]") {
   static CUstream asked;
   const Replaced status(
