@@ -50,16 +50,16 @@ std::unique_ptr<serve::Heap> Heaps::try_heap(int ordinal, CUcontext context, con
     }
   };
   const char* const failure = plan == nullptr ? "not served" : "the plan does not fit and is dropped";
-  const char* const then = plan != nullptr && options_.plan_is_strict
-                               ? "; STALLOC_PLAN_STRICT=on makes all requests for device memory fail"
-                               : "";
+  const bool strict = plan != nullptr && options_.plan_is_strict;
+  const char* const separator = strict ? "; " : "";
+  const char* const then = strict ? serve::kStrictPlanFails : "";
   try {
     std::string why;
     auto heap = serve::Heap::create(driver_, ordinal, plan, context, options_, &why, log_line);
-    if (heap == nullptr) log::warn("device {}: {}: {}{}", ordinal, failure, why, then);
+    if (heap == nullptr) log::warn("device {}: {}: {}{}{}", ordinal, failure, why, separator, then);
     return heap;
   } catch (const std::exception&) {
-    log::warn("device {}: {}: the host is out of memory{}", ordinal, failure, then);
+    log::warn("device {}: {}: the host is out of memory{}{}", ordinal, failure, separator, then);
     return nullptr;
   }
 }

@@ -168,8 +168,7 @@ void Session::create_statistics_page() noexcept {
 }
 
 void Session::turn_off(std::string_view why) noexcept {
-  log::warn("{}; {}", why,
-            refuses() ? "STALLOC_PLAN_STRICT=on makes all requests for device memory fail" : "stalloc is off");
+  log::warn("{}; {}", why, refuses() ? serve::kStrictPlanFails : "stalloc is off");
   deactivate();
 }
 

@@ -24,6 +24,9 @@ class EventOrder;
 // not throw.
 using FreeCompleteCallback = void (*)(int device, CUdeviceptr address, StreamKey owner);
 
+// What log lines add where a plan is not used and `plan_is_strict` is set.
+inline constexpr const char* kStrictPlanFails = "STALLOC_PLAN_STRICT=on makes all requests for device memory fail";
+
 struct HeapOptions {
   bool dynamic = true;          // false: the original allocator serves every request without a slot
   bool plan_is_strict = false;  // true: once the plan is dropped, every later request fails; make_room never drops it

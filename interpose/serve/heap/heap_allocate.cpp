@@ -131,9 +131,10 @@ void Heap::log_dropped_plan() const noexcept {
                   static_cast<unsigned long long>(difference->request),
                   static_cast<unsigned long long>(difference->bytes), planned);
   }
-  char text[256];
+  char text[384];
   std::snprintf(text, sizeof text,
-                "the plan does not fit this program and is no longer used (was it made from another run?)%s", where);
+                "the plan does not fit this program and is no longer used (was it made from another run?)%s%s%s", where,
+                options_.plan_is_strict ? "; " : "", options_.plan_is_strict ? kStrictPlanFails : "");
   log_(LogKind::Warning, text);
 }
 

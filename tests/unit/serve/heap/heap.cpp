@@ -523,14 +523,17 @@ TEST_CASE("after a strict plan is dropped, requests fail, and live ranges can be
   serve::HeapOptions options = small_options();
   options.plan_is_strict = strict;
   std::string why;
-  const auto heap = Heap::create(driver, 0, &plan, FakeDriver::context(), options, &why);
+  const auto heap = Heap::create(driver, 0, &plan, FakeDriver::context(), options, &why, count_log);
   REQUIRE(heap);
+  logs = 0;
   const StreamKey stream{driver.new_stream(), 0};
   const auto planned = heap->allocate(1000, stream, nullptr);
   REQUIRE(planned);
   REQUIRE_FALSE(heap->refuses());
   for (int i = 0; i < 2000; ++i) (void)heap->allocate(5000, stream, nullptr);
   REQUIRE(heap->refuses() == strict);
+  REQUIRE(logs == 1);
+  REQUIRE(last_log.ends_with("; STALLOC_PLAN_STRICT=on makes all requests for device memory fail") == strict);
   REQUIRE(heap->allocate(5000, stream, nullptr).has_value() == !strict);
   REQUIRE(heap->allocate_sync(5000).has_value() == !strict);
   REQUIRE(heap->free_async(*planned, stream) == CUDA_SUCCESS);
