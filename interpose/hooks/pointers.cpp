@@ -26,8 +26,10 @@ struct Served {
 Served look_up(CUdeviceptr at) noexcept {
   Heaps* heaps = Session::active_heaps();
   Served served;
-  served.heap = heaps == nullptr ? nullptr : heaps->find_owner(at);
-  served.is_ours = served.heap != nullptr || (heaps != nullptr && heaps->find_device(at) >= 0);
+  const int device = heaps == nullptr ? -1 : heaps->find_device(at);
+  if (device < 0) return served;
+  served.is_ours = true;
+  served.heap = heaps->of_device(device);
   if (served.heap != nullptr) served.live = served.heap->find_live(at);
   if (!served.live) return served;
   served.context = served.heap->context();
