@@ -256,7 +256,7 @@ void DoorAllocator::update_native_statistics(int device) {
   bool limited = false;
   {
     const std::lock_guard lock(state.mutex);
-    if (!state.statistics.update_native(stats, reading)) return;
+    state.statistics.update_native(stats, reading);
     state.has_native.store(state.statistics.native_reserved() != 0, std::memory_order_relaxed);
     limited = state.fraction < 1;
   }

@@ -56,17 +56,15 @@ class Statistics {
   void count_retry() { ++retries_; }
 
   // Notes a reading of the native allocator's figures. A reading includes every change that was made before its number
-  // was taken. So of two readings, which may be noted in either order, the one with the larger number counts. Returns
-  // false if a later one is known.
-  bool update_native(const DeviceStats& stats, std::uint64_t reading) {
-    if (reading < noted_reading_) return false;
+  // was taken. So of two readings, which may be noted in either order, the one with the larger number counts.
+  void update_native(const DeviceStats& stats, std::uint64_t reading) {
+    if (reading < noted_reading_) return;
     noted_reading_ = reading;
     for (std::size_t i = 0; i < kMerged.size(); ++i) {
       for (std::size_t type = 0; type < kTypes; ++type) native_[i][type] = (stats.*kMerged[i].stat)[type].current;
     }
     update_peaks(kSmall);
     update_peaks(kLarge);
-    return true;
   }
   // Adds the heap's figures to a reading of the native allocator's.
   void merge_into(DeviceStats* stats, std::uint64_t reading) {
