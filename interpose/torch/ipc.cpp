@@ -106,6 +106,21 @@ void unmap(serve::Driver& driver, const Import& memory) noexcept {
   if (all && memory.base != 0) driver.unreserve(memory.base, memory.reserved_bytes);
 }
 
+// Unmaps an import when it is destroyed, unless `is_kept` was set.
+struct UnmapUnlessKept {
+  UnmapUnlessKept(serve::Driver& its_driver, const Import& its_memory) noexcept
+      : driver(its_driver), memory(its_memory) {}
+  ~UnmapUnlessKept() {
+    if (!is_kept) unmap(driver, memory);
+  }
+  UnmapUnlessKept(const UnmapUnlessKept&) = delete;
+  UnmapUnlessKept& operator=(const UnmapUnlessKept&) = delete;
+
+  serve::Driver& driver;
+  const Import& memory;
+  bool is_kept = false;
+};
+
 // All imports of this process, and which other devices may access them.
 class Imports {
  public:
@@ -265,12 +280,11 @@ CUdeviceptr map_import(serve::Driver& driver, int device, std::string_view ipc_h
     if (driver.current_context(&memory.context) != CUDA_SUCCESS || memory.context == nullptr) {
       return *why = "the thread has no CUDA context", 0;
     }
-    if (map_entries(driver, header.process, entries, &memory, why)) {
-      if (imports().add(driver, memory)) return memory.base;
-      *why = "the driver gave no access to it";
-    }
-    unmap(driver, memory);
-    return 0;
+    UnmapUnlessKept mapping(driver, memory);
+    if (!map_entries(driver, header.process, entries, &memory, why)) return 0;
+    mapping.is_kept = imports().add(driver, memory);
+    if (!mapping.is_kept) return *why = "the driver gave no access to it", 0;
+    return memory.base;
   } catch (const std::exception&) {
     return *why = "the host is out of memory", 0;
   }

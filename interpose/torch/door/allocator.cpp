@@ -240,12 +240,18 @@ void* DoorAllocator::allocate_natively(const Request& request) {
                                 extend_error(device, error.what_without_backtrace()));
   }
   update_native_statistics(device);
-  if (request.caller != nullptr && library_.is_recording() != 0) {
+  if (request.caller != nullptr && library_.is_recording() != 0) record_native(device, request, address);
+  return address;
+}
+
+// Where the host has no memory left, the trace lacks the block and its free.
+void DoorAllocator::record_native(int device, const Request& request, const void* address) noexcept {
+  try {
     const std::lock_guard lock(recorded_native_mutex_);
     recorded_native_[address] = {request.stream, device};
     library_.record_native(device, request.bytes, request.stream, request.caller, address);
+  } catch (const std::bad_alloc&) {
   }
-  return address;
 }
 
 void DoorAllocator::update_native_statistics(int device) {

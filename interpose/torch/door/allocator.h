@@ -156,6 +156,7 @@ class DoorAllocator final : public Forwarding {
   void free_or_postpone(int device, PostponedFree block);
   bool retry_postponed(int device, std::size_t most_refused);
   void* allocate_natively(const Request& request);
+  void record_native(int device, const Request& request, const void* address) noexcept;
   template <class Allocate>
   void* allocate_uncached(int device, Allocate allocate);
   void update_native_statistics(int device);
