@@ -151,7 +151,7 @@ class MappedMemory {
   std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, bool planned);
 
   void cut_idle_parts(std::uint32_t number);
-  void remove_view(std::uint32_t view, bool is_unmapped);
+  void remove_view(std::uint32_t view);
   template <class Elements, class Act>
   void for_each_shown(std::uint32_t view, Elements& elements, Act act) const;
 
@@ -231,9 +231,9 @@ std::optional<Place> MappedMemory<Backend>::carry_out(const HandlePlacement::Rep
   } else {
     for (const Part& part : parts) {
       const std::vector<Handle>& handles = part.instead.empty() ? part.shown : part.instead;
-      if (part.is_mapped) unmapped = backend_.unmap(part.at, handles) && unmapped;
+      if (part.is_mapped) backend_.unmap(part.at, handles);
     }
-    remove_view(repair.view, unmapped);
+    remove_view(repair.view);
   }
   stitching_ns_ += backend_.mapping_time().mapping - before;
   return mapped ? std::optional(Place{repair.view, repair.offset}) : std::nullopt;

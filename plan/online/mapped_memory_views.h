@@ -33,7 +33,7 @@ std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<
   handles_of(pieces);
   const std::uint32_t view = placement_.views().add(pieces, at, planned);
   if (!backend_.map(begin_of(placement_.views()[view]), handles_)) {
-    remove_view(view, true);
+    remove_view(view);
     return std::nullopt;
   }
   ++counts_.views;
@@ -60,18 +60,18 @@ bool MappedMemory<Backend>::unmap_view(std::uint32_t view) {
     unmapped = (handles.empty() || backend_.unmap(at, handles)) && unmapped;
     first = next + 1;
   }
-  remove_view(view, unmapped);
+  remove_view(view);
   return unmapped;
 }
 
 // Removes a view. Its addresses can be used again only if nothing is mapped there any more.
 template <OnlineBackend Backend>
-void MappedMemory<Backend>::remove_view(std::uint32_t view, bool is_unmapped) {
-  const ViewCache::CachedView& removed = placement_.views()[view];
-  const Range addresses = removed.addresses;
-  const bool is_free = is_unmapped && !removed.stays_mapped;
+void MappedMemory<Backend>::remove_view(std::uint32_t view) {
+  const Range addresses = placement_.views()[view].addresses;
   placement_.views().remove(view);
-  if (is_free) view_addresses_.add(addresses);
+  if (backend_.is_vacant({VirtualAddress::Space::Views, addresses.begin}, addresses.bytes())) {
+    view_addresses_.add(addresses);
+  }
 }
 
 // Unmaps the handles of a view in which nothing lives, so that what lives in the view, which may be weights, does not
@@ -99,9 +99,9 @@ void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
   for (const Part& part : parts) {
     const VirtualAddress at = behind(begin_of(view), part.offsets.begin);
     placement_.views().cut(number, part.offsets);  // first, since it may throw
-    if (!backend_.unmap(at, part.handles)) view.stays_mapped = true;
+    backend_.unmap(at, part.handles);
   }
-  if (!parts.empty() && view.bytes() == 0) remove_view(number, true);
+  if (!parts.empty() && view.bytes() == 0) remove_view(number);
 }
 
 template <OnlineBackend Backend>

@@ -29,9 +29,9 @@ struct VirtualAddress {
   std::uint64_t offset = 0;
 };
 
-// A backend that refuses a call has changed nothing, except for `unmap`: the addresses are then not used again. Ranges
-// are ranges of physical offsets that begin and end at multiples of kUnitBytes. No function throws, and none waits on
-// the host.
+// A backend that refuses a call has changed nothing, except for `unmap`, and for `map` where it could not undo what it
+// had done: `is_vacant` then says which addresses must not be used again. Ranges are ranges of physical offsets that
+// begin and end at multiples of kUnitBytes. No function throws, and none waits on the host.
 template <class B>
 concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t needed, bool serves_large,
                                  std::uint64_t free_number, VirtualAddress address, const typename B::Handle& handle,
@@ -60,6 +60,9 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t nee
   noexcept->std::same_as<bool>;
   // Undoes `map`. False: something is still mapped there. Pre: no work is pending that uses these addresses.
   { backend.unmap(address, handles) }
+  noexcept->std::same_as<bool>;
+  // False if something is still mapped at these addresses that could not be unmapped.
+  { std::as_const(backend).is_vacant(address, needed) }
   noexcept->std::same_as<bool>;
   // Orders the use of free bytes on `stream` after every free of them; for kAnyStream, true only when all those frees
   // are complete. False: the bytes may still be in use.

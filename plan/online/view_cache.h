@@ -25,7 +25,6 @@ class ViewCache {
     std::uint32_t newer = 0;
     FreePages::Obstacles obstacles{};  // that were found when it was searched in vain
     bool planned = false;              // of a plan: only the plan's requests use it, and it is not removed to make room
-    bool stays_mapped = false;         // something of it could not be unmapped, so its addresses are not used again
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
   };
   // A view in the order of sizes.

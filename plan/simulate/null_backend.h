@@ -53,6 +53,7 @@ class NullBackend {
     mapping_ += handles.size() * kUnmapNanoseconds;
     return true;
   }
+  [[nodiscard]] bool is_vacant(VirtualAddress /*begin*/, std::uint64_t /*bytes*/) const noexcept { return true; }
   bool make_ready(std::span<const Range> /*ranges*/, StreamIndex stream) noexcept { return stream != kAnyStream; }
   bool make_ready_without_avoidable_wait(std::span<const Range> /*ranges*/, StreamIndex /*stream*/) noexcept {
     return true;

@@ -52,6 +52,9 @@ class DeviceBackend {
   bool unmap(plan::VirtualAddress begin, std::span<const Handle> handles) noexcept {
     return mapper_->unmap(address(begin), handles);
   }
+  [[nodiscard]] bool is_vacant(plan::VirtualAddress begin, std::uint64_t bytes) const noexcept {
+    return mapper_->is_vacant(address(begin), bytes);
+  }
   bool make_ready(PhysicalRanges ranges, plan::StreamIndex stream) noexcept {
     return order_->make_ready(ranges, ordinal(stream));
   }

@@ -8,6 +8,14 @@
 #include "interpose/serve/driver/clock.h"
 
 namespace stalloc::serve {
+namespace {
+
+// Whether two ranges of addresses, given by their beginnings and bytes, share a byte.
+bool overlap(CUdeviceptr first, std::uint64_t first_bytes, CUdeviceptr second, std::uint64_t second_bytes) {
+  return first < second + second_bytes && second < first + first_bytes;
+}
+
+}  // namespace
 
 class Mapper::Timer {
  public:
@@ -27,7 +35,7 @@ bool Mapper::retry_unmaps(IsMeant is_meant) noexcept {
   bool all = true;
   std::erase_if(failed_unmaps_, [&](const FailedUnmap& failed) {
     if (!is_meant(failed)) return false;
-    const bool unmapped = driver_.unmap(failed.at, failed.handle.bytes) == CUDA_SUCCESS;
+    const bool unmapped = unmap_one(failed.at, failed.handle.bytes);
     if (unmapped && failed.unowned) release(failed.handle.id);
     all = all && unmapped;
     return unmapped;
@@ -52,16 +60,16 @@ std::unique_ptr<Mapper> Mapper::create(Driver& driver, int device, std::uint64_t
 
 Mapper::~Mapper() {
   close();
-  if (reserved_ != 0 && !has_unremembered_) driver_.unreserve(base_, reserved_);
+  if (reserved_ != 0 && mapped_bytes_ == 0) driver_.unreserve(base_, reserved_);
 }
 
 void Mapper::close() noexcept {
-  if (!retry_unmaps([](const FailedUnmap&) { return true; })) has_unremembered_ = true;
-  failed_unmaps_.clear();
+  retry_unmaps([](const FailedUnmap&) { return true; });
 }
 
 CUresult Mapper::create_at(CUdeviceptr at, std::span<MappedHandle> handles) noexcept {
   const Timer timer(&nanoseconds_);
+  if (!retry_unmaps([](const FailedUnmap& failed) { return failed.unowned; })) return CUDA_ERROR_ALREADY_MAPPED;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     ++calls_;
     const CUresult result = driver_.create(&handles[i].id, handles[i].bytes, device_);
@@ -80,32 +88,37 @@ CUresult Mapper::map_at(CUdeviceptr at, std::span<const MappedHandle> handles) n
 }
 
 CUresult Mapper::map_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept {
-  CUdeviceptr end = at;
-  for (const MappedHandle& handle : handles) end += handle.bytes;
+  std::uint64_t bytes = 0;
+  for (const MappedHandle& handle : handles) bytes += handle.bytes;
   // What an earlier call could not undo may still be mapped there.
-  retry_unmaps([at, end](const FailedUnmap& failed) { return failed.at >= at && failed.at < end; });
-  end = at;
+  retry_unmaps([=](const FailedUnmap& failed) { return overlap(failed.at, failed.handle.bytes, at, bytes); });
+  if (!is_vacant(at, bytes)) return CUDA_ERROR_ALREADY_MAPPED;
+  CUdeviceptr end = at;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     ++calls_;
     const CUresult result = driver_.map(end, handles[i].bytes, handles[i].id);
     if (result != CUDA_SUCCESS) {
-      unmap(at, handles.first(i));
+      unmap_all(at, handles.first(i));
       return result;
     }
+    mapped_bytes_ += handles[i].bytes;
     end += handles[i].bytes;
   }
   ++calls_;
-  const CUresult result = driver_.set_access(at, end - at, devices_with_access_);
-  if (result != CUDA_SUCCESS) unmap(at, handles);
+  const CUresult result = driver_.set_access(at, bytes, devices_with_access_);
+  if (result != CUDA_SUCCESS) unmap_all(at, handles);
   return result;
 }
 
 bool Mapper::unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept {
   const Timer timer(&nanoseconds_);
+  return unmap_all(at, handles);
+}
+
+bool Mapper::unmap_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept {
   bool all = true;
   for (const MappedHandle& handle : handles) {
-    ++calls_;
-    if (driver_.unmap(at, handle.bytes) != CUDA_SUCCESS) {
+    if (!unmap_one(at, handle.bytes)) {
       all = false;
       remember_failed_unmap({at, handle, false});
     }
@@ -114,17 +127,28 @@ bool Mapper::unmap(CUdeviceptr at, std::span<const MappedHandle> handles) noexce
   return all;
 }
 
+bool Mapper::unmap_one(CUdeviceptr at, std::uint64_t bytes) noexcept {
+  ++calls_;
+  if (driver_.unmap(at, bytes) != CUDA_SUCCESS) return false;
+  mapped_bytes_ -= bytes;
+  return true;
+}
+
 bool Mapper::destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept {
   const Timer timer(&nanoseconds_);
-  if (!retry_unmaps_of(handle.id)) return false;
-  ++calls_;
-  if (driver_.unmap(at, handle.bytes) != CUDA_SUCCESS) return false;
+  if (!retry_unmaps_of(handle.id) || !unmap_one(at, handle.bytes)) return false;
   release(handle.id);
   return true;
 }
 
 bool Mapper::retry_unmaps_of(CUmemGenericAllocationHandle id) noexcept {
   return retry_unmaps([id](const FailedUnmap& failed) { return failed.handle.id == id; });
+}
+
+bool Mapper::is_vacant(CUdeviceptr at, std::uint64_t bytes) const noexcept {
+  const auto is_there = [=](const FailedUnmap& failed) { return overlap(failed.at, failed.handle.bytes, at, bytes); };
+  return std::none_of(failed_unmaps_.begin(), failed_unmaps_.end(), is_there) &&
+         !overlap(unremembered_begin_, unremembered_end_ - unremembered_begin_, at, bytes);
 }
 
 // Releases handles that could not be mapped. A handle that is still mapped somewhere is released by `close`.
@@ -145,12 +169,14 @@ void Mapper::release(CUmemGenericAllocationHandle id) noexcept {
   if (driver_.release(id) != CUDA_SUCCESS) driver_.release(id);
 }
 
-// If host memory is missing, the reservation is kept for good.
+// If host memory is missing, the addresses are not used again, and the reservation is kept for good.
 void Mapper::remember_failed_unmap(const FailedUnmap& failed) noexcept {
   try {
     failed_unmaps_.push_back(failed);
   } catch (const std::bad_alloc&) {
-    has_unremembered_ = true;
+    const bool is_first = unremembered_begin_ == unremembered_end_;
+    unremembered_begin_ = is_first ? failed.at : std::min(unremembered_begin_, failed.at);
+    unremembered_end_ = std::max(unremembered_end_, failed.at + failed.handle.bytes);
   }
 }
 

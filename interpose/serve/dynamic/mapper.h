@@ -21,15 +21,16 @@ struct MappedHandle {
 };
 
 // One reservation: addresses for the home view, then addresses for stitched views. Every function does everything that
-// it says or nothing, except when the driver refuses to unmap; such addresses are not used again. Not thread-safe,
-// except for `contains`: the heap's lock protects it. Only `create` throws.
+// it says or nothing, except when the driver refuses to unmap. Nothing is mapped over what is then still mapped, and
+// while that includes memory of `create_at` itself, no more is created: otherwise each attempt could lose some. Not
+// thread-safe, except for `contains`: the heap's lock protects it. Only `create` throws.
 class Mapper {
  public:
   // Reserves the addresses. `home_bytes` and `view_bytes` are multiples of the granularity; `driver` must outlive the
   // mapper. On failure returns null, and `why` says what the driver refused. Throws std::bad_alloc.
   static std::unique_ptr<Mapper> create(Driver& driver, int device, std::uint64_t home_bytes, std::uint64_t view_bytes,
                                         std::string* why);
-  ~Mapper();  // calls `close`, and releases the addresses unless something is still mapped there
+  ~Mapper();  // calls `close`, and releases the addresses unless something is still mapped
   Mapper(const Mapper&) = delete;
   Mapper& operator=(const Mapper&) = delete;
 
@@ -51,6 +52,8 @@ class Mapper {
   bool destroy_at(CUdeviceptr at, const MappedHandle& handle) noexcept;
   // Tries again to unmap a handle where the driver refused it before. False if it is still mapped at such a place.
   bool retry_unmaps_of(CUmemGenericAllocationHandle id) noexcept;
+  // False if something is still mapped there that the driver refused to unmap.
+  [[nodiscard]] bool is_vacant(CUdeviceptr at, std::uint64_t bytes) const noexcept;
 
   // `remember_peer` lets `device` access everything that is mapped from now on; false: host memory is missing.
   // `renew_access` applies this to a range that is mapped already.
@@ -72,6 +75,8 @@ class Mapper {
 
   explicit Mapper(Driver& driver) : driver_(driver) {}
   CUresult map_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
+  bool unmap_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
+  bool unmap_one(CUdeviceptr at, std::uint64_t bytes) noexcept;
   void release_unused(std::span<const MappedHandle> handles) noexcept;
   void release(CUmemGenericAllocationHandle id) noexcept;
   void remember_failed_unmap(const FailedUnmap& failed) noexcept;
@@ -86,8 +91,10 @@ class Mapper {
   std::uint64_t calls_ = 0;
   std::uint64_t nanoseconds_ = 0;
   std::vector<int> devices_with_access_;
+  std::uint64_t mapped_bytes_ = 0;
   std::vector<FailedUnmap> failed_unmaps_;  // still mapped
-  bool has_unremembered_ = false;           // something is still mapped that is not in failed_unmaps_
+  CUdeviceptr unremembered_begin_ = 0;      // all that is still mapped and not in failed_unmaps_ lies in this range
+  CUdeviceptr unremembered_end_ = 0;
 };
 
 }  // namespace stalloc::serve

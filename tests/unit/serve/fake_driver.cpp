@@ -44,6 +44,11 @@ bool FakeDriver::is_over(Moment moment) {
   return moment.stream < finished_.size() && finished_[moment.stream] >= moment.step;
 }
 
+std::uint64_t FakeDriver::memory_used() {
+  const Lock lock(mutex_);
+  return memory_used_;
+}
+
 bool FakeDriver::holds_no_memory() {
   const Lock lock(mutex_);
   return mappings_.empty() && physical_.empty() && memory_used_ == 0;
@@ -134,7 +139,7 @@ CUresult FakeDriver::unmap(CUdeviceptr at, std::size_t bytes) {
   const Lock lock(mutex_);
   const auto found = mappings_.find(at);
   require(found != mappings_.end() && found->second.bytes == bytes, "unmap exactly what was mapped");
-  if (fails()) return error_;
+  if (fails() || refuses_to_unmap) return error_;
   --physical_.at(found->second.handle).mappings;
   mappings_.erase(found);
   return CUDA_SUCCESS;

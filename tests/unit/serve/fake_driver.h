@@ -78,9 +78,11 @@ class FakeDriver final : public serve::Driver {
   // While it is set, another thread captures in global mode: frees that wait fail.
   std::atomic<bool> captures_globally{false};
   std::atomic<bool> refuses_to_map{false};
+  std::atomic<bool> refuses_to_unmap{false};
   std::size_t most_plain_blocks = ~std::size_t{0};  // that can be allocated
   // Called before `bytes` bytes at an address are unmapped; may be empty.
   std::function<void(CUdeviceptr, std::size_t)> before_unmap;
+  std::uint64_t memory_used();  // bytes of the device
   bool is_over(Moment moment);  // true if the work up to then is complete
   bool holds_no_memory();       // nothing is created or mapped
   bool holds_nothing();         // nor reserved

@@ -272,6 +272,70 @@ TEST_CASE("where the driver refused a mapping and to undo it, memory grows later
   REQUIRE(fixture.driver.is_clean());
 }
 
+TEST_CASE("while the driver refuses to undo a mapping, nothing is mapped over it and no more memory is lost",
+          "[serve][dynamic]") {
+  Fixture fixture;
+  const CUdeviceptr first = fixture.allocate_pages(1);
+  const auto failing = static_cast<std::uint64_t>(GENERATE(range(1, 16)));
+  CAPTURE(failing);
+  fixture.driver.refuses_to_unmap = true;
+  fixture.driver.fail_at(failing, CUDA_ERROR_UNKNOWN);
+  std::vector<CUdeviceptr> blocks{first};
+  const auto request = [&](std::uint64_t bytes) {
+    const auto block = fixture.heap->allocate(bytes, fixture.stream, nullptr);
+    if (block) blocks.push_back(*block);
+  };
+  request(3 * kPage);
+  fixture.driver.fail_at(0);
+  const std::uint64_t lost = fixture.driver.memory_used() - fixture.physical();
+  REQUIRE(lost <= 3 * kPage);
+  for (const std::uint64_t bytes : {2 * kPage, 5 * kPage, kPage / 4, 3 * kPage}) {
+    fixture.driver.fail_at(failing, CUDA_ERROR_UNKNOWN);
+    request(bytes);
+    fixture.driver.fail_at(0);
+    if (lost > 0) REQUIRE(fixture.driver.memory_used() == fixture.physical() + lost);
+  }
+  fixture.driver.refuses_to_unmap = false;
+  blocks.push_back(fixture.allocate_pages(7));
+  REQUIRE(fixture.driver.memory_used() == fixture.physical());
+  for (const CUdeviceptr block : blocks) fixture.free(block);
+  fixture.heap.reset();
+  REQUIRE(fixture.driver.is_clean());
+}
+
+TEST_CASE("where a view could not be mapped, nor what was mapped of it be undone, it is made elsewhere",
+          "[serve][dynamic]") {
+  std::vector<CUdeviceptr> views;
+  for (std::uint64_t failing = 2; failing < 16; ++failing) {
+    CAPTURE(failing);
+    Fixture fixture;
+    const std::vector<CUdeviceptr> blocks = fixture.scatter(6);
+    fixture.driver.refuses_to_unmap = true;
+    fixture.driver.fail_at(failing, CUDA_ERROR_UNKNOWN);
+    views.push_back(fixture.allocate_pages(6));
+    fixture.driver.fail_at(0);
+    REQUIRE(fixture.statistics().views == 1);
+    REQUIRE(fixture.physical() == 12 * kPage);
+    REQUIRE_NOTHROW(fixture.driver.physical(views.back() + 5 * kPage));
+    fixture.driver.refuses_to_unmap = false;
+    fixture.free(views.back());
+    for (std::size_t i = 1; i < blocks.size(); i += 2) fixture.free(blocks[i]);
+    fixture.driver.finish_all_work();
+    fixture.heap->trim(0);
+    REQUIRE(fixture.driver.holds_no_memory());
+  }
+  const auto moved = std::count_if(views.begin(), views.end(), [&](CUdeviceptr view) { return view > views.back(); });
+  REQUIRE(moved == 6);  // a handle after the first one, or access to the view, was refused
+}
+
+TEST_CASE("a heap whose memory cannot be unmapped at its end keeps its addresses", "[serve][dynamic]") {
+  Fixture fixture;
+  fixture.free(fixture.allocate_pages(3));
+  fixture.driver.refuses_to_unmap = true;
+  fixture.heap.reset();
+  REQUIRE_FALSE(fixture.driver.holds_nothing());
+}
+
 TEST_CASE("when addresses for views run out, requests are still served", "[serve][dynamic]") {
   constexpr std::uint64_t kBlocks = 20;
   Fixture fixture(small_options(), 3 * kBlocks * kPage);
