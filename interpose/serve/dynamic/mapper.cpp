@@ -65,11 +65,22 @@ Mapper::~Mapper() {
 
 void Mapper::close() noexcept {
   retry_unmaps([](const FailedUnmap&) { return true; });
+  give_back_lost();
+}
+
+// Tries again to give back the memory that has no owner any more. False if the driver still refuses some of it.
+bool Mapper::give_back_lost() noexcept {
+  const bool unmapped = retry_unmaps([](const FailedUnmap& failed) { return failed.unowned; });
+  std::erase_if(failed_releases_, [this](CUmemGenericAllocationHandle id) {
+    ++calls_;
+    return driver_.release(id) == CUDA_SUCCESS;
+  });
+  return unmapped && failed_releases_.empty();
 }
 
 CUresult Mapper::create_at(CUdeviceptr at, std::span<MappedHandle> handles) noexcept {
   const Timer timer(&nanoseconds_);
-  if (!retry_unmaps([](const FailedUnmap& failed) { return failed.unowned; })) return CUDA_ERROR_ALREADY_MAPPED;
+  if (!give_back_lost()) return CUDA_ERROR_OUT_OF_MEMORY;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     ++calls_;
     const CUresult result = driver_.create(&handles[i].id, handles[i].bytes, device_);
@@ -166,7 +177,12 @@ void Mapper::release_unused(std::span<const MappedHandle> handles) noexcept {
 
 void Mapper::release(CUmemGenericAllocationHandle id) noexcept {
   ++calls_;
-  if (driver_.release(id) != CUDA_SUCCESS) driver_.release(id);
+  if (driver_.release(id) == CUDA_SUCCESS) return;
+  try {
+    failed_releases_.push_back(id);
+  } catch (const std::bad_alloc&) {
+    driver_.release(id);  // there is no later attempt
+  }
 }
 
 // If host memory is missing, the addresses are not used again, and the reservation is kept for good.

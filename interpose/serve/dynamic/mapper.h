@@ -21,9 +21,9 @@ struct MappedHandle {
 };
 
 // One reservation: addresses for the home view, then addresses for stitched views. Every function does everything that
-// it says or nothing, except when the driver refuses to unmap. Nothing is mapped over what is then still mapped, and
-// while that includes memory of `create_at` itself, no more is created: otherwise each attempt could lose some. Not
-// thread-safe, except for `contains`: the heap's lock protects it. Only `create` throws.
+// it says or nothing, except when the driver refuses to unmap or to release. Nothing is mapped over what is then still
+// mapped, and while memory is lost that has no owner any more, none is created: otherwise each attempt could lose more.
+// Not thread-safe, except for `contains`: the heap's lock protects it. Only `create` throws.
 class Mapper {
  public:
   // Reserves the addresses. `home_bytes` and `view_bytes` are multiples of the granularity; `driver` must outlive the
@@ -34,8 +34,8 @@ class Mapper {
   Mapper(const Mapper&) = delete;
   Mapper& operator=(const Mapper&) = delete;
 
-  // Tries again to unmap what the driver refused to unmap. The addresses stay reserved. Idempotent. Pre: everything was
-  // unmapped.
+  // Tries again to unmap and release what the driver refused to. The addresses stay reserved. Idempotent. Pre:
+  // everything was unmapped.
   void close() noexcept;
 
   [[nodiscard]] CUdeviceptr home(std::uint64_t offset) const noexcept { return base_ + offset; }
@@ -77,6 +77,7 @@ class Mapper {
   CUresult map_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
   bool unmap_all(CUdeviceptr at, std::span<const MappedHandle> handles) noexcept;
   bool unmap_one(CUdeviceptr at, std::uint64_t bytes) noexcept;
+  bool give_back_lost() noexcept;
   void release_unused(std::span<const MappedHandle> handles) noexcept;
   void release(CUmemGenericAllocationHandle id) noexcept;
   void remember_failed_unmap(const FailedUnmap& failed) noexcept;
@@ -93,7 +94,8 @@ class Mapper {
   std::vector<int> devices_with_access_;
   std::uint64_t mapped_bytes_ = 0;
   std::vector<FailedUnmap> failed_unmaps_;  // still mapped
-  CUdeviceptr unremembered_begin_ = 0;      // all that is still mapped and not in failed_unmaps_ lies in this range
+  std::vector<CUmemGenericAllocationHandle> failed_releases_;
+  CUdeviceptr unremembered_begin_ = 0;  // all that is still mapped and not in failed_unmaps_ lies in this range
   CUdeviceptr unremembered_end_ = 0;
 };
 

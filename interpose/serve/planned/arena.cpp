@@ -196,7 +196,7 @@ std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
   for (auto mapping = mappings_.rbegin(); mapping != mappings_.rend(); ++mapping) {
     if (mapping->handle == handle && !unmap(*mapping)) return 0;
   }
-  if (driver_.release(released.id) != CUDA_SUCCESS) driver_.release(released.id);  // as in Mapper::release
+  if (driver_.release(released.id) != CUDA_SUCCESS) driver_.release(released.id);  // no later attempt
   released.held = false;
   physical_bytes_ -= released.range.bytes();
   return released.range.bytes();

@@ -4,10 +4,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "host_memory.h"
+
 namespace stalloc::test {
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
+// The driver has host memory while the library has none.
+class Lock {
+ public:
+  explicit Lock(std::recursive_mutex& mutex) : guard_(mutex) {}
+
+ private:
+  std::lock_guard<std::recursive_mutex> guard_;
+  Plenty plenty_;
+};
 using stalloc::StreamKey;
 
 thread_local std::vector<CUcontext> context_stack{FakeDriver::context()};
@@ -208,6 +218,7 @@ CUresult FakeDriver::current_context(CUcontext* context) {
 
 CUresult FakeDriver::push_context(CUcontext context) {
   if (fails()) return error_;
+  const Plenty plenty;
   context_stack.push_back(context);
   return CUDA_SUCCESS;
 }
@@ -431,6 +442,7 @@ CUresult FakeDriver::query_stream(CUstream stream) {
 CUresult FakeDriver::synchronize_context() { return wait_for_context(true); }
 
 CUresult FakeDriver::wait_for_context(bool breaks_captures) {
+  const Plenty plenty;
   Clock awaited;
   {
     const Lock lock(mutex_);

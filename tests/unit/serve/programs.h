@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fake_driver.h"
+#include "host_memory.h"
 #include "interpose/serve/heap/heap.h"
 #include "plans.h"
 #include "shadow.h"
@@ -98,15 +99,27 @@ class Program {
   void allow_synchronous(bool allowed) { synchronous_ = allowed; }
   // From now on, some requests are freed at once and made again.
   void drop_some() { drops_ = true; }
+  // From now on, the host may run out of memory in any call of the heap.
+  void run_out_of_host_memory(bool may) { short_of_memory_ = may; }
   // Without deviations, exactly the given requests are made, and each is freed on its stream after its lifetime.
   void allow_deviations(bool allowed) { deviates_ = allowed; }
 
  private:
+  // Calls the heap. Where the host is short of memory, some of the calls run out of it.
+  template <class Call>
+  auto with_little_memory(Call call) {
+    if (short_of_memory_ && random_() % 4 == 0) allocations_left = random_() % 12 + 1;
+    const auto result = call();
+    allocations_left = 0;
+    return result;
+  }
+
   void serve(const ProgramRequest& wanted) {
     const StreamKey stream =
         deviates_ && random_() % 10 == 0 ? any_stream() : streams_[wanted.stream % streams_.size()];
     const bool for_all = deviates_ && synchronous_ && random_() % 16 == 0;
-    const auto address = for_all ? heap_->allocate_sync(wanted.bytes) : heap_->allocate(wanted.bytes, stream, nullptr);
+    const auto address = with_little_memory(
+        [&] { return for_all ? heap_->allocate_sync(wanted.bytes) : heap_->allocate(wanted.bytes, stream, nullptr); });
     if (!address) ++refused_;
     if (!address) return;
     ++served_;
@@ -143,7 +156,7 @@ class Program {
     const StreamKey stream = deviates_ && random_() % 8 == 0 ? hand_over(live.stream) : live.stream;
     moments_.back().push_back(driver_->work(stream));
     shadow_->give(live.address, live.bytes, &moments_.back());
-    if (heap_->free_async(live.address, stream) == CUDA_SUCCESS) return true;
+    if (with_little_memory([&] { return heap_->free_async(live.address, stream); }) == CUDA_SUCCESS) return true;
     shadow_->take(live.address, live.bytes, {});  // the free was refused, so the range is still live
     return false;
   }
@@ -154,7 +167,8 @@ class Program {
     const StreamKey user = any_stream();
     moments_.push_back({driver_->work(live.stream), driver_->work(user)});
     shadow_->give(live.address, live.bytes, &moments_.back(), user == live.stream ? nullptr : &*owner);
-    if (heap_->free_with_user(live.address, live.stream, user) == CUDA_SUCCESS) return true;
+    if (with_little_memory([&] { return heap_->free_with_user(live.address, live.stream, user); }) == CUDA_SUCCESS)
+      return true;
     shadow_->take(live.address, live.bytes, {});
     return false;
   }
@@ -164,7 +178,9 @@ class Program {
     const StreamKey stream = hand_over(live.stream);
     moments_.push_back({driver_->work(stream)});
     shadow_->give(live.address, live.bytes, &moments_.back());
-    if (heap_->free_when_complete(live.address, stream, live.stream) == CUDA_SUCCESS) return true;
+    if (with_little_memory([&] { return heap_->free_when_complete(live.address, stream, live.stream); }) ==
+        CUDA_SUCCESS)
+      return true;
     shadow_->take(live.address, live.bytes, {});
     return false;
   }
@@ -174,7 +190,7 @@ class Program {
     for (const StreamKey& stream : streams_) moments_.back().push_back(driver_->work(stream));
     if (!live.for_all) driver_->finish_all_work();  // CUDA requires that no work uses the memory of a pool
     shadow_->give(live.address, live.bytes, &moments_.back());
-    heap_->free_sync(live.address);
+    with_little_memory([&] { return heap_->free_sync(live.address); });
     return true;
   }
 
@@ -201,6 +217,7 @@ class Program {
   std::size_t refused_ = 0;
   bool synchronous_ = true;
   bool drops_ = false;
+  bool short_of_memory_ = false;
   bool deviates_ = true;
 };
 

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/dynamic/dynamic.h"
 
+#include <array>
+#include <chrono>
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "catch.h"
 #include "fake_driver.h"
 #include "heaps.h"
 #include "host_memory.h"
+#include "interpose/serve/driver/clock.h"
+#include "interpose/serve/dynamic/mapper.h"
 #include "interpose/serve/planned/arena.h"
 #include "interpose/serve/streams/stream_order.h"
 #include "plans.h"
@@ -45,4 +50,18 @@ TEST_CASE("where host memory runs out, either all handles of a plan are adopted 
   }
   REQUIRE(refusals > plan.handles.size());
   dynamic->close();
+}
+
+TEST_CASE("the time of mapping is counted once, also where a mapping is undone", "[serve][dynamic]") {
+  FakeDriver driver(kPage);
+  std::string why;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::unique_ptr<serve::Mapper> mapper = serve::Mapper::create(driver, 0, 8 * kPage, 8 * kPage, &why);
+  REQUIRE(mapper);
+  driver.before_unmap = [](CUdeviceptr, std::size_t) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  std::array<serve::MappedHandle, 2> handles{{{kPage, 0}, {kPage, 0}}};
+  driver.fail_at(5, CUDA_ERROR_UNKNOWN);  // after two handles were created and mapped
+  REQUIRE(mapper->create_at(mapper->home(0), handles) == CUDA_ERROR_UNKNOWN);
+  REQUIRE(mapper->nanoseconds() > 0);
+  REQUIRE(mapper->nanoseconds() <= serve::nanoseconds_since(begin));
 }

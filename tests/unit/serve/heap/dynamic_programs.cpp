@@ -11,6 +11,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "heaps.h"
+#include "host_memory.h"
 #include "interpose/serve/heap/heap.h"
 #include "plans.h"
 #include "programs.h"
@@ -101,6 +102,52 @@ TEST_CASE("random programs served dynamically while driver calls fail", "[serve]
   REQUIRE(program.served() > 50);
   set.driver.fail_at(0);
   program.finish();
+  set.heap.reset();
+  REQUIRE(set.driver.holds_nothing());
+}
+
+TEST_CASE("random programs served dynamically while driver calls fail many times in a row",
+          "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  Setting set(seed, with_plan, sharing_options(), 100);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
+  program.drop_some();
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+    if (set.random() % 3 != 0) return;
+    set.driver.fail_at(set.random() % 12 + 1, CUDA_ERROR_UNKNOWN, set.random() % 8 + 1);
+    set.driver.refuses_to_unmap = set.random() % 4 == 0;
+    if (set.random() % 20 == 0) set.heap->trim(0);
+  }));
+  REQUIRE(program.served() > 50);
+  set.driver.fail_at(0);
+  set.driver.refuses_to_unmap = false;
+  program.finish();
+  set.heap.reset();
+  REQUIRE(set.driver.holds_nothing());
+}
+
+TEST_CASE("random programs served dynamically while the host runs out of memory", "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  Setting set(seed, with_plan, sharing_options(), 100);
+  Shadow shadow(&set.driver);
+  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
+  program.drop_some();
+  program.run_out_of_host_memory(true);
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+    if (set.random() % 20 != 0) return;
+    allocations_left = set.random() % 12;
+    set.heap->trim(set.random() % 8 * kPage);
+    allocations_left = 0;
+  }));
+  REQUIRE(program.served() > 50);
+  program.run_out_of_host_memory(false);
+  program.finish();
+  REQUIRE(set.heap->statistics().live == 0);
   set.heap.reset();
   REQUIRE(set.driver.holds_nothing());
 }
