@@ -60,7 +60,7 @@ std::unique_ptr<Mapper> Mapper::create(Driver& driver, int device, std::uint64_t
 
 Mapper::~Mapper() {
   close();
-  if (reserved_ != 0 && mapped_bytes_ == 0) driver_.unreserve(base_, reserved_);
+  if (reserved_ != 0 && mapped_ == 0) driver_.unreserve(base_, reserved_);
 }
 
 void Mapper::close() noexcept {
@@ -104,6 +104,7 @@ CUresult Mapper::map_all(CUdeviceptr at, std::span<const MappedHandle> handles) 
   // What an earlier call could not undo may still be mapped there.
   retry_unmaps([=](const FailedUnmap& failed) { return overlap(failed.at, failed.handle.bytes, at, bytes); });
   if (!is_vacant(at, bytes)) return CUDA_ERROR_ALREADY_MAPPED;
+  if (!make_room(handles.size())) return CUDA_ERROR_OUT_OF_MEMORY;
   CUdeviceptr end = at;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     ++calls_;
@@ -112,7 +113,7 @@ CUresult Mapper::map_all(CUdeviceptr at, std::span<const MappedHandle> handles) 
       unmap_all(at, handles.first(i));
       return result;
     }
-    mapped_bytes_ += handles[i].bytes;
+    ++mapped_;
     end += handles[i].bytes;
   }
   ++calls_;
@@ -131,7 +132,7 @@ bool Mapper::unmap_all(CUdeviceptr at, std::span<const MappedHandle> handles) no
   for (const MappedHandle& handle : handles) {
     if (!unmap_one(at, handle.bytes)) {
       all = false;
-      remember_failed_unmap({at, handle, false});
+      failed_unmaps_.push_back({at, handle, false});  // there is room
     }
     at += handle.bytes;
   }
@@ -141,7 +142,7 @@ bool Mapper::unmap_all(CUdeviceptr at, std::span<const MappedHandle> handles) no
 bool Mapper::unmap_one(CUdeviceptr at, std::uint64_t bytes) noexcept {
   ++calls_;
   if (driver_.unmap(at, bytes) != CUDA_SUCCESS) return false;
-  mapped_bytes_ -= bytes;
+  --mapped_;
   return true;
 }
 
@@ -158,8 +159,7 @@ bool Mapper::retry_unmaps_of(CUmemGenericAllocationHandle id) noexcept {
 
 bool Mapper::is_vacant(CUdeviceptr at, std::uint64_t bytes) const noexcept {
   const auto is_there = [=](const FailedUnmap& failed) { return overlap(failed.at, failed.handle.bytes, at, bytes); };
-  return std::none_of(failed_unmaps_.begin(), failed_unmaps_.end(), is_there) &&
-         !overlap(unremembered_begin_, unremembered_end_ - unremembered_begin_, at, bytes);
+  return std::none_of(failed_unmaps_.begin(), failed_unmaps_.end(), is_there);
 }
 
 // Releases handles that could not be mapped. A handle that is still mapped somewhere is released by `close`.
@@ -185,14 +185,15 @@ void Mapper::release(CUmemGenericAllocationHandle id) noexcept {
   }
 }
 
-// If host memory is missing, the addresses are not used again, and the reservation is kept for good.
-void Mapper::remember_failed_unmap(const FailedUnmap& failed) noexcept {
+// Makes room to remember each refused unmap when so many more handles are mapped. False if host memory is missing.
+bool Mapper::make_room(std::size_t more) noexcept {
+  const std::size_t needed = mapped_ + more;
+  if (needed <= failed_unmaps_.capacity()) return true;
   try {
-    failed_unmaps_.push_back(failed);
+    failed_unmaps_.reserve(std::max(needed, 2 * failed_unmaps_.capacity()));
+    return true;
   } catch (const std::bad_alloc&) {
-    const bool is_first = unremembered_begin_ == unremembered_end_;
-    unremembered_begin_ = is_first ? failed.at : std::min(unremembered_begin_, failed.at);
-    unremembered_end_ = std::max(unremembered_end_, failed.at + failed.handle.bytes);
+    return false;
   }
 }
 

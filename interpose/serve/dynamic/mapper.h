@@ -80,7 +80,7 @@ class Mapper {
   bool give_back_lost() noexcept;
   void release_unused(std::span<const MappedHandle> handles) noexcept;
   void release(CUmemGenericAllocationHandle id) noexcept;
-  void remember_failed_unmap(const FailedUnmap& failed) noexcept;
+  bool make_room(std::size_t more) noexcept;
   template <class IsMeant>
   bool retry_unmaps(IsMeant is_meant) noexcept;
 
@@ -92,11 +92,9 @@ class Mapper {
   std::uint64_t calls_ = 0;
   std::uint64_t nanoseconds_ = 0;
   std::vector<int> devices_with_access_;
-  std::uint64_t mapped_bytes_ = 0;
-  std::vector<FailedUnmap> failed_unmaps_;  // still mapped
+  std::size_t mapped_ = 0;                  // handles, each as often as it is mapped
+  std::vector<FailedUnmap> failed_unmaps_;  // still mapped; has room for everything that is mapped
   std::vector<CUmemGenericAllocationHandle> failed_releases_;
-  CUdeviceptr unremembered_begin_ = 0;  // all that is still mapped and not in failed_unmaps_ lies in this range
-  CUdeviceptr unremembered_end_ = 0;
 };
 
 }  // namespace stalloc::serve

@@ -99,16 +99,16 @@ class Program {
   void allow_synchronous(bool allowed) { synchronous_ = allowed; }
   // From now on, some requests are freed at once and made again.
   void drop_some() { drops_ = true; }
-  // From now on, the host may run out of memory in any call of the heap.
-  void run_out_of_host_memory(bool may) { short_of_memory_ = may; }
+  // From now on, the host runs out of memory in one of so many calls of the heap; 0: in none.
+  void run_out_of_host_memory(std::uint64_t one_of) { one_without_memory_of_ = one_of; }
   // Without deviations, exactly the given requests are made, and each is freed on its stream after its lifetime.
   void allow_deviations(bool allowed) { deviates_ = allowed; }
 
  private:
-  // Calls the heap. Where the host is short of memory, some of the calls run out of it.
+  // Calls the heap, perhaps while the host runs out of memory.
   template <class Call>
   auto with_little_memory(Call call) {
-    if (short_of_memory_ && random_() % 4 == 0) allocations_left = random_() % 12 + 1;
+    if (one_without_memory_of_ > 0 && random_() % one_without_memory_of_ == 0) allocations_left = random_() % 12 + 1;
     const auto result = call();
     allocations_left = 0;
     return result;
@@ -215,9 +215,9 @@ class Program {
   std::uint64_t now_ = 0;
   std::size_t served_ = 0;
   std::size_t refused_ = 0;
+  std::uint64_t one_without_memory_of_ = 0;
   bool synchronous_ = true;
   bool drops_ = false;
-  bool short_of_memory_ = false;
   bool deviates_ = true;
 };
 

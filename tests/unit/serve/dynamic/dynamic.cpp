@@ -65,3 +65,22 @@ TEST_CASE("the time of mapping is counted once, also where a mapping is undone",
   REQUIRE(mapper->nanoseconds() > 0);
   REQUIRE(mapper->nanoseconds() <= serve::nanoseconds_since(begin));
 }
+
+TEST_CASE("an unmap that the driver refused is made up for, although the host had no memory then", "[serve][dynamic]") {
+  FakeDriver driver(kPage);
+  std::string why;
+  const std::unique_ptr<serve::Mapper> mapper = serve::Mapper::create(driver, 0, 8 * kPage, 8 * kPage, &why);
+  REQUIRE(mapper);
+  std::array<serve::MappedHandle, 2> handles{{{kPage, 0}, {kPage, 0}}};
+  REQUIRE(mapper->create_at(mapper->home(0), handles) == CUDA_SUCCESS);
+  REQUIRE(mapper->map_at(mapper->view(0), handles) == CUDA_SUCCESS);
+  driver.refuses_to_unmap = true;
+  allocations_left = 1;
+  REQUIRE_FALSE(mapper->unmap(mapper->view(0), handles));
+  allocations_left = 0;
+  REQUIRE_FALSE(mapper->is_vacant(mapper->view(kPage), kPage));
+  driver.refuses_to_unmap = false;
+  for (std::size_t i = 0; i < handles.size(); ++i) REQUIRE(mapper->destroy_at(mapper->home(i * kPage), handles[i]));
+  REQUIRE(mapper->is_vacant(mapper->view(0), 2 * kPage));
+  REQUIRE(driver.holds_no_memory());
+}

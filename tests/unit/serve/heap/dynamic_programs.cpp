@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs served dynamically, with and without a plan. Whatever the program and the driver do, no byte is
 // served twice, none before its latest use is complete, and every request that fits the device is served.
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -137,7 +138,7 @@ TEST_CASE("random programs served dynamically while the host runs out of memory"
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
   program.drop_some();
-  program.run_out_of_host_memory(true);
+  program.run_out_of_host_memory(4);
   REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
     if (set.random() % 20 != 0) return;
     allocations_left = set.random() % 12;
@@ -145,7 +146,7 @@ TEST_CASE("random programs served dynamically while the host runs out of memory"
     allocations_left = 0;
   }));
   REQUIRE(program.served() > 50);
-  program.run_out_of_host_memory(false);
+  program.run_out_of_host_memory(0);
   program.finish();
   REQUIRE(set.heap->statistics().live == 0);
   set.heap.reset();
@@ -256,4 +257,42 @@ TEST_CASE("random programs served dynamically on several threads", "[serve][rand
   REQUIRE(broken.empty());
   REQUIRE(set.heap->statistics().dynamic_live == 0);
   for (const Program& program : programs) REQUIRE(program.refused() == 0);
+}
+
+TEST_CASE("random programs that destroy and create streams while calls fail and the host runs out of memory",
+          "[serve][random][dynamic]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 37)));
+  const bool with_plan = GENERATE(false, true);
+  CAPTURE(seed, with_plan);
+  serve::EventOrder events;
+  HeapOptions options = sharing_options();
+  options.events = &events;
+  Setting set(seed, with_plan, options, 100);
+  Shadow shadow(&set.driver);
+  std::vector<StreamKey> streams = new_streams(set.driver, 1 + seed % 3 * 20);  // more than have a clock, at last
+  streams.push_back(make_stream_key(nullptr, false));
+  streams.push_back(make_stream_key(nullptr, true));
+  streams.push_back({set.driver.new_stream(FakeDriver::context(), CU_STREAM_DEFAULT), 0});
+  Program program(&set.driver, set.heap.get(), &shadow, streams, seed);
+  program.drop_some();
+  program.run_out_of_host_memory(seed % 4 < 2 ? 0 : 10);
+  std::size_t destroyed = 0;
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 10, [&] {
+    if (seed % 2 == 0) set.driver.fail_at(set.random() % 12 + 1, CUDA_ERROR_UNKNOWN, set.random() % 8 + 1);
+    if (set.random() % 10 == 0) set.driver.finish_work_of(program.any_stream());
+    StreamKey& stream = program.any_stream();
+    const auto is_of_stream = [&stream](const Live& live) { return live.stream == stream; };
+    if (set.random() % 4 != 0 || stream.is_default() || std::ranges::any_of(program.live(), is_of_stream)) return;
+    ++destroyed;
+    set.heap->stream_destroyed(stream.handle);
+    set.driver.destroy_stream(stream.handle);
+    stream = {set.driver.new_stream(), 0};
+  }));
+  REQUIRE(destroyed > 0);
+  REQUIRE(program.served() > 50);
+  set.driver.fail_at(0);
+  program.run_out_of_host_memory(0);
+  program.finish();
+  set.heap.reset();
+  REQUIRE(set.driver.holds_nothing());
 }

@@ -34,6 +34,7 @@ struct Setting {
   std::vector<int> peers;
   CUstream captured = driver.new_stream();
   bool capturing = false;
+  bool calls_fail = false;  // in `deviate`
 
   Setting(std::uint64_t seed, std::uint64_t pages)
       : driver(kSmallPage, pages * kSmallPage),
@@ -64,6 +65,7 @@ struct Setting {
     program.allow_deviations(below(2) == 0);
     const std::uint64_t rarity = below(2) == 0 ? 5 : 50;
     for (const ProgramRequest& request : step) {
+      if (calls_fail && below(30) == 0) let_calls_fail();
       program.request(request);
       if (below(8) == 0) guest.request({below(14 * kSmallPage) + 1, static_cast<std::uint32_t>(below(30) + 1), 0});
       if (below(rarity) == 0) do_something();
@@ -71,7 +73,17 @@ struct Setting {
     driver.finish_all_work();
   }
 
+  void let_calls_fail() {
+    driver.fail_at(below(30) + 1, CUDA_ERROR_UNKNOWN, below(8) + 1);
+    driver.refuses_to_unmap = below(4) == 0;
+  }
+  void let_calls_succeed() {
+    driver.fail_at(0);
+    driver.refuses_to_unmap = false;
+  }
+
   void do_something() {
+    let_calls_succeed();
     const std::uint64_t what = below(12);
     if (what == 0) heap->trim(below(120) * kSmallPage);
     if (what == 1) heap->set_limit(heap->held_bytes() + below(6) * kSmallPage);
@@ -138,4 +150,28 @@ TEST_CASE("random programs whose step is planned", "[serve][steps]") {
   set.guest.finish();
   set.heap.reset();
   REQUIRE(set.driver.is_clean());
+}
+
+TEST_CASE("random programs whose step is planned while calls fail and the host runs out of memory", "[serve][steps]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(14, 17, 20, 24));
+  const bool scarce = GENERATE(false, true);
+  const bool fails = GENERATE(false, true);
+  CAPTURE(seed, scarce, fails);
+  Setting set(seed, scarce ? 180 : 100000);
+  Random random(seed);
+  const std::vector<ProgramRequest> step = random_step(random, seed % 2 * 20 * kSmallPage);
+  set.program.run_out_of_host_memory(700);
+  REQUIRE_NOTHROW(set.repeat(step));
+  set.program.run_out_of_host_memory(30);
+  set.guest.run_out_of_host_memory(10);
+  set.calls_fail = fails;
+  for (int i = 0; i < 8; ++i) REQUIRE_NOTHROW(set.deviate(step));
+  set.let_calls_succeed();
+  set.program.run_out_of_host_memory(0);
+  set.guest.run_out_of_host_memory(0);
+  set.driver.set_capturing(set.captured, false);
+  set.program.finish();
+  set.guest.finish();
+  set.heap.reset();
+  REQUIRE(set.driver.holds_nothing());
 }
