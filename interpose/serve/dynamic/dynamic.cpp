@@ -2,7 +2,6 @@
 #include "interpose/serve/dynamic/dynamic.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -64,23 +63,30 @@ std::unique_ptr<Dynamic> Dynamic::create(Driver& driver, int device, const HeapO
 void Dynamic::close() noexcept {
   if (closed_) return;
   closed_ = true;
-  try {
-    unmap_all();
-  } catch (const std::bad_alloc&) {
-    // What is still mapped stays so.
-  }
-  backend().close();
-}
-
-void Dynamic::unmap_all() {
   for (std::uint32_t view = 1; view <= placement().views().numbers(); ++view) {
-    if (placement().views()[view].bytes() > 0) memory().unmap_view(view);
+    if (placement().views()[view].bytes() > 0) unmap_for_good(view);
   }
   for (const auto& [at, handle] : placement().handles()) {
     const Handle mapped{handle.bytes, handle.id};
     if (handle.planned || backend().destroy(at, mapped)) continue;
     backend().destroy(at, mapped);  // there is no later attempt, so it is tried once more
   }
+  backend().close();
+}
+
+// Unlike MappedMemory::unmap_view, needs no host memory: there is no later attempt.
+void Dynamic::unmap_for_good(std::uint32_t number) noexcept {
+  const ViewCache::CachedView& view = placement().views()[number];
+  for (std::size_t i = 0; i < view.stitched.pieces().size(); ++i) {
+    const Range piece = view.stitched.pieces()[i];
+    auto handle = handles().find(piece.begin);
+    for (; handle != handles().end() && handle->first < piece.end; ++handle) {
+      const Handle shown{handle->second.bytes, handle->second.id};
+      const std::uint64_t at = view.stitched.start(i) + handle->first - piece.begin;
+      backend().unmap(Memory::behind(Memory::begin_of(view), at), {&shown, 1});
+    }
+  }
+  placement().views().remove(number);
 }
 
 void Dynamic::adopt(Arena* arena) {

@@ -85,7 +85,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
  private:
   Dynamic(const Options& options, DeviceBackend backend) : OnlineAllocator(options, std::move(backend)) {}
 
-  void unmap_all();
+  void unmap_for_good(std::uint32_t number) noexcept;
 
   bool closed_ = false;
 };

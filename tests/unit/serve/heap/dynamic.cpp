@@ -11,6 +11,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "heaps.h"
+#include "host_memory.h"
 #include "interpose/serve/heap/heap.h"
 #include "plan/simulate/null_backend.h"
 #include "plans.h"
@@ -334,6 +335,21 @@ TEST_CASE("a heap whose memory cannot be unmapped at its end keeps its addresses
   fixture.driver.refuses_to_unmap = true;
   fixture.heap.reset();
   REQUIRE_FALSE(fixture.driver.holds_nothing());
+}
+
+TEST_CASE("a heap gives everything back at its end, although the host has no memory then", "[serve][dynamic]") {
+  Fixture fixture;
+  for (int view = 0; view < 2; ++view) {
+    fixture.scatter(6);
+    fixture.allocate_pages(6);
+  }
+  REQUIRE(fixture.statistics().views == 2);
+  allocations_left = 1;
+  const bool is_closed = fixture.heap->close();
+  allocations_left = 0;
+  REQUIRE(is_closed);
+  REQUIRE(fixture.statistics().views == 0);
+  REQUIRE(fixture.driver.holds_no_memory());
 }
 
 TEST_CASE("when addresses for views run out, requests are still served", "[serve][dynamic]") {
