@@ -49,9 +49,18 @@ CUresult FreeFence::wait() {
   return result;
 }
 
-// Allocates a new block, so that the spare block keeps the driver's page allocated. If the device has no memory, takes
-// the spare block, and waits until another thread has returned it. `*block` is 0 if there is no spare block any more.
+// Takes a block that an earlier wait could not free, or else allocates a new one, so that the spare block keeps the
+// driver's page allocated. If the device has no memory, takes the spare block, and waits until another thread has
+// returned it. `*block` is 0 if there is no spare block any more.
 CUresult FreeFence::take(CUdeviceptr* block, bool* spare) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (blocks_.size() > 1) {
+      *block = blocks_.back();
+      blocks_.pop_back();
+      return CUDA_SUCCESS;
+    }
+  }
   const CUresult result = driver_.allocate_plain(block, kBlockBytes);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   std::unique_lock lock(mutex_);

@@ -45,3 +45,19 @@ TEST_CASE("threads take turns with the spare block", "[serve][fence]") {
   for (std::thread& thread : threads) thread.join();
   for (const int failed : failures) CHECK(failed == 0);
 }
+
+TEST_CASE("waits that CUDA refuses keep no more blocks than they need", "[serve][fence]") {
+  FakeDriver driver;
+  FreeFence fence(driver, FakeDriver::context());
+  REQUIRE(fence.prepare());
+  driver.captures_globally = true;
+  for (int i = 0; i < 10; ++i) REQUIRE(fence.wait() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  driver.captures_globally = false;
+  driver.most_plain_blocks = 3;
+  CUdeviceptr other = 0;
+  REQUIRE(driver.allocate_plain(&other, 512) == CUDA_SUCCESS);
+  REQUIRE(fence.wait() == CUDA_SUCCESS);
+  fence.close(true);
+  REQUIRE(driver.free_plain(other) == CUDA_SUCCESS);
+  REQUIRE(driver.is_clean());
+}
