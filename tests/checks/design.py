@@ -68,7 +68,7 @@ def of_numbers(source, text):
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
             f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held;",
             f"They are {n['coarsest']} times as large, too, once 1/{n['coarsest']} of the most",
-            f"would be stitched of at least {n['handles_per_exchanged']} handles for each that it would have",
+            f"would be stitched of at least {n['handles_per_exchanged']} times as many handles as it would get",
             f"up to 1/{n['held_per_slack']} of what is held when",
             f"takes even more than 1/{n['elapsed_per_stitching']} of the time",
             f"at most {shares.get(n['handles_per_repaired'])} as many handles as a new view would need",
