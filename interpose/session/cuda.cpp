@@ -4,13 +4,9 @@
 namespace stalloc {
 
 void Cuda::find_all() const noexcept {
-  const auto find = [](const auto&... functions) { ((void)functions.get(), ...); };
-  find(cuCtxGetCurrent_, cuCtxGetStreamPriorityRange_, cuStreamIsCapturing_, cuCtxGetId_, cuCtxGetDevice_,
-       cuCtxPushCurrent_, cuCtxPopCurrent_, cuCtxGetFlags_, cuCtxSetFlags_, cuCtxFromGreenCtx_, cuDeviceGetCount_,
-       cuDeviceGetName_, cuDeviceTotalMem_, cuDevicePrimaryCtxRetain_, cuDevicePrimaryCtxRelease_,
-       cuDevicePrimaryCtxGetState_, cuDeviceGetDefaultMemPool_, cuDeviceGetMemPool_, cuMemPoolGetAttribute_,
-       cuMemPoolGetAccess_, cuMemPoolTrimTo_, cuMemGetAllocationGranularity_, cuPointerGetAttribute_, cuStreamCreate_,
-       cuStreamGetCtx_, cuThreadExchangeStreamCaptureMode_);
+#define STALLOC_DRIVER_FUNCTION(name, symbol, parameters) (void)name##_.get();
+#include "interpose/session/cuda.def"
+#undef STALLOC_DRIVER_FUNCTION
 }
 
 std::uint64_t Cuda::current_context_id() const noexcept {

@@ -109,42 +109,11 @@ class Cuda {
  private:
   [[nodiscard]] std::uint64_t pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute) const noexcept;
 
-  FindDriverFunction find_;
+  alignas(64) FindDriverFunction find_;
+#define STALLOC_DRIVER_FUNCTION(name, symbol, parameters) DriverFunction<CUresult parameters> name##_{find_, symbol};
+#include "interpose/session/cuda.def"
+#undef STALLOC_DRIVER_FUNCTION
   std::mutex flags_mutex_;  // guards reading a context's flags and writing them changed
-
-  // Each is named after its symbol, without the version. The first two are called at every request through CUDA's own
-  // functions and are in one cache line.
-  alignas(64) DriverFunction<CUresult(CUcontext*)> cuCtxGetCurrent_{find_, "cuCtxGetCurrent"};
-  DriverFunction<CUresult(int*, int*)> cuCtxGetStreamPriorityRange_{find_, "cuCtxGetStreamPriorityRange"};
-  DriverFunction<CUresult(CUstream, CUstreamCaptureStatus*)> cuStreamIsCapturing_{find_, "cuStreamIsCapturing"};
-  DriverFunction<CUresult(CUcontext, unsigned long long*)> cuCtxGetId_{find_, "cuCtxGetId"};
-  DriverFunction<CUresult(CUdevice*)> cuCtxGetDevice_{find_, "cuCtxGetDevice"};
-  DriverFunction<CUresult(CUcontext)> cuCtxPushCurrent_{find_, "cuCtxPushCurrent_v2"};
-  DriverFunction<CUresult(CUcontext*)> cuCtxPopCurrent_{find_, "cuCtxPopCurrent_v2"};
-  DriverFunction<CUresult(unsigned*)> cuCtxGetFlags_{find_, "cuCtxGetFlags"};
-  DriverFunction<CUresult(unsigned)> cuCtxSetFlags_{find_, "cuCtxSetFlags"};
-  DriverFunction<CUresult(CUcontext*, CUgreenCtx_st*)> cuCtxFromGreenCtx_{find_, "cuCtxFromGreenCtx"};
-  DriverFunction<CUresult(int*)> cuDeviceGetCount_{find_, "cuDeviceGetCount"};
-  DriverFunction<CUresult(char*, int, CUdevice)> cuDeviceGetName_{find_, "cuDeviceGetName"};
-  DriverFunction<CUresult(std::size_t*, CUdevice)> cuDeviceTotalMem_{find_, "cuDeviceTotalMem_v2"};
-  DriverFunction<CUresult(CUcontext*, CUdevice)> cuDevicePrimaryCtxRetain_{find_, "cuDevicePrimaryCtxRetain"};
-  DriverFunction<CUresult(CUdevice)> cuDevicePrimaryCtxRelease_{find_, "cuDevicePrimaryCtxRelease_v2"};
-  DriverFunction<CUresult(CUdevice, unsigned*, int*)> cuDevicePrimaryCtxGetState_{find_, "cuDevicePrimaryCtxGetState"};
-  DriverFunction<CUresult(CUmemoryPool*, CUdevice)> cuDeviceGetDefaultMemPool_{find_, "cuDeviceGetDefaultMemPool"};
-  DriverFunction<CUresult(CUmemoryPool*, CUdevice)> cuDeviceGetMemPool_{find_, "cuDeviceGetMemPool"};
-  DriverFunction<CUresult(CUmemoryPool, CUmemPool_attribute, void*)> cuMemPoolGetAttribute_{find_,
-                                                                                            "cuMemPoolGetAttribute"};
-  DriverFunction<CUresult(CUmemAccess_flags*, CUmemoryPool, CUmemLocation*)> cuMemPoolGetAccess_{find_,
-                                                                                                 "cuMemPoolGetAccess"};
-  DriverFunction<CUresult(CUmemoryPool, std::size_t)> cuMemPoolTrimTo_{find_, "cuMemPoolTrimTo"};
-  DriverFunction<CUresult(std::size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags)>
-      cuMemGetAllocationGranularity_{find_, "cuMemGetAllocationGranularity"};
-  DriverFunction<CUresult(void*, CUpointer_attribute, CUdeviceptr)> cuPointerGetAttribute_{find_,
-                                                                                           "cuPointerGetAttribute"};
-  DriverFunction<CUresult(CUstream*, unsigned)> cuStreamCreate_{find_, "cuStreamCreate"};
-  DriverFunction<CUresult(CUstream, CUcontext*)> cuStreamGetCtx_{find_, "cuStreamGetCtx"};
-  DriverFunction<CUresult(CUstreamCaptureMode*)> cuThreadExchangeStreamCaptureMode_{
-      find_, "cuThreadExchangeStreamCaptureMode"};
 };
 
 }  // namespace stalloc
