@@ -116,10 +116,6 @@ void order(std::vector<Request>& requests) {
 
 }  // namespace
 
-bool is_csv(std::string_view text) {
-  return parse_header(trim(text.substr(0, text.find('\n')).substr(0, 4096))).error.empty();
-}
-
 Expected<Problem> parse_csv(std::string_view text) {
   using Result = Expected<Problem>;
   constexpr std::string_view kMark = "\xEF\xBB\xBF";  // some editors begin UTF-8 files with it

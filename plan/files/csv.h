@@ -2,7 +2,6 @@
 // Reads allocation problems in MiniMalloc's CSV format (https://github.com/google/minimalloc).
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "plan/expected.h"
@@ -16,8 +15,5 @@ namespace stalloc::plan {
 // of 0 takes no bytes. Requests are returned in the order of `lower`, and those with the same value in the order of the
 // file. Errors are one line that names the line of the file. Pure.
 Expected<Problem> parse_csv(std::string_view text);
-
-// True if the first line could be a header of this format.
-bool is_csv(std::string_view text);
 
 }  // namespace stalloc::plan

@@ -108,10 +108,4 @@ std::optional<Range> FreeSpace::highest_fit(std::uint64_t bytes) const {
   return std::nullopt;
 }
 
-std::optional<Range> FreeSpace::at_or_after(std::uint64_t at) const {
-  const Index found = ending_behind(at);
-  if (found == 0) return std::nullopt;
-  return Range{nodes_[found].first, nodes_[found].second};
-}
-
 }  // namespace stalloc::plan

@@ -42,8 +42,6 @@ class FreeSpace {
   [[nodiscard]] std::optional<Range> lowest_fit(std::uint64_t bytes) const;
   [[nodiscard]] std::optional<Range> highest_fit(std::uint64_t bytes) const;
   static constexpr int kMostLookedAt = 256;
-  // The free range that contains the byte `at` or is the next one after it.
-  [[nodiscard]] std::optional<Range> at_or_after(std::uint64_t at) const;
   // The free ranges from the one that contains `at`, or is next after it, on.
   [[nodiscard]] RangeNodes::Iterator from(std::uint64_t at) const { return nodes_.iterator(ending_behind(at)); }
 

@@ -88,9 +88,8 @@ Run read(const char* path, const char* plan_path) {
   auto bytes = plan::read_file(path);
   if (!bytes.ok()) give_up(bytes.error);
   Run run{.trace = {}, .problem = {}, .plan_path = plan_path};
-  if (const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
-      plan::is_csv(text)) {
-    auto problem = plan::parse_csv(text);
+  if (!trace::is_trace(bytes.value)) {
+    auto problem = plan::parse_csv({reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size()});
     if (!problem.ok()) give_up(problem.error);
     run.problem = std::move(problem.value);
   } else {

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,9 +25,8 @@ inline std::vector<plan::Problem> read_problems(const std::string& path) {
   };
   auto bytes = plan::read_file(path);
   if (!bytes.ok()) give_up(bytes.error);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size());
-  if (plan::is_csv(text)) {
-    auto problem = plan::parse_csv(text);
+  if (!trace::is_trace(bytes.value)) {
+    auto problem = plan::parse_csv({reinterpret_cast<const char*>(bytes.value.data()), bytes.value.size()});
     if (!problem.ok()) give_up(problem.error);
     return {std::move(problem.value)};
   }

@@ -126,9 +126,6 @@ class StreamOrder {
   // Marks bytes as freed on `stream`, by the free with that number. `event_now`: another stream will want them, so the
   // event of the free is recorded at once.
   void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
-  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, bool event_now) noexcept {
-    mark_freed(ranges, stream, assign_free_number(stream, false), event_now);
-  }
   // The latest free was of these bytes, on `stream`, and work of another stream, `user`, may still use them
   // (shared_frees.h).
   void mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;

@@ -46,9 +46,10 @@ struct Row {
   [[nodiscard]] std::vector<std::uint64_t> free_beginnings(const std::set<std::uint64_t>& used) const {
     std::vector<std::uint64_t> found;
     for (const Range& block : blocks) {
-      const auto first = free.at_or_after(block.begin);
-      if (!first || first->begin > block.begin || first->end >= block.end || used.contains(block.begin)) continue;
-      found.push_back(first->end - block.begin);
+      const auto first = free.from(block.begin);
+      if (first == free.ranges().end() || used.contains(block.begin)) continue;
+      const auto [begin, end] = *first;
+      if (begin <= block.begin && end < block.end) found.push_back(end - block.begin);
     }
     return found;
   }
@@ -100,7 +101,7 @@ TEST_CASE("a stitching shows whole blocks, each once, and the request lies in fr
       ++with_end;
       const Range last = row.block_of()(stitching.end.end - 1);
       shown.erase(last.begin);
-      missing += row.free.at_or_after(last.begin)->end - last.begin;
+      missing += row.free.from(last.begin)->second - last.begin;
     }
     for (const std::uint64_t part : row.free_beginnings(shown)) {
       REQUIRE(round_up(missing - std::min(part, missing), kPage) >= created);

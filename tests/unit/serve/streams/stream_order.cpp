@@ -21,6 +21,10 @@ namespace {
 constexpr std::uint64_t kPage = 64 << 10;
 using Ranges = std::vector<PhysicalRange>;
 
+void mark_freed(StreamOrder& order, const Ranges& ranges, StreamOrdinal stream, bool event_now) {
+  order.mark_freed(ranges, stream, order.assign_free_number(stream, false), event_now);
+}
+
 struct Fixture {
   FakeDriver driver{kPage};
   StreamOrder order{driver, FakeDriver::context(), 16 * kPage, kPage};
@@ -31,7 +35,7 @@ struct Fixture {
 
   Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = true) {
     const Moment moment = driver.work(key);
-    order.mark_freed(ranges, order.ordinal(key), event_now);
+    mark_freed(order, ranges, order.ordinal(key), event_now);
     return moment;
   }
   bool use(const Ranges& ranges, StreamKey key) { return order.order(ranges, order.ordinal(key)); }
@@ -230,7 +234,7 @@ TEST_CASE("each free has an event until it is complete, up to a limit", "[serve]
   const bool over = GENERATE(false, true);
   for (std::uint64_t i = 0; i <= kMost; ++i) {
     freed.push_back(f.driver.work(f.t));
-    order.mark_freed(page(i), owner, true);
+    mark_freed(order, page(i), owner, true);
     if (over && i == 9) f.driver.finish_all_work();
   }
   for (std::uint64_t i = 10; i <= kMost; i = 2 * i + 1) {
@@ -357,7 +361,7 @@ TEST_CASE("an event that could not be recorded at the free is recorded when need
     const Moment moment = f.driver.work(f.t);
     const StreamOrdinal t = f.order.ordinal(f.t);
     f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
-    f.order.mark_freed(f.page, t, true);
+    mark_freed(f.order, f.page, t, true);
     f.driver.fail_at(0);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, moment));
@@ -493,7 +497,7 @@ TEST_CASE("a free that names a stream which can be given no event gets no number
     std::thread([&] { ordinal = f.order.ordinal(make_stream_key(nullptr, true)); }).join();
     f.use_and_free(f.part, f.t);
   }
-  f.order.mark_freed(f.part, ordinal, false);
+  mark_freed(f.order, f.part, ordinal, false);
   REQUIRE_FALSE(f.order.is_complete(f.part));  // the work from before the bytes were allocated is not complete
   f.driver.finish_all_work();
   REQUIRE(f.order.is_complete(f.part));
@@ -533,7 +537,7 @@ TEST_CASE("bytes of a thread's own stream without an event are refused", "[serve
     const StreamOrdinal ordinal = f.order.ordinal(own);
     f.driver.work(own);
     f.driver.fail_at(3, CUDA_ERROR_UNKNOWN);
-    f.order.mark_freed(f.page, ordinal, false);
+    mark_freed(f.order, f.page, ordinal, false);
     f.driver.fail_at(0);
   }).join();
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -619,7 +623,7 @@ TEST_CASE("on a legacy stream with blocking streams, events are recorded at some
   }
   const auto free_one = [&] {
     const Moment moment = f.driver.work(legacy);
-    f.order.mark_freed(f.page, ordinal, false);
+    mark_freed(f.order, f.page, ordinal, false);
     return moment;
   };
   SECTION("at some frees") {
