@@ -89,7 +89,7 @@ class Captures {
 
  private:
   enum class Status : std::uint8_t { Free, Captured, Unknown };
-  // Of more captures at a time than this, an end by the destruction of their streams is not noticed.
+  // Of more captures at a time than this, an end together with their stream or context is not noticed.
   static constexpr std::size_t kMostOrigins = 32;
   // A stream on which a capture has begun that is not known to have ended.
   struct Origin {

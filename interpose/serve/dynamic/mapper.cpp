@@ -162,7 +162,7 @@ bool Mapper::is_vacant(CUdeviceptr at, std::uint64_t bytes) const noexcept {
   return std::none_of(failed_unmaps_.begin(), failed_unmaps_.end(), is_there);
 }
 
-// Releases handles that could not be mapped. A handle that is still mapped somewhere is released by `close`.
+// Releases handles that could not be mapped. One that is still mapped somewhere is released by `give_back_lost`.
 void Mapper::release_unused(std::span<const MappedHandle> handles) noexcept {
   for (const MappedHandle& handle : handles) {
     const auto failed = std::find_if(failed_unmaps_.begin(), failed_unmaps_.end(),
