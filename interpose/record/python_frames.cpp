@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "interpose/record/python_lines.h"
 #include "interpose/record/readable.h"

@@ -2,7 +2,6 @@
 // Where CPython keeps the parts of a call stack. These places are the same in all releases of a minor version.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace stalloc::record {

@@ -2,7 +2,6 @@
 // The exported function of interpose/stalloc.h.
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 #include "interpose/session/session.h"

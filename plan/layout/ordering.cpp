@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/layout/ordering.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 

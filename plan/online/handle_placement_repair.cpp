@@ -3,7 +3,6 @@
 // and only these are exchanged for free ones.
 #include "plan/online/handle_placement.h"
 
-#include <algorithm>
 #include <functional>
 #include <iterator>
 #include <map>

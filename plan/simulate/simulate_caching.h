@@ -4,7 +4,6 @@
 
 #include <array>
 #include <compare>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/steps/steps.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace stalloc::plan {

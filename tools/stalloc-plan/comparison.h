@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "plan/expected.h"
 #include "plan/plan.h"

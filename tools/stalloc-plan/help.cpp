@@ -2,7 +2,6 @@
 #include "tools/stalloc-plan/help.h"
 
 #include <sstream>
-#include <string_view>
 
 namespace stalloc::tool {
 namespace {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <utility>
-#include <variant>
 
 #include "plan/sequence/slot_match.h"
 #include "tools/stalloc-plan/output.h"

@@ -5,7 +5,6 @@
 #include <cuda.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 
 #include "interpose/serve/driver/capture_gate.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "interpose/serve/planned/arena.h"
 #include "plan/plan.h"

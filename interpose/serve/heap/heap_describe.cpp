@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The description of a heap's memory, range by range, for snapshots.
 #include <iterator>
-#include <mutex>
 #include <new>
 #include <utility>
 

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <mutex>
 #include <new>
-#include <vector>
 
 #include "interpose/serve/driver/clock.h"
 #include "interpose/serve/heap/heap.h"
