@@ -85,8 +85,8 @@ JoinStreams& join_streams_of(int device) {
   return (*streams)[static_cast<std::size_t>(device)];
 }
 
-// Finds the context in which a stream has its work. A default stream means that of its device's primary context; null:
-// this is not active, so that no work is pending there. Fails for a stream that was destroyed.
+// Finds the context in which a stream has its work. A default stream has it in its device's primary context; null: that
+// context is not active, so no work is pending in it. Fails for a stream that was destroyed.
 CUresult find_context(serve::Driver& driver, const stalloc_door_stream& stream, CUcontext* context) noexcept {
   const StreamKey key = key_of(stream.stream);
   if (!key.is_default()) return driver.stream_context(key.handle, context);
