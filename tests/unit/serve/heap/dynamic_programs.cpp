@@ -88,7 +88,10 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   REQUIRE(set.driver.is_clean());
 }
 
-TEST_CASE("random programs served dynamically while driver calls fail", "[serve][random][dynamic]") {
+// Runs a random program whose calls run out of host memory once in `one_without_memory_of` (0: never), with
+// `make_trouble(set)` before each request. In the end, without trouble, everything must have been given back.
+template <class MakeTrouble>
+void run_in_trouble(std::uint64_t one_without_memory_of, MakeTrouble make_trouble) {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
@@ -96,61 +99,41 @@ TEST_CASE("random programs served dynamically while driver calls fail", "[serve]
   Shadow shadow(&set.driver);
   Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
   program.drop_some();
-  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
-    set.driver.fail_at(set.random() % 12 + 1, set.random() % 2 == 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_OUT_OF_MEMORY);
-    if (set.random() % 50 == 0) set.heap->trim(0);
-  }));
+  program.run_out_of_host_memory(one_without_memory_of);
+  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] { make_trouble(set); }));
   REQUIRE(program.served() > 50);
   set.driver.fail_at(0);
+  set.driver.refuses_to_unmap = false;
+  program.run_out_of_host_memory(0);
   program.finish();
   set.heap.reset();
   REQUIRE(set.driver.holds_nothing());
+}
+
+TEST_CASE("random programs served dynamically while driver calls fail", "[serve][random][dynamic]") {
+  run_in_trouble(0, [](Setting& set) {
+    set.driver.fail_at(set.random() % 12 + 1, set.random() % 2 == 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_OUT_OF_MEMORY);
+    if (set.random() % 50 == 0) set.heap->trim(0);
+  });
 }
 
 TEST_CASE("random programs served dynamically while driver calls fail many times in a row",
           "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
-  const bool with_plan = GENERATE(false, true);
-  CAPTURE(seed, with_plan);
-  Setting set(seed, with_plan, sharing_options(), 100);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
-  program.drop_some();
-  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+  run_in_trouble(0, [](Setting& set) {
     if (set.random() % 3 != 0) return;
     set.driver.fail_at(set.random() % 12 + 1, CUDA_ERROR_UNKNOWN, set.random() % 8 + 1);
     set.driver.refuses_to_unmap = set.random() % 4 == 0;
     if (set.random() % 20 == 0) set.heap->trim(0);
-  }));
-  REQUIRE(program.served() > 50);
-  set.driver.fail_at(0);
-  set.driver.refuses_to_unmap = false;
-  program.finish();
-  set.heap.reset();
-  REQUIRE(set.driver.holds_nothing());
+  });
 }
 
 TEST_CASE("random programs served dynamically while the host runs out of memory", "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
-  const bool with_plan = GENERATE(false, true);
-  CAPTURE(seed, with_plan);
-  Setting set(seed, with_plan, sharing_options(), 100);
-  Shadow shadow(&set.driver);
-  Program program(&set.driver, set.heap.get(), &shadow, new_streams(set.driver, 3), seed);
-  program.drop_some();
-  program.run_out_of_host_memory(4);
-  REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] {
+  run_in_trouble(4, [](Setting& set) {
     if (set.random() % 20 != 0) return;
     allocations_left = set.random() % 12;
     set.heap->trim(set.random() % 8 * kPage);
     allocations_left = 0;
-  }));
-  REQUIRE(program.served() > 50);
-  program.run_out_of_host_memory(0);
-  program.finish();
-  REQUIRE(set.heap->statistics().live == 0);
-  set.heap.reset();
-  REQUIRE(set.driver.holds_nothing());
+  });
 }
 
 TEST_CASE("random programs served dynamically with captures in between", "[serve][random][dynamic]") {
