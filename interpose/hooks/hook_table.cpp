@@ -59,9 +59,10 @@ std::size_t runtime_index(Hook hook) noexcept { return kRuntimeIndex[static_cast
 struct CallingModule {
   explicit CallingModule(const loader::Module& range) noexcept : module(range) {}
 
+  // What a search of the list reads lies together.
   const loader::Module module;
-  std::array<std::atomic<void*>, kRuntimeHooks> functions{};  // null: not found, and searched for at each call
   std::atomic<CallingModule*> next{nullptr};
+  std::array<std::atomic<void*>, kRuntimeHooks> functions{};  // null: not found, and searched for at each call
 };
 // The list of them, which only grows.
 constinit std::atomic<CallingModule*> calling_modules{nullptr};
