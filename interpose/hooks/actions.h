@@ -155,13 +155,6 @@ CUresult record_unobserved(const Call<CUresult(Arguments...)>& call, CUevent eve
   distrust(event);
   return call.original(arguments...);
 }
-// Distrusts the event that the graph node records, if it records one, then forwards the call.
-template <class... Arguments>
-CUresult node(const Call<CUresult(Arguments...)>& call, const CUgraphNodeParams* node,
-              std::type_identity_t<Arguments>... arguments) noexcept {
-  distrust_node(node);
-  return call.original(arguments...);
-}
 // Forwards a call that creates an event which other interfaces may record, and distrusts that event.
 template <class... Arguments>
 CUresult create_unobserved(const Call<CUresult(CUevent*, Arguments...)>& call, CUevent* event,
@@ -207,6 +200,13 @@ CUresult launch(const Call<CUresult(const CUlaunchConfig*, Arguments...)>& call,
                 std::type_identity_t<Arguments>... arguments) noexcept {
   if (launch != nullptr && launch->numAttrs != 0) events::distrust_launch(launch);
   return call_with_retry(call, 0, launch, arguments...);
+}
+// The same for a graph node, which may record an event or launch a kernel.
+template <class... Arguments>
+CUresult node(const Call<CUresult(Arguments...)>& call, const CUgraphNodeParams* node,
+              std::type_identity_t<Arguments>... arguments) noexcept {
+  events::distrust_node(node);
+  return call_with_retry(call, 0, arguments...);
 }
 // cuMemGetInfo: adds the plan's idle memory on the current device to the driver's free memory.
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept;

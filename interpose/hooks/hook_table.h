@@ -10,8 +10,12 @@
 #undef cuDevicePrimaryCtxReset
 #undef cuEventDestroy
 #undef cuGetProcAddress
+#undef cuGraphAddKernelNode
 #undef cuGraphAddNode
+#undef cuGraphExecKernelNodeSetParams
+#undef cuGraphExecUpdate
 #undef cuGraphInstantiate
+#undef cuGraphKernelNodeSetParams
 #undef cuStreamBeginCapture
 #undef cuStreamBeginCaptureToGraph
 #undef cuStreamDestroy

@@ -22,14 +22,18 @@ CONCERNS = re.compile(r"^cu("
                       r"|Event(Create|Destroy|Record|Query|Synchronize)|\w*RecordEvent|Ipc\w*Event"
                       r"|Stream(WaitEvent|Synchronize|Query)|Graph\w*EventRecord\w*(Node|Set\w+)$"
                       r"|GraphAddNode|Graph(Exec)?NodeSetParams"
-                      r"|(Green)?CtxCreate|(GreenCtx)?StreamCreate|LibraryLoad|GraphInstantiate"
-                      r"|Launch(Cooperative)?Kernel(Ex)?(_ptsz)?$)")
+                      r"|(Green)?CtxCreate|(GreenCtx)?StreamCreate|DevicePrimaryCtxRetain|GraphInstantiate|GraphExecUpdate"
+                      r"|Graph\w*KernelNode(SetParams|$)|LibraryLoad|LibraryGetGlobal|Occupancy|(Tex|Surf)ObjectCreate"
+                      r"|Launch)")
 
 NARROW = "addresses and sizes of 32 bits: what is served lies above, and no device of today gives such memory"
 HOST = "memory of the host"
 NOT_SERVED = "its memory is never served: CUDA answers"
 FORWARDED = "CUDA's answer is right: it was told of everything that the program set"
+NO_MEMORY = "succeeds on a full device"
 EXCEPTIONS = {
+    "cuLaunchHostFunc": NO_MEMORY,
+    "cuLaunchHostFunc_ptsz": NO_MEMORY,
     "cuArrayCreate": NARROW,
     "cuArray3DCreate": NARROW,
     "cuMemHostRegister": NARROW,

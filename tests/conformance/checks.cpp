@@ -32,6 +32,7 @@ const std::vector<Check>& all_checks() {
       {"hostile-waits-in-contexts", waiting_in_contexts, /*own_process=*/true},
       {"hostile-probes", probes, /*own_process=*/true},
       {"hostile-idle-memory", idle_memory, /*own_process=*/true},
+      {"hostile-full-device", full_device, /*own_process=*/true},
       {"hostile-pools", created_pools, /*own_process=*/true},
       {"hostile-peers", peers, /*own_process=*/true},
       {"hostile-peer-copies", peer_copies, /*own_process=*/true},

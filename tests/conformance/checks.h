@@ -58,6 +58,7 @@ void waiting(Machine&, Report&, std::uint64_t seed);                 // which ca
 void waiting_in_contexts(Machine&, Report&, std::uint64_t seed);     // the same, with created and with green contexts
 void probes(Machine&, Report&, std::uint64_t seed);                  // requests for all there is, and halves of it
 void idle_memory(Machine&, Report&, std::uint64_t seed);             // freed memory is available to every function
+void full_device(Machine&, Report&, std::uint64_t seed);             // functions that load kernels, on a full device
 void created_pools(Machine&, Report&, std::uint64_t seed);           // maximum, export, the current pool, attributes
 void peers(Machine&, Report&, std::uint64_t seed);                   // pools and a second device
 void peer_copies(Machine&, Report&, std::uint64_t seed);             // copies between devices, with and without access

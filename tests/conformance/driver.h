@@ -36,6 +36,9 @@ namespace stalloc::conformance {
   apply(cuMemCreate) apply(cuMemRelease) apply(cuMemRetainAllocationHandle) apply(cuMemGetHandleForAddressRange) \
   apply(cuPointerSetAttribute) apply(cuMemcpyPeer) apply(cuMemcpyPeerAsync) \
   apply(cuModuleLoadData) apply(cuModuleUnload) apply(cuModuleGetFunction) apply(cuLaunchKernel) \
+  apply(cuLibraryLoadData) apply(cuLibraryUnload) apply(cuLibraryGetKernel) apply(cuLibraryGetGlobal) apply(cuLibraryGetModule) \
+  apply(cuKernelGetFunction) apply(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
+  apply(cuGraphCreate) apply(cuGraphAddKernelNode) apply(cuGraphExecKernelNodeSetParams) apply(cuGraphExecUpdate) \
   apply(cuStreamIsCapturing) apply(cuThreadExchangeStreamCaptureMode) apply(cuEventRecordWithFlags) apply(cuGraphGetNodes) apply(cuDeviceGraphMemTrim) \
   CONFORMANCE_GREEN_CONTEXTS(apply)
 #if CUDA_VERSION >= 12040

@@ -49,6 +49,23 @@ TEST_CASE("a function that is refused memory is called again once there is some"
   CHECK(heap.statistics().physical < 64 * kMiB);
 }
 
+TEST_CASE("a graph node that loads a kernel is added once there is memory", "[hooks][device_memory]") {
+  const Machine machine;
+  serve::Heap& heap = machine.heap();
+  leave_idle(64 * kMiB);
+  refusals = 1;
+  asked = 0;
+  Behind original(
+      Hook::cuGraphExecNodeSetParams, +[](CUgraphExec, CUgraphNode, CUgraphNodeParams*) {
+        return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+      });
+  CUgraphNodeParams parameters{};
+  parameters.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  CHECK(device_memory::node(original.call(), &parameters, nullptr, nullptr, &parameters) == CUDA_SUCCESS);
+  CHECK(asked == 2);
+  CHECK(heap.statistics().physical < 64 * kMiB);
+}
+
 TEST_CASE("where nothing is idle, and after a second refusal, CUDA's answer stays", "[hooks][device_memory]") {
   const Machine machine;
   (void)machine.heap();
