@@ -184,27 +184,27 @@ class Kernels {
   CUgraph other_graph_ = nullptr;
 };
 
-struct Taking {
+struct TakingFunction {
   const char* name;
   CUresult (Kernels::*call)() const;
 };
-constexpr std::array<Taking, 11> kTaking{
-    Taking{"cuModuleLoadData", &Kernels::load_module},
-    Taking{"cuLibraryGetGlobal", &Kernels::get_variable},
-    Taking{"cuLibraryGetModule", &Kernels::get_module},
-    Taking{"cuKernelGetFunction", &Kernels::get_function},
-    Taking{"cuOccupancyMaxActiveBlocksPerMultiprocessor of a kernel", &Kernels::ask_occupancy},
-    Taking{"cuLaunchKernel of a kernel", &Kernels::launch},
-    Taking{"cuLaunchKernel with a larger stack", &Kernels::launch_large_stack},
-    Taking{"cuGraphAddKernelNode of a kernel", &Kernels::add_node},
-    Taking{"cuGraphInstantiate with a larger stack", &Kernels::instantiate},
-    Taking{"cuGraphExecKernelNodeSetParams with a larger stack", &Kernels::set_node},
-    Taking{"cuGraphExecUpdate with a larger stack", &Kernels::update}};
+constexpr std::array<TakingFunction, 11> kTakingFunctions{
+    TakingFunction{"cuModuleLoadData", &Kernels::load_module},
+    TakingFunction{"cuLibraryGetGlobal", &Kernels::get_variable},
+    TakingFunction{"cuLibraryGetModule", &Kernels::get_module},
+    TakingFunction{"cuKernelGetFunction", &Kernels::get_function},
+    TakingFunction{"cuOccupancyMaxActiveBlocksPerMultiprocessor of a kernel", &Kernels::ask_occupancy},
+    TakingFunction{"cuLaunchKernel of a kernel", &Kernels::launch},
+    TakingFunction{"cuLaunchKernel with a larger stack", &Kernels::launch_large_stack},
+    TakingFunction{"cuGraphAddKernelNode of a kernel", &Kernels::add_node},
+    TakingFunction{"cuGraphInstantiate with a larger stack", &Kernels::instantiate},
+    TakingFunction{"cuGraphExecKernelNodeSetParams with a larger stack", &Kernels::set_node},
+    TakingFunction{"cuGraphExecUpdate with a larger stack", &Kernels::update}};
 
 // All memory of the device, from its default pool, which keeps what is freed.
-class Everything {
+class AllMemory {
  public:
-  explicit Everything(const Machine& machine) : machine_(machine), stream_(machine.make_stream()) {
+  explicit AllMemory(const Machine& machine) : machine_(machine), stream_(machine.make_stream()) {
     machine.keep_all(machine.default_pool(), true);
     for (std::size_t bytes = kGiB; bytes >= kPage; bytes /= 2) {
       CUdeviceptr at = 0;
@@ -212,14 +212,14 @@ class Everything {
     }
     machine.wait(stream_);
   }
-  ~Everything() {
+  ~AllMemory() {
     free();
     machine_.cuda.cuStreamDestroy(stream_);
     machine_.keep_all(machine_.default_pool(), false);
     machine_.settle();
   }
-  Everything(const Everything&) = delete;
-  Everything& operator=(const Everything&) = delete;
+  AllMemory(const AllMemory&) = delete;
+  AllMemory& operator=(const AllMemory&) = delete;
 
   void free() {
     for (const CUdeviceptr at : pieces_) machine_.free(at, stream_);
@@ -240,10 +240,10 @@ void full_device(Machine& machine, Report& report, std::uint64_t) {
   const Smaller device(machine, 16 * kGiB);
   std::size_t stack = kFirstStack;
   for (const bool freed : {false, true}) {
-    for (const Taking& taking : kTaking) {
+    for (const TakingFunction& taking : kTakingFunctions) {
       const Kernels kernels(machine, stack += kMoreStack);
-      Everything everything(machine);
-      if (freed) everything.free();
+      AllMemory memory(machine);
+      if (freed) memory.free();
       Answers answers(machine);
       answers.add((kernels.*taking.call)());
       answers.add(machine.cuda.cuCtxSynchronize());
