@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work whose instructions tests/bench/regression.py counts under callgrind, one piece in each run, and the memory
-// that each piece holds. Only instructions inside `counted` are counted. Prints one line of JSON. The program is not
-// itself a test.
+// that each piece holds. Only instructions inside `counted` are counted, and callgrind looks at none before the run is
+// read, which would take longer than most pieces. Prints one line of JSON. The program is not itself a test.
 //
 //     counted_work PIECE RUN [PLAN]
 //
@@ -16,6 +16,7 @@
 //     plan: finding the lifetimes of the recorded events, and planning
 //     record, record-stacks: recording the run's requests and frees, without and with call stacks
 //     online: simulating what the run would hold without a plan; only the memory is of interest
+//     online-beginning: the same for the first 10,000 requests, whose instructions are of interest
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -39,6 +40,12 @@
 #include "tests/bench/nothing_driver.h"
 #include "tests/folder.h"
 
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#else
+#define CALLGRIND_START_INSTRUMENTATION  // then nothing is counted
+#endif
+
 // callgrind counts from the beginning of this function to its end (--toggle-collect=counted).
 extern "C" [[gnu::noinline]] void counted(void (*work)(void*), void* argument) {
   work(argument);
@@ -51,6 +58,7 @@ namespace {
 
 constexpr std::size_t kBetweenOrders = 16;  // requests
 constexpr std::size_t kLeftOut = 500;       // in matching, one request in so many is left out
+constexpr std::size_t kBeginning = 10'000;  // requests
 const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
 
 template <class Work>
@@ -248,6 +256,11 @@ Result simulate(const plan::Problem& problem) {
   return result;
 }
 
+plan::Problem beginning_of(plan::Problem problem) {
+  problem.requests.resize(std::min(problem.requests.size(), kBeginning));
+  return problem;
+}
+
 Result work(std::string_view piece, const Run& run) {
   if (piece == "serve") return serve_run(run, {.planned = true});
   if (piece == "free") return serve_run(run, {.planned = true, .count_frees = true});
@@ -261,6 +274,7 @@ Result work(std::string_view piece, const Run& run) {
   if (piece == "record") return record_run(run.problem, false);
   if (piece == "record-stacks") return record_run(run.problem, true);
   if (piece == "online") return simulate(run.problem);
+  if (piece == "online-beginning") return simulate(beginning_of(run.problem));
   give_up("no such piece: " + std::string(piece));
 }
 
@@ -268,7 +282,9 @@ Result work(std::string_view piece, const Run& run) {
 
 int main(int argc, char** argv) {
   if (argc != 3 && argc != 4) return std::fprintf(stderr, "usage: counted_work PIECE RUN [PLAN]\n"), 2;
-  const Result result = work(argv[1], read(argv[2], argc == 4 ? argv[3] : nullptr));
+  const Run run = read(argv[2], argc == 4 ? argv[3] : nullptr);
+  CALLGRIND_START_INSTRUMENTATION;
+  const Result result = work(argv[1], run);
   std::printf("{\"operations\": %llu, \"live\": %llu, \"held\": %llu, \"mapping\": %llu}\n",
               static_cast<unsigned long long>(result.operations), static_cast<unsigned long long>(result.live),
               static_cast<unsigned long long>(result.held), static_cast<unsigned long long>(result.mapping));
