@@ -51,7 +51,7 @@ void FakeDriver::fail_at(std::uint64_t count, CUresult error, std::uint64_t time
 
 bool FakeDriver::is_over(Moment moment) {
   const Lock lock(mutex_);
-  return moment.stream < finished_.size() && finished_[moment.stream] >= moment.step;
+  return has_reached(finished_, moment);
 }
 
 std::uint64_t FakeDriver::memory_used() {
@@ -306,6 +306,10 @@ void FakeDriver::set_capturing(CUstream stream, bool capturing) {
   usable(stream).capturing = capturing;
 }
 
+bool FakeDriver::has_reached(const Clock& clock, Moment moment) {
+  return moment.stream < clock.size() && clock[moment.stream] >= moment.step;
+}
+
 void FakeDriver::join(Clock& into, const Clock& from) {
   if (into.size() < from.size()) into.resize(from.size());
   for (std::size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
@@ -350,9 +354,7 @@ bool FakeDriver::is_finished(const Clock& clock) const {
 bool FakeDriver::is_ordered(StreamKey key, Moment moment) {
   const Lock lock(mutex_);
   const Stream& stream = streams_[index(key, key.is_default() ? context() : usable(key.handle).context)];
-  Clock clock = stream.clock;
-  join(clock, finished_);
-  return moment.stream < clock.size() && clock[moment.stream] >= moment.step;
+  return has_reached(finished_, moment) || has_reached(stream.clock, moment);
 }
 
 // A capture of a blocking stream blocks the legacy stream. All streams of the fake driver are blocking.

@@ -60,6 +60,8 @@ class FakeDriver final : public serve::Driver {
   // True if work that `stream` is given from now on starts only after `moment`, whatever the device does.
   bool is_ordered(StreamKey stream, Moment moment);
 
+  // Mappings consist of whole pages.
+  [[nodiscard]] std::size_t page_bytes() const { return page_bytes_; }
   // The physical byte of an address, as handle number << 40 | offset; it must be mapped and accessible.
   std::uint64_t physical(CUdeviceptr address, int device = 0);
 
@@ -152,6 +154,7 @@ class FakeDriver final : public serve::Driver {
   bool blocked_by_capture(const Stream& stream) const;
   bool is_finished(const Clock& clock) const;
   void advance(std::size_t stream);
+  static bool has_reached(const Clock& clock, Moment moment);
   static void join(Clock& into, const Clock& from);
   CUresult wait_for_context(bool breaks_captures);
 

@@ -4,7 +4,6 @@
 // memory is unmapped, it checks that nothing is live there and no work is pending.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -13,7 +12,6 @@
 #include <vector>
 
 #include "fake_driver.h"
-#include "plan/plan.h"
 
 namespace stalloc::test {
 
@@ -35,32 +33,11 @@ class Shadow {
 
   // The program was served `bytes` bytes at `address`, for use on each of `streams`. Without streams: a free that
   // `give` announced was refused, so the program still has them.
-  void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<StreamKey>& streams) {
-    add_use({address, address + bytes, nullptr});
-    for_each_cell(address, bytes, [&](Cell& cell) {
-      if (cell.live.exchange(true)) throw Broken("a byte was served twice");
-      if (streams.empty()) return;
-      if (cell.freed_behind != nullptr) {
-        for (std::size_t i = 0; i < cell.freed_behind->size(); ++i) {
-          cell.uses.push_back({(*cell.freed_behind)[i], i == 0 ? nullptr : cell.owner});
-        }
-      }
-      for (const StreamKey& stream : streams) check_order(cell.uses, stream);
-      // A use that all streams are ordered after now is over for every later request.
-      std::erase_if(cell.uses, [&](const CellUse& use) { return is_ordered(streams, use.moment); });
-    });
-  }
+  void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<StreamKey>& streams);
 
   // The program is about to free the bytes, which may be used again after all of `moments`; these must outlive the
   // shadow. The stream `owner`, if there is one, may use them after the first moment.
-  void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments, const StreamKey* owner = nullptr) {
-    add_use({address, address + bytes, moments});
-    for_each_cell(address, bytes, [&](Cell& cell) {
-      cell.freed_behind = moments;
-      cell.owner = owner;
-      if (!cell.live.exchange(false)) throw Broken("a byte was given back twice");
-    });
-  }
+  void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments, const StreamKey* owner = nullptr);
 
  private:
   // A use of a byte before its latest free; the stream `owner`, if there is one, may use the byte meanwhile.
@@ -83,48 +60,16 @@ class Shadow {
   };
 
   // Live ranges, and freed ranges until their moments are complete.
-  void add_use(const Use& use) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::erase_if(uses_,
-                  [&](const Use& old) { return old.until == nullptr ? old.begin == use.begin : is_over(*old.until); });
-    uses_.push_back(use);
-  }
+  void add_use(const Use& use);
 
-  void check_order(const std::vector<CellUse>& uses, const StreamKey& stream) const {
-    for (const CellUse& use : uses) {
-      if (use.owner != nullptr && *use.owner == stream) continue;
-      if (!driver_->is_ordered(stream, use.moment)) throw Broken("a byte was served before its last use was over");
-    }
-  }
-
-  bool is_ordered(const std::vector<StreamKey>& streams, Moment moment) const {
-    return std::all_of(streams.begin(), streams.end(),
-                       [&](const StreamKey& stream) { return driver_->is_ordered(stream, moment); });
-  }
-
-  bool is_over(const Moments& moments) const {
-    return std::all_of(moments.begin(), moments.end(), [&](Moment moment) { return driver_->is_over(moment); });
-  }
-
-  void check_unused(CUdeviceptr begin, CUdeviceptr end) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const Use& use : uses_) {
-      if (use.end <= begin || use.begin >= end) continue;
-      if (use.until == nullptr) throw Broken("addresses were unmapped that live");
-      if (!is_over(*use.until)) throw Broken("addresses were unmapped before their last use was over");
-    }
-  }
-
+  void check_order(const std::vector<CellUse>& uses, const StreamKey& stream) const;
+  bool is_ordered(const std::vector<StreamKey>& streams, Moment moment) const;
+  bool is_over(const Moments& moments) const;
+  void check_unused(CUdeviceptr begin, CUdeviceptr end);
   template <class Visit>
-  void for_each_cell(CUdeviceptr address, std::uint64_t bytes, Visit visit) {
-    const CUdeviceptr end = address + plan::round_up(bytes, plan::kUnitBytes);
-    for (CUdeviceptr at = address; at < end; at += plan::kUnitBytes) visit(cell(driver_->physical(at)));
-  }
-
-  Cell& cell(std::uint64_t physical) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return cells_[physical];
-  }
+  void for_each_cell(CUdeviceptr address, std::uint64_t bytes, Visit visit);
+  // The cells of whole units.
+  std::vector<Cell*> cells_of(CUdeviceptr address, std::uint64_t bytes);
 
   FakeDriver* driver_;
   std::mutex mutex_;
