@@ -13,8 +13,6 @@ std::map<CUdeviceptr, std::uint64_t>& reservations() {
   return *all;
 }
 
-void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
-
 template <class Accept>
 bool covers(CUdeviceptr address, std::uint64_t bytes, Accept accept) {
   const CUdeviceptr end = address + bytes;

@@ -11,8 +11,6 @@
 
 namespace simcuda {
 
-inline void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
-
 // One end of a copy.
 struct Side {
   CUdeviceptr at = 0;

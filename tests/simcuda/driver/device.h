@@ -13,6 +13,9 @@
 
 namespace simcuda {
 
+// The devices share the addresses of this process.
+inline void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
 inline constexpr unsigned kDeviceMultiprocessors = 132;
 
 class ChunkHeap;

@@ -30,7 +30,7 @@ std::map<CUgraphExec, std::shared_ptr<Executable>>& executables() {
 }
 
 template <class Handle>
-Handle next_handle() {
+Handle next_graph_handle() {
   static std::uintptr_t next = 1;
   return reinterpret_cast<Handle>(16 * next++);
 }
@@ -195,7 +195,7 @@ CUresult free_after_launch(std::map<CUdeviceptr, Allocation>::iterator allocatio
 }
 
 CUgraph hold_graph(std::shared_ptr<Graph> graph) {
-  const auto handle = next_handle<CUgraph>();
+  const auto handle = next_graph_handle<CUgraph>();
   graphs()[handle] = std::move(graph);
   return handle;
 }
@@ -216,7 +216,7 @@ CUresult graph_instantiate(CUgraphExec* executable, CUgraph handle, unsigned lon
   fresh->graph = graph;
   fresh->frees_on_launch = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
   graph->executable = fresh;
-  *executable = next_handle<CUgraphExec>();
+  *executable = next_graph_handle<CUgraphExec>();
   executables()[*executable] = std::move(fresh);
   return CUDA_SUCCESS;
 }

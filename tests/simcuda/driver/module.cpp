@@ -37,7 +37,7 @@ std::map<CUfunction, Function>& functions() {
 }
 
 template <class Handle>
-Handle next_handle() {
+Handle next_module_handle() {
   static std::uintptr_t next = 1;
   return reinterpret_cast<Handle>(16 * next++);
 }
@@ -103,7 +103,7 @@ CUresult module_load(CUmodule* handle, const void* image) {
   Extent* memory = nullptr;
   if (const CUresult result = create_extent(*find_device(context->device), kModuleBytes, &memory)) return result;
   memory->references = 1;
-  *handle = next_handle<CUmodule>();
+  *handle = next_module_handle<CUmodule>();
   Context& owner = root_of(*context);
   modules()[*handle] = {&owner, owner.id, memory};
   return CUDA_SUCCESS;
@@ -138,7 +138,7 @@ CUresult module_function(CUfunction* function, CUmodule module, const char* name
   if (*name == '\0') return CUDA_ERROR_NOT_FOUND;
   const std::scoped_lock lock(memory_mutex());
   if (!modules().contains(module)) return CUDA_ERROR_INVALID_HANDLE;
-  *function = next_handle<CUfunction>();
+  *function = next_module_handle<CUfunction>();
   functions()[*function] = {module, name};
   return CUDA_SUCCESS;
 }

@@ -27,16 +27,16 @@ std::map<CUmemoryPool, Pool*>& by_handle() {
 
 // A destroyed pool's handle is the next one given out, even while its memory is in use. This is the worst that a driver
 // may do.
-std::vector<CUmemoryPool>& spare_handles() {
+std::vector<CUmemoryPool>& spare_pool_handles() {
   static auto* const handles = new std::vector<CUmemoryPool>;
   return *handles;
 }
 
-CUmemoryPool new_handle() {
+CUmemoryPool new_pool_handle() {
   static std::uintptr_t next = 0x20000;
-  if (spare_handles().empty()) return reinterpret_cast<CUmemoryPool>(next += 16);
-  const CUmemoryPool handle = spare_handles().back();
-  spare_handles().pop_back();
+  if (spare_pool_handles().empty()) return reinterpret_cast<CUmemoryPool>(next += 16);
+  const CUmemoryPool handle = spare_pool_handles().back();
+  spare_pool_handles().pop_back();
   return handle;
 }
 
@@ -79,7 +79,7 @@ Pool* make_pool(Device& device) {
   pool->heap = std::make_unique<ChunkHeap>(device, kPoolChunkBytes, 1U << device.ordinal);
   device.heaps.push_back(pool->heap.get());
   pools().insert(pool);
-  pool->handle = new_handle();
+  pool->handle = new_pool_handle();
   by_handle()[pool->handle] = pool;
   return pool;
 }
@@ -153,7 +153,7 @@ CUresult pool_destroy(CUmemoryPool handle) {
   if (pool->device->current_pool == pool) pool->device->current_pool = pool->device->default_pool;
   pool->destroyed = true;
   by_handle().erase(handle);
-  spare_handles().push_back(handle);
+  spare_pool_handles().push_back(handle);
   pool->heap->trim(0);
   return CUDA_SUCCESS;
 }

@@ -21,16 +21,16 @@ struct Exported {
 };
 static_assert(sizeof(Exported) <= sizeof(CUmemPoolPtrExportData));
 
-constexpr char kMagic[16] = "simcuda pool v1";
+constexpr char kPoolMagic[16] = "simcuda pool v1";
 
 Exported exported(const Pool* pool, CUdeviceptr address) {
   Exported data{{}, getpid(), pool, address};
-  std::memcpy(data.magic, kMagic, sizeof kMagic);
+  std::memcpy(data.magic, kPoolMagic, sizeof kPoolMagic);
   return data;
 }
 
 bool is_genuine(const Exported& data) {
-  return std::memcmp(data.magic, kMagic, sizeof kMagic) == 0 && data.process == getpid();
+  return std::memcmp(data.magic, kPoolMagic, sizeof kPoolMagic) == 0 && data.process == getpid();
 }
 
 }  // namespace

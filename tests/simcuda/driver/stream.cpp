@@ -41,7 +41,7 @@ std::uintptr_t last_handle = kFirstHandle;
 
 // A destroyed stream's handle is the next one given out, even while work of the old stream is pending. This is the
 // worst that a driver may do.
-CUstream new_handle(std::vector<CUstream>& spare) {
+CUstream new_stream_handle(std::vector<CUstream>& spare) {
   if (spare.empty()) return reinterpret_cast<CUstream>(last_handle += kBetweenHandles);
   const CUstream handle = spare.back();
   spare.pop_back();
@@ -54,7 +54,7 @@ bool was_handle(CUstream handle) {
   return value > kFirstHandle && value <= last_handle && value % kBetweenHandles == 0;
 }
 
-std::vector<CUstream>& spare_handles() {
+std::vector<CUstream>& spare_stream_handles() {
   static auto* const handles = new std::vector<CUstream>;
   return *handles;
 }
@@ -205,7 +205,7 @@ CUresult create_stream(Context& context, CUstream* stream, unsigned flags, int p
   const std::scoped_lock lock(stream_mutex());
   if (const CUresult result = check_active(context)) return result;
   auto fresh = make_stream(context, flags, priority);
-  *stream = new_handle(spare_handles());
+  *stream = new_stream_handle(spare_stream_handles());
   created()[*stream] = std::move(fresh);
   return CUDA_SUCCESS;
 }
@@ -233,7 +233,7 @@ CUresult stream_destroy(CUstream handle) {
   stream.closed = true;  // its context still waits for what is queued
   Context& owner = *stream.context;
   created().erase(found);
-  spare_handles().push_back(handle);
+  spare_stream_handles().push_back(handle);
   drop_drained(owner);
   return CUDA_SUCCESS;
 }

@@ -58,12 +58,12 @@ struct Shared {
   std::uint64_t bytes;
   CUmemAllocationProp properties;
 };
-constexpr char kMagic[16] = "simcuda memory";
+constexpr char kMemoryMagic[16] = "simcuda memory";
 
 // Makes a file for `bytes`, with what another process must know of them; -1: it could not be made.
 int make_file(int device, std::uint64_t bytes, const CUmemAllocationProp& properties) {
   Shared shared{{}, device, bytes, properties};
-  std::memcpy(shared.magic, kMagic, sizeof kMagic);
+  std::memcpy(shared.magic, kMemoryMagic, sizeof kMemoryMagic);
   const int file = memfd_create("simcuda memory", MFD_CLOEXEC);
   const auto end = static_cast<off_t>(bytes);
   if (file >= 0 && ftruncate(file, end) == 0 && pwrite(file, &shared, sizeof shared, end) == sizeof shared) return file;
@@ -148,7 +148,8 @@ CUresult memory_import(CUmemGenericAllocationHandle* handle, void* shared, CUmem
   Shared data{};
   const off_t end = lseek(given, 0, SEEK_END) - static_cast<off_t>(sizeof data);
   if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || end < 0 ||
-      pread(given, &data, sizeof data, end) != sizeof data || std::memcmp(data.magic, kMagic, sizeof kMagic) != 0 ||
+      pread(given, &data, sizeof data, end) != sizeof data ||
+      std::memcmp(data.magic, kMemoryMagic, sizeof kMemoryMagic) != 0 ||
       data.bytes != static_cast<std::uint64_t>(end)) {
     return CUDA_ERROR_INVALID_VALUE;
   }

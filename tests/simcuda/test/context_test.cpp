@@ -17,17 +17,11 @@ Function* exported(const char* symbol) {
   return reinterpret_cast<Function*>(found);
 }
 
-CUcontext current() {
-  CUcontext context = nullptr;
-  REQUIRE(cuCtxGetCurrent(&context) == CUDA_SUCCESS);
-  return context;
-}
-
 }  // namespace
 
 TEST_CASE("the old forms of what ends and makes things current do the same") {
   const Machine machine;
-  const CUcontext primary = current();
+  const CUcontext primary = current_context();
   const CUstream stream = make_stream();
   const CUevent event = make_event();
   CHECK(exported<CUresult(CUstream)>("cuStreamDestroy")(stream) == CUDA_SUCCESS);
@@ -36,14 +30,14 @@ TEST_CASE("the old forms of what ends and makes things current do the same") {
   CHECK(cuEventQuery(event) == CUDA_ERROR_INVALID_HANDLE);
   CUcontext own = nullptr;
   CHECK(exported<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate")(&own, 0, 0) == CUDA_SUCCESS);
-  CHECK(current() == own);
+  CHECK(current_context() == own);
   CUcontext popped = nullptr;
   CHECK(exported<CUresult(CUcontext*)>("cuCtxPopCurrent")(&popped) == CUDA_SUCCESS);
   CHECK(popped == own);
-  CHECK(current() == primary);
+  CHECK(current_context() == primary);
   CHECK(exported<CUresult(CUcontext)>("cuCtxPushCurrent")(own) == CUDA_SUCCESS);
   CHECK(exported<CUresult(CUcontext)>("cuCtxDestroy")(own) == CUDA_SUCCESS);
-  CHECK(current() == primary);
+  CHECK(current_context() == primary);
   CHECK(exported<CUresult(CUcontext)>("cuCtxDestroy")(own) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
@@ -146,7 +140,7 @@ TEST_CASE("a pool's memory outlives a reset, cuMemAlloc's does not") {
 
 TEST_CASE("threads that use a context while it is reset are told, and nothing is left of what they did") {
   const Machine machine;
-  const CUcontext primary = current();
+  const CUcontext primary = current_context();
   const std::uint64_t before = free_bytes();
   std::atomic<bool> stop{false};
   std::atomic<int> odd{0};

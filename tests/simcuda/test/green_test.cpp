@@ -7,12 +7,6 @@ using namespace simcuda_test;
 
 namespace {
 
-CUcontext current() {
-  CUcontext context = nullptr;
-  REQUIRE(cuCtxGetCurrent(&context) == CUDA_SUCCESS);
-  return context;
-}
-
 struct Green {
   CUgreenCtx handle = nullptr;
   CUcontext context = nullptr;
@@ -43,10 +37,10 @@ struct Green {
 
 TEST_CASE("a green context's streams belong to the context that is derived from it") {
   const Machine machine;
-  const CUcontext primary = current();
+  const CUcontext primary = current_context();
   const Green green;
   CHECK(green.context != primary);
-  CHECK(current() == primary);  // making it does not make it current
+  CHECK(current_context() == primary);  // making it does not make it current
   const CUstream stream = green.make_stream();
   CUcontext context = nullptr;
   CUgreenCtx found = nullptr;
@@ -72,7 +66,7 @@ TEST_CASE("a green context's streams belong to the context that is derived from 
 
 TEST_CASE("a green context shares memory, events, kernels and waits with its primary context") {
   const Machine machine;
-  const CUcontext primary = current();
+  const CUcontext primary = current_context();
   const Green green;
   const CUstream own = make_stream();
   const CUstream stream = green.make_stream();

@@ -44,6 +44,12 @@ CUcontext make_context(int device) {
   return context;
 }
 
+CUcontext current_context() {
+  CUcontext context = nullptr;
+  REQUIRE(cuCtxGetCurrent(&context) == CUDA_SUCCESS);
+  return context;
+}
+
 CUstream make_stream(unsigned flags) {
   CUstream stream = nullptr;
   REQUIRE(cuStreamCreate(&stream, flags) == CUDA_SUCCESS);

@@ -48,6 +48,9 @@ class Gate {
 // A context of cuCtxCreate, current in this thread. (The function's parameters differ between versions of cuda.h.)
 CUcontext make_context(int device = 0);
 
+// The context that is current in this thread.
+CUcontext current_context();
+
 CUstream make_stream(unsigned flags = CU_STREAM_NON_BLOCKING);
 CUevent make_event();
 

@@ -21,18 +21,12 @@ CUresult refusal(CUpointer_attribute attribute, CUdeviceptr at) {
   return cuPointerGetAttribute(&value, attribute, at);
 }
 
-CUcontext current() {
-  CUcontext context = nullptr;
-  REQUIRE(cuCtxGetCurrent(&context) == CUDA_SUCCESS);
-  return context;
-}
-
 void expect_unknown(CUdeviceptr at) {
   for (int i = CU_POINTER_ATTRIBUTE_CONTEXT; i <= CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE; ++i) {
     CAPTURE(i);
     CHECK(refusal(static_cast<CUpointer_attribute>(i), at) == CUDA_ERROR_INVALID_VALUE);
   }
-  CUcontext context = current();
+  CUcontext context = current_context();
   unsigned type = 7;
   CUdeviceptr pointer = 7;
   CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -49,7 +43,7 @@ void expect_unknown(CUdeviceptr at) {
 TEST_CASE("memory of cuMemAlloc belongs to its context and can be shared") {
   const Machine machine;
   const bool own_context = GENERATE(false, true);
-  const CUcontext context = own_context ? make_context() : current();
+  const CUcontext context = own_context ? make_context() : current_context();
   CUdeviceptr at = 0;
   CUdeviceptr other = 0;
   REQUIRE(cuMemAlloc(&at, 3000) == CUDA_SUCCESS);
@@ -148,8 +142,8 @@ TEST_CASE("managed and pinned memory have a host pointer") {
   CHECK(ask<CUdeviceptr>(CU_POINTER_ATTRIBUTE_HOST_POINTER, managed + 5) == managed + 5);
   CHECK(ask<CUdeviceptr>(CU_POINTER_ATTRIBUTE_HOST_POINTER, pinned + 5) == pinned + 5);
   CHECK(ask<unsigned>(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pinned) == CU_MEMORYTYPE_HOST);
-  CHECK(ask<CUcontext>(CU_POINTER_ATTRIBUTE_CONTEXT, managed) == current());
-  CHECK(ask<CUcontext>(CU_POINTER_ATTRIBUTE_CONTEXT, pinned) == current());
+  CHECK(ask<CUcontext>(CU_POINTER_ATTRIBUTE_CONTEXT, managed) == current_context());
+  CHECK(ask<CUcontext>(CU_POINTER_ATTRIBUTE_CONTEXT, pinned) == current_context());
   REQUIRE(cuMemFree(managed) == CUDA_SUCCESS);
   REQUIRE(cuMemFreeHost(host) == CUDA_SUCCESS);
   expect_unknown(managed);
