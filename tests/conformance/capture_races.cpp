@@ -15,8 +15,7 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 3 * kMiB;
-constexpr std::array<std::size_t, 4> kSizes{4096, 700'000, kBytes, 5 * kMiB};
+constexpr std::array<std::size_t, 4> kCapturedSizes{4096, 700'000, kSomeBytes, 5 * kMiB};
 constexpr int kCaptures = 400;
 
 // A thread that makes requests on its own stream until it is told to stop.
@@ -43,7 +42,7 @@ class Neighbour {
     try {
       machine_.join();
       for (std::size_t i = 0; !stop_; ++i) {
-        const std::size_t bytes = kSizes[i % kSizes.size()];
+        const std::size_t bytes = kCapturedSizes[i % kCapturedSizes.size()];
         const CUdeviceptr at = machine_.allocate(bytes, stream_);
         machine_.fill(at, bytes, pattern_of(i), stream_);
         machine_.free(at, stream_);
@@ -67,10 +66,10 @@ class Neighbour {
 void capture_once(const Machine& machine, Report& report, CUstream stream, CUdeviceptr target, CUstreamCaptureMode mode,
                   int index) {
   const Driver& cuda = machine.cuda;
-  for (const std::size_t bytes : kSizes) machine.free(machine.allocate(bytes, stream), stream);
+  for (const std::size_t bytes : kCapturedSizes) machine.free(machine.allocate(bytes, stream), stream);
   Capture capture(machine, stream, mode);
-  machine.must(cuda.cuMemsetD32Async(target, pattern_of(1), kBytes / 4, stream), "captured work");
-  machine.must(cuda.cuMemsetD32Async(target, pattern_of(2), kBytes / 4, stream), "captured work");
+  machine.must(cuda.cuMemsetD32Async(target, pattern_of(1), kSomeBytes / 4, stream), "captured work");
+  machine.must(cuda.cuMemsetD32Async(target, pattern_of(2), kSomeBytes / 4, stream), "captured work");
   CUgraph graph = nullptr;
   const CUresult ended = capture.end(&graph);
   report.expect(ended == CUDA_SUCCESS, "beside requests a capture ends with " + machine.name(ended));
@@ -82,10 +81,10 @@ void capture_once(const Machine& machine, Report& report, CUstream stream, CUdev
     CUgraphExec executable = nullptr;
     machine.must(cuda.cuGraphInstantiate(&executable, graph, 0), "cuGraphInstantiate");
     machine.must(cuda.cuGraphLaunch(executable, stream), "cuGraphLaunch");
-    const Pinned host(machine, kBytes);
-    machine.read(host.data(), target, kBytes, stream);
+    const Pinned host(machine, kSomeBytes);
+    machine.read(host.data(), target, kSomeBytes, stream);
     machine.wait(stream);
-    report.expect(holds(host.data(), kBytes, pattern_of(2)), "a graph's work is wrong");
+    report.expect(holds(host.data(), kSomeBytes, pattern_of(2)), "a graph's work is wrong");
     machine.must(cuda.cuGraphExecDestroy(executable), "cuGraphExecDestroy");
   }
   machine.must(cuda.cuGraphDestroy(graph), "cuGraphDestroy");
@@ -94,7 +93,7 @@ void capture_once(const Machine& machine, Report& report, CUstream stream, CUdev
 }  // namespace
 
 void capture_races(Machine& machine, Report& report, std::uint64_t) {
-  const CUdeviceptr target = machine.allocate_plain(kBytes);
+  const CUdeviceptr target = machine.allocate_plain(kSomeBytes);
   for (const CUstreamCaptureMode mode : {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     const CUstream stream = machine.make_stream();
     std::atomic<bool> stop{false};

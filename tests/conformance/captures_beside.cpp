@@ -16,29 +16,26 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 3 * kMiB;
-constexpr CUdeviceptr kNowhere = 0x7654321000;
-
 // A stream to be captured, and what the calls beside its capture need. The stream has made no request before, unless an
 // action makes one first.
-class Scene {
+class CaptureScene {
  public:
-  Scene(const Machine& from, unsigned flags)
+  CaptureScene(const Machine& from, unsigned flags)
       : machine(from),
         cuda(from.cuda),
         captured(from.make_stream(flags)),
         side(from.make_stream()),
         third(from.make_stream()),
         pool(from.make_pool()),
-        plain(from.allocate_plain(kBytes)),
-        ordered(from.allocate(kBytes, side)),
-        target(from.allocate_plain(kBytes)) {
+        plain(from.allocate_plain(kSomeBytes)),
+        ordered(from.allocate(kSomeBytes, side)),
+        target(from.allocate_plain(kSomeBytes)) {
     machine.must(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     machine.must(cuda.cuEventRecord(event, side), "cuEventRecord");
     machine.wait(side);
   }
   // Frees what is left; whether that succeeds does not matter here.
-  ~Scene() {
+  ~CaptureScene() {
     for (const CUdeviceptr at : plain_extra_) cuda.cuMemFree(at);
     for (const CUdeviceptr at : ordered_extra_) cuda.cuMemFreeAsync(at, side);
     if (plain != 0) cuda.cuMemFree(plain);
@@ -51,8 +48,8 @@ class Scene {
       cuda.cuStreamDestroy(stream);
     }
   }
-  Scene(const Scene&) = delete;
-  Scene& operator=(const Scene&) = delete;
+  CaptureScene(const CaptureScene&) = delete;
+  CaptureScene& operator=(const CaptureScene&) = delete;
 
   // Calls whose memory the scene frees.
   CUresult allocate_plain(std::size_t bytes) {
@@ -65,7 +62,7 @@ class Scene {
   }
   CUresult allocate_from(CUmemoryPool from, CUstream stream) {
     CUdeviceptr at = 0;
-    return keep(cuda.cuMemAllocFromPoolAsync(&at, kBytes, from, stream), &at, &ordered_extra_);
+    return keep(cuda.cuMemAllocFromPoolAsync(&at, kSomeBytes, from, stream), &at, &ordered_extra_);
   }
   CUresult free_plain(CUdeviceptr* at) { return forget(cuda.cuMemFree(*at), at); }
   CUresult free(CUdeviceptr* at, CUstream stream) { return forget(cuda.cuMemFreeAsync(*at, stream), at); }
@@ -97,13 +94,13 @@ class Scene {
 
 struct Action {
   const char* name;
-  std::function<void(Scene&, Answers&)> act;
-  std::function<void(Scene&)> before = nullptr;  // before the capture begins
+  std::function<void(CaptureScene&, Answers&)> act;
+  std::function<void(CaptureScene&)> before = nullptr;  // before the capture begins
 };
 
 // Requests pieces of an eighth of the device until one is refused.
 template <class Allocate>
-void exhaust(Scene& scene, Answers& answers, Allocate allocate) {
+void exhaust(CaptureScene& scene, Answers& answers, Allocate allocate) {
   const std::size_t piece = scene.machine.total_bytes() / 8;
   CUresult result = CUDA_SUCCESS;
   for (int i = 0; i < 9 && result == CUDA_SUCCESS; ++i) result = allocate(piece);
@@ -112,57 +109,61 @@ void exhaust(Scene& scene, Answers& answers, Allocate allocate) {
 
 std::vector<Action> allocations() {
   return {
-      {"cuMemAlloc", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kBytes)); }},
-      {"cuMemAllocAsync on another stream", [](Scene& s, Answers& a) { a.add(s.allocate(kBytes, s.side)); }},
+      {"cuMemAlloc", [](CaptureScene& s, Answers& a) { a.add(s.allocate_plain(kSomeBytes)); }},
+      {"cuMemAllocAsync on another stream", [](CaptureScene& s, Answers& a) { a.add(s.allocate(kSomeBytes, s.side)); }},
       {"cuMemAllocAsync on the legacy stream",
-       [](Scene& s, Answers& a) { a.add(s.allocate(kBytes, CU_STREAM_LEGACY)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate(kSomeBytes, CU_STREAM_LEGACY)); }},
       {"cuMemAllocAsync on the thread's own stream",
-       [](Scene& s, Answers& a) { a.add(s.allocate(kBytes, CU_STREAM_PER_THREAD)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate(kSomeBytes, CU_STREAM_PER_THREAD)); }},
       {"cuMemAllocFromPoolAsync of a created pool",
-       [](Scene& s, Answers& a) { a.add(s.allocate_from(s.pool, s.side)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate_from(s.pool, s.side)); }},
       {"cuMemAlloc of more than there is",
-       [](Scene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes() + 1)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes() + 1)); }},
       {"cuMemAllocAsync of more than there is",
-       [](Scene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.side)); }},
-      {"cuMemAlloc of SIZE_MAX bytes", [](Scene& s, Answers& a) { a.add(s.allocate_plain(SIZE_MAX)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.side)); }},
+      {"cuMemAlloc of SIZE_MAX bytes", [](CaptureScene& s, Answers& a) { a.add(s.allocate_plain(SIZE_MAX)); }},
       {"cuMemAlloc until memory is exhausted",
-       [](Scene& s, Answers& a) { exhaust(s, a, [&](std::size_t bytes) { return s.allocate_plain(bytes); }); }},
+       [](CaptureScene& s, Answers& a) { exhaust(s, a, [&](std::size_t bytes) { return s.allocate_plain(bytes); }); }},
       {"cuMemAllocAsync until memory is exhausted",
-       [](Scene& s, Answers& a) { exhaust(s, a, [&](std::size_t bytes) { return s.allocate(bytes, s.side); }); }},
-      {"cuMemAllocAsync of what another stream freed", [](Scene& s, Answers& a) { a.add(s.allocate(kBytes, s.third)); },
-       [](Scene& s) { s.free(&s.ordered, s.side); }},
+       [](CaptureScene& s, Answers& a) {
+         exhaust(s, a, [&](std::size_t bytes) { return s.allocate(bytes, s.side); });
+       }},
+      {"cuMemAllocAsync of what another stream freed",
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate(kSomeBytes, s.third)); },
+       [](CaptureScene& s) { s.free(&s.ordered, s.side); }},
       {"cuMemAllocAsync of what the captured stream freed before",
-       [](Scene& s, Answers& a) { a.add(s.allocate(kBytes, s.third)); },
-       [](Scene& s) { s.free(&s.ordered, s.captured); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.allocate(kSomeBytes, s.third)); },
+       [](CaptureScene& s) { s.free(&s.ordered, s.captured); }},
   };
 }
 
 std::vector<Action> frees() {
   return {
-      {"cuMemFree of cuMemAlloc's memory", [](Scene& s, Answers& a) { a.add(s.free_plain(&s.plain)); }},
-      {"cuMemFree of stream-ordered memory", [](Scene& s, Answers& a) { a.add(s.free_plain(&s.ordered)); }},
-      {"cuMemFree of null", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFree(0)); }},
-      {"cuMemFree of no such address", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFree(kNowhere)); }},
-      {"cuMemFreeAsync on another stream", [](Scene& s, Answers& a) { a.add(s.free(&s.ordered, s.third)); }},
+      {"cuMemFree of cuMemAlloc's memory", [](CaptureScene& s, Answers& a) { a.add(s.free_plain(&s.plain)); }},
+      {"cuMemFree of stream-ordered memory", [](CaptureScene& s, Answers& a) { a.add(s.free_plain(&s.ordered)); }},
+      {"cuMemFree of null", [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemFree(0)); }},
+      {"cuMemFree of no such address", [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemFree(kNowhere)); }},
+      {"cuMemFreeAsync on another stream", [](CaptureScene& s, Answers& a) { a.add(s.free(&s.ordered, s.third)); }},
       {"cuMemFreeAsync of cuMemAlloc's memory on another stream",
-       [](Scene& s, Answers& a) { a.add(s.free(&s.plain, s.side)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.free(&s.plain, s.side)); }},
       {"cuMemFreeAsync on the legacy stream",
-       [](Scene& s, Answers& a) { a.add(s.free(&s.ordered, CU_STREAM_LEGACY)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.free(&s.ordered, CU_STREAM_LEGACY)); }},
       {"cuMemFreeAsync of no such address",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(kNowhere, s.side)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(kNowhere, s.side)); }},
   };
 }
 
 std::vector<Action> questions_and_pools() {
   return {
       {"cuMemPoolTrimTo of the default pool",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); }},
-      {"cuMemPoolTrimTo of a created pool", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.pool, 0)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); }},
+      {"cuMemPoolTrimTo of a created pool",
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.pool, 0)); }},
       {"cuMemPoolTrimTo with freed memory to give back",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); },
-       [](Scene& s) { s.free(&s.ordered, s.side); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); },
+       [](CaptureScene& s) { s.free(&s.ordered, s.side); }},
       {"cuMemPoolCreate and cuMemPoolDestroy",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUmemPoolProps wanted{};
          wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
          wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
@@ -170,20 +171,20 @@ std::vector<Action> questions_and_pools() {
          if (a.add(s.cuda.cuMemPoolCreate(&made, &wanted)) == CUDA_SUCCESS) a.add(s.cuda.cuMemPoolDestroy(made));
        }},
       {"cuMemPoolGetAttribute and cuMemPoolSetAttribute",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          cuuint64_t value = 0;
          a.add(s.cuda.cuMemPoolGetAttribute(s.machine.default_pool(), CU_MEMPOOL_ATTR_USED_MEM_HIGH, &value));
          value = 0;
          a.add(s.cuda.cuMemPoolSetAttribute(s.machine.default_pool(), CU_MEMPOOL_ATTR_USED_MEM_HIGH, &value));
        }},
       {"cuMemGetInfo",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          std::size_t free = 0;
          std::size_t total = 0;
          a.add(s.cuda.cuMemGetInfo(&free, &total));
        }},
       {"cuMemGetAddressRange and cuPointerGetAttribute",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUdeviceptr base = 0;
          std::size_t bytes = 0;
          a.add(s.cuda.cuMemGetAddressRange(&base, &bytes, s.ordered));
@@ -195,39 +196,39 @@ std::vector<Action> questions_and_pools() {
 std::vector<Action> streams_and_events() {
   return {
       {"cuStreamSynchronize of another stream",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.side)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.side)); }},
       {"cuStreamSynchronize of another stream that freed memory",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.side)); },
-       [](Scene& s) { s.free(&s.ordered, s.side); }},
-      {"cuStreamQuery of another stream", [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamQuery(s.side)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.side)); },
+       [](CaptureScene& s) { s.free(&s.ordered, s.side); }},
+      {"cuStreamQuery of another stream", [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuStreamQuery(s.side)); }},
       {"cuEventSynchronize of an event of its own",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuEventSynchronize(s.event)); }},
-      {"cuEventQuery of an event of its own", [](Scene& s, Answers& a) { a.add(s.cuda.cuEventQuery(s.event)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuEventSynchronize(s.event)); }},
+      {"cuEventQuery of an event of its own", [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuEventQuery(s.event)); }},
       {"cuEventRecord and cuStreamWaitEvent among other streams",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          a.add(s.cuda.cuEventRecord(s.event, s.side));
          a.add(s.cuda.cuStreamWaitEvent(s.third, s.event, 0));
        }},
       {"cuStreamCreate and cuStreamDestroy",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUstream made = nullptr;
          if (a.add(s.cuda.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING)) != CUDA_SUCCESS) return;
          a.add(s.cuda.cuStreamDestroy(made));
        }},
       {"cuStreamDestroy of a stream that freed memory",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUstream made = nullptr;
          if (a.add(s.cuda.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING)) != CUDA_SUCCESS) return;
          a.add(s.free(&s.ordered, made));
          a.add(s.cuda.cuStreamDestroy(made));
        }},
       {"cuMemHostAlloc and cuMemFreeHost",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          void* memory = nullptr;
          if (a.add(s.cuda.cuMemHostAlloc(&memory, 4096, 0)) != CUDA_SUCCESS) return;
          if (a.add(s.cuda.cuMemFreeHost(memory)) != CUDA_SUCCESS) return;
        }},
-      {"cuCtxSynchronize", [](Scene& s, Answers& a) { a.add(s.cuda.cuCtxSynchronize()); }},
+      {"cuCtxSynchronize", [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuCtxSynchronize()); }},
   };
 }
 
@@ -235,49 +236,50 @@ std::vector<Action> streams_and_events() {
 std::vector<Action> within() {
   return {
       {"cuMemAllocAsync and cuMemFreeAsync on the captured stream",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUdeviceptr at = 0;
-         if (a.add(s.cuda.cuMemAllocAsync(&at, kBytes, s.captured)) != CUDA_SUCCESS) return;
-         a.add(s.cuda.cuMemsetD32Async(at, 1, kBytes / 4, s.captured));
+         if (a.add(s.cuda.cuMemAllocAsync(&at, kSomeBytes, s.captured)) != CUDA_SUCCESS) return;
+         a.add(s.cuda.cuMemsetD32Async(at, 1, kSomeBytes / 4, s.captured));
          a.add(s.cuda.cuMemFreeAsync(at, s.captured));
        }},
       {"cuMemAllocFromPoolAsync of a created pool on the captured stream",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUdeviceptr at = 0;
-         if (a.add(s.cuda.cuMemAllocFromPoolAsync(&at, kBytes, s.pool, s.captured)) != CUDA_SUCCESS) return;
+         if (a.add(s.cuda.cuMemAllocFromPoolAsync(&at, kSomeBytes, s.pool, s.captured)) != CUDA_SUCCESS) return;
          a.add(s.cuda.cuMemFreeAsync(at, s.captured));
        }},
       {"cuMemAllocFromPoolAsync of no pool on the captured stream",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUdeviceptr at = 0;
-         a.add(s.cuda.cuMemAllocFromPoolAsync(&at, kBytes, nullptr, s.captured));
+         a.add(s.cuda.cuMemAllocFromPoolAsync(&at, kSomeBytes, nullptr, s.captured));
        }},
       {"cuMemAllocAsync of more than there is on the captured stream",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUdeviceptr at = 0;
          a.add(s.cuda.cuMemAllocAsync(&at, s.machine.total_bytes() + 1, s.captured));
        }},
       {"cuMemAllocAsync of nothing on the captured stream",
-       [](Scene& s, Answers& a) {
+       [](CaptureScene& s, Answers& a) {
          CUdeviceptr at = 0;
          a.add(s.cuda.cuMemAllocAsync(&at, 0, s.captured));
        }},
       {"cuMemFreeAsync on the captured stream of memory from outside",
-       [](Scene& s, Answers& a) { a.add(s.free(&s.ordered, s.captured)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.free(&s.ordered, s.captured)); }},
       {"cuMemFreeAsync on the captured stream of cuMemAlloc's memory",
-       [](Scene& s, Answers& a) { a.add(s.free(&s.plain, s.captured)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.free(&s.plain, s.captured)); }},
       {"cuMemFreeAsync on the captured stream of no such address",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(kNowhere, s.captured)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(kNowhere, s.captured)); }},
       {"cuMemFreeAsync on the captured stream of null",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(0, s.captured)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(0, s.captured)); }},
       {"cuStreamSynchronize of the captured stream",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.captured)); }},
-      {"cuStreamQuery of the captured stream", [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamQuery(s.captured)); }},
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.captured)); }},
+      {"cuStreamQuery of the captured stream",
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuStreamQuery(s.captured)); }},
   };
 }
 
 // What the graph does: how many nodes it has (none of them may be foreign), and whether its work is done.
-std::string describe(const Scene& scene, CUgraph graph) {
+std::string describe(const CaptureScene& scene, CUgraph graph) {
   const Machine& machine = scene.machine;
   std::string text;
   if (scene.cuda.cuGraphGetNodes != nullptr) {
@@ -292,22 +294,22 @@ std::string describe(const Scene& scene, CUgraph graph) {
     machine.must(scene.cuda.cuGraphExecDestroy(executable), "cuGraphExecDestroy");
     return text + ", its launch returns " + machine.name(launched);
   }
-  const Pinned host(machine, kBytes);
-  machine.read(host.data(), scene.target, kBytes, scene.captured);
+  const Pinned host(machine, kSomeBytes);
+  machine.read(host.data(), scene.target, kSomeBytes, scene.captured);
   machine.wait(scene.captured);
   machine.must(scene.cuda.cuGraphExecDestroy(executable), "cuGraphExecDestroy");
-  return text + (holds(host.data(), kBytes, pattern_of(1)) ? ", its work is done" : ", its work is not done");
+  return text + (holds(host.data(), kSomeBytes, pattern_of(1)) ? ", its work is done" : ", its work is not done");
 }
 
 std::string try_one(const Machine& machine, const Action& action, CUstreamCaptureMode mode, unsigned flags,
                     bool beside) {
-  Scene scene(machine, flags);
+  CaptureScene scene(machine, flags);
   Answers answers(machine);
   if (action.before) action.before(scene);
-  machine.fill(scene.target, kBytes, pattern_of(2), scene.side);
+  machine.fill(scene.target, kSomeBytes, pattern_of(2), scene.side);
   machine.wait(scene.side);
   Capture capture(machine, scene.captured, mode);
-  const CUresult first = scene.cuda.cuMemsetD32Async(scene.target, pattern_of(1), kBytes / 4, scene.captured);
+  const CUresult first = scene.cuda.cuMemsetD32Async(scene.target, pattern_of(1), kSomeBytes / 4, scene.captured);
   if (beside) {
     in_thread(machine, [&] { action.act(scene, answers); });
   } else {

@@ -8,16 +8,16 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 5 * kMiB;
-constexpr std::size_t kSlack = 128 * kMiB;  // for what a driver may load again, or later than before
+constexpr std::size_t kTensorBytes = 5 * kMiB;
+constexpr std::size_t kLoadedAgain = 128 * kMiB;  // for what a driver may load again, or later than before
 
 void work(const Machine& machine, Report& report, std::uint64_t first) {
   const CUstream stream = machine.make_stream();
   Ledger ledger;
   {
-    Tensors tensors(machine, report, ledger, kBytes, first);
+    Tensors tensors(machine, report, ledger, kTensorBytes, first);
     for (int i = 0; i < 30; ++i) {
-      tensors.allocate(kBytes, stream);
+      tensors.allocate(kTensorBytes, stream);
       tensors.allocate_plain(kPage, stream);
       if (i % 3 == 2) tensors.free(tensors.nth(0));
     }
@@ -31,19 +31,19 @@ void work(const Machine& machine, Report& report, std::uint64_t first) {
 
 void other_context(Machine& machine, Report& report, std::uint64_t) {
   const CUstream stream = machine.make_stream();
-  const Pinned host(machine, kBytes);
-  const CUdeviceptr primary = machine.allocate(kBytes, stream);
-  machine.fill(primary, kBytes, pattern_of(1), stream);
+  const Pinned host(machine, kTensorBytes);
+  const CUdeviceptr primary = machine.allocate(kTensorBytes, stream);
+  machine.fill(primary, kTensorBytes, pattern_of(1), stream);
   machine.wait(stream);
   CUcontext other = nullptr;
   machine.must(machine.cuda.create_context(&other, 0, 0), "cuCtxCreate");
   work(machine, report, 6ULL << 56);
   machine.must(machine.cuda.cuCtxDestroy(other), "cuCtxDestroy");
   machine.join();
-  machine.read(host.data(), primary, kBytes, stream);
+  machine.read(host.data(), primary, kTensorBytes, stream);
   machine.free(primary, stream);
   machine.wait(stream);
-  report.expect(holds(host.data(), kBytes, pattern_of(1)), "another context changed the primary one's memory");
+  report.expect(holds(host.data(), kTensorBytes, pattern_of(1)), "another context changed the primary one's memory");
   machine.destroy(stream);
   work(machine, report, 7ULL << 56);
 }
@@ -63,7 +63,7 @@ void reset(Machine& machine, Report& report, std::uint64_t) {
     machine.fill(at, piece, pattern_of(1), stream);
   }
   machine.reset();
-  report.expect(machine.free_bytes() + ordered.size() * piece + kSlack >= before,
+  report.expect(machine.free_bytes() + ordered.size() * piece + kLoadedAgain >= before,
                 "the end of the context does not give cuMemAlloc's memory back");
   report.fact("freed after the end of its context", machine.name(machine.cuda.cuMemFree(plain)));
   CUresult freed = CUDA_SUCCESS;

@@ -10,8 +10,6 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 3 * kMiB;
-
 CUcontext make_context(const Machine& machine) {
   CUcontext made = nullptr;
   machine.must(machine.cuda.create_context(&made, 0, 0), "cuCtxCreate");
@@ -34,18 +32,18 @@ std::string made_since(const Machine& machine, CUcontext first) {
 // Requests and frees of every kind under the current context, with their data.
 std::string work(const Machine& machine, CUstream stream) {
   const Driver& cuda = machine.cuda;
-  const Pinned host(machine, kBytes);
+  const Pinned host(machine, kSomeBytes);
   Answers answers(machine);
   bool right = true;
   for (const bool plain : {false, true}) {
     for (const bool plain_free : {false, true}) {
       CUdeviceptr at = 0;
-      answers.add(plain ? cuda.cuMemAlloc(&at, kBytes) : cuda.cuMemAllocAsync(&at, kBytes, stream));
+      answers.add(plain ? cuda.cuMemAlloc(&at, kSomeBytes) : cuda.cuMemAllocAsync(&at, kSomeBytes, stream));
       if (at == 0) continue;
-      machine.fill(at, kBytes, pattern_of(at), stream);
-      machine.read(host.data(), at, kBytes, stream);
+      machine.fill(at, kSomeBytes, pattern_of(at), stream);
+      machine.read(host.data(), at, kSomeBytes, stream);
       machine.wait(stream);
-      right = right && holds(host.data(), kBytes, pattern_of(at));
+      right = right && holds(host.data(), kSomeBytes, pattern_of(at));
       answers.add(plain_free ? cuda.cuMemFree(at) : cuda.cuMemFreeAsync(at, stream));
     }
   }
@@ -67,13 +65,13 @@ void under_one(const Machine& machine, Report& report, const std::string& what) 
   report.fact(what + ", trimming the default pool", machine.name(cuda.cuMemPoolTrimTo(machine.default_pool(), 0)));
   const CUmemoryPool pool = machine.make_pool();
   report.fact(what + ", a request from a created pool",
-              machine.name(cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream)));
+              machine.name(cuda.cuMemAllocFromPoolAsync(&at, kSomeBytes, pool, stream)));
   machine.free(at, stream);
   machine.wait(stream);
   machine.must(cuda.cuMemPoolDestroy(pool), "cuMemPoolDestroy");
   report.fact(what + ", contexts that were made on the way", made_since(machine, context));
-  const CUdeviceptr ordered = machine.allocate(kBytes, stream);
-  const CUdeviceptr plain = machine.allocate_plain(kBytes);
+  const CUdeviceptr ordered = machine.allocate(kSomeBytes, stream);
+  const CUdeviceptr plain = machine.allocate_plain(kSomeBytes);
   CUcontext owner = nullptr;
   const CUresult asked = cuda.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, plain);
   report.fact(what + ", the context of cuMemAlloc's memory", asked != CUDA_SUCCESS ? machine.name(asked)
@@ -95,16 +93,16 @@ void between_two(const Machine& machine, Report& report) {
   const Driver& cuda = machine.cuda;
   const CUcontext first = make_context(machine);
   const CUstream of_first = machine.make_stream();
-  const CUdeviceptr ordered = machine.allocate(kBytes, of_first);
-  const CUdeviceptr other_ordered = machine.allocate(kBytes, of_first);
-  const CUdeviceptr plain = machine.allocate_plain(kBytes);
+  const CUdeviceptr ordered = machine.allocate(kSomeBytes, of_first);
+  const CUdeviceptr other_ordered = machine.allocate(kSomeBytes, of_first);
+  const CUdeviceptr plain = machine.allocate_plain(kSomeBytes);
   machine.wait(of_first);
   const CUcontext second = make_context(machine);
   const CUstream of_second = machine.make_stream();
   report.fact("under the second of two contexts, requests and frees on a stream of the first", [&] {
     Answers answers(machine);
     CUdeviceptr at = 0;
-    if (answers.add(cuda.cuMemAllocAsync(&at, kBytes, of_first)) == CUDA_SUCCESS) {
+    if (answers.add(cuda.cuMemAllocAsync(&at, kSomeBytes, of_first)) == CUDA_SUCCESS) {
       answers.add(cuda.cuMemFreeAsync(at, of_first));
     }
     return answers.text();

@@ -14,17 +14,17 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 6 * kMiB;
+constexpr std::size_t kPoolBytes = 6 * kMiB;
 
-// How a request of kBytes changed a pool's use, in words.
+// How a request of kPoolBytes changed a pool's use, in words.
 std::string booked(cuuint64_t before, cuuint64_t now) {
   if (now == before) return "unchanged";
-  return now >= before + kBytes && now <= before + kBytes + kPage ? "the request more" : "something else";
+  return now >= before + kPoolBytes && now <= before + kPoolBytes + kPage ? "the request more" : "something else";
 }
 
 void no_pool(const Machine& machine, Report& report, CUstream stream) {
   CUdeviceptr at = 0;
-  const CUresult result = machine.cuda.cuMemAllocFromPoolAsync(&at, kBytes, nullptr, stream);
+  const CUresult result = machine.cuda.cuMemAllocFromPoolAsync(&at, kPoolBytes, nullptr, stream);
   report.fact("a request from no pool", machine.name(result));
   if (result == CUDA_SUCCESS) machine.free(at, stream);
 }
@@ -72,7 +72,7 @@ void current_pool(const Machine& machine, Report& report, CUstream stream) {
   report.fact("the default pool stays the default", yes_or_no(machine.default_pool() == standard));
   const cuuint64_t of_standard = used(standard);
   const cuuint64_t of_own = used(own);
-  const CUdeviceptr at = machine.allocate(kBytes, stream);
+  const CUdeviceptr at = machine.allocate(kPoolBytes, stream);
   report.fact("the use of the current pool after a request", booked(of_own, used(own)));
   report.fact("the use of the default pool after a request from another current one",
               booked(of_standard, used(standard)));
@@ -87,14 +87,14 @@ void current_pool(const Machine& machine, Report& report, CUstream stream) {
   report.fact("the use of the default pool after a free", booked(of_standard, used(standard)));
   report.fact("trimming the current pool", machine.name(cuda.cuMemPoolTrimTo(own, 0)));
   // What is live outlives its pool, and the default one is current again.
-  const CUdeviceptr last = machine.allocate(kBytes, stream);
+  const CUdeviceptr last = machine.allocate(kPoolBytes, stream);
   report.fact("destroying the current pool", machine.name(cuda.cuMemPoolDestroy(own)));
   if (cuda.cuDeviceGetMemPool != nullptr) {
     CUmemoryPool current = nullptr;
     machine.must(cuda.cuDeviceGetMemPool(&current, 0), "cuDeviceGetMemPool");
     report.fact("the current pool after that is the default one", yes_or_no(current == standard));
   }
-  const CUdeviceptr next = machine.allocate(kBytes, stream);
+  const CUdeviceptr next = machine.allocate(kPoolBytes, stream);
   report.fact("the use of the default pool after a request once it is current again",
               booked(of_standard, used(standard)));
   machine.free(last, stream);
@@ -123,20 +123,20 @@ void exports(const Machine& machine, Report& report, CUstream stream) {
   }
   const CUmemoryPool exportable = machine.make_pool(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   machine.must(cuda.cuDeviceSetMemPool(0, exportable), "cuDeviceSetMemPool");
-  const CUdeviceptr from_current = machine.allocate(kBytes, stream);
+  const CUdeviceptr from_current = machine.allocate(kPoolBytes, stream);
   machine.wait(stream);
   report.fact("export of an exportable pool that is current, and of its memory",
               export_of(machine, exportable, from_current));
   machine.must(cuda.cuDeviceSetMemPool(0, machine.default_pool()), "cuDeviceSetMemPool");
   CUdeviceptr from_named = 0;
-  machine.must(cuda.cuMemAllocFromPoolAsync(&from_named, kBytes, exportable, stream), "cuMemAllocFromPoolAsync");
+  machine.must(cuda.cuMemAllocFromPoolAsync(&from_named, kPoolBytes, exportable, stream), "cuMemAllocFromPoolAsync");
   machine.wait(stream);
   report.fact("export of an exportable pool that is named, and of its memory",
               export_of(machine, exportable, from_named));
   const CUmemoryPool plain = machine.make_pool();
   CUdeviceptr from_plain = 0;
-  machine.must(cuda.cuMemAllocFromPoolAsync(&from_plain, kBytes, plain, stream), "cuMemAllocFromPoolAsync");
-  const CUdeviceptr from_default = machine.allocate(kBytes, stream);
+  machine.must(cuda.cuMemAllocFromPoolAsync(&from_plain, kPoolBytes, plain, stream), "cuMemAllocFromPoolAsync");
+  const CUdeviceptr from_default = machine.allocate(kPoolBytes, stream);
   machine.wait(stream);
   report.fact("export of a pool that is not exportable, and of its memory", export_of(machine, plain, from_plain));
   report.fact("export of the default pool, and of its memory",
@@ -194,7 +194,7 @@ void high_marks(const Machine& machine, Report& report, CUstream stream) {
   const CUmemoryPool pool = machine.make_pool();
   const auto allocate = [&] {
     CUdeviceptr at = 0;
-    machine.must(machine.cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream), "cuMemAllocFromPoolAsync");
+    machine.must(machine.cuda.cuMemAllocFromPoolAsync(&at, kPoolBytes, pool, stream), "cuMemAllocFromPoolAsync");
     return at;
   };
   const auto used_high = [&] { return fmt::format("{} MiB", machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) / kMiB); };
@@ -220,7 +220,7 @@ void changed_rules(const Machine& machine, Report& report, CUstream stream) {
   const Driver& cuda = machine.cuda;
   const CUmemoryPool pool = machine.make_pool();
   CUdeviceptr at = 0;
-  machine.must(cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream), "cuMemAllocFromPoolAsync");
+  machine.must(cuda.cuMemAllocFromPoolAsync(&at, kPoolBytes, pool, stream), "cuMemAllocFromPoolAsync");
   int no = 0;
   report.fact("a pool with live memory is told to make no stream wait",
               machine.name(cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &no)));
@@ -238,11 +238,11 @@ void two_contexts(const Machine& machine, Report& report, CUstream stream) {
   cuuint64_t zero = 0;
   machine.must(cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero), "cuMemPoolSetAttribute");
   const cuuint64_t before = machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  const CUdeviceptr at = machine.allocate(kBytes, stream);
+  const CUdeviceptr at = machine.allocate(kPoolBytes, stream);
   CUcontext other = nullptr;
   machine.must(cuda.create_context(&other, 0, 0), "cuCtxCreate");
   const CUstream of_other = machine.make_stream();
-  const CUdeviceptr at_other = machine.allocate(kBytes, of_other);
+  const CUdeviceptr at_other = machine.allocate(kPoolBytes, of_other);
   machine.free(at_other, of_other);
   machine.wait(of_other);
   machine.must(cuda.cuCtxDestroy(other), "cuCtxDestroy");
@@ -250,7 +250,7 @@ void two_contexts(const Machine& machine, Report& report, CUstream stream) {
   machine.free(at, stream);
   machine.wait(stream);
   report.fact("the high mark of a pool after requests of two contexts at once, less one of them",
-              booked(before, machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) - kBytes));
+              booked(before, machine.ask(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) - kPoolBytes));
 }
 
 }  // namespace

@@ -19,7 +19,6 @@ namespace {
 constexpr std::size_t kPieces = 24;        // of 32: three quarters of the device
 constexpr std::size_t kGrain = 32 * kMiB;  // a driver's pool may take memory in multiples of it
 constexpr std::size_t kStamp = 4096;
-constexpr int kHeldMs = 1'000;
 
 // A way to allocate and free, and what the pool may keep.
 struct Way {
@@ -181,7 +180,7 @@ class Idle {
     machine_.keep_all(machine_.default_pool(), way.keeps);
     machine_.must(machine_.cuda.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     allocate(way);
-    if (held) gate_ = std::make_unique<Gate>(machine_, stream_, kHeldMs);
+    if (held) gate_ = std::make_unique<Gate>(machine_, stream_, kGateMs);
     free(way);
     machine_.must(machine_.cuda.cuEventRecord(event_, stream_), "cuEventRecord");
   }

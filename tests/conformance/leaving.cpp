@@ -22,14 +22,14 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr int kHeldMs = 8'000;  // how long a request takes in the process that ends
+constexpr int kRequestMs = 8'000;  // how long a request takes in the process that ends
 constexpr int kSoonMs = 4'000;
 constexpr int kStatus = 7;
 
 // This program's environment with another trace file. With `slow`, mapping takes long on simcuda, so that requests take
 // long too.
 std::vector<std::string> environment_of_leaver(bool slow) {
-  std::vector<std::string> all{fmt::format("SIMCUDA_SLOW_MAP_US={}", slow ? kHeldMs * 1000 : 0)};
+  std::vector<std::string> all{fmt::format("SIMCUDA_SLOW_MAP_US={}", slow ? kRequestMs * 1000 : 0)};
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text = *variable;
     if (!text.starts_with("SIMCUDA_SLOW_MAP_US=") && !text.starts_with("STALLOC_TRACE=")) all.push_back(text);
@@ -46,7 +46,7 @@ std::string end_of(pid_t child) {
   };
   int status = 0;
   while (waitpid(child, &status, WNOHANG) == 0) {
-    if (took_more_than(2 * kHeldMs)) {
+    if (took_more_than(2 * kRequestMs)) {
       kill(child, SIGKILL);
       waitpid(child, &status, 0);
       return "it does not end";
@@ -89,7 +89,7 @@ void leaving(Machine&, Report& report, std::uint64_t) {
   const CUstream stream = machine.make_stream();
   if (how == "exit beside a free that waits") {
     const CUdeviceptr at = machine.allocate_plain(kMiB);
-    new Gate(machine, stream, kHeldMs);
+    new Gate(machine, stream, kRequestMs);
     std::thread([&machine, &begun, at] {
       machine.join();
       begun = true;

@@ -16,7 +16,9 @@ namespace stalloc::conformance {
 
 inline constexpr std::size_t kMiB = 1 << 20;
 inline constexpr std::size_t kGiB = 1 << 30;
-inline constexpr std::size_t kPage = 2 * kMiB;  // the driver maps memory in pages of this size
+inline constexpr std::size_t kPage = 2 * kMiB;         // the driver maps memory in pages of this size
+inline constexpr std::size_t kSomeBytes = 3 * kMiB;    // for memory whose size does not matter
+inline constexpr CUdeviceptr kNowhere = 0x7654321000;  // an address that is nobody's
 
 // A device and its primary context. Every function throws std::runtime_error, one line, when CUDA refuses. Thread-safe.
 class Machine {
@@ -111,6 +113,8 @@ class Pinned {
   const Machine& machine_;
   void* memory_ = nullptr;
 };
+
+inline constexpr int kGateMs = 1'000;  // how long most gates stay shut at most
 
 // Work that holds a stream until the gate is opened, or until `longest_ms` have passed: a driver may make any call wait
 // for the device, and the program could then never open the gate.

@@ -10,7 +10,7 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kSlack = 128 * kMiB;  // what a driver, or a plan, may keep for itself
+constexpr std::size_t kKeptBack = 128 * kMiB;  // what a driver, or a plan, may keep for itself
 
 // All memory in pieces of one size. Each piece is filled at several places, so that two pieces that overlap are
 // noticed.
@@ -123,13 +123,13 @@ void trim(Machine& machine, Report& report, std::uint64_t) {
   const cuuint64_t reserved = machine.ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
   std::vector<CUdeviceptr> live;
   for (int i = 0; i < 32; ++i) live.push_back(machine.allocate(piece, stream));
-  report.expect(machine.free_bytes() + 32 * piece <= before + kSlack, "allocating takes no memory");
+  report.expect(machine.free_bytes() + 32 * piece <= before + kKeptBack, "allocating takes no memory");
   for (const CUdeviceptr at : live) machine.free(at, stream);
   machine.wait(stream);
   report.figure("MiB kept by the pool", (before - machine.free_bytes()) / kMiB);
   machine.must(machine.cuda.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo");
-  report.expect(machine.free_bytes() + kSlack >= before, "trimming gives no memory back");
-  report.expect(machine.ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= reserved + kSlack,
+  report.expect(machine.free_bytes() + kKeptBack >= before, "trimming gives no memory back");
+  report.expect(machine.ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= reserved + kKeptBack,
                 "a trimmed pool says that it holds memory");
   machine.keep_all(pool, false);
   machine.destroy(stream);
@@ -162,7 +162,7 @@ void out_of_memory(Machine& machine, Report& report, std::uint64_t) {
   doubled.free(1, false);
   all.free(1, false);
   machine.must(machine.cuda.cuMemPoolTrimTo(machine.default_pool(), 0), "cuMemPoolTrimTo");
-  report.expect(machine.free_bytes() + 2 * kSlack >= before, "memory was lost");
+  report.expect(machine.free_bytes() + 2 * kKeptBack >= before, "memory was lost");
   // The program then goes on as usual.
   Ledger ledger;
   {

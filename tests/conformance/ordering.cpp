@@ -14,15 +14,15 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kLargest = 10 * kMiB;
-constexpr std::array<std::size_t, 4> kSizes{4096, kMiB + 512, kPage, kLargest};
+constexpr std::size_t kLargestLate = 10 * kMiB;
+constexpr std::array<std::size_t, 4> kLateSizes{4096, kMiB + 512, kPage, kLargestLate};
 constexpr int kNobodyWaits = 10'000;  // milliseconds: a gate that stays shut this long shows that a call waited for it
 constexpr int kMayWait = 150;         // for calls in which a driver may wait for the device
 
 // Tries with a reader behind a gate, and with others that may get the memory that it reads.
 class Late {
  public:
-  Late(const Machine& machine, Report& report) : machine_(machine), report_(report), host_(machine, 4 * kLargest) {}
+  Late(const Machine& machine, Report& report) : machine_(machine), report_(report), host_(machine, 4 * kLargestLate) {}
 
   // Memory is read and freed on `reader`, and wanted on `writer`.
   void try_streams(CUstream reader, CUstream writer, std::size_t bytes, const std::string& who) {
@@ -196,7 +196,7 @@ class Late {
   static constexpr std::uint32_t kEarly = 0xe1e1e1e1;
   static constexpr std::uint32_t kLater = 0x2b2b2b2b;
 
-  [[nodiscard]] void* host(std::size_t index) const { return static_cast<char*>(host_.data()) + index * kLargest; }
+  [[nodiscard]] void* host(std::size_t index) const { return static_cast<char*>(host_.data()) + index * kLargestLate; }
 
   [[nodiscard]] CUevent make_event() const {
     CUevent event = nullptr;
@@ -287,7 +287,7 @@ void late_readers(Machine& machine, Report& report, std::uint64_t) {
   const std::array<Kind, 5> kinds{Kind{"first", streams.first}, Kind{"second", streams.second},
                                   Kind{"blocking", streams.blocking}, Kind{"legacy", nullptr},
                                   Kind{"per thread", CU_STREAM_PER_THREAD}};
-  for (const std::size_t bytes : kSizes) {
+  for (const std::size_t bytes : kLateSizes) {
     for (const Kind& reader : kinds) {
       for (const Kind& writer : kinds) {
         late.try_streams(reader.stream, writer.stream, bytes, std::string(reader.name) + ", then " + writer.name);
@@ -314,7 +314,7 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
     machine.must(cuda.cuGraphInstantiate(&executable, graph, 0), "cuGraphInstantiate");
     return std::pair(graph, executable);
   };
-  for (const std::size_t bytes : kSizes) {
+  for (const std::size_t bytes : kLateSizes) {
     for (const CUstream reader : {streams.first, CUstream{nullptr}}) {
       for (const CUstream writer : {streams.second, streams.first}) {
         if (reader == writer) continue;
@@ -335,7 +335,7 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
   }
   // This comes last: a library may rely less on an event that a graph has recorded, and on an event that reuses its
   // handle.
-  for (const std::size_t bytes : kSizes) {
+  for (const std::size_t bytes : kLateSizes) {
     if (cuda.cuEventRecordWithFlags == nullptr) continue;
     std::pair<CUgraph, CUgraphExec> made{};
     late.try_event(streams.first, streams.second, bytes, "recorded by a graph", [&](CUevent event, bool freed) {
@@ -354,7 +354,7 @@ void orders_of_events(Machine& machine, Report& report, std::uint64_t) {
 void plain_requests(Machine& machine, Report& report, std::uint64_t) {
   const Streams streams(machine);
   Late late(machine, report);
-  for (const std::size_t bytes : kSizes) {
+  for (const std::size_t bytes : kLateSizes) {
     late.try_plain_writer(streams.first, streams.second, bytes);
     late.try_plain_free(streams.first, streams.second, bytes);
   }
@@ -366,7 +366,7 @@ void ends_of_streams(Machine& machine, Report& report, std::uint64_t) {
   {
     const Streams streams(machine);
     Late late(machine, report);
-    for (const std::size_t bytes : kSizes) {
+    for (const std::size_t bytes : kLateSizes) {
       late.try_destroyed(streams.first, bytes);
       late.try_destroyed(streams.blocking, bytes);
     }

@@ -10,8 +10,7 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 5 * kMiB + 4096;  // ends inside a page
-constexpr int kHeldMs = 1'000;
+constexpr std::size_t kCopiedBytes = 5 * kMiB + 4096;  // ends inside a page
 
 // A device with two streams.
 class Side {
@@ -55,32 +54,32 @@ class Side {
   CUmemoryPool created_pool = nullptr;
 };
 
-enum class Kind { Plain, Default, Created };
+enum class CopiedMemory { Plain, Default, Created };
 
-std::string words_of(Kind kind) {
-  if (kind == Kind::Plain) return "cuMemAlloc's memory";
-  return kind == Kind::Default ? "the default pool's memory" : "a created pool's memory";
+std::string words_of(CopiedMemory kind) {
+  if (kind == CopiedMemory::Plain) return "cuMemAlloc's memory";
+  return kind == CopiedMemory::Default ? "the default pool's memory" : "a created pool's memory";
 }
 
-CUdeviceptr allocate(const Side& side, Kind kind, CUstream stream) {
+CUdeviceptr allocate(const Side& side, CopiedMemory kind, CUstream stream) {
   side.enter();
-  if (kind == Kind::Plain) return side.machine.allocate_plain(kBytes);
-  if (kind == Kind::Default) return side.machine.allocate(kBytes, stream);
+  if (kind == CopiedMemory::Plain) return side.machine.allocate_plain(kCopiedBytes);
+  if (kind == CopiedMemory::Default) return side.machine.allocate(kCopiedBytes, stream);
   CUdeviceptr at = 0;
-  side.machine.must(side.machine.cuda.cuMemAllocFromPoolAsync(&at, kBytes, side.created_pool, stream),
+  side.machine.must(side.machine.cuda.cuMemAllocFromPoolAsync(&at, kCopiedBytes, side.created_pool, stream),
                     "cuMemAllocFromPoolAsync");
   return at;
 }
 
-CUdeviceptr allocate_filled(const Side& side, Kind kind, CUstream stream, std::uint32_t pattern) {
+CUdeviceptr allocate_filled(const Side& side, CopiedMemory kind, CUstream stream, std::uint32_t pattern) {
   const CUdeviceptr at = allocate(side, kind, stream);
-  side.machine.fill(at, kBytes, pattern, stream);
+  side.machine.fill(at, kCopiedBytes, pattern, stream);
   return at;
 }
 
-void free(const Side& side, Kind kind, CUdeviceptr at) {
+void free(const Side& side, CopiedMemory kind, CUdeviceptr at) {
   side.enter();
-  if (kind == Kind::Plain) {
+  if (kind == CopiedMemory::Plain) {
     side.machine.free_plain(at);
   } else {
     side.machine.free(at, side.stream);
@@ -102,10 +101,10 @@ void order(const Side& first, CUstream earlier, const Side& second, CUstream lat
 
 bool has(const Side& side, CUdeviceptr at, CUstream stream, std::uint32_t pattern) {
   side.enter();
-  const Pinned host(side.machine, kBytes);
-  side.machine.read(host.data(), at, kBytes, stream);
+  const Pinned host(side.machine, kCopiedBytes);
+  side.machine.read(host.data(), at, kCopiedBytes, stream);
   side.machine.wait(stream);
-  return holds(host.data(), kBytes, pattern);
+  return holds(host.data(), kCopiedBytes, pattern);
 }
 
 std::string try_copy(const Side& from, CUdeviceptr source, const Side& to, CUdeviceptr target, const Side& by,
@@ -113,17 +112,17 @@ std::string try_copy(const Side& from, CUdeviceptr source, const Side& to, CUdev
   const Driver& cuda = by.machine.cuda;
   Answers answers(by.machine);
   from.enter();
-  from.machine.fill(source, kBytes, pattern, from.stream);
+  from.machine.fill(source, kCopiedBytes, pattern, from.stream);
   order(from, from.stream, by, by.stream);
   by.enter();
-  answers.add(cuda.cuMemcpyPeerAsync(target, to.context, source, from.context, kBytes, by.stream));
+  answers.add(cuda.cuMemcpyPeerAsync(target, to.context, source, from.context, kCopiedBytes, by.stream));
   order(by, by.stream, to, to.stream);
   answers.add_word(has(to, target, to.stream, pattern) ? "the data are right" : "the data are wrong");
   from.enter();
-  from.machine.fill(source, kBytes, pattern + 1, from.stream);
+  from.machine.fill(source, kCopiedBytes, pattern + 1, from.stream);
   from.machine.wait(from.stream);
   by.enter();
-  answers.add(cuda.cuMemcpyPeer(target, to.context, source, from.context, kBytes));
+  answers.add(cuda.cuMemcpyPeer(target, to.context, source, from.context, kCopiedBytes));
   answers.add(cuda.cuCtxSynchronize());
   answers.add_word(has(to, target, to.stream, pattern + 1) ? "the data are right" : "the data are wrong");
   return answers.text();
@@ -131,7 +130,7 @@ std::string try_copy(const Side& from, CUdeviceptr source, const Side& to, CUdev
 
 void try_copies(Report& report, const Side& first, const Side& second, const std::string& access) {
   std::uint64_t copies = 0;
-  for (const Kind kind : {Kind::Plain, Kind::Default, Kind::Created}) {
+  for (const CopiedMemory kind : {CopiedMemory::Plain, CopiedMemory::Default, CopiedMemory::Created}) {
     const CUdeviceptr here = allocate(first, kind, first.stream);
     const CUdeviceptr there = allocate(second, kind, second.stream);
     const std::string what = words_of(kind) + ", " + access;
@@ -148,13 +147,13 @@ void try_copies(Report& report, const Side& first, const Side& second, const std
 
 // Copies by unified addressing, as cudaMemcpyAsync does: the driver itself finds out where the memory is.
 void try_unified_copies(Report& report, const Side& first, const Side& second) {
-  for (const Kind kind : {Kind::Plain, Kind::Default, Kind::Created}) {
+  for (const CopiedMemory kind : {CopiedMemory::Plain, CopiedMemory::Default, CopiedMemory::Created}) {
     const CUdeviceptr here = allocate_filled(first, kind, first.stream, pattern_of(50));
     const CUdeviceptr there = allocate(second, kind, second.stream);
     order(first, first.stream, second, second.stream);
     second.enter();
     Answers answers(second.machine);
-    answers.add(second.machine.cuda.cuMemcpyDtoDAsync(there, here, kBytes, second.stream));
+    answers.add(second.machine.cuda.cuMemcpyDtoDAsync(there, here, kCopiedBytes, second.stream));
     answers.add_word(has(second, there, second.stream, pattern_of(50)) ? "the data are right" : "the data are wrong");
     report.fact("by unified addressing, with access, " + words_of(kind), answers.text());
     free(first, kind, here);
@@ -174,12 +173,12 @@ bool are_there(Machine& machine, Report& report) {
 
 // The second device writes to memory that the first one frees behind that write. What the first one allocates then may
 // use the bytes only behind the write.
-void free_behind_a_write(Report& report, const Side& first, const Side& second, Kind kind) {
+void free_behind_a_write(Report& report, const Side& first, const Side& second, CopiedMemory kind) {
   const CUdeviceptr written = allocate_filled(first, kind, first.stream, pattern_of(1));
   order(first, first.stream, second, second.stream);
   second.enter();
-  Gate gate(second.machine, second.stream, kHeldMs);
-  second.machine.fill(written, kBytes, pattern_of(2), second.stream);
+  Gate gate(second.machine, second.stream, kGateMs);
+  second.machine.fill(written, kCopiedBytes, pattern_of(2), second.stream);
   order(second, second.stream, first, first.stream);
   first.machine.free(written, first.stream);
   std::vector<CUdeviceptr> later;
@@ -196,12 +195,12 @@ void free_behind_a_write(Report& report, const Side& first, const Side& second, 
 }
 
 // The second device's stream writes to the memory and frees it.
-void free_on_the_other_stream(Report& report, const Side& first, const Side& second, Kind kind) {
+void free_on_the_other_stream(Report& report, const Side& first, const Side& second, CopiedMemory kind) {
   const CUdeviceptr written = allocate_filled(first, kind, first.stream, pattern_of(11));
   order(first, first.stream, second, second.stream);
   second.enter();
-  Gate gate(second.machine, second.stream, kHeldMs);
-  second.machine.fill(written, kBytes, pattern_of(12), second.stream);
+  Gate gate(second.machine, second.stream, kGateMs);
+  second.machine.fill(written, kCopiedBytes, pattern_of(12), second.stream);
   const CUresult freed = second.machine.cuda.cuMemFreeAsync(written, second.stream);
   report.fact("freeing " + words_of(kind) + " on a stream of the second device", second.machine.name(freed));
   const CUdeviceptr later = allocate_filled(first, kind, first.stream, pattern_of(13));
@@ -215,16 +214,16 @@ void free_on_the_other_stream(Report& report, const Side& first, const Side& sec
 }
 
 // The first device's stream reads what the second device's stream writes late.
-void order_between(Report& report, const Side& first, const Side& second, Kind kind) {
+void order_between(Report& report, const Side& first, const Side& second, CopiedMemory kind) {
   const CUdeviceptr there = allocate_filled(second, kind, second.stream, pattern_of(21));
   const CUdeviceptr here = allocate_filled(first, kind, first.stream, pattern_of(22));
   second.enter();
-  Gate gate(second.machine, second.stream, kHeldMs);
-  second.machine.fill(there, kBytes, pattern_of(23), second.stream);
+  Gate gate(second.machine, second.stream, kGateMs);
+  second.machine.fill(there, kCopiedBytes, pattern_of(23), second.stream);
   order(second, second.stream, first, first.stream);
   first.enter();
   first.machine.must(
-      first.machine.cuda.cuMemcpyPeerAsync(here, first.context, there, second.context, kBytes, first.stream),
+      first.machine.cuda.cuMemcpyPeerAsync(here, first.context, there, second.context, kCopiedBytes, first.stream),
       "cuMemcpyPeerAsync");
   gate.open();
   report.expect(has(first, here, first.stream, pattern_of(23)), words_of(kind) + " was copied before it was written");
@@ -256,13 +255,13 @@ void peer_frees(Machine& machine, Report& report, std::uint64_t) {
     first.open_to(second);
     second.open_to(first);
     for (int round = 0; round < 3; ++round) {
-      for (const Kind kind : {Kind::Default, Kind::Created}) {
+      for (const CopiedMemory kind : {CopiedMemory::Default, CopiedMemory::Created}) {
         free_behind_a_write(report, first, second, kind);
         free_on_the_other_stream(report, first, second, kind);
         order_between(report, first, second, kind);
       }
     }
-    order_between(report, first, second, Kind::Plain);
+    order_between(report, first, second, CopiedMemory::Plain);
   }
   machine.join();
 }
@@ -275,18 +274,18 @@ void peer_plain_free(Machine& machine, Report& report, std::uint64_t) {
     const Side first(machine.cuda, 0);
     const Side second(machine.cuda, 1);
     first.open_to(second);
-    const CUdeviceptr written = allocate_filled(first, Kind::Plain, first.stream, pattern_of(1));
+    const CUdeviceptr written = allocate_filled(first, CopiedMemory::Plain, first.stream, pattern_of(1));
     first.machine.wait(first.stream);
     second.enter();
-    Gate gate(second.machine, second.stream, kHeldMs);
-    second.machine.fill(written, kBytes, pattern_of(2), second.stream);
+    Gate gate(second.machine, second.stream, kGateMs);
+    second.machine.fill(written, kCopiedBytes, pattern_of(2), second.stream);
     first.enter();
     Answers answers(machine);
     answers.add(machine.cuda.cuMemFree(written));
     second.enter();
     const bool is_over = answers.add(machine.cuda.cuStreamQuery(second.stream)) == CUDA_SUCCESS;
     if (is_over) {
-      const CUdeviceptr later = allocate_filled(first, Kind::Plain, first.stream, pattern_of(3));
+      const CUdeviceptr later = allocate_filled(first, CopiedMemory::Plain, first.stream, pattern_of(3));
       report.expect(has(first, later, first.stream, pattern_of(3)),
                     "memory allocated behind a cuMemFree was written to");
       first.machine.free_plain(later);

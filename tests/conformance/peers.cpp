@@ -8,8 +8,6 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 3 * kMiB;
-
 // Device 1's primary context, with a stream.
 class Peer {
  public:
@@ -35,13 +33,13 @@ class Peer {
   // are right.
   std::string write(CUdeviceptr at, std::uint32_t pattern) const {
     enter();
-    const Pinned host(machine_, kBytes);
+    const Pinned host(machine_, kSomeBytes);
     Answers answers(machine_);
     const Driver& cuda = machine_.cuda;
-    answers.add(cuda.cuMemsetD32Async(at, pattern, kBytes / 4, stream_));
-    answers.add(cuda.cuMemcpyDtoHAsync(host.data(), at, kBytes, stream_));
+    answers.add(cuda.cuMemsetD32Async(at, pattern, kSomeBytes / 4, stream_));
+    answers.add(cuda.cuMemcpyDtoHAsync(host.data(), at, kSomeBytes, stream_));
     answers.add(cuda.cuStreamSynchronize(stream_));
-    answers.add_word(holds(host.data(), kBytes, pattern) ? "the data are right" : "the data are wrong");
+    answers.add_word(holds(host.data(), kSomeBytes, pattern) ? "the data are right" : "the data are wrong");
     machine_.join();
     return answers.text();
   }
@@ -74,8 +72,8 @@ void try_pool(const Machine& machine, Report& report, const Peer& peer, CUmemory
   const CUstream stream = machine.make_stream();
   const auto allocate = [&] {
     CUdeviceptr at = 0;
-    machine.must(cuda.cuMemAllocFromPoolAsync(&at, kBytes, pool, stream), "cuMemAllocFromPoolAsync");
-    machine.fill(at, kBytes, pattern_of(1), stream);
+    machine.must(cuda.cuMemAllocFromPoolAsync(&at, kSomeBytes, pool, stream), "cuMemAllocFromPoolAsync");
+    machine.fill(at, kSomeBytes, pattern_of(1), stream);
     machine.wait(stream);
     return at;
   };
@@ -99,7 +97,7 @@ void try_pool(const Machine& machine, Report& report, const Peer& peer, CUmemory
   // The same again from the second device: memory is requested and freed on its own stream.
   peer.enter();
   CUdeviceptr foreign = 0;
-  const CUresult asked = cuda.cuMemAllocFromPoolAsync(&foreign, kBytes, pool, peer.stream());
+  const CUresult asked = cuda.cuMemAllocFromPoolAsync(&foreign, kSomeBytes, pool, peer.stream());
   report.fact("a request of the second device from " + kind, machine.name(asked));
   if (asked == CUDA_SUCCESS) {
     machine.wait(peer.stream());
@@ -124,12 +122,12 @@ void try_plain(const Machine& machine, Report& report, const Peer& peer) {
   const Driver& cuda = machine.cuda;
   CUcontext own = nullptr;
   machine.must(cuda.cuCtxGetCurrent(&own), "cuCtxGetCurrent");
-  const CUdeviceptr before = machine.allocate_plain(kBytes);
+  const CUdeviceptr before = machine.allocate_plain(kSomeBytes);
   peer.enter();
   report.fact("peer access to the first device", machine.name(cuda.cuCtxEnablePeerAccess(own, 0)));
   report.fact("peer access to the first device once more", machine.name(cuda.cuCtxEnablePeerAccess(own, 0)));
   machine.join();
-  const CUdeviceptr after = machine.allocate_plain(kBytes);
+  const CUdeviceptr after = machine.allocate_plain(kSomeBytes);
   report.fact("writing from the second device to cuMemAlloc's memory from before", peer.write(before, pattern_of(6)));
   report.fact("writing from the second device to cuMemAlloc's memory from after", peer.write(after, pattern_of(7)));
   peer.enter();

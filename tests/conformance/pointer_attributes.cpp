@@ -14,7 +14,7 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 5 * kPage + 512;
+constexpr std::size_t kBlockBytes = 5 * kPage + 512;
 
 // Large enough for whatever the driver writes.
 union Value {
@@ -121,14 +121,14 @@ std::uint64_t buffer_id(const Machine& machine, CUdeviceptr at) {
 }
 
 // A kind of memory.
-struct Kind {
+struct KindOfMemory {
   const char* name;
   std::function<CUdeviceptr()> allocate;
   std::function<void(CUdeviceptr)> free;  // and waits for the stream
   CUmemoryPool pool;
 };
 
-void buffer_ids(const Machine& machine, Report& report, const Kind& kind) {
+void buffer_ids(const Machine& machine, Report& report, const KindOfMemory& kind) {
   Value asked{};
   const CUdeviceptr first = kind.allocate();
   const CUdeviceptr second = kind.allocate();
@@ -138,7 +138,7 @@ void buffer_ids(const Machine& machine, Report& report, const Kind& kind) {
     report.fact(fmt::format("two blocks of {} have different buffer ids", kind.name),
                 yes_or_no(id != buffer_id(machine, second)));
     report.fact(fmt::format("all of a block of {} has one buffer id", kind.name),
-                yes_or_no(id == buffer_id(machine, first + 512) && id == buffer_id(machine, first + kBytes - 1)));
+                yes_or_no(id == buffer_id(machine, first + 512) && id == buffer_id(machine, first + kBlockBytes - 1)));
     kind.free(first);
     const CUdeviceptr third = kind.allocate();
     report.fact(fmt::format("a block of {} made after a free has a new buffer id", kind.name),
@@ -151,7 +151,7 @@ void buffer_ids(const Machine& machine, Report& report, const Kind& kind) {
   kind.free(second);
 }
 
-void synchronous_operations(const Machine& machine, Report& report, const Kind& kind) {
+void synchronous_operations(const Machine& machine, Report& report, const KindOfMemory& kind) {
   if (!is_there(report, machine.cuda.cuPointerSetAttribute, "cuPointerSetAttribute")) return;
   const CUdeviceptr at = kind.allocate();
   unsigned wanted = 1;
@@ -168,7 +168,7 @@ void synchronous_operations(const Machine& machine, Report& report, const Kind& 
 
 // Communication libraries register the address range together with its handle or its descriptor: they must be of the
 // same memory.
-void registration(const Machine& machine, Report& report, const Kind& kind) {
+void registration(const Machine& machine, Report& report, const KindOfMemory& kind) {
   const Driver& cuda = machine.cuda;
   const CUdeviceptr at = kind.allocate();
   if (is_there(report, cuda.cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle")) {
@@ -209,28 +209,28 @@ void pointer_attributes(Machine& machine, Report& report, std::uint64_t) {
   };
   const auto allocate_own = [&] {
     CUdeviceptr at = 0;
-    machine.must(machine.cuda.cuMemAllocFromPoolAsync(&at, kBytes, own, stream), "cuMemAllocFromPoolAsync");
+    machine.must(machine.cuda.cuMemAllocFromPoolAsync(&at, kBlockBytes, own, stream), "cuMemAllocFromPoolAsync");
     machine.wait(stream);
     return at;
   };
-  const std::vector<Kind> kinds{{"stream-ordered memory",
-                                 [&] {
-                                   const CUdeviceptr at = machine.allocate(kBytes, stream);
-                                   machine.wait(stream);
-                                   return at;
-                                 },
-                                 free_ordered, machine.default_pool()},
-                                {"a created pool's memory", allocate_own, free_ordered, own},
-                                {"cuMemAlloc's memory", [&] { return machine.allocate_plain(kBytes); },
-                                 [&](CUdeviceptr at) { machine.free_plain(at); }, nullptr}};
-  for (const Kind& kind : kinds) {
+  const std::vector<KindOfMemory> kinds{{"stream-ordered memory",
+                                         [&] {
+                                           const CUdeviceptr at = machine.allocate(kBlockBytes, stream);
+                                           machine.wait(stream);
+                                           return at;
+                                         },
+                                         free_ordered, machine.default_pool()},
+                                        {"a created pool's memory", allocate_own, free_ordered, own},
+                                        {"cuMemAlloc's memory", [&] { return machine.allocate_plain(kBlockBytes); },
+                                         [&](CUdeviceptr at) { machine.free_plain(at); }, nullptr}};
+  for (const KindOfMemory& kind : kinds) {
     const CUdeviceptr base = kind.allocate();
-    for (const std::size_t offset : {std::size_t{0}, kBytes / 2, kBytes - 1}) {
+    for (const std::size_t offset : {std::size_t{0}, kBlockBytes / 2, kBlockBytes - 1}) {
       say_all(machine, report, {base, base + offset, current, kind.pool},
               fmt::format("{}, {}", kind.name,
-                          offset == 0            ? "its first byte"
-                          : offset == kBytes - 1 ? "its last byte"
-                                                 : "its middle"));
+                          offset == 0                 ? "its first byte"
+                          : offset == kBlockBytes - 1 ? "its last byte"
+                                                      : "its middle"));
     }
     kind.free(base);
     machine.settle();

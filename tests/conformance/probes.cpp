@@ -15,8 +15,7 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kSlack = 512 * kMiB;  // what a driver may need for itself when it gives out the rest
-constexpr int kHeldMs = 1'000;
+constexpr std::size_t kNeededByDriver = 512 * kMiB;  // what a driver may need for itself when it gives out the rest
 constexpr int kSearches = 8;
 constexpr int kStepsBetween = 40;
 
@@ -60,8 +59,9 @@ void search_often(const Machine& machine, Report& report, const Probe& by, CUstr
       machine.wait(stream);
       answers[" of more than there is"].insert(probe(machine, by, machine.total_bytes() + kPage, stream));
       answers[" of three quarters of the device"].insert(probe(machine, by, machine.total_bytes() * 3 / 4, stream));
-      if (machine.total_bytes() > 8 * kSlack) {
-        answers[" of nearly all that is free"].insert(probe(machine, by, machine.free_bytes() - kSlack, stream));
+      if (machine.total_bytes() > 8 * kNeededByDriver) {
+        answers[" of nearly all that is free"].insert(
+            probe(machine, by, machine.free_bytes() - kNeededByDriver, stream));
       }
     }
     tensors.finish();
@@ -85,7 +85,7 @@ void whole_of_pieces(const Machine& machine, Report& report, CUstream stream, bo
     std::vector<CUdeviceptr> pieces;
     for (int i = 0; i < 30; ++i) pieces.push_back(machine.allocate(piece, stream));
     machine.wait(stream);
-    Gate gate(machine, stream, kHeldMs);  // so that the frees are surely pending
+    Gate gate(machine, stream, kGateMs);  // so that the frees are surely pending
     for (const CUdeviceptr at : pieces) machine.free(at, stream);
     CUdeviceptr whole = 0;
     const std::size_t half = machine.total_bytes() / 2;

@@ -12,8 +12,9 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kLargest = 9 * kMiB;
-constexpr std::array<std::size_t, 8> kSizes{4, 512, 20'000, 700'000, 2 * kMiB, 3 * kMiB, 5'000'000, kLargest};
+constexpr std::size_t kLargestTensor = 9 * kMiB;
+constexpr std::array<std::size_t, 8> kTensorSizes{4,        512,      20'000,    700'000,
+                                                  2 * kMiB, 3 * kMiB, 5'000'000, kLargestTensor};
 constexpr std::size_t kLiveMost = 24;   // tensors of a thread
 constexpr std::size_t kRequests = 200;  // of a thread
 
@@ -22,7 +23,7 @@ constexpr std::size_t kRequests = 200;  // of a thread
 class Worker {
  public:
   Worker(const Machine& machine, Report& report, Ledger& ledger, std::uint64_t seed, std::vector<CUstream> streams)
-      : tensors_(machine, report, ledger, kLargest, seed << 32), random_(seed), streams_(std::move(streams)) {}
+      : tensors_(machine, report, ledger, kLargestTensor, seed << 32), random_(seed), streams_(std::move(streams)) {}
 
   void run() {
     for (std::size_t made = 0; made < kRequests;) {
@@ -41,7 +42,7 @@ class Worker {
   CUstream any_stream() { return streams_[below(streams_.size())]; }
 
   void allocate() {
-    const std::size_t bytes = kSizes[below(kSizes.size())];
+    const std::size_t bytes = kTensorSizes[below(kTensorSizes.size())];
     const CUstream stream = any_stream();
     if (below(40) == 0) {
       tensors_.allocate_plain(bytes, stream);
@@ -92,11 +93,12 @@ void steps(Machine& machine, Report& report, std::uint64_t) {
   const CUstream side = machine.make_stream();
   Ledger ledger;
   {
-    Tensors tensors(machine, report, ledger, kLargest, 1ULL << 56);
+    Tensors tensors(machine, report, ledger, kLargestTensor, 1ULL << 56);
     for (int step = 0; step < kSteps; ++step) {
       std::vector<std::uint64_t> made;
       for (int layer = 0; layer < 6; ++layer) {
-        const std::uint64_t input = tensors.allocate(kLargest / static_cast<std::size_t>(layer + 1) / 4 * 4, side);
+        const std::uint64_t input =
+            tensors.allocate(kLargestTensor / static_cast<std::size_t>(layer + 1) / 4 * 4, side);
         for (const std::size_t bytes : kLayer) made.push_back(tensors.allocate(bytes, main));
         tensors.use(input, main);
         tensors.free(input);

@@ -77,8 +77,8 @@ void misuse(Machine& machine, Report& report, std::uint64_t) {
   const CUdeviceptr plain = machine.allocate_plain(3 * kMiB);
   machine.free_plain(plain);
   say("cuMemAlloc's memory freed twice", cuda.cuMemFree(plain));
-  say("no such address", cuda.cuMemFree(0x7654321000));
-  say("no such address, stream-ordered", cuda.cuMemFreeAsync(0x7654321000, stream));
+  say("no such address", cuda.cuMemFree(kNowhere));
+  say("no such address, stream-ordered", cuda.cuMemFreeAsync(kNowhere, stream));
   say("null", cuda.cuMemFree(0));
   CUdeviceptr none = 0;
   say("nothing requested", cuda.cuMemAlloc(&none, 0));

@@ -13,7 +13,6 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 3 * kMiB;
 constexpr int kResets = 12;
 
 // Whether a call may return this result when its context is ending or has ended.
@@ -62,7 +61,7 @@ class Allocating {
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < 200 && result == CUDA_SUCCESS && !stop_; ++i) {
       CUdeviceptr at = 0;
-      result = plain_ ? cuda.cuMemAlloc(&at, kBytes) : cuda.cuMemAllocAsync(&at, kBytes, CU_STREAM_LEGACY);
+      result = plain_ ? cuda.cuMemAlloc(&at, kSomeBytes) : cuda.cuMemAllocAsync(&at, kSomeBytes, CU_STREAM_LEGACY);
       expect(result);
       if (result != CUDA_SUCCESS) break;
       result = plain_ ? cuda.cuMemFree(at) : cuda.cuMemFreeAsync(at, CU_STREAM_LEGACY);

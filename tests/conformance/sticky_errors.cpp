@@ -11,14 +11,12 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr std::size_t kBytes = 3 * kMiB;
-
 // What the program has before the error.
 struct Before {
   explicit Before(const Machine& machine)
       : stream(machine.make_stream()), pool(machine.make_pool()), standard(machine.default_pool()) {
-    for (CUdeviceptr& at : ordered) at = machine.allocate(kBytes, stream);
-    for (CUdeviceptr& at : plain) at = machine.allocate_plain(kBytes);
+    for (CUdeviceptr& at : ordered) at = machine.allocate(kSomeBytes, stream);
+    for (CUdeviceptr& at : plain) at = machine.allocate_plain(kSomeBytes);
     machine.must(machine.cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     machine.wait(stream);
   }
@@ -39,36 +37,37 @@ struct Unread {
   CUmemoryPool pool = nullptr;
 };
 
-struct NamedCall {
+struct CallAfterError {
   const char* name;
   std::function<CUresult()> make;
   bool names_handle = false;  // names a stream or an event of the context
 };
 
-std::vector<NamedCall> calls(const Driver& cuda, const Before& before, Unread& to) {
+std::vector<CallAfterError> calls(const Driver& cuda, const Before& before, Unread& to) {
   return {
-      {"cuMemAllocAsync", [&] { return cuda.cuMemAllocAsync(&to.at, kBytes, before.stream); }, true},
-      {"cuMemAllocAsync on the legacy stream", [&] { return cuda.cuMemAllocAsync(&to.at, kBytes, CU_STREAM_LEGACY); }},
+      {"cuMemAllocAsync", [&] { return cuda.cuMemAllocAsync(&to.at, kSomeBytes, before.stream); }, true},
+      {"cuMemAllocAsync on the legacy stream",
+       [&] { return cuda.cuMemAllocAsync(&to.at, kSomeBytes, CU_STREAM_LEGACY); }},
       {"cuMemAllocAsync of 512 bytes", [&] { return cuda.cuMemAllocAsync(&to.at, 512, before.stream); }, true},
       {"cuMemAllocAsync of nothing", [&] { return cuda.cuMemAllocAsync(&to.at, 0, before.stream); }, true},
       {"cuMemAllocAsync of SIZE_MAX bytes", [&] { return cuda.cuMemAllocAsync(&to.at, SIZE_MAX, before.stream); },
        true},
       {"cuMemAllocFromPoolAsync of the default pool",
-       [&] { return cuda.cuMemAllocFromPoolAsync(&to.at, kBytes, before.standard, before.stream); }, true},
+       [&] { return cuda.cuMemAllocFromPoolAsync(&to.at, kSomeBytes, before.standard, before.stream); }, true},
       {"cuMemAllocFromPoolAsync of a created pool",
-       [&] { return cuda.cuMemAllocFromPoolAsync(&to.at, kBytes, before.pool, before.stream); }, true},
-      {"cuMemAlloc", [&] { return cuda.cuMemAlloc(&to.at, kBytes); }},
+       [&] { return cuda.cuMemAllocFromPoolAsync(&to.at, kSomeBytes, before.pool, before.stream); }, true},
+      {"cuMemAlloc", [&] { return cuda.cuMemAlloc(&to.at, kSomeBytes); }},
       {"cuMemAlloc of SIZE_MAX bytes", [&] { return cuda.cuMemAlloc(&to.at, SIZE_MAX); }},
       {"cuMemFreeAsync", [&] { return cuda.cuMemFreeAsync(before.ordered[0], before.stream); }, true},
       {"cuMemFreeAsync once more", [&] { return cuda.cuMemFreeAsync(before.ordered[0], before.stream); }, true},
       {"cuMemFreeAsync of cuMemAlloc's memory", [&] { return cuda.cuMemFreeAsync(before.plain[0], before.stream); },
        true},
       {"cuMemFreeAsync on the legacy stream", [&] { return cuda.cuMemFreeAsync(before.ordered[1], CU_STREAM_LEGACY); }},
-      {"cuMemFreeAsync of no such address", [&] { return cuda.cuMemFreeAsync(0x7654321000, before.stream); }, true},
+      {"cuMemFreeAsync of no such address", [&] { return cuda.cuMemFreeAsync(kNowhere, before.stream); }, true},
       {"cuMemFree", [&] { return cuda.cuMemFree(before.plain[1]); }},
       {"cuMemFree of stream-ordered memory", [&] { return cuda.cuMemFree(before.ordered[2]); }},
       {"cuMemFree of null", [&] { return cuda.cuMemFree(0); }},
-      {"cuMemFree of no such address", [&] { return cuda.cuMemFree(0x7654321000); }},
+      {"cuMemFree of no such address", [&] { return cuda.cuMemFree(kNowhere); }},
       {"cuMemPoolTrimTo", [&] { return cuda.cuMemPoolTrimTo(before.standard, 0); }},
       {"cuMemPoolTrimTo of a created pool", [&] { return cuda.cuMemPoolTrimTo(before.pool, 0); }},
       {"cuMemPoolGetAttribute",
@@ -101,7 +100,7 @@ std::vector<NamedCall> calls(const Driver& cuda, const Before& before, Unread& t
       {"cuStreamSynchronize", [&] { return cuda.cuStreamSynchronize(before.stream); }, true},
       {"cuCtxSynchronize", [&] { return cuda.cuCtxSynchronize(); }},
       {"cuStreamDestroy", [&] { return cuda.cuStreamDestroy(before.stream); }, true},
-      {"cuMemAllocAsync in the end", [&] { return cuda.cuMemAllocAsync(&to.at, kBytes, CU_STREAM_LEGACY); }},
+      {"cuMemAllocAsync in the end", [&] { return cuda.cuMemAllocAsync(&to.at, kSomeBytes, CU_STREAM_LEGACY); }},
   };
 }
 
@@ -110,7 +109,7 @@ std::vector<NamedCall> calls(const Driver& cuda, const Before& before, Unread& t
 void say_all(const Machine& machine, Report& report, const Before& before, const std::string& when,
              bool names_handles) {
   Unread unread;
-  for (const NamedCall& call : calls(machine.cuda, before, unread)) {
+  for (const CallAfterError& call : calls(machine.cuda, before, unread)) {
     if (names_handles || !call.names_handle) report.fact(when + ", " + call.name, machine.name(call.make()));
   }
 }
@@ -127,18 +126,19 @@ void begin_again(Machine& machine, Report& report, const std::string& when, CUre
   machine.cuda.cuDevicePrimaryCtxRelease(0);
   machine.enter();
   const CUstream stream = machine.make_stream();
-  const Pinned host(machine, kBytes);
+  const Pinned host(machine, kSomeBytes);
   Answers answers(machine);
   for (const bool plain : {false, true}) {
     const Driver& cuda = machine.cuda;
     CUdeviceptr at = 0;
-    if (answers.add(plain ? cuda.cuMemAlloc(&at, kBytes) : cuda.cuMemAllocAsync(&at, kBytes, stream)) != CUDA_SUCCESS) {
+    if (answers.add(plain ? cuda.cuMemAlloc(&at, kSomeBytes) : cuda.cuMemAllocAsync(&at, kSomeBytes, stream)) !=
+        CUDA_SUCCESS) {
       continue;
     }
-    machine.fill(at, kBytes, pattern_of(at), stream);
-    machine.read(host.data(), at, kBytes, stream);
+    machine.fill(at, kSomeBytes, pattern_of(at), stream);
+    machine.read(host.data(), at, kSomeBytes, stream);
     machine.wait(stream);
-    answers.add_word(holds(host.data(), kBytes, pattern_of(at)) ? "the data are right" : "the data are wrong");
+    answers.add_word(holds(host.data(), kSomeBytes, pattern_of(at)) ? "the data are right" : "the data are wrong");
     answers.add(plain ? cuda.cuMemFree(at) : cuda.cuMemFreeAsync(at, stream));
   }
   machine.wait(stream);
@@ -168,14 +168,14 @@ void first_stream_destroy(Machine& machine, Report& report, std::uint64_t) {
   const Driver& cuda = machine.cuda;
   if (!is_there(report, cuda.first_stream_destroy, "the first version of cuStreamDestroy")) return;
   const CUstream stream = machine.make_stream();
-  const CUdeviceptr at = machine.allocate(kBytes, stream);
+  const CUdeviceptr at = machine.allocate(kSomeBytes, stream);
   machine.free(at, stream);
   machine.wait(stream);
   Answers answers(machine);
   answers.add(cuda.first_stream_destroy(stream));
   const CUstream heir = machine.make_stream();
   CUdeviceptr later = 0;
-  answers.add(cuda.cuMemAllocAsync(&later, kBytes, heir));
+  answers.add(cuda.cuMemAllocAsync(&later, kSomeBytes, heir));
   answers.add(cuda.cuMemFreeAsync(later, heir));
   answers.add(cuda.cuStreamSynchronize(heir));
   report.fact("requests after the first version of cuStreamDestroy", answers.text());
@@ -188,9 +188,9 @@ void first_context_destroy(Machine& machine, Report& report, std::uint64_t) {
   CUcontext made = nullptr;
   machine.must(cuda.create_context(&made, 0, 0), "cuCtxCreate");
   const CUstream stream = machine.make_stream();
-  machine.free(machine.allocate(kBytes, stream), stream);
+  machine.free(machine.allocate(kSomeBytes, stream), stream);
   machine.wait(stream);
-  const CUdeviceptr plain = machine.allocate_plain(kBytes);
+  const CUdeviceptr plain = machine.allocate_plain(kSomeBytes);
   Answers answers(machine);
   answers.add(cuda.first_context_destroy(made));
   machine.join();
@@ -211,11 +211,11 @@ void first_primary_reset(Machine& machine, Report& report, std::uint64_t) {
 void first_primary_release(Machine& machine, Report& report, std::uint64_t) {
   const Driver& cuda = machine.cuda;
   if (!is_there(report, cuda.first_primary_release, "the first version of cuDevicePrimaryCtxRelease")) return;
-  CUdeviceptr at = machine.allocate_plain(kBytes);
+  CUdeviceptr at = machine.allocate_plain(kSomeBytes);
   Answers answers(machine);
   answers.add(cuda.first_primary_release(0));
   machine.enter();
-  answers.add(cuda.cuMemAlloc(&at, kBytes));
+  answers.add(cuda.cuMemAlloc(&at, kSomeBytes));
   answers.add(cuda.cuMemFree(at));
   report.fact("requests after the first version of cuDevicePrimaryCtxRelease", answers.text());
 }

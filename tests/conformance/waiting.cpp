@@ -14,21 +14,21 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr int kHeldMs = 2'000;  // how long a call waits that waits for the gate; no other takes nearly as long
+constexpr int kLongMs = 2'000;  // how long a call waits that waits for the gate; no other takes nearly as long
 constexpr int kBriefMs = 200;   // for calls that are known to wait
 constexpr std::size_t kSmall = 20'000;
 constexpr std::size_t kBig = 16 * kMiB;
 
 // A stream to be held, other streams, and memory that was allocated before.
-class Scene {
+class HeldScene {
  public:
-  explicit Scene(const Machine& from)
+  explicit HeldScene(const Machine& from)
       : machine(from), cuda(from.cuda), held(from.make_stream()), other(from.make_stream()) {
     for (CUdeviceptr& at : blocks) at = machine.allocate(kSmall, held);
     plain = machine.allocate_plain(kSmall);
     machine.wait(held);
   }
-  ~Scene() {
+  ~HeldScene() {
     for (const CUdeviceptr at : blocks) {
       if (at != 0) cuda.cuMemFreeAsync(at, other);
     }
@@ -40,8 +40,8 @@ class Scene {
     }
     cuda.cuMemPoolTrimTo(machine.default_pool(), 0);
   }
-  Scene(const Scene&) = delete;
-  Scene& operator=(const Scene&) = delete;
+  HeldScene(const HeldScene&) = delete;
+  HeldScene& operator=(const HeldScene&) = delete;
 
   CUresult allocate(std::size_t bytes, CUstream stream) {
     CUdeviceptr at = 0;
@@ -74,94 +74,97 @@ class Scene {
   std::vector<CUdeviceptr> extra;
 };
 
-struct NamedCall {
+struct CallBesideGate {
   const char* name;
-  std::function<void(Scene&, Answers&)> make;
-  int held_ms = kHeldMs;
+  std::function<void(HeldScene&, Answers&)> make;
+  int held_ms = kLongMs;
 };
 
 // The state of the held stream's memory.
 struct Setting {
   const char* name;
-  std::function<void(Scene&)> before;  // the gate
-  std::function<void(Scene&)> behind;
+  std::function<void(HeldScene&)> before;  // the gate
+  std::function<void(HeldScene&)> behind;
 };
 
 std::vector<Setting> settings() {
   return {
       {"beside a held stream", nullptr, nullptr},
-      {"beside a held stream that freed memory before", [](Scene& s) { s.free_every_other(s.held); }, nullptr},
-      {"beside a held stream with frees pending", nullptr, [](Scene& s) { s.free_every_other(s.held); }},
+      {"beside a held stream that freed memory before", [](HeldScene& s) { s.free_every_other(s.held); }, nullptr},
+      {"beside a held stream with frees pending", nullptr, [](HeldScene& s) { s.free_every_other(s.held); }},
   };
 }
 
-std::vector<NamedCall> calls() {
+std::vector<CallBesideGate> calls() {
   return {
-      {"cuMemAlloc of 20 kB", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kSmall)); }},
-      {"cuMemAlloc of 16 MiB", [](Scene& s, Answers& a) { a.add(s.allocate_plain(kBig)); }},
+      {"cuMemAlloc of 20 kB", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(kSmall)); }},
+      {"cuMemAlloc of 16 MiB", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(kBig)); }},
       {"cuMemAlloc of 16 MiB, three times",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          for (int i = 0; i < 3; ++i) a.add(s.allocate_plain(kBig));
        }},
       {"cuMemAlloc of more than there is",
-       [](Scene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes() + 1)); }},
-      {"cuMemAlloc of SIZE_MAX bytes", [](Scene& s, Answers& a) { a.add(s.allocate_plain(SIZE_MAX)); }},
+       [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes() + 1)); }},
+      {"cuMemAlloc of SIZE_MAX bytes", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(SIZE_MAX)); }},
       {"cuMemAlloc of all that the device has",
-       [](Scene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes())); }},
+       [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes())); }},
       {"cuMemAlloc of half of the device twice, and again",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          for (int i = 0; i < 3; ++i) a.add(s.allocate_plain(s.machine.total_bytes() / 2 - 64 * kMiB));
        }},
-      {"cuMemAllocAsync of 20 kB on another stream", [](Scene& s, Answers& a) { a.add(s.allocate(kSmall, s.other)); }},
-      {"cuMemAllocAsync of 16 MiB on another stream", [](Scene& s, Answers& a) { a.add(s.allocate(kBig, s.other)); }},
-      {"cuMemAllocAsync of 16 MiB on the held stream", [](Scene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }},
+      {"cuMemAllocAsync of 20 kB on another stream",
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(kSmall, s.other)); }},
+      {"cuMemAllocAsync of 16 MiB on another stream",
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.other)); }},
+      {"cuMemAllocAsync of 16 MiB on the held stream",
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }},
       {"cuMemAllocAsync of more than there is",
-       [](Scene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.other)); }},
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.other)); }},
       {"cuMemAllocAsync of all that the device has",
-       [](Scene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes(), s.other)); }},
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes(), s.other)); }},
       {"cuMemAllocAsync of half of the device twice, and again",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          for (int i = 0; i < 3; ++i) a.add(s.allocate(s.machine.total_bytes() / 2 - 64 * kMiB, s.other));
        }},
       {"cuMemFreeAsync on the held stream",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFreeAsync(s.blocks[1], s.held));
          s.blocks[1] = 0;
        }},
       {"cuMemFreeAsync on another stream",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFreeAsync(s.blocks[1], s.other));
          s.blocks[1] = 0;
        }},
       {"cuMemFreeAsync of cuMemAlloc's memory on another stream",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFreeAsync(s.plain, s.other));
          s.plain = 0;
        }},
       {"cuMemFree of cuMemAlloc's memory",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFree(s.plain));
          s.plain = 0;
        },
        kBriefMs},
       {"cuMemFree of stream-ordered memory",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFree(s.blocks[1]));
          s.blocks[1] = 0;
        },
        kBriefMs},
-      {"cuMemFree of null", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFree(0)); }},
-      {"cuMemFree of no such address", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFree(0x7654321000)); }},
+      {"cuMemFree of null", [](HeldScene& s, Answers& a) { a.add(s.cuda.cuMemFree(0)); }},
+      {"cuMemFree of no such address", [](HeldScene& s, Answers& a) { a.add(s.cuda.cuMemFree(kNowhere)); }},
       {"cuMemFreeAsync of no such address",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(0x7654321000, s.other)); }},
+       [](HeldScene& s, Answers& a) { a.add(s.cuda.cuMemFreeAsync(kNowhere, s.other)); }},
   };
 }
 
-std::vector<NamedCall> calls_of_pools_and_streams() {
+std::vector<CallBesideGate> calls_of_pools_and_streams() {
   return {
-      {"cuMemPoolTrimTo", [](Scene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); }},
+      {"cuMemPoolTrimTo", [](HeldScene& s, Answers& a) { a.add(s.cuda.cuMemPoolTrimTo(s.machine.default_pool(), 0)); }},
       {"cuMemPoolCreate, a request, its free and cuMemPoolDestroy",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          const CUmemoryPool pool = s.machine.make_pool();
          CUdeviceptr at = 0;
          a.add(s.cuda.cuMemAllocFromPoolAsync(&at, kBig, pool, s.held));
@@ -170,20 +173,20 @@ std::vector<NamedCall> calls_of_pools_and_streams() {
          a.add(s.cuda.cuMemPoolDestroy(pool));
        }},
       {"setting the release threshold",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          cuuint64_t nothing = 0;
          a.add(s.cuda.cuMemPoolSetAttribute(s.machine.default_pool(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing));
        }},
       {"cuMemGetInfo",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          std::size_t free = 0;
          std::size_t total = 0;
          a.add(s.cuda.cuMemGetInfo(&free, &total));
        }},
       {"cuStreamSynchronize of another stream",
-       [](Scene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.other)); }},
+       [](HeldScene& s, Answers& a) { a.add(s.cuda.cuStreamSynchronize(s.other)); }},
       {"cuStreamCreate, a request, its free and cuStreamDestroy",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          CUstream made = nullptr;
          a.add(s.cuda.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
          CUdeviceptr at = 0;
@@ -192,7 +195,7 @@ std::vector<NamedCall> calls_of_pools_and_streams() {
          a.add(s.cuda.cuStreamDestroy(made));
        }},
       {"cuMemCreate of half of the device",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          if (s.cuda.cuMemCreate == nullptr) return a.add_word("not there");
          CUmemAllocationProp wanted{};
          wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -202,7 +205,7 @@ std::vector<NamedCall> calls_of_pools_and_streams() {
          if (a.add(s.cuda.cuMemCreate(&handle, bytes, &wanted, 0)) == CUDA_SUCCESS) a.add(s.cuda.cuMemRelease(handle));
        }},
       {"a capture with a request",
-       [](Scene& s, Answers& a) {
+       [](HeldScene& s, Answers& a) {
          Capture capture(s.machine, s.other, CU_STREAM_CAPTURE_MODE_RELAXED);
          CUdeviceptr at = 0;
          a.add(s.cuda.cuMemAllocAsync(&at, kSmall, s.other));
@@ -216,7 +219,7 @@ std::vector<NamedCall> calls_of_pools_and_streams() {
 
 template <class Make>
 std::string answers_beside_gate(const Machine& machine, CUstream held, const std::function<void()>& behind, Make make,
-                                int held_ms = kHeldMs) {
+                                int held_ms = kLongMs) {
   Answers answers(machine);
   Gate gate(machine, held, held_ms);
   if (behind) behind();
@@ -225,10 +228,10 @@ std::string answers_beside_gate(const Machine& machine, CUstream held, const std
   return answers.text() + (gate.timed_out() ? ", after waiting" : ", without waiting");
 }
 
-void try_all(const Machine& machine, Report& report, const std::vector<NamedCall>& all) {
+void try_all(const Machine& machine, Report& report, const std::vector<CallBesideGate>& all) {
   for (const Setting& setting : settings()) {
-    for (const NamedCall& call : all) {
-      Scene scene(machine);
+    for (const CallBesideGate& call : all) {
+      HeldScene scene(machine);
       if (setting.before) setting.before(scene);
       const std::function<void()> behind = [&] {
         if (setting.behind) setting.behind(scene);

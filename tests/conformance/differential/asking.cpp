@@ -8,7 +8,6 @@
 namespace stalloc::conformance {
 namespace {
 
-constexpr CUdeviceptr kNowhere = 0x7654321000;
 constexpr CUdeviceptr kUntouched = 0x5a5a5a5a5a5a5a00;
 
 }  // namespace

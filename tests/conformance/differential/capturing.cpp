@@ -9,7 +9,6 @@ namespace stalloc::conformance {
 namespace {
 
 constexpr std::size_t kTarget = 256 * 1024;
-constexpr CUdeviceptr kNowhere = 0x7654321000;
 
 const char* name_of(CUstreamCaptureMode mode) {
   if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL) return "global";
