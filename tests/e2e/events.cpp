@@ -21,8 +21,6 @@ extern "C" CUresult CUDAAPI cuCtxCreate_v2(CUcontext* context, unsigned flags, C
 namespace stalloc::e2e {
 namespace {
 
-constexpr std::size_t kMiB = 1 << 20;
-
 void require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "host: %s\n", what);

@@ -14,6 +14,8 @@
 
 namespace stalloc::e2e {
 
+inline constexpr std::size_t kMiB = 1 << 20;
+
 // Ends the program with one line when a call that must succeed does not.
 void must(cudaError_t error, const char* what);
 

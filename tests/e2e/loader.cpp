@@ -6,7 +6,6 @@
 namespace stalloc::e2e {
 namespace {
 
-constexpr std::size_t kMiB = 1 << 20;
 constexpr std::size_t kTicks = 6;  // the first ticks of a step, in which calls may be made
 
 }  // namespace

@@ -7,8 +7,6 @@
 namespace stalloc::e2e {
 namespace {
 
-constexpr std::size_t kMiB = 1 << 20;
-
 // SplitMix64 (Steele, Lea, Flood 2014).
 std::uint64_t mix(std::uint64_t z) {
   z = (z + 0x9e3779b97f4a7c15ULL) * 0xbf58476d1ce4e5b9ULL;
