@@ -4,12 +4,13 @@
 
   run.py --program stalloc-conformance --library libstalloc_interpose.so --tool stalloc-plan --out DIR
          [--driver FOLDER_OF_LIBCUDA] [--modes LIST] [--checks all|ordinary|hostile|NAMES] [--rounds N] [--seed N]
-         [--road symbol|proc-address|per-thread] [--gpus DEVICES...]
+         [--road symbol|proc-address|per-thread] [--gpus DEVICES... | --processes N]
 
 Alone, every check must hold: that proves the checks to be true of CUDA. Under the library every check must hold too,
 what the driver does where CUDA leaves a choice must be the same (but for KNOWN_DIFFERENCES), and the library must have
 served. Each hostile check has a process of its own, since a driver may be unusable in it afterwards. Processes run one
 after the other, or one on each of several GPUs: `--gpus 0 1` has two, `--gpus 0,1 2,3` two that see two devices each.
+On simcuda, where each process has devices of its own, `--processes 2` runs two at the same time: some wait for seconds.
 DIR receives the output of every process and conformance.json. Exit status: 0 all of this holds, 1 not.
 """
 
@@ -73,11 +74,12 @@ def parse_arguments():
     parser.add_argument("--road", default="symbol", help="how the program finds CUDA's functions")
     parser.add_argument("--gpus", nargs="+", metavar="DEVICES",
                         help="a value of CUDA_VISIBLE_DEVICES for each process at the same time; default: one process")
+    parser.add_argument("--processes", type=int, default=1, help="processes at the same time, without --gpus; default: 1")
     arguments = parser.parse_args()
     if len({devices.count(",") for devices in arguments.gpus or [""]}) > 1:
         parser.error("--gpus: every process must see as many devices as the others")
     arguments.free_gpus = queue.SimpleQueue()
-    for devices in arguments.gpus or [None]:
+    for devices in arguments.gpus or [None] * arguments.processes:
         arguments.free_gpus.put(devices)
     for name in ("program", "library", "tool"):
         setattr(arguments, name, getattr(arguments, name).resolve(strict=True))
@@ -243,7 +245,7 @@ def main():
         sys.exit(f"run.py: no check can be run: {tried['last']}")
     if any(mode.startswith("plan") for mode in arguments.modes) and not make_plan(arguments):
         sys.exit("run.py: the training steps could not be recorded and planned")
-    with concurrent.futures.ThreadPoolExecutor(max_workers=len(arguments.gpus or [None])) as executor:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=arguments.free_gpus.qsize()) as executor:
         started = {"alone": start_all_checks(arguments, executor, "alone", None)}
         steps = {}
         for mode in arguments.modes:
