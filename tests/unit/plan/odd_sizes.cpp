@@ -13,6 +13,12 @@ namespace {
 
 using Bytes = std::uint64_t;
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr int kRandomModels = 6;  // enough for errors in memory; how near plans are to the bound is the same without
+#else
+constexpr int kRandomModels = 24;
+#endif
+
 // The sizes of a model, in elements.
 struct Model {
   std::size_t layers;
@@ -134,7 +140,7 @@ TEST_CASE("tensors of 13.1 and 3.1 MiB are planned within half a percent of the 
 
 TEST_CASE("models of random odd sizes are planned within half a percent of the bound") {
   std::mt19937 random(17);
-  for (int i = 0; i < 24; ++i) {
+  for (int i = 0; i < kRandomModels; ++i) {
     Model model{};
     model.layers = 12 + random() % 20;
     model.hidden = 700 + random() % 2000;
