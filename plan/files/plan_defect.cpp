@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // find_defect: what no device could serve, whatever the trace.
+#include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 #include "plan/files/plan_file.h"
 
@@ -45,6 +47,16 @@ std::string find_view_defect(const DevicePlan& device, std::size_t v, std::vecto
   return sum == view.bytes ? "" : numbered("view", v, "is not as large as its handles");
 }
 
+std::string find_view_defect(const DevicePlan& device) {
+  std::vector<std::size_t> seen(device.handles.size(), 0);
+  std::uint64_t addresses = 0;
+  for (std::size_t v = 0; v < device.views.size(); ++v) {
+    if (std::string defect = find_view_defect(device, v, seen); !defect.empty()) return defect;
+    if (!add_to(addresses, device.views[v].bytes)) return numbered("view", v, "makes the sum of addresses overflow");
+  }
+  return {};
+}
+
 std::string find_home_defect(const DevicePlan& device) {
   if (device.views.empty()) return "there is no home view";
   const View& home = device.views.front();
@@ -63,6 +75,46 @@ std::string find_slot_defect(const DevicePlan& device, std::size_t i) {
   const std::uint64_t view_bytes = device.views[slot.view].bytes;
   if (slot.size > view_bytes || slot.offset > view_bytes - slot.size) {
     return numbered("slot", i, "ends outside its view");
+  }
+  return {};
+}
+
+// Counts the ranges of physical bytes that slots take: adjacent handles that follow one another in a view make up one
+// range. Pre: the views have no defect.
+class RangeCounter {
+ public:
+  explicit RangeCounter(const DevicePlan& device) {
+    for (const View& view : device.views) {
+      Pieces& pieces = views_.emplace_back();
+      std::uint64_t begin = 0;
+      for (std::size_t i = 0; i < view.handles.size(); ++i) {
+        const Index handle = view.handles[i];
+        if (i == 0 || handle != view.handles[i - 1] + 1) pieces.push_back(begin);
+        begin += device.handles[handle];
+      }
+    }
+  }
+
+  // Pre: the slot has no defect.
+  [[nodiscard]] std::uint64_t ranges_of(const Slot& slot) const {
+    if (slot.kind == SlotKind::PassThrough || slot.size == 0) return 0;
+    const Pieces& pieces = views_[slot.view];
+    const auto first = std::upper_bound(pieces.begin(), pieces.end(), slot.offset) - 1;
+    return static_cast<std::uint64_t>(std::lower_bound(first, pieces.end(), slot.offset + slot.size) - first);
+  }
+
+ private:
+  using Pieces = std::vector<std::uint64_t>;  // where in the view the ranges begin
+  std::vector<Pieces> views_;
+};
+
+std::string find_slot_defect(const DevicePlan& device) {
+  const RangeCounter counter(device);
+  std::uint64_t ranges = 0;
+  for (std::size_t i = 0; i < device.slots.size(); ++i) {
+    if (std::string defect = find_slot_defect(device, i); !defect.empty()) return defect;
+    ranges += counter.ranges_of(device.slots[i]);
+    if (ranges > kMostPlanRanges) return numbered("slot", i, "makes the slots consist of too many ranges");
   }
   return {};
 }
@@ -91,15 +143,10 @@ std::string find_device_defect(const DevicePlan& device) {
   if (!is_granularity(device.granularity)) return "the granularity is not usable";
   if (std::string defect = find_handle_defect(device); !defect.empty()) return defect;
   if (std::string defect = find_home_defect(device); !defect.empty()) return defect;
-  std::vector<std::size_t> seen(device.handles.size(), 0);
-  for (std::size_t v = 0; v < device.views.size(); ++v) {
-    if (std::string defect = find_view_defect(device, v, seen); !defect.empty()) return defect;
-  }
+  if (std::string defect = find_view_defect(device); !defect.empty()) return defect;
   const std::size_t slots = device.slots.size();
   if (device.prologue > slots || device.body > slots - device.prologue) return "the body ends behind the last slot";
-  for (std::size_t i = 0; i < slots; ++i) {
-    if (std::string defect = find_slot_defect(device, i); !defect.empty()) return defect;
-  }
+  if (std::string defect = find_slot_defect(device); !defect.empty()) return defect;
   for (std::size_t i = 0; i < device.waits.size(); ++i) {
     if (std::string defect = find_wait_defect(device, i); !defect.empty()) return defect;
   }
@@ -112,14 +159,11 @@ std::string find_device_defect(const DevicePlan& device) {
 }  // namespace
 
 std::string find_defect(const Plan& plan) {
-  for (std::size_t i = 0; i < plan.devices.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      if (plan.devices[i].device == plan.devices[j].device) {
-        return "device " + std::to_string(plan.devices[i].device) + " is planned twice";
-      }
-    }
-    if (std::string defect = find_device_defect(plan.devices[i]); !defect.empty()) {
-      return "device " + std::to_string(plan.devices[i].device) + ": " + defect;
+  std::unordered_set<std::uint32_t> seen;
+  for (const DevicePlan& device : plan.devices) {
+    if (!seen.insert(device.device).second) return "device " + std::to_string(device.device) + " is planned twice";
+    if (std::string defect = find_device_defect(device); !defect.empty()) {
+      return "device " + std::to_string(device.device) + ": " + defect;
     }
   }
   return {};

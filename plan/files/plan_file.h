@@ -19,6 +19,8 @@ inline constexpr std::uint16_t kPlanVersionMinor = 4;
 // in it.
 inline constexpr std::uint64_t kMostPlanBytes = (std::uint64_t{1} << 31) - 1;
 inline constexpr std::uint32_t kMostPlanTables = 1'000'000;
+// The most ranges of physical bytes of which the slots of a device may consist. A server lists them all, 16 bytes each.
+inline constexpr std::uint64_t kMostPlanRanges = std::uint64_t{1} << 26;
 
 // Serialises `plan`. Never fails. Pre: the result has at most kMostPlanBytes (see `write_plan`).
 std::vector<std::uint8_t> encode_plan(const Plan& plan);
@@ -33,8 +35,8 @@ Expected<Plan> decode_plan(std::span<const std::uint8_t> bytes);
 
 // Names the first defect because of which `plan` cannot be served, whatever the trace is: handles that are not
 // multiples of the granularity, a home view that does not map each handle once in order, handle or view indices out of
-// range, slots that end outside their view or are not aligned to kUnitBytes, sums that overflow. Empty if there is
-// none.
+// range, slots that end outside their view or are not aligned to kUnitBytes, sums that overflow, more than
+// kMostPlanRanges. Empty if there is none. Time O(n log n) in the size of the plan, however it is made up.
 std::string find_defect(const Plan& plan);
 
 // The same for files. Errors name the path. `read_plan` accepts only regular files, so that it never waits, and checks

@@ -12,6 +12,7 @@
 #include <functional>
 
 #include "catch.h"
+#include "child.h"
 #include "folder.h"
 #include "plan/files/byte_checksum.h"
 #include "plan/files/file_io.h"
@@ -260,6 +261,11 @@ TEST_CASE("find_defect names what cannot be served") {
   CHECK(defect_after([](DevicePlan& d) { d.views[1].handles = {0, 0}; }) == "device 0: view 1 maps a handle twice");
   CHECK(defect_after([](DevicePlan& d) { d.views[1].bytes = kPage; }) ==
         "device 0: view 1 is not as large as its handles");
+  CHECK(defect_after([](DevicePlan& d) {
+          d.handles = {std::uint64_t{1} << 63};
+          d.physical_bytes = std::uint64_t{1} << 63;
+          d.views.assign(2, {std::uint64_t{1} << 63, {0}});
+        }) == "device 0: view 1 makes the sum of addresses overflow");
   CHECK(defect_after([](DevicePlan& d) { d.slots[1].view = 2; }) ==
         "device 0: slot 1 names a view that does not exist");
   CHECK(defect_after([](DevicePlan& d) { d.slots[1].offset += 256; }) == "device 0: slot 1 is not aligned");
@@ -283,6 +289,39 @@ TEST_CASE("find_defect refuses a device planned twice") {
   Plan plan = test::sample_plan();
   plan.devices.push_back(plan.devices.front());
   CHECK(plan::find_defect(plan) == "device 0 is planned twice");
+}
+
+TEST_CASE("find_defect looks at each of very many devices once") {
+  constexpr std::uint32_t kDevices = 400'000;
+  Plan plan;
+  for (std::uint32_t i = 0; i < kDevices; ++i) {
+    DevicePlan& device = plan.devices.emplace_back();
+    device.device = i;
+    device.granularity = kPage;
+    device.views.resize(1);
+  }
+  // A child may take a minute. To compare each device with each earlier one takes many times as long.
+  CHECK(test::holds_in_child([&plan] { return plan::find_defect(plan).empty(); }));
+}
+
+TEST_CASE("find_defect refuses slots that are too many pieces for a list of them") {
+  constexpr std::uint32_t kHandles = 20'000;
+  Plan plan;
+  DevicePlan& device = plan.devices.emplace_back();
+  device.granularity = kPage;
+  device.physical_bytes = kHandles * kPage;
+  device.handles.assign(kHandles, kPage);
+  device.views.assign(2, {kHandles * kPage, {}});
+  for (std::uint32_t i = 0; i < kHandles; ++i) device.views[0].handles.push_back(i);
+  device.views[1].handles.assign(device.views[0].handles.rbegin(), device.views[0].handles.rend());
+  device.slots.assign(4'000, {.size = kHandles * kPage});
+  CHECK(plan::find_defect(plan).empty());  // in the home view each is one range
+  for (plan::Slot& slot : device.slots) slot.view = 1;
+  CHECK(plan::find_defect(plan) == "device 0: slot " + std::to_string(plan::kMostPlanRanges / kHandles) +
+                                       " makes the slots consist of too many ranges");
+  // Slots that begin and end inside of handles, over three of them each.
+  for (plan::Slot& slot : device.slots) slot.offset = kPage / 2, slot.size = 2 * kPage;
+  CHECK(plan::find_defect(plan).empty());
 }
 
 TEST_CASE("a passed-through slot needs no place") {
