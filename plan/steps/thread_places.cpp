@@ -2,6 +2,7 @@
 #include "plan/steps/thread_places.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "plan/steps/steady_state.h"
 
@@ -42,13 +43,55 @@ Alignment align(const Places& made_at, std::size_t begin, std::size_t end, std::
   return result;
 }
 
-// The alignment that most requests keep to, the closest of equals.
-Alignment find_alignment(const Places& made_at, const Run& run, std::int64_t length) {
-  Alignment best;
+// What the first requests of the repetitions alone say of an alignment.
+struct Outlook {
+  std::size_t period = 0;
+  std::size_t covered = 0;  // no more requests can keep to it
+  std::int64_t width = 0;   // its width is no smaller if so many do
+};
+
+Outlook look_ahead(const Places& made_at, std::size_t begin, std::size_t end, std::size_t period, std::int64_t length) {
+  std::int64_t low = made_at[end - 1];
+  std::int64_t high = low;
+  Outlook result{period, end - begin, 0};
+  std::int64_t repetition = 0;
+  for (std::size_t back = 0; back < end - begin; back += period, ++repetition) {
+    const std::int64_t place = made_at[end - 1 - back] + repetition * length;
+    low = std::min(low, place);
+    high = std::max(high, place);
+    if (high - low >= length) {
+      result.covered = back;
+      break;
+    }
+    result.width = high - low;
+  }
+  return result;
+}
+
+// Every period that may align the thread with the others, the most promising first.
+std::vector<Outlook> find_outlooks(const Places& made_at, const Run& run, std::int64_t length) {
+  std::vector<Outlook> outlooks;
   for (std::size_t period = run.period; 2 * period <= run.end - run.begin; period += run.period) {
-    Alignment next = align(made_at, run.begin, run.end, period, length);
-    if (next.covered < 2 * period || next.covered < best.covered) continue;
-    if (next.covered > best.covered || next.width < best.width) best = std::move(next);
+    const Outlook next = look_ahead(made_at, run.begin, run.end, period, length);
+    if (next.covered >= 2 * period) outlooks.push_back(next);
+  }
+  std::sort(outlooks.begin(), outlooks.end(), [](const Outlook& a, const Outlook& b) {
+    return std::tuple(b.covered, a.width, a.period) < std::tuple(a.covered, b.width, b.period);
+  });
+  return outlooks;
+}
+
+// The alignment that most requests keep to, of equals the closest, then that of the smallest period. Where a thread
+// makes the same request again and again, most periods are ruled out before all requests are looked at.
+Alignment find_alignment(const Places& made_at, const Run& run, std::int64_t length) {
+  const auto key = [](const auto& of) { return std::tuple(~of.covered, of.width, of.period); };
+  Alignment best;
+  for (const Outlook& outlook : find_outlooks(made_at, run, length)) {
+    if (outlook.covered < best.covered) break;
+    if (best.period != 0 && key(outlook) > key(best)) continue;
+    Alignment next = align(made_at, run.begin, run.end, outlook.period, length);
+    if (next.covered < 2 * outlook.period) continue;
+    if (best.period == 0 || key(next) < key(best)) best = std::move(next);
   }
   return best;
 }

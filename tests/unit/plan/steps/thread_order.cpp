@@ -11,6 +11,7 @@
 #include "plan/sequence/sequence.h"
 #include "plan/steps/reorder.h"
 #include "plan/steps/steps.h"
+#include "plan/steps/thread_places.h"
 #include "plan/successive_threads.h"
 #include "plan_and_check.h"
 #include "threads.h"
@@ -161,6 +162,18 @@ TEST_CASE("a program may start very many threads that all differ", "[threads]") 
     plan::merge_successive_threads(problem);
     return std::all_of(problem.requests.begin(), problem.requests.end(),
                        [n = 0U](const plan::Request& request) mutable { return request.thread == n++; });
+  }));
+}
+
+TEST_CASE("a thread may make very many equal requests in each step", "[threads]") {
+  constexpr std::int64_t kRequests = 100'000;  // of a step
+  constexpr std::int64_t kAll = 6 * kRequests;
+  std::vector<std::int64_t> made_at;
+  for (std::int64_t i = 0; i < kAll; ++i) made_at.push_back(2 * i);
+  const plan::Run others{0, 2 * kAll, 2 * kRequests};
+  // A child may take a minute. To look at all requests for each period that may be the step's takes longer.
+  CHECK(holds_in_child([&] {
+    return plan::find_places(made_at, std::vector<std::uint32_t>(made_at.size()), others, 1) == std::optional(made_at);
   }));
 }
 
