@@ -84,11 +84,14 @@ std::string link_target(std::string path) {
   return path;
 }
 
-// A new file beside `path`, whose name nobody uses.
+// A new file beside `path`, whose name nobody uses. Where the name of `path` is as long as names may be, only its
+// beginning is in that of the new file.
 int create_beside(const std::string& path, std::string* name) {
   constexpr int kNames = 100;
+  constexpr std::size_t kMostKept = NAME_MAX - 32;
+  const std::string kept = path.substr(0, path.rfind('/') + 1 + kMostKept);
   for (int i = 0; i < kNames; ++i) {
-    *name = path + ".tmp" + std::to_string(::getpid()) + (i == 0 ? "" : "-" + std::to_string(i));
+    *name = kept + ".tmp" + std::to_string(::getpid()) + (i == 0 ? "" : "-" + std::to_string(i));
     const int fd = ::open(name->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd >= 0 || errno != EEXIST) return fd;
   }

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <climits>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -202,6 +203,14 @@ TEST_CASE("a written plan replaces the file as a whole, behind a link too, and n
   CHECK(error == "cannot write " + file + ": File too large");
   CHECK(plan::read_plan(file).value.source == "other.fb");
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);
+}
+
+TEST_CASE("a plan may have a name as long as the file system allows") {
+  const test::Folder folder;
+  const std::string file = folder / std::string(NAME_MAX, 'p').c_str();
+  CHECK(plan::write_plan(test::sample_plan(), file).empty());
+  CHECK(plan::read_plan(file).ok());
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 }
 
 TEST_CASE("a plan that would be too large to read is not written") {
