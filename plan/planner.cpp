@@ -129,7 +129,7 @@ std::string check(const Problem& problem, const PlanOptions& options, std::uint6
   if (problem.requests.size() >= std::numeric_limits<std::uint32_t>::max()) {
     return "more requests than a plan can number";
   }
-  if (peak_live_bytes(problem) > kMostBytes) return "the requests need more memory than any device has";
+  if (!fits_a_device(problem)) return kFitsNoDevice;
   return {};
 }
 

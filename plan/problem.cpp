@@ -22,4 +22,10 @@ std::uint64_t peak_live_bytes(const Problem& problem) {
   return peak;
 }
 
+bool fits_a_device(const Problem& problem) {
+  const bool each = std::all_of(problem.requests.begin(), problem.requests.end(),
+                                [](const Request& request) { return request.size <= kMostBytes; });
+  return each && peak_live_bytes(problem) <= kMostBytes;
+}
+
 }  // namespace stalloc::plan

@@ -64,4 +64,9 @@ inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
 // only says that the peak is above it. O(n). Pure.
 std::uint64_t peak_live_bytes(const Problem& problem);
 
+// Whether a device can have served the requests: none of them, whoever serves it, is larger than kMostBytes, and
+// peak_live_bytes is not above it. No sum of sizes overflows then. O(n). Pure.
+bool fits_a_device(const Problem& problem);
+inline constexpr const char* kFitsNoDevice = "the requests need more memory than any device has";
+
 }  // namespace stalloc::plan

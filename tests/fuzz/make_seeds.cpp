@@ -45,6 +45,12 @@ int main(int argc, char** argv) {
   write_of_rank("rank_1.fb", loop, "1");
   write_of_rank("rank_2.fb", devices.trace(), "2");
   write_of_rank("alone.fb", loop, "");
+  for (const std::uint64_t size : {std::uint64_t{4096}, ~std::uint64_t{0}}) {
+    test::TraceBuilder shared;
+    shared.share(shared.alloc(size));
+    shared.free(shared.alloc(4096));
+    write(size == 4096 ? "shared.fb" : "shared_huge.fb", test::encode_trace(shared.trace(), 100));
+  }
   trace::Trace none = loop;
   none.events.clear();
   write_of_rank("none.fb", none, "");

@@ -10,10 +10,11 @@ plan::Expected<Comparison> compare(const plan::Problem& all, std::uint64_t granu
   const plan::Problem problem = plan::framework_requests(all);
   plan::Expected<Comparison> result;
   Comparison& comparison = result.value;
+  if (!plan::fits_a_device(problem)) return plan::Expected<Comparison>::failure(plan::kFitsNoDevice);
   if (plan != nullptr) {
     comparison.plan = *plan;
   } else {
-    auto planned = plan::plan_device(problem, {.granularity = granularity});  // refuses what cannot be simulated
+    auto planned = plan::plan_device(problem, {.granularity = granularity});
     if (!planned.ok()) return plan::Expected<Comparison>::failure(planned.error);
     comparison.plan = std::move(planned.value.plan);
   }

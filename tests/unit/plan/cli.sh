@@ -166,6 +166,17 @@ done
 head -c 300 loop.plan >cut.plan
 expect 1 1 show cut.plan
 expect 1 1 show "$tool"
+# No device has served such a request, so there are no figures, whoever is thought to have served it.
+expect 0 0 shared.fb -o shared.plan
+expect 0 0 report shared.fb shared.plan
+for command in "--dry-run" "compare" "report"; do
+  expect 1 1 $command shared_huge.fb
+  says err "shared_huge.fb: the requests need more memory than any device has"
+done
+expect 1 1 report shared_huge.fb shared.plan
+says err "shared_huge.fb: the requests need more memory than any device has"
+expect 1 2 shared_huge.fb shared_huge.fb --dry-run
+says out "0 of 2 ranks planned"
 printf 'id,lower,upper,size\n0,1,2,x\n' >bad.csv
 expect 1 1 bad.csv -o out.plan
 says err "bad.csv: line 2: size is not a whole number"

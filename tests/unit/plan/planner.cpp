@@ -348,6 +348,18 @@ TEST_CASE("options that cannot be used are errors") {
         "the largest handle must be at least a page, which has 1048576 bytes");
 }
 
+TEST_CASE("a request beyond any device is an error, whoever serves it") {
+  for (std::size_t reason = 0; reason < kPassReasons; ++reason) {
+    Problem problem;
+    Request& request = problem.requests.emplace_back();
+    request.upper = 1;
+    request.size = ~std::uint64_t{0};
+    request.pass = static_cast<PassReason>(reason);
+    CHECK(plan_device(problem, {}).error == kFitsNoDevice);
+    CHECK_FALSE(fits_a_device(problem));
+  }
+}
+
 TEST_CASE("requests beyond any device are an error, not a long wait") {
   Problem problem;
   for (std::uint64_t i = 0; i < 3; ++i) {
