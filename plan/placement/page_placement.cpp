@@ -11,6 +11,9 @@
 namespace stalloc::plan {
 namespace {
 
+// A range is changed in so many spaces of streams in the time in which one is examined.
+constexpr std::size_t kSpacesPerExamined = 16;
+
 // Examines at most `count` ranges, and returns the first part between multiples of `step` that has `bytes`.
 template <class Iterator>
 std::optional<Range> first_within(Iterator at, Iterator end, int count, std::uint64_t bytes, std::uint64_t step) {
@@ -65,7 +68,12 @@ PagePlacement::PagePlacement(const Options& options) : options_(options) {
   if (kinds > 1) usable_.resize(kinds);
 }
 
+void PagePlacement::note_changed(std::size_t ranges) {
+  examined_ += ranges * (1 + usable_.size() / kSpacesPerExamined);
+}
+
 void PagePlacement::grow(std::uint64_t pages) {
+  note_changed(1);
   const Range range{physical_, physical_ + pages * options_.granularity};
   physical_ = range.end;
   for_each_space([range](FreeSpace& space) { space.add(range); });
@@ -93,14 +101,14 @@ void PagePlacement::for_each_space(Function function) {
 }
 
 void PagePlacement::remove(std::span<const Range> ranges) {
-  examined_ += ranges.size();
+  note_changed(ranges.size());
   for_each_space([ranges](FreeSpace& space) {
     for (const Range& range : ranges) space.subtract(range);
   });
 }
 
 void PagePlacement::add(std::span<const Range> ranges, StreamIndex owner) {
-  examined_ += ranges.size();
+  note_changed(ranges.size());
   for (const Range& range : ranges) {
     if (usable_.empty()) {
       free_.add(range);

@@ -85,6 +85,7 @@ class PagePlacement {
   std::optional<Place> stitch(const FreeSpace& space, std::uint64_t bytes, std::uint64_t step);
   const FreeSpace& usable(StreamIndex stream) const;
   [[nodiscard]] bool crosses(StreamIndex stream) const { return options_.cross_stream && stream != kSynchronous; }
+  void note_changed(std::size_t ranges);  // in the spaces of all streams
   template <class Function>
   void for_each_space(Function function);
   void remove(std::span<const Range> ranges);

@@ -217,6 +217,21 @@ TEST_CASE("bytes of one's own stream are preferred; others only where allowed") 
   }
 }
 
+TEST_CASE("what placing takes is counted for the spaces of all streams") {
+  const auto examined = [](StreamIndex streams) {
+    PagePlacement placement({.granularity = kPage, .streams = streams});
+    placement.grow(2);
+    for (int i = 0; i < 100; ++i) {
+      const auto place = placement.take(make_request(1));
+      REQUIRE(place);
+      placement.give(*place, kUnitBytes, 0);
+    }
+    return placement.examined();
+  };
+  CHECK(examined(10) <= 2 * examined(1));
+  CHECK(examined(16'000) >= 100 * examined(1));
+}
+
 TEST_CASE("synchronous memory shares with nobody else") {
   PagePlacement placement({.granularity = kPage, .streams = 1, .synchronous = true, .cross_stream = true});
   placement.grow(2);
