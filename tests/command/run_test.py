@@ -424,8 +424,23 @@ class Main(CommandTest):
 
     def test_planner_errors_come_through(self):
         self.assertIn("none.fb", self.run_command("plan", "none.fb", "-o", "plan.fb", status=1).stderr)
-        self.run_command("plan", status=2)
-        self.assertIn("stalloc-plan", self.run_command("plan", "--help").stdout)
+
+    def test_the_planner_is_called_as_the_user_has_called_it(self):
+        for command in ("plan", "compare", "show", "check"):
+            done = self.run_command(command, "--help")
+            self.assertRegex(done.stdout, rf"Usage: stalloc {command} \[OPTIONS\]")
+            self.assertNotIn("stalloc-plan", done.stdout)
+            self.assertNotIn("SUBCOMMAND", done.stdout)
+            self.assertIn(f"(stalloc {command} --help explains)", self.run_command(command, status=2).stderr)
+        done = subprocess.run([bench.TOOL, "--help"], capture_output=True, text=True, check=True)
+        self.assertIn("Usage: stalloc-plan [OPTIONS]", done.stdout)
+        self.assertIn("stalloc-plan trace.fb -o plan.fb", done.stdout)
+        done = subprocess.run([bench.TOOL, "show"], capture_output=True, text=True, check=False)
+        self.assertIn("(stalloc-plan show --help explains)", done.stderr)
+
+    def test_a_file_that_has_the_name_of_a_command(self):
+        self.run_command("record", "-o", "show", "--", HOST)
+        self.assertIn("written to plan.fb", self.run_command("plan", "show", "-o", "plan.fb").stdout)
 
     def test_terminated(self):
         process = self.start("run", "--no-report", "--", sys.executable, "-c",

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // stalloc-plan: turns a recorded run into a memory plan.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -9,6 +11,7 @@
 #include <new>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
@@ -19,15 +22,29 @@
 namespace stalloc::tool {
 namespace {
 
-constexpr const char* kDescription =
-    "Plans the device memory of a recorded run.\n\n"
-    "  stalloc record -- python train.py                # records trace.fb\n"
-    "  stalloc-plan trace.fb -o plan.fb\n"
-    "  stalloc run --plan plan.fb -- python train.py    # serves from the plan\n\n"
-    "Several ranks: stalloc-plan trace.*.fb -o plans; then stalloc run --plan plans\n\n"
-    "TRACE may also be a CSV of requests with the columns id,lower,upper,size\n"
-    "(MiniMalloc's format), all of which are planned. Every plan is checked before it\n"
-    "is written.\n";
+// `stalloc plan`, `show`, `check` and `compare` become this program, which is then called by these names.
+constexpr std::string_view kFrontEnd = "stalloc ";
+constexpr std::string_view kPlanOfFrontEnd = "stalloc plan";
+
+// What the user calls the program, of which `called` is the first argument.
+std::string name_of(std::string_view called) {
+  if (called == kPlanOfFrontEnd) return std::string(called);
+  return called.starts_with(kFrontEnd) ? "stalloc" : "stalloc-plan";
+}
+
+// The description of the program that is called `name`.
+std::string description_of(const std::string& name) {
+  return fmt::format(
+      "Plans the device memory of a recorded run.\n\n"
+      "  stalloc record -- python train.py                # records trace.fb\n"
+      "  {0} trace.fb -o plan.fb\n"
+      "  stalloc run --plan plan.fb -- python train.py    # serves from the plan\n\n"
+      "Several ranks: {0} trace.*.fb -o plans; then stalloc run --plan plans\n\n"
+      "TRACE may also be a CSV of requests with the columns id,lower,upper,size\n"
+      "(MiniMalloc's format), all of which are planned. Every plan is checked before it\n"
+      "is written.\n",
+      name);
+}
 
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
@@ -39,7 +56,7 @@ const CLI::Validator kNotZero([](const std::string& size) { return std::string(s
 // The command line, and the command that it names.
 class CommandLine {
  public:
-  CommandLine() {
+  explicit CommandLine(const std::string& name) : app_(description_of(name), name) {
     app_.footer(kExitCodes);
     app_.formatter(std::make_shared<HelpFormatter>());
     app_.set_version_flag("--version", "stalloc-plan " STALLOC_VERSION);
@@ -47,6 +64,7 @@ class CommandLine {
     add_plan();
     add_contiguous();
     add_truncated(app_);
+    if (name == kPlanOfFrontEnd) return;  // the others are commands of `stalloc`, too
     add_show();
     add_check();
     add_compare();
@@ -59,12 +77,12 @@ class CommandLine {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
       if (error.get_exit_code() == 0) return print(shown(error));
-      return fail(std::string(error.what()) + " (stalloc-plan --help explains)", kExitUsage);
+      return fail(error.what() + where_explained(), kExitUsage);
     }
-    if (show_app_->parsed()) return run_with_read(show_);
-    if (check_app_->parsed()) return run_with_read(check_);
-    if (compare_app_->parsed()) return run_with_read(compare_);
-    if (report_app_->parsed()) return run_with_read(report_);
+    if (is_named(show_app_)) return run_with_read(show_);
+    if (is_named(check_app_)) return run_with_read(check_);
+    if (is_named(compare_app_)) return run_with_read(compare_);
+    if (is_named(report_app_)) return run_with_read(report_);
     const std::string wrong = why_not_to_plan();
     if (!wrong.empty()) return fail(wrong, kExitUsage);
     plan_.options.streams = streams_ == "isolate" ? plan::StreamMode::Isolate : plan::StreamMode::Order;
@@ -80,6 +98,18 @@ class CommandLine {
     return text.str();
   }
 
+  // Whether the command line names this subcommand.
+  static bool is_named(const CLI::App* subcommand) { return subcommand != nullptr && subcommand->parsed(); }
+
+  // The end of a message, which says how to get help on what the command line names.
+  [[nodiscard]] std::string where_explained() const {
+    std::string name = app_.get_name();
+    for (const CLI::App* subcommand : {show_app_, check_app_, compare_app_, report_app_}) {
+      if (is_named(subcommand)) name += " " + subcommand->get_name();
+    }
+    return " (" + name + " --help explains)";
+  }
+
   template <class Command>
   int run_with_read(Command& command) {
     command.read = read_;
@@ -88,7 +118,7 @@ class CommandLine {
 
   // Says what is wrong with a command line that names no subcommand; empty: nothing is.
   [[nodiscard]] std::string why_not_to_plan() const {
-    if (plan_.inputs.empty()) return "no trace given (stalloc-plan --help explains)";
+    if (plan_.inputs.empty()) return "no trace given" + where_explained();
     if (dry_run_ && !plan_.output.empty()) return "--dry-run writes nothing: leave -o out";
     if (plan_.output.empty() && !dry_run_ && summary_option_->count() == 0) {
       return "where should the plan go? give -o FILE, or --dry-run for the summary alone";
@@ -211,7 +241,7 @@ class CommandLine {
     add_truncated(*report_app_);
   }
 
-  CLI::App app_{kDescription, "stalloc-plan"};
+  CLI::App app_;
   ReadOptions read_;
 
   PlanCommand plan_;
@@ -236,7 +266,8 @@ class CommandLine {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a plan that may not be written is an error in one line, and leaves nothing behind
   try {
-    return stalloc::tool::CommandLine().run(argc, argv);
+    const std::string name = stalloc::tool::name_of(argc > 0 ? argv[0] : "");
+    return stalloc::tool::CommandLine(name).run(argc, argv);
   } catch (const std::bad_alloc&) {
     return stalloc::tool::fail("out of memory");
   } catch (const std::exception& error) {

@@ -28,9 +28,9 @@ def register(subparsers):
 
 
 def forward(name, arguments):
-    """Becomes stalloc-plan. Raises NotInstalled or CannotRun."""
+    """Becomes stalloc-plan, whose help speaks of `stalloc` when it is called so. Raises NotInstalled or CannotRun."""
     prefix, _ = COMMANDS[name]
-    process.execute([installation.tool_path(), *prefix, *arguments], dict(os.environ))
+    process.execute([installation.tool_path(), *prefix, *arguments], dict(os.environ), f"stalloc {name}")
 
 
 class DeferredSignals:
@@ -55,8 +55,8 @@ def run(*arguments, timeout=None):
     child = None
     try:
         with DeferredSignals():  # a signal before `child` is set would leave the child running
-            child = subprocess.Popen([installation.tool_path(), *arguments], stdin=subprocess.DEVNULL,
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            child = subprocess.Popen([f"stalloc {arguments[0]}", *arguments], executable=installation.tool_path(),
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         stdout, stderr = child.communicate(timeout=timeout)
     except BaseException:
         if child is not None:

@@ -68,14 +68,15 @@ def check_interpreter(path):
                             NOT_EXECUTABLE)
 
 
-def execute(command, environment):
-    """Becomes the program. Returns only by raising CannotRun."""
+def execute(command, environment, name=None):
+    """Becomes the program, which is told `name` as its own name (None: the name in the command). Returns only by raising
+    CannotRun."""
     path = find_program(command[0], environment)
     flush_streams()
     undo_python_signals()
     try:
         try:
-            os.execve(path, command, environment)
+            os.execve(path, [name or command[0], *command[1:]], environment)
         except OSError as error:
             if error.errno != errno.ENOEXEC or not is_script(path):
                 raise
