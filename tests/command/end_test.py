@@ -152,8 +152,19 @@ class Streams(CommandTest):
         self.shell('"$1" "$2" run -- sh -c "exit 3" 2>&- >&- <&-', status=3)
 
     def test_closed_standard_output(self):
-        for command in ("run -- true", "record -- true", "plan --help", "env", "top --once", "doctor --no-probe"):
+        for command in ("run -- true", "record -- true", "run -- sh -c 'echo said'"):
             self.shell(f'"$1" "$2" {command} >&-')
+
+    def test_output_that_is_lost(self):
+        """A command that cannot print its answer fails, whether or not Python buffers what is printed."""
+        (self.folder / "requests.csv").write_text("id,lower,upper,size\n0,0,1,512\n", encoding="utf-8")
+        for command in ("plan --help", "--help", "--version", "env", "top --once", "doctor --no-probe",
+                        "report --text requests.csv"):
+            for unbuffered in ("", "1"):
+                for target in (">&-", ">/dev/full"):
+                    done = self.shell(f'PYTHONUNBUFFERED={unbuffered} "$1" "$2" {command} {target}', status=1)
+                    self.assertIn("standard output", done.stderr)
+                    self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
     def test_report_that_cannot_be_written(self):
         for name, why in (("none/r.json", "mkdir -p none"), (".", "is a folder"), ("/dev/stdout", "is the program's"),

@@ -61,6 +61,11 @@ class Parser(argparse.ArgumentParser):
         terminal.say(f"{message} ({self.prog} --help explains)")
         self.exit(USAGE)
 
+    def _print_message(self, message, file=None):
+        """Prints the help or the version. Unlike argparse's own method, raises OSError if they cannot be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
 
 def is_present(name):
     return importlib.util.find_spec(f"stalloc.{name}") is not None
@@ -102,7 +107,7 @@ def split_program(arguments):
 
 
 def parse(parser, arguments):
-    starts = bool(arguments) and arguments[0] in STARTING
+    starts = starts_a_program(arguments)
     own, program = split_program(arguments) if starts else (arguments, [])
     parsed, unknown = parser.parse_known_args(own)
     if parsed.subcommand is None:
@@ -117,11 +122,17 @@ def parse(parser, arguments):
     return parsed
 
 
+def starts_a_program(arguments):
+    """Whether the arguments name a command that is followed by a program."""
+    return bool(arguments) and arguments[0] in STARTING
+
+
 def main(arguments=None):
-    terminal.open_missing_streams()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    terminal.open_missing_streams(for_a_program=starts_a_program(arguments))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # whatever a name or a text holds, it is no reason to fail
-    status = run_safely(sys.argv[1:] if arguments is None else arguments)
+    status = run_safely(arguments)
     terminal.drop_unwritten(sys.stdout)
     terminal.drop_unwritten(sys.stderr)
     return status
@@ -130,7 +141,7 @@ def main(arguments=None):
 def run_safely(arguments):
     """Runs the command and returns its exit status. An error is printed as one line."""
     try:
-        if not (arguments and arguments[0] in STARTING):
+        if not starts_a_program(arguments):
             process.make_stoppable()
         status = run(arguments)
         sys.stdout.flush()

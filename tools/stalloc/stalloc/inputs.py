@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 
 from stalloc import output, terminal
@@ -68,4 +69,5 @@ def say_failure(error, output):
         terminal.say(str(error))
         return error.status
     terminal.say(terminal.why(error, "standard output" if output == "-" else output))
+    terminal.drop_unwritten(sys.stdout)  # what cannot be written there is not complained of twice
     return 1

@@ -98,17 +98,19 @@ def has_working_folder():
         return False
 
 
-def open_missing_streams():
+def open_missing_streams(for_a_program=False):
     """Opens those of standard input, output and error that are closed on the null device. Otherwise another file that is
-    opened would take their place, and be written to."""
+    opened would take their place, and be written to. A command cannot write to a standard output that was closed, so that
+    it fails if it prints anything. A program that the command starts can write there, and nothing comes of it."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            access = os.O_RDONLY if descriptor == 1 and not for_a_program else os.O_RDWR
+            os.set_inheritable(os.open(os.devnull, access), True)  # the lowest number that is free, which is this one
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 def drop_unwritten(stream):

@@ -115,8 +115,3 @@ def run(arguments):
             time.sleep(arguments.seconds)
     except KeyboardInterrupt:
         return 0
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        terminal.say(terminal.why(error))
-        return 1
