@@ -247,6 +247,7 @@ class HowItEnds(CommandTest):
             self.assertIn(f"({own} explains)", done.stderr)
 
     def test_help(self):
+        self.assertIn("unrecognized arguments: --frobnicate", self.run_command("--frobnicate", status=2).stderr)
         self.assertEqual(self.run_command("help").stdout, self.run_command("--help").stdout)
         for name in ("run", "plan"):
             self.assertEqual(self.run_command("help", name).stdout, self.run_command(name, "--help").stdout)

@@ -110,10 +110,10 @@ def parse(parser, arguments):
     starts = starts_a_program(arguments)
     own, program = split_program(arguments) if starts else (arguments, [])
     parsed, unknown = parser.parse_known_args(own)
+    if unknown:
+        (parsed.own_parser if parsed.subcommand else parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if parsed.subcommand is None:
         parser.error("no command given")
-    if unknown:
-        parsed.own_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if starts:
         # In `stalloc run program -- argument` the program comes before the dashes, so they belong to it.
         parsed.command = parsed.command + (["--"] if parsed.command and "--" in arguments else []) + program
