@@ -118,6 +118,30 @@ class Names(InputTest):
                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
 
 
+class Outputs(InputTest):
+    """An output that cannot be written is refused before the input is read."""
+
+    COMMANDS = (["report", "requests.csv", "-o"], ["report", "--text", "requests.csv", "-o"],
+                ["export", "requests.csv", "--to", "perfetto", "-o"], ["snapshot", "made.pickle", "-o"])
+
+    def test_what_is_known_beforehand(self):
+        (self.folder / "folder").mkdir()
+        os.mkfifo(self.folder / "unread")  # opening it would wait without end
+        for command in self.COMMANDS:
+            words = [command[0], *("unread" if word in ("requests.csv", "made.pickle") else word for word in command[1:])]
+            for name, why in (("folder", "folder: is a folder; name a file"), ("none/out", "none: no such folder")):
+                done = self.run_command(*words, name, status=1)
+                self.assertIn(why, done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_empty_names(self):
+        before = sorted(os.listdir(self.folder))
+        for command in (*self.COMMANDS, ["top", "--once", "--prometheus"], ["run", "--report"]):
+            program = ["--", "true"] if command[0] == "run" else []
+            self.assertIn("an empty name; name a file", self.run_command(*command, "", *program, status=2).stderr)
+        self.assertEqual(sorted(os.listdir(self.folder)), before)
+
+
 class Texts(InputTest):
     """Of texts out of files and names of files, whatever they hold, none changes what a person sees of the rest."""
 

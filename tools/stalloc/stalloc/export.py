@@ -22,14 +22,15 @@ def register(subparsers):
     parser = subparsers.add_parser("export", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run")
     parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="the format")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write (- for standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, type=output.file_name,
+                        help="the file to write (- for standard output)")
     parser.add_argument("--accept-truncated", action="store_true",
                         help="accept a trace that is cut off or damaged")
 
 
 def run(arguments):
     options = ["--accept-truncated"] if arguments.accept_truncated else []
-    output.refuse_inputs(arguments.output, [arguments.trace])
+    output.check(arguments.output, [arguments.trace])
     try:
         with terminal.Progress("reading " + arguments.trace) as progress, inputs.reopenable(arguments.trace) as trace:
             recorded = json.loads(planner.output_of("show", "--events", *options, "--", trace))

@@ -19,7 +19,8 @@ def add_options(parser):
     report = parser.add_mutually_exclusive_group()
     report.add_argument("--no-report", action="store_true", help="print nothing at the end: the program replaces this "
                         "command")
-    report.add_argument("--report", metavar="FILE", help="also write the report at the end to FILE, as JSON")
+    report.add_argument("--report", metavar="FILE", type=output.file_name,
+                        help="also write the report at the end to FILE, as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a command's output files, completely or not at all. Links are followed, and devices and pipes are written to."""
 
+import argparse
 import contextlib
 import errno
 import os
@@ -67,6 +68,21 @@ def is_named_pipe(path):
     """Whether the path names a pipe that lies in a folder, and not one that is open here, as /dev/fd/63 may be."""
     status = status_of(path)
     return status is not None and stat.S_ISFIFO(status.st_mode) and os.path.exists(os.path.realpath(path))
+
+
+def file_name(word):
+    """A type for argparse: the name of a file to write. A name that is empty by accident must not mean that none is given."""
+    if not word:
+        raise argparse.ArgumentTypeError("an empty name; name a file")
+    return word
+
+
+def check(path, inputs):
+    """Raises BadPath if it is known beforehand that `save` cannot write to `path`, or would replace one of the files
+    `inputs`: a long work should not be for nothing."""
+    refuse_inputs(path, inputs)
+    if not is_standard_output(path):
+        check_target(path)
 
 
 def standard_stream(status):

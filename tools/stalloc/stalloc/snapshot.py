@@ -27,8 +27,8 @@ examples:
 def register(subparsers):
     parser = subparsers.add_parser("snapshot", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("snapshot", metavar="SNAPSHOT", help="the pickle that PyTorch has dumped")
-    parser.add_argument("-o", "--output", metavar="CSV", help="write the requests with their streams to CSV, which "
-                        "stalloc plan reads (docs/formats.md)")
+    parser.add_argument("-o", "--output", metavar="CSV", type=output.file_name,
+                        help="write the requests with their streams to CSV, which stalloc plan reads (docs/formats.md)")
     parser.add_argument("--device", type=int, metavar="N", help="with -o: the device whose requests are "
                         "written (default: the one with the most)")
     parser.add_argument("--json", action="store_true", help="as JSON (docs/formats.md)")
@@ -100,7 +100,7 @@ def run(arguments):
         terminal.say("--device says whose requests are written: name their file with -o")
         return USAGE
     if arguments.output:
-        output.refuse_inputs(arguments.output, [arguments.snapshot])
+        output.check(arguments.output, [arguments.snapshot])
     shown = False
     try:
         with terminal.Progress("reading " + arguments.snapshot), inputs.reopenable(arguments.snapshot) as path:

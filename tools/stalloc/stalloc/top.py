@@ -41,8 +41,8 @@ def register(subparsers):
                         "2; at least 0.1)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON, one line for each update")
-    form.add_argument("--prometheus", metavar="FILE", help="write Prometheus's text format to FILE at each update (- for "
-                      "standard output)")
+    form.add_argument("--prometheus", metavar="FILE", type=output.file_name, help="write Prometheus's text format to FILE at "
+                      "each update (- for standard output)")
     parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="read the statistics "
                         "pages in this folder instead (may be given several times)")
 

@@ -39,8 +39,9 @@ def register(subparsers):
     parser = subparsers.add_parser("report", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="the recorded run, a CSV of requests, or PyTorch's snapshot")
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan of this run (default: one is made)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: report.html, or "
-                        "standard output with --text or --json; - for standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=output.file_name,
+                        help="the file to write (default: report.html, or standard output with --text or --json; - for "
+                        "standard output)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="print text that can be pasted into a ticket, instead of making "
                       "the page")
@@ -54,7 +55,7 @@ def register(subparsers):
 
 def run(arguments):
     target = arguments.output or ("-" if arguments.text or arguments.json else "report.html")
-    output.refuse_inputs(target, [arguments.trace, *([arguments.plan] if arguments.plan else [])])
+    output.check(target, [arguments.trace, *([arguments.plan] if arguments.plan else [])])
     try:
         with terminal.Progress("reading " + arguments.trace) as progress, \
                 inputs.reopenable(arguments.trace) as trace, inputs.reopenable(arguments.plan) as plan:
