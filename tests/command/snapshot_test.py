@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading PyTorch's memory snapshots: a real one has PyTorch's own figures, and hostile ones do nothing."""
 
+import gzip
 import json
 import lzma
 import os
@@ -101,6 +102,15 @@ class Made(CommandTest):
                         b"\x80\x02\x82\x01."):
             (self.folder / "made.pickle").write_bytes(content)
             self.refused()
+
+    def test_files_that_are_no_pickle(self):
+        for content, words in ((b"", "the file is empty"), (b"some text\n", "no pickle"), (b"\0" * 99, "no pickle"),
+                               (pickle.dumps({}, protocol=0), "no pickle"), (lzma.compress(b"a"), "unpack it first: xz -dk"),
+                               (gzip.compress(b"a"), "unpack it first: gzip -dk")):
+            (self.folder / "made").write_bytes(content)
+            done = self.run_command("snapshot", "made", status=1)
+            self.assertRegex(done.stderr, f"^stalloc: made: .*{words}")
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
     def test_absurd_sizes(self):
         for content in (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.", b"\x80\x04]r" + struct.pack("<I", 0xfffffff0) + b".",

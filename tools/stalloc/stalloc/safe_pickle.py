@@ -52,7 +52,12 @@ def is_pickle(path):
             start = file.read(START)
     except (OSError, ValueError):
         return False
-    return len(start) > 2 and start[0] == 0x80 and 2 <= start[1] <= 5 and not is_of_stalloc(start)
+    return begins_pickle(start) and not is_of_stalloc(start)
+
+
+def begins_pickle(start):
+    """Whether these first bytes are those of a pickle of protocol 2 or newer."""
+    return len(start) > 2 and start[0] == 0x80 and 2 <= start[1] <= 5
 
 
 def is_of_stalloc(start):

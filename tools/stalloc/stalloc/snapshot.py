@@ -9,6 +9,7 @@ import sys
 from stalloc import inputs, output, planner, safe_pickle, snapshot_reader, terminal
 
 USAGE = 2
+COMPRESSED = ((b"\xfd7zXZ", "xz -dk"), (b"\x1f\x8b", "gzip -dk"))  # how such files begin, and what unpacks them
 VALUED = ("--granularity",)  # options of `stalloc compare` that are followed by a value
 HELP = "describe a memory snapshot that PyTorch has dumped, or write its requests"
 DESCRIPTION = """\
@@ -37,8 +38,14 @@ def register(subparsers):
 def read(path):
     """The histories in a snapshot, by device. Raises BadPickle and OSError."""
     with open(path, "rb") as file:
-        if safe_pickle.is_of_stalloc(file.read(safe_pickle.START)):
-            raise safe_pickle.BadPickle("it is stalloc's own, not a snapshot of PyTorch's: stalloc show describes it")
+        start = file.read(safe_pickle.START)
+    if safe_pickle.is_of_stalloc(start):
+        raise safe_pickle.BadPickle("it is stalloc's own, not a snapshot of PyTorch's: stalloc show describes it")
+    for begin, unpack in COMPRESSED:
+        if start.startswith(begin):
+            raise safe_pickle.BadPickle(f"it is compressed; unpack it first: {unpack} FILE")
+    if not safe_pickle.begins_pickle(start):
+        raise safe_pickle.BadPickle("it is no pickle, so it is no memory snapshot of PyTorch" if start else "the file is empty")
     return safe_pickle.read(path, snapshot_reader.histories)
 
 
