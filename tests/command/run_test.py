@@ -418,6 +418,10 @@ class Main(CommandTest):
         self.assertIn("stalloc: warning: ", done.stderr)
 
     def test_names_are_quoted(self):
+        done = self.run_command("record", "--", "sh", "-c", f"STALLOC_MODE=dynamic {HOST}")
+        self.assertIn("nothing was recorded: the program, or a command within it, has replaced STALLOC_MODE=trace by dynamic",
+                      done.stderr)
+        self.assertNotIn("warning", done.stderr)
         done = self.run_command("record", "-o", "a b.fb", "--", HOST)
         self.assertIn("stalloc plan 'a b.fb' -o plan.fb", done.stderr)
         done = self.run_command("record", "--output=-a.fb", "--", HOST)

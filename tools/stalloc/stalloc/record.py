@@ -101,6 +101,9 @@ def heading(seen, trace):
 
 def why_no_trace(served):
     """Why processes that were served have left no trace; `served` are their pages."""
+    modes = sorted({page.mode for page in served})
+    if "trace" not in modes:
+        return f"the program, or a command within it, has replaced STALLOC_MODE=trace by {' and '.join(modes)}"
     if any(page.state == statistics_pages.ENDED for page in served):
         return "the trace could not be written, a warning above says why"
     return "the program ended by _exit, exec or a signal before it had written anything"
