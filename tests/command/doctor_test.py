@@ -72,6 +72,15 @@ class OnSimcuda(CommandTest):
                                 "STALLOC_FOO": "docs/environment.md lists the settings", "STALLOC_STACK_DEPTH": "It accepts: 1 to 64",
                                 "STALLOC_TRACE_LIMIT": "It accepts: bytes, with K, M, G or T"})
 
+    def test_values_are_refused_as_by_the_library(self):
+        for name, value in (("STALLOC_TRACE_LIMIT", "16383P"), ("STALLOC_TRACE_LIMIT", "18446744073709551615"),
+                            ("STALLOC_TRACE_LIMIT", "18446744073709551616"), ("STALLOC_TRACE_LIMIT", "16777216T"),
+                            ("STALLOC_TRACE_LIMIT", "16777215T"), ("STALLOC_SIGNAL", "10"), ("STALLOC_SIGNAL", "9"),
+                            ("STALLOC_SIGNAL", "11"), ("STALLOC_SIGNAL", "33"), ("STALLOC_SIGNAL", "64")):
+            done = self.run_command("run", "--no-report", "--", sys.executable, PROGRAM, "1", variables={name: value})
+            refused = "warning" in done.stderr
+            self.assertEqual(levels(settings.findings({name: value})), [WARNING if refused else GOOD], (value, done.stderr))
+
     def test_files_and_folders_of_settings(self):
         (self.folder / "text").write_text("text", encoding="utf-8")
         (self.folder / "folder").mkdir()

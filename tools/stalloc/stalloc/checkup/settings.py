@@ -5,6 +5,7 @@ these name can be used."""
 import difflib
 import os
 import re
+import signal
 
 from stalloc import environment, plans, terminal
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
@@ -43,7 +44,11 @@ POLICY = ("small_bytes", "smallest_stitched", "held_per_handle", "room_per_handl
           "held_per_slack", "elapsed_per_stitching", "compared_pages", "compared_fits", "searched_views",
           "handles_per_repaired", "kept_views", "deferred_free_bytes", "planned_repetitions", "held_per_step_plan")
 MAY_BE_0 = ("small_bytes", "held_per_small", "searched_views", "kept_views", "deferred_free_bytes")
-MOST = 1 << 63
+MOST = 1 << 63  # of a parameter of STALLOC_POLICY
+MOST_BYTES = (1 << 64) - 1
+# Signals that the library refuses to handle, or cannot (interpose/session/session.cpp).
+UNWATCHED = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT,
+             signal.SIGKILL, signal.SIGSTOP}
 
 
 def findings(variables):
@@ -70,6 +75,13 @@ def of_variable(name, value):
     elif value and not accepts(ACCEPTED[name], value):
         yield Finding("settings", WARNING, f"{name}={value} is not understood: its default is used",
                       f"It accepts: {ACCEPTED[name]}")
+    elif name == "STALLOC_SIGNAL" and value and not can_be_watched(int(value)):
+        yield Finding("settings", WARNING, f"STALLOC_SIGNAL={value} is a signal that no program can watch for this: no figures "
+                      "are logged", f"Name another: {int(signal.SIGUSR1)} is SIGUSR1")
+
+
+def can_be_watched(number):
+    return number == 0 or (number in signal.valid_signals() and number not in UNWATCHED)
 
 
 def of_places(variables):
@@ -125,11 +137,18 @@ def of_policy(value):
 def is_number_for(name, text):
     if text.lower() == "off":
         return True
-    match = re.fullmatch("([0-9]+)(?:([kmgt])(?:i?b)?|b)?", text.lower())
+    number = bytes_of(text)
+    return number is not None and number <= MOST and (number > 0 or name in MAY_BE_0)
+
+
+def bytes_of(text):
+    """The number of bytes in a text such as "64K", by the rules of plan::parse_size; None: it is no such text, or too
+    large."""
+    match = re.fullmatch("([0-9]{1,40})(?:([kmgt])(?:i?b)?|b)?", text.lower())
     if match is None:
-        return False
+        return None
     number = int(match[1]) << (10 * (1 + "kmgt".index(match[2])) if match[2] else 0)
-    return number <= MOST and (number > 0 or name in MAY_BE_0)
+    return number if number <= MOST_BYTES else None
 
 
 def accepts(accepted, value):
@@ -137,7 +156,7 @@ def accepts(accepted, value):
     if accepted in FREE:
         return True
     if accepted.startswith("bytes"):
-        return re.fullmatch(r"[0-9]+([kmgt](i?b)?|b)?", value.lower()) is not None
+        return bytes_of(value) is not None
     if " to " in accepted:
         low, high = map(int, accepted.split(" to "))
         return re.fullmatch("[0-9]{1,10}", value) is not None and low <= int(value) <= high
