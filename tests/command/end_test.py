@@ -378,6 +378,11 @@ class Report(CommandTest):
         done = self.run_command("run", "--no-report", "--", HOST)
         self.assertEqual(done.stderr, "")
 
+    def test_a_runtime_folder_that_is_a_file(self):
+        (self.folder / "file").write_text("", encoding="utf-8")
+        done = self.run_command("run", "--", HOST, variables={"XDG_RUNTIME_DIR": str(self.folder / "file")})
+        self.assertIn("served without a plan", done.stderr)
+
     def test_nothing_is_left(self):
         self.run_command("run", "--", HOST)
         self.run_command("run", "--no-report", "--", HOST)

@@ -64,6 +64,8 @@ class WhatTheProgramGets(CommandTest):
     def test_no_such_plan(self):
         done = self.run_command("run", "--plan", "none.fb", "--", "true", status=1)
         self.assertIn("stalloc plan trace.fb -o none.fb", done.stderr)
+        done = self.run_command("run", "--plan", "/dev/null", "--", "true", status=1)
+        self.assertIn("/dev/null: no regular file", done.stderr)
 
     def test_a_plan_that_cannot_be_reached(self):
         for name, arguments, variables in (("loop.fb", ["--plan", "loop.fb"], {}),
@@ -245,9 +247,9 @@ class HowItEnds(CommandTest):
             self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
             own = f"stalloc {arguments[0]} --help" if arguments[:1] == ["run"] else "stalloc --help"
             self.assertIn(f"({own} explains)", done.stderr)
+        self.assertIn("unrecognized arguments: --frobnicate", self.run_command("--frobnicate", status=2).stderr)
 
     def test_help(self):
-        self.assertIn("unrecognized arguments: --frobnicate", self.run_command("--frobnicate", status=2).stderr)
         self.assertEqual(self.run_command("help").stdout, self.run_command("--help").stdout)
         for name in ("run", "plan"):
             self.assertEqual(self.run_command("help", name).stdout, self.run_command(name, "--help").stdout)
@@ -416,12 +418,12 @@ class Main(CommandTest):
         done = self.run_command("record", "-o", "traces/trace.fb", "--", "sh", "-c", f"rmdir traces; {HOST}")
         self.assertIn("the trace could not be written, a warning above says why", done.stderr)
         self.assertIn("stalloc: warning: ", done.stderr)
-
-    def test_names_are_quoted(self):
         done = self.run_command("record", "--", "sh", "-c", f"STALLOC_MODE=dynamic {HOST}")
         self.assertIn("nothing was recorded: the program, or a command within it, has replaced STALLOC_MODE=trace by dynamic",
                       done.stderr)
         self.assertNotIn("warning", done.stderr)
+
+    def test_names_are_quoted(self):
         done = self.run_command("record", "-o", "a b.fb", "--", HOST)
         self.assertIn("stalloc plan 'a b.fb' -o plan.fb", done.stderr)
         done = self.run_command("record", "--output=-a.fb", "--", HOST)

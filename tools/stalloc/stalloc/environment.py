@@ -75,6 +75,8 @@ def plan_template(plan):
         raise BadPath("the plan has an empty name; leave it out to run without a plan")
     if os.path.isdir(plan):
         return os.path.join(templates.literal(os.path.abspath(plan)), "plan.%r.fb")
+    if os.path.exists(plan) and not os.path.isfile(plan):
+        raise BadPath(f"{plan}: no regular file, which each process could open; name the file of a plan")
     template = templates.absolute(plan)
     if "%" in plan or os.path.isfile(plan) or templates.matching(template):
         return template

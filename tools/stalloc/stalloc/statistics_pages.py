@@ -177,7 +177,7 @@ def bases():
     """The folders in which pages are looked for. New ones are made in the first."""
     found = [pathlib.Path("/tmp", f"stalloc-{os.geteuid()}")]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isabs(runtime) and os.access(runtime, os.W_OK):
+    if runtime and os.path.isabs(runtime) and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
         found.insert(0, pathlib.Path(runtime, "stalloc"))
     return found
 
