@@ -121,8 +121,11 @@ def stalloc_man(version, parser):
     out += [".SH ENVIRONMENT"]
     for name, text in (("STALLOC_LIBRARY", "The library to preload, where it is not the one that came with the command."),
                        ("STALLOC_PLAN", "The plan of `stalloc run` and `stalloc env`, in place of --plan."),
+                       ("STALLOC_TRACE", "The trace of `stalloc record`, in place of --output."),
                        ("STALLOC_STATISTICS", "A folder in which processes show their figures. Who sets it reads them: "
                         "nothing is said at the end."),
+                       ("XDG_RUNTIME_DIR", "The folder for the figures of running programs; without it, they are in "
+                        "/tmp/stalloc-UID."),
                        ("NO_COLOR", "No colours, on a terminal too.")):
         out += entry(name, text)
     out += paragraphs("What the library itself reads is in docs/environment.md of the sources.")
