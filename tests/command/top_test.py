@@ -77,7 +77,17 @@ class Top(CommandTest):
         folder = self.folder / "pages"
         folder.mkdir()
         folder.chmod(0o777)
-        self.assertIn("chmod 700", self.run_command("top", "--once", "--folder", folder).stderr)
+        done = self.run_command("top", "--once", "--folder", folder, status=1)
+        self.assertIn("chmod 700", done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def test_a_link_to_a_folder(self):
+        (self.folder / "pages").mkdir(mode=0o700)
+        (self.folder / "link").symlink_to("pages")
+        for name in ("link", "link/"):
+            done = self.run_command("top", "--once", "--folder", name, status=1)
+            self.assertIn("link: is a link", done.stderr)
+            self.assertEqual(done.stdout, "")
 
     def test_again_and_again(self):
         process = self.start("top", "--json", "--seconds", "0.1")

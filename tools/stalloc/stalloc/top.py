@@ -97,14 +97,29 @@ def show(arguments, found):
     sys.stdout.flush()
 
 
+def why_not_read(folder):
+    """Why an existing folder that the user has named is not read; empty if it is."""
+    if not os.path.isdir(folder):
+        return f"{folder}: is no folder"
+    if os.path.islink(folder):
+        return f"{folder}: is a link, to which the library writes no figures; name the folder itself"
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"{folder}: cannot be read"
+    try:
+        with statistics_pages.opened(folder):
+            return ""
+    except statistics_pages.Unsafe as error:
+        return str(error)
+
+
 def run(arguments):
     if not arguments.folder:
         statistics_pages.tidy()
     for folder in arguments.folder or ():
         if not os.path.exists(folder):
             terminal.say(f"{folder}: there is no such folder; the first process that is told to use it makes it")
-        elif not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
-            terminal.say(f"{folder}: {'cannot be read' if os.path.isdir(folder) else 'is no folder'}")
+        elif why_not_read(folder):
+            terminal.say(why_not_read(folder))
             return 1
     places = arguments.folder or statistics_pages.bases()
     try:
