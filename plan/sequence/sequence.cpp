@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "plan/sequence/beginning.h"
 #include "plan/sequence/dynamic_slots.h"
@@ -103,33 +105,51 @@ class Builder {
     if (entry.pass == PassReason::None && unordered(other)) entry.pass = PassReason::Unordered;
   }
 
-  // Pairs each slot that lives across the body's end with a request of the prologue that lives into the first
-  // repetition: the one a repetition earlier if the run reaches back that far, else any equal one.
-  void find_twins() {
-    std::multimap<std::uint64_t, std::size_t> open;  // bytes -> slots of the prologue that are freed inside the body
-    for (std::size_t slot = 0; slot < sequence_.prologue && sequence_.body != 0; ++slot) {
+  // Slots of the prologue that live into the first repetition and are freed in it.
+  struct Open {
+    std::vector<std::size_t> living;  // the next one that is freed comes last
+    std::set<std::size_t> freed;
+  };
+  using OpenSlots = std::map<std::pair<std::uint64_t, std::uint32_t>, Open>;  // by bytes and stream
+
+  [[nodiscard]] OpenSlots find_open() const {
+    OpenSlots open;
+    for (std::size_t slot = 0; slot < sequence_.prologue; ++slot) {
       const SequenceSlot& entry = sequence_.slots[slot];
       if (entry.bytes > 0 && entry.upper > sequence_.prologue && entry.upper < sequence_.body_end()) {
-        open.emplace(entry.bytes, slot);
+        open[{entry.bytes, entry.allocation_stream}].living.push_back(slot);
       }
     }
+    for (auto& [key, of] : open) {
+      std::stable_sort(of.living.begin(), of.living.end(), [this](std::size_t a, std::size_t b) {
+        return sequence_.slots[a].upper > sequence_.slots[b].upper;
+      });
+    }
+    return open;
+  }
+
+  // Pairs each slot that lives across the body's end with a request of the prologue that lives into the first
+  // repetition: the one a repetition earlier if the run reaches back that far, else the latest equal one.
+  void find_twins() {
+    if (sequence_.body == 0) return;
+    OpenSlots open = find_open();
     for (std::size_t slot = sequence_.prologue; slot < sequence_.body_end(); ++slot) {
       SequenceSlot& entry = sequence_.slots[slot];
       if (entry.bytes == 0 || entry.upper <= sequence_.body_end()) continue;
-      const auto [begin, end] = open.equal_range(entry.bytes);
-      auto best = end;
-      for (auto at = begin; at != end; ++at) {
-        const SequenceSlot& before = sequence_.slots[at->second];
-        if (before.allocation_stream != entry.allocation_stream || before.upper > slot) continue;
-        best = at;
-        if (at->second + sequence_.body == slot) break;
+      const auto equal = open.find({entry.bytes, entry.allocation_stream});
+      if (equal == open.end()) continue;
+      auto& [living, freed] = equal->second;
+      for (; !living.empty() && sequence_.slots[living.back()].upper <= slot; living.pop_back()) {
+        freed.insert(living.back());
       }
-      if (best == end) continue;
-      entry.twin = best->second;
+      if (freed.empty()) continue;
+      auto best = slot < sequence_.body ? freed.end() : freed.find(slot - sequence_.body);
+      if (best == freed.end()) --best;
+      entry.twin = *best;
       // The twin keeps the place as long as the previous repetition would.
       std::size_t& upper = sequence_.slots[entry.twin].upper;
       upper = std::max(upper, entry.upper - sequence_.body);
-      open.erase(best);
+      freed.erase(best);
     }
   }
 

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "catch.h"
+#include "child.h"
 #include "plan/checker.h"
 #include "plan/files/csv.h"
 #include "plan/files/plan_file.h"
@@ -346,6 +347,32 @@ TEST_CASE("options that cannot be used are errors") {
   }
   CHECK(plan_device({}, {.granularity = 1 << 20, .handle_cap = 4096}).error ==
         "the largest handle must be at least a page, which has 1048576 bytes");
+}
+
+TEST_CASE("very many equal requests may live from step to step") {
+  constexpr std::size_t kRequests = 200'000;  // before the body, and in each half of it
+  Problem problem;
+  problem.repeats = true;
+  problem.requests.resize(5 * kRequests);
+  SteadyState steady;
+  steady.begin = steady.run_begin = kRequests;
+  steady.period = 2 * kRequests;
+  steady.repetitions = 2;
+  steady.run_end = steady.end();
+  for (std::size_t i = 0; i < problem.requests.size(); ++i) {
+    Request& request = problem.requests[i];
+    const bool lasts = i < kRequests || (i - kRequests) % steady.period < kRequests;
+    request.id = request.lower = i;
+    request.size = lasts ? 512 : 1024;
+    request.until = i < kRequests ? 3 * kRequests - 1 : i + (lasts ? steady.period : 1);
+    if (i >= steady.begin && i < steady.begin + steady.period) steady.lives.push_back(request.until - i);
+    if (request.until > problem.requests.size()) request.until = kNever;
+  }
+  // A child may take a minute. To look at each request of the prologue for each that lasts takes several.
+  CHECK(test::holds_in_child([&] {
+    const Sequence sequence = make_sequence(problem, steady, StreamMode::Order);
+    return sequence.slots.size() == 3 * kRequests && sequence.slots[kRequests + 1].twin == kNone;
+  }));
 }
 
 TEST_CASE("a request beyond any device is an error, whoever serves it") {
