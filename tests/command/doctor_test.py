@@ -83,10 +83,15 @@ class OnSimcuda(CommandTest):
 
     def test_files_and_folders_of_settings(self):
         (self.folder / "text").write_text("text", encoding="utf-8")
-        (self.folder / "folder").mkdir()
+        (self.folder / "folder").mkdir(mode=0o700)
+        (self.folder / "open").mkdir()
+        (self.folder / "open").chmod(0o777)
+        (self.folder / "link").symlink_to("folder")
         for name, good, bad, level in (("STALLOC_PLAN", None, "none.fb", PROBLEM), ("STALLOC_PLAN", None, "text", PROBLEM),
                                        ("STALLOC_TORCH_DOORS", "folder", "none", WARNING),
                                        ("STALLOC_STATISTICS", "none", "none/none", WARNING),
+                                       ("STALLOC_STATISTICS", "folder", "open", WARNING),
+                                       ("STALLOC_STATISTICS", "folder", "link", WARNING),
                                        ("STALLOC_STATISTICS", "folder", "text", WARNING)):
             found = self.examined("--no-probe", variables={name: bad}, status=int(level == PROBLEM))["settings"]
             self.assertEqual(([finding["level"] for finding in found], name in found[0]["text"]), ([level], True), found)

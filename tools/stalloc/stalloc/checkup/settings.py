@@ -7,7 +7,7 @@ import os
 import re
 import signal
 
-from stalloc import environment, plans, terminal
+from stalloc import environment, plans, statistics_pages, terminal
 from stalloc.checkup.finding import GOOD, NOTE, PROBLEM, WARNING, Finding
 
 # The library's variables and what each accepts (docs/environment.md, "What the library reads"; a test compares).
@@ -94,9 +94,9 @@ def of_places(variables):
         yield Finding("settings", WARNING, f"STALLOC_TORCH_DOORS={folder} is no folder: no door is found there",
                       "Correct it, or unset it")
     folder = variables.get("STALLOC_STATISTICS")
-    if folder and not can_be_folder(folder):
-        yield Finding("settings", WARNING, f"STALLOC_STATISTICS={folder} is no folder that can be written to, nor can it be "
-                      "made: no figures are shown", "Correct it, or unset it")
+    fault = why_no_statistics(folder) if folder else ""
+    if fault:
+        yield Finding("settings", WARNING, f"STALLOC_STATISTICS: {fault}: no figures are shown", "Correct it, or unset it")
 
 
 def why_no_plan(variables):
@@ -110,10 +110,22 @@ def why_no_plan(variables):
     return ""
 
 
-def can_be_folder(path):
-    """Whether a process could write to this folder, which the library makes if only its last part is missing."""
+def why_no_statistics(path):
+    """Why the library writes no figures to this folder, which it makes if only its last part is missing; empty if it does."""
     folder = path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path))
-    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+    if os.path.islink(path.rstrip("/")):
+        return f"{path} is a link, which is not followed"
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        return f"{path} is no folder that can be written to, nor can it be made"
+    if folder != path:
+        return ""
+    try:
+        with statistics_pages.opened(path):
+            return ""
+    except statistics_pages.Unsafe as error:
+        return str(error)
+    except OSError as error:
+        return terminal.why(error)
 
 
 def of_policy(value):
